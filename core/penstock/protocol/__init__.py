@@ -1,0 +1,9 @@
+"""What server, worker, trainer and browser share: plain data, no torch, no fastapi, no I/O.
+
+`jobspec`    the job description (one pydantic model: OpenAPI, CLI and TypeScript types come from it)
+`states`     states of job, replica and node, and their transition tables
+`contract`   the environment that an agent gives to a process
+`frames`     the telemetry codec (columnar, little-endian)
+`graphdoc`   the graph document that a browser draws
+`wire`       JSON messages on the agent's, the trainer's and the browser's websockets
+"""

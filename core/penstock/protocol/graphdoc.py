@@ -1,0 +1,80 @@
+"""The graph document: what a browser needs to draw a built SSA graph. Immutable, addressed by its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock.ids import GraphHash
+
+OpKind = Literal[
+    "computation", "scale_loss_grad", "all_reduce", "reduce", "broadcast", "gather", "fetch", "feed", "rpc"
+]
+RoleName = Literal["forward", "backward", "optimize", "lr_sched", "loss", "communication", "input"]
+
+
+class _Doc(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Value(_Doc):
+    """A variable that an operator reads or writes. `shape`: concrete sizes of this plan."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class Op(_Doc):
+    """One operator handle. Its position in `GraphDocument.ops` is its index in OP_* frames."""
+
+    name: str = Field(description="unique in the program, e.g. 'addmm_3'")
+    type: str = Field(description="e.g. 'aten.addmm.default'")
+    kind: OpKind
+    role: RoleName
+    replica: int = Field(description="-1: works for all replicas")
+    module: str = Field(description="dotted path, e.g. 'tower.fc_0'; '' if none")
+    source: str = Field(description="user's file:line; '' if none")
+    inputs: list[Value]
+    outputs: list[Value]
+    bytes: int = Field(description="bytes of inputs and outputs together")
+    flops: int = Field(0, description="multiply-adds times two, 0 if unknown")
+
+
+class Sync(_Doc):
+    """The gradient exchange of one parameter. Its position is the PARAM column of SYNC frames."""
+
+    parameter: str
+    gradient: str
+    mode: Literal["all_reduce", "reduce"]
+    owner: int = Field(description="replica that updates the parameter; -1: every replica")
+    bytes: int = Field(description="bytes of one replica's gradient; 0 for sparse rows, which vary")
+    sparse: bool
+    ops: list[int] = Field(description="indices of the operator handles that exchange it")
+
+
+class GraphDocument(_Doc):
+    """A built graph for one feed shape."""
+
+    version: Literal[1] = 1
+    program: str
+    mode: Literal["local", "all_reduce", "reduce"]
+    num_replicas: int
+    num_threads: int
+    batch: list[int] = Field(description="rows of each replica")
+    ops: list[Op]
+    edges: list[tuple[int, int]] = Field(description="from, to: indices into ops; dependencies of any kind")
+    syncs: list[Sync]
+
+
+def canonical(document: GraphDocument) -> bytes:
+    """Return the canonical JSON of a document: sorted keys, no spaces."""
+    return json.dumps(document.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+
+def graph_hash(document: GraphDocument) -> GraphHash:
+    """Return the SHA-256 (hex) of the canonical JSON."""
+    return GraphHash(hashlib.sha256(canonical(document)).hexdigest())

@@ -1,0 +1,98 @@
+"""The job description: what a person submits. Errors carry JSON pointers (see `pointer`)."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+Mode = Literal["local", "pserver", "collective", "command"]
+Role = Literal["trainer", "pserver"]
+RetryClass = Literal["infra", "user"]
+
+_MEMORY = re.compile(r"^(\d+)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?$")
+_UNIT = {
+    None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+    "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+
+
+def memory_bytes(text: str) -> int:
+    """Return the bytes that `text` ("2GiB", "512 MB", "1024") stands for. Raises ValueError."""
+    match = _MEMORY.match(text.strip())
+    if match is None:
+        raise ValueError(f"memory is {text!r}; write a whole number and a unit, such as '2GiB'")
+    return int(match[1]) * _UNIT[match[2]]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Resources(_Strict):
+    """How many replicas of one role, and what each of them needs."""
+
+    count: int = Field(1, ge=0, le=10_000, description="number of replicas")
+    cpus: int = Field(1, ge=1, le=4096, description="cores of each replica")
+    gpus: int = Field(0, ge=0, le=64, description="GPUs of each replica")
+    memory: str = Field("1GiB", description="memory of each replica, e.g. '2GiB'")
+
+    @field_validator("memory")
+    @classmethod
+    def _memory(cls, value: str) -> str:
+        memory_bytes(value)
+        return value
+
+
+class Restart(_Strict):
+    """When a failed attempt is followed by another."""
+
+    max_restarts: int = Field(0, ge=0, le=1000)
+    on: list[RetryClass] = Field(default_factory=lambda: ["infra"])
+
+
+class Checkpoint(_Strict):
+    """How often a checkpoint is written, and how many are kept."""
+
+    every_steps: int = Field(500, ge=1)
+    keep: int = Field(3, ge=1)
+
+
+class JobSpec(_Strict):
+    """A job: an entrypoint, how many replicas run it in which role, and what happens on failure."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
+        description="lower-case letters, digits, '.', '_' and '-'; at most 63 characters"
+    )
+    entrypoint: list[str] = Field(min_length=1, description="program and arguments; no shell is involved")
+    workdir: str | None = Field(
+        None, description="folder on the submitter's machine; the command line packs it into a snapshot"
+    )
+    snapshot: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="SHA-256 of an uploaded tar.gz in which the entrypoint runs"
+    )
+    mode: Mode = "local"
+    trainers: Resources = Field(default_factory=lambda: Resources(count=1))
+    pservers: Resources = Field(default_factory=lambda: Resources(count=0))
+    env: dict[str, str] = Field(default_factory=dict)
+    restart: Restart = Field(default_factory=Restart)
+    checkpoint: Checkpoint | None = None
+    stop_grace_s: float = Field(5.0, ge=0, le=600, description="seconds between SIGTERM and SIGKILL")
+
+    @model_validator(mode="after")
+    def _roles(self) -> JobSpec:
+        if self.trainers.count < 1:
+            raise ValueError("trainers.count is 0; a job needs at least one trainer")
+        if self.mode == "pserver" and self.pservers.count < 1:
+            raise ValueError("mode is 'pserver' but pservers.count is 0; ask for at least one pserver")
+        if self.mode != "pserver" and self.pservers.count:
+            raise ValueError(f"mode is {self.mode!r} but pservers.count is {self.pservers.count}; use mode 'pserver'")
+        if any("=" in key or not key for key in self.env):
+            raise ValueError("a name in env is empty or holds '='")
+        return self
+
+
+def pointer(loc: tuple[int | str, ...]) -> str:
+    """Return the JSON pointer (RFC 6901) of a pydantic error location."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in loc)
