@@ -16,7 +16,9 @@
     44      u32   body_bytes (descriptors and columns together)
     48      n x { u8 dtype, u8 column id, u16 zero, u32 bytes }, then the columns, each padded to 8 bytes
 
-A JSON frame has one column of dtype JSON. Truncated, oversized or foreign bytes raise `PeerError`.
+A kind has either one JSON column, which holds one JSON object in UTF-8 without NaN or Infinity, or exactly the
+columns of `COLUMNS`, in any order. Truncated, oversized, self-contradicting or foreign bytes raise `PeerError` and
+nothing else: a decoder never trusts a peer. JSON frames have count 1.
 The same layout is read in TypeScript (`web/src/codec.ts`); `tests/golden/frames/` holds both to it.
 On a Unix socket every frame is preceded by its length as u32; on a websocket one message is one frame.
 """
@@ -53,9 +55,9 @@ class Kind(IntEnum):
     OP_SUMS = 4  # [OP, COUNT, TOTAL_NS, MAX_NS] since the previous frame of this kind
     METRICS = 5  # [STEP, TIME_NS, LOSS, SAMPLES, STEP_NS, SYNC_BYTES, SYNC_NS] one row a reported step
     SYNC = 6  # [PARAM, COUNT, BYTES, TOTAL_NS, WAIT_NS] since the previous frame of this kind
-    GAP = 7  # JSON {kind: dropped rows}
+    GAP = 7  # JSON {kind name: dropped rows}, e.g. {"OP_EVENTS": 4096}
     PROGRESS = 8  # JSON {done, total, unit}
-    SCALARS = 9  # JSON {step, time_ns, values: {name: number}} from penstock.telemetry.log
+    SCALARS = 9  # JSON {step, time_ns, values: {name: number|null}} from penstock.telemetry.log; null: not finite
     GOODBYE = 10  # JSON {} the process closed its telemetry on purpose
     LOG = 11  # [TEXT] raw bytes of a log; step = byte offset in the file, flags bit 1 = stderr
     GRAPH_USED = 12  # JSON {hash}: the following OP_* and SYNC frames index this graph's operators
@@ -85,6 +87,19 @@ class Column(IntEnum):
     TEXT = 18
 
 
+COLUMNS: dict[Kind, frozenset[Column]] = {
+    Kind.OP_EVENTS: frozenset({Column.START_NS, Column.DURATION_NS, Column.OP, Column.THREAD}),
+    Kind.OP_SUMS: frozenset({Column.OP, Column.COUNT, Column.TOTAL_NS, Column.MAX_NS}),
+    Kind.METRICS: frozenset(
+        {Column.STEP, Column.TIME_NS, Column.LOSS, Column.SAMPLES, Column.STEP_NS, Column.SYNC_BYTES, Column.SYNC_NS}
+    ),
+    Kind.SYNC: frozenset({Column.PARAM, Column.COUNT, Column.BYTES, Column.TOTAL_NS, Column.WAIT_NS}),
+    Kind.LOG: frozenset({Column.TEXT}),
+}
+"""Columns of each kind; a kind that is not here is a JSON frame."""
+
+_JSON_ONLY = frozenset({Column.JSON})
+_KINDS = {int(kind): kind for kind in Kind}
 _CODES: dict[int, str] = {1: "<u1", 2: "<u2", 3: "<u4", 4: "<u8", 5: "<i8", 6: "<f4", 7: "<f8"}
 _CODE_OF = {np.dtype(text): code for code, text in _CODES.items()}
 
@@ -111,6 +126,10 @@ COLUMN_DTYPE: dict[Column, np.dtype[Any]] = {
 }
 
 Array = npt.NDArray[Any]
+
+
+_DTYPES = {code: np.dtype(text) for code, text in _CODES.items()}
+_COLUMNS_BY_ID = {int(column): column for column in Column}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +169,14 @@ class Header:
 
 
 def encode(frame: Frame) -> bytes:
-    """Encode one frame. Raises ValueError if columns differ in length or the frame is too large."""
-    columns: dict[Column, Array] = dict(frame.columns)
-    if not columns:
-        text = json.dumps(frame.body, separators=(",", ":"), sort_keys=True).encode()
-        columns = {Column.JSON: np.frombuffer(text, dtype=np.uint8)}
+    """Encode one frame.
+
+    Raises: ValueError if the columns are not those of the kind or differ in length, a header field does not fit its
+    type, the JSON holds NaN or Infinity, or the frame is too large. Column values are cast, not checked.
+    """
+    columns: dict[Column, Array] = dict(frame.columns) or {Column.JSON: _json_column(frame.body)}
+    if columns.keys() != COLUMNS.get(frame.kind, _JSON_ONLY):
+        raise ValueError(f"a {frame.kind.name} frame does not hold the columns {[Column(c).name for c in columns]}")
     arrays = {c: np.ascontiguousarray(v, dtype=COLUMN_DTYPE[c]) for c, v in columns.items()}
     count = frame.count
     if frame.columns and any(len(v) != count for v in arrays.values()):
@@ -165,12 +187,8 @@ def encode(frame: Frame) -> bytes:
         parts.append(b"\0" * (-value.nbytes % 8))
     body = b"".join(parts)
     if HEADER_BYTES + len(body) > MAX_FRAME_BYTES:
-        raise ValueError(f"frame of {len(body)} bytes is larger than {MAX_FRAME_BYTES}")
-    head = HEADER.pack(
-        MAGIC, VERSION, frame.kind, frame.flags, len(arrays), 0, frame.stream, frame.epoch,
-        frame.seq, frame.t0_ns, frame.step, count, len(body),
-    )  # fmt: skip
-    return head + body
+        raise ValueError(f"frame of {HEADER_BYTES + len(body)} bytes is larger than {MAX_FRAME_BYTES}")
+    return _header_bytes(frame, len(arrays), count, len(body)) + body
 
 
 def decode_header(data: bytes | memoryview) -> Header:
@@ -179,54 +197,87 @@ def decode_header(data: bytes | memoryview) -> Header:
         raise PeerError(f"frame has {len(data)} bytes; a header alone has {HEADER_BYTES}")
     magic, version, kind, flags, ncol, zero, stream, epoch, seq, t0, step, count, body = HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION or zero != 0:
-        raise PeerError(f"not a Penstock frame of version {VERSION}: magic {magic:#06x}, version {version}")
-    if kind not in Kind.__members__.values():
+        raise PeerError(f"not a Penstock frame of version {VERSION}: magic {magic:#06x}, version {version}, pad {zero}")
+    if kind not in _KINDS:
         raise PeerError(f"frame kind {kind} is unknown")
     if len(data) != HEADER_BYTES + body or len(data) > MAX_FRAME_BYTES:
-        raise PeerError(f"frame has {len(data)} bytes; its header promises {HEADER_BYTES + body}")
-    return Header(Kind(kind), flags, ncol, stream, epoch, seq, t0, step, count, body)
+        raise PeerError(f"frame has {len(data)} bytes (limit {MAX_FRAME_BYTES}); its header says {HEADER_BYTES + body}")
+    return Header(_KINDS[kind], flags, ncol, stream, epoch, seq, t0, step, count, body)
 
 
 def decode(data: bytes | memoryview) -> Frame:
-    """Decode one frame; columns are views of `data`. Raises PeerError."""
+    """Decode one frame; columns are read-only views of `data` if that is bytes. Raises PeerError."""
     head = decode_header(data)
     view = memoryview(data)
     at = HEADER_BYTES + DESCRIPTOR.size * head.num_columns
+    if at > len(view):
+        raise PeerError(f"frame of {len(view)} bytes ends inside the descriptors of {head.num_columns} columns")
     columns: dict[Column, Array] = {}
     for i in range(head.num_columns):
-        if at > len(view):
-            raise PeerError("frame ends inside its columns")
-        code, column, _, nbytes = DESCRIPTOR.unpack_from(view, HEADER_BYTES + DESCRIPTOR.size * i)
-        columns[_column(column, code)] = _read(view, at, nbytes, _CODES[code])
+        code, column_id, zero, nbytes = DESCRIPTOR.unpack_from(view, HEADER_BYTES + DESCRIPTOR.size * i)
+        column = _column(column_id, code, zero)
+        if column in columns:
+            raise PeerError(f"column {column.name} is there twice")
+        columns[column] = _read(view, at, nbytes, COLUMN_DTYPE[column])
         at += nbytes + (-nbytes % 8)
     if at != len(view):
         raise PeerError(f"columns end at byte {at} of {len(view)}")
     return _frame(head, columns)
 
 
-def _column(column: int, code: int) -> Column:
-    if column not in Column.__members__.values() or code not in _CODES:
-        raise PeerError(f"column {column} of dtype code {code} is unknown")
-    if np.dtype(_CODES[code]) != COLUMN_DTYPE[Column(column)]:
-        raise PeerError(f"column {Column(column).name} has dtype {_CODES[code]}")
-    return Column(column)
+def _json_column(body: Any) -> Array:
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+    return np.frombuffer(text, dtype=np.uint8)
 
 
-def _read(view: memoryview, at: int, nbytes: int, dtype: str) -> Array:
-    size = np.dtype(dtype).itemsize
-    if at + nbytes > len(view) or nbytes % size:
+def _header_bytes(frame: Frame, num_columns: int, count: int, body_bytes: int) -> bytes:
+    try:
+        return HEADER.pack(
+            MAGIC, VERSION, frame.kind, frame.flags, num_columns, 0, frame.stream, frame.epoch,
+            frame.seq, frame.t0_ns, frame.step, count, body_bytes,
+        )  # fmt: skip
+    except struct.error as error:
+        raise ValueError(f"a header field of a {frame.kind.name} frame does not fit: {error}") from error
+
+
+def _column(column: int, code: int, zero: int) -> Column:
+    if column not in _COLUMNS_BY_ID or code not in _DTYPES or zero != 0:
+        raise PeerError(f"column {column} of dtype code {code} (pad {zero}) is unknown")
+    found = _COLUMNS_BY_ID[column]
+    if _DTYPES[code] != COLUMN_DTYPE[found]:
+        raise PeerError(f"column {found.name} has dtype {_CODES[code]}, expected {COLUMN_DTYPE[found].str}")
+    return found
+
+
+def _read(view: memoryview, at: int, nbytes: int, dtype: np.dtype[Any]) -> Array:
+    if at + nbytes > len(view) or nbytes % dtype.itemsize:
         raise PeerError(f"a column of {nbytes} bytes at {at} does not fit a frame of {len(view)}")
-    return np.frombuffer(view, dtype=dtype, count=nbytes // size, offset=at)
+    return np.frombuffer(view, dtype=dtype, count=nbytes // dtype.itemsize, offset=at)
 
 
 def _frame(head: Header, columns: dict[Column, Array]) -> Frame:
+    if columns.keys() != COLUMNS.get(head.kind, _JSON_ONLY):
+        raise PeerError(f"a {head.kind.name} frame does not hold the columns {[c.name for c in columns]}")
     body: Any = None
     if Column.JSON in columns:
-        try:
-            body = json.loads(columns[Column.JSON].tobytes())
-        except ValueError as error:
-            raise PeerError(f"a {head.kind.name} frame holds no JSON: {error}") from error
-        columns = {}
+        body = _json_object(head, columns.pop(Column.JSON))
     elif any(len(v) != head.count for v in columns.values()):
-        raise PeerError(f"header promises {head.count} rows, columns differ")
+        raise PeerError(f"header promises {head.count} rows; { {c.name: len(v) for c, v in columns.items()} }")
     return Frame(head.kind, head.stream, head.epoch, head.seq, head.t0_ns, head.step, head.flags, columns, body)
+
+
+def _json_object(head: Header, column: Array) -> dict[str, Any]:
+    if head.count != 1:
+        raise PeerError(f"header of a JSON frame promises {head.count} rows, expected 1")
+    try:
+        # Not json.loads(bytes): that guesses UTF-16 and UTF-32, which no browser would.
+        body = json.loads(column.tobytes().decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(f"a {head.kind.name} frame holds no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise PeerError(f"a {head.kind.name} frame holds a JSON {type(body).__name__}, expected an object")
+    return body
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
