@@ -1,0 +1,132 @@
+# Everything lands in this checkout: Python in .venv, the page in web/dist, native objects in build/.
+# Each step of `setup` leaves a stamp in .venv/.stamps and is done again when what it depends on changes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+INSTALL := $(PIP) install --constraint constraints.txt
+
+NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h' -o -name build.py 2>/dev/null)
+WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
+CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
+
+.PHONY: help setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench soak format clean distclean
+
+help: ## Show this list
+	@echo "Penstock: make TARGET [ARGS=\"…\"]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---------------------------------------------------------------- setting up
+
+setup: $(STAMPS)/native web/dist/index.html ## Install what running needs: .venv, native engine, web page
+
+setup-dev: $(STAMPS)/install-dev setup ## The same, and what checking and testing need
+
+$(STAMPS)/venv:
+	@tools/prerequisites.sh build
+	@echo "==> Python environment in $(VENV)"
+	$$(tools/prerequisites.sh python) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/build-tools: constraints.txt | $(STAMPS)/venv
+	@echo "==> PyTorch and the build tools (a large download, once)"
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	  > $(STAMPS)/build-requires.txt
+	$(INSTALL) --requirement $(STAMPS)/build-requires.txt
+	@touch $@
+
+# --no-build-isolation: the engine has to be compiled with the torch that will load it
+$(STAMPS)/install: pyproject.toml hatch_build.py $(STAMPS)/build-tools
+	@echo "==> Penstock, its dependencies and the native engine (compiles for about a minute)"
+	$(INSTALL) --no-build-isolation --editable ".[examples]"
+	@touch $@
+
+$(STAMPS)/install-dev: pyproject.toml hatch_build.py $(STAMPS)/build-tools
+	@echo "==> Penstock, its dependencies, the native engine, checkers and test tools"
+	$(INSTALL) --no-build-isolation --editable ".[examples,test,check]"
+	@touch $@ $(STAMPS)/install
+
+$(STAMPS)/native: $(NATIVE_SOURCES) | $(STAMPS)/install
+	@echo "==> Native engine"
+	$(BIN)/python -m penstock.native.build
+	@touch $@
+
+web/node_modules/.stamp: web/package.json web/package-lock.json | $(STAMPS)/venv
+	@echo "==> Packages of the web page"
+	cd web && npm ci --no-audit --no-fund
+	@touch $@
+
+web/dist/index.html: web/node_modules/.stamp $(WEB_SOURCES)
+	@echo "==> Web page"
+	cd web && npm run build
+	@touch $@
+
+# ---------------------------------------------------------------- running
+
+demo: setup ## Train CTR-DNN on real flights and watch it in a browser (ARGS goes to `penstock demo`)
+	@exec $(BIN)/penstock demo $(ARGS)
+
+bench: setup-dev ## Measure against peers, about ten minutes (ARGS="NAME --rounds N" for one benchmark)
+ifdef ARGS
+	$(BIN)/python -m bench $(ARGS)
+else
+	$(BIN)/python -m bench engine --rounds 7
+	$(BIN)/python -m bench ctr --workload flights --rounds 7
+endif
+
+# ---------------------------------------------------------------- checking
+
+check: check-python check-sizes check-native check-web ## Format, lint, types, import contracts, size gates; Python, C++ and web
+
+check-python: setup-dev
+	@echo "==> Python: format, lint, import contracts, types"
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+
+check-sizes: setup-dev
+	@echo "==> Sizes"
+	$(BIN)/python tools/size_gate.py
+
+check-native: setup-dev
+	@echo "==> C++: format"
+	$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
+
+check-web: setup-dev
+	@echo "==> Web: types, lint, unit tests"
+	cd web && npm run check
+
+test: check ## check, and every test (sets itself up; under 15 minutes on 2 cores)
+	@tools/prerequisites.sh test
+	@echo "==> Tests"
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: setup-dev ## The long tests, which `make test` leaves out
+	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
+
+format: setup-dev ## Rewrite Python, C++ and web sources in the house format
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+	cd web && npm run format
+
+constraints: setup-dev ## Pin in constraints.txt what .venv holds now (after a dependency was added or upgraded)
+	@{ sed -n '/^#/p' constraints.txt; $(PIP) freeze --all --exclude-editable | sed -E '/^(pip|penstock)\b/d; s/\+.*//'; } \
+	  > build-constraints.tmp && mv build-constraints.tmp constraints.txt
+
+# ---------------------------------------------------------------- cleaning
+
+clean: ## Remove what was built; keep the environments
+	rm -rf build dist web/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/artifacts
+	rm -f core/penstock/native/*.so core/penstock/native/_built.json $(STAMPS)/native $(STAMPS)/install*
+	find core server worker tests bench examples tools alembic -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environments too
+	rm -rf $(VENV) web/node_modules
