@@ -1,0 +1,348 @@
+"""A typed client of the REST API (docs/protocol.md): what the command line and the agent use. No torch.
+
+Every failure is one of ours: `AuthError`, `NotFound`, `Conflict`, `SpecError` (with the server's JSON pointers),
+`Unavailable` (no server, or it is overloaded) and `PeerError` (it answers what the protocol does not allow).
+Nothing is retried here. Calls block; a `Client` may not be shared between threads.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, NotRequired, Self, TypedDict, cast
+from urllib.parse import urlsplit
+
+import httpx
+
+from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, UserError
+
+TIMEOUT_S = 15.0
+UPLOAD_TIMEOUT_S = 120.0
+
+
+class AuthError(UserError):
+    """The server does not accept the token, or the token lacks a scope."""
+
+    code = "auth_error"
+
+
+class NotFound(UserError):
+    """There is no such job, node, replica or token."""
+
+    code = "not_found"
+
+
+class Conflict(UserError):
+    """The call contradicts the present state of the thing."""
+
+    code = "conflict"
+
+
+class Progress(TypedDict):
+    """Work done out of the total, in `unit`s."""
+
+    done: float
+    total: float
+    unit: str
+
+
+class Replica(TypedDict):
+    """One process of one attempt of a job."""
+
+    id: str
+    role: str
+    index: int
+    state: str
+    node_id: str | None
+    host: str | None
+    pid: int | None
+    exit_code: int | None
+    signal: int | None
+    reason: str | None
+
+
+class Job(TypedDict):
+    """A job as the server shows it."""
+
+    id: str
+    name: str
+    kind: Literal["managed", "attached"]
+    state: str
+    reason: str | None
+    reason_detail: str | None
+    epoch: int
+    attempt: int
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    progress: Progress | None
+    eta_s: float | None
+    latest: dict[str, float | None]
+    why: str
+    replicas: list[Replica]
+
+
+class Node(TypedDict):
+    """A node as the server shows it."""
+
+    id: str
+    name: str
+    host: str
+    state: str
+    cpus: int
+    gpus: int
+    memory_bytes: int
+    cpus_used: float
+    last_seen_at: str | None
+    version: str
+
+
+class LogPiece(TypedDict):
+    """A piece of a replica's log; `eof`: nothing will follow `next_offset`."""
+
+    replica_id: str
+    offset: int
+    next_offset: int
+    text: str
+    eof: bool
+
+
+class Series(TypedDict):
+    """One metric over the steps of a job."""
+
+    step: list[int]
+    time_ns: list[int]
+    value: list[float | None]
+
+
+class Token(TypedDict):
+    """An API token. `token` is the secret, shown once."""
+
+    id: str
+    name: str
+    scopes: list[str]
+    token: NotRequired[str]
+
+
+class JoinToken(TypedDict):
+    """A one-time token with which a node joins."""
+
+    token: str
+    expires_at: str
+
+
+class Snapshot(TypedDict):
+    """An uploaded working folder."""
+
+    sha256: str
+    size_bytes: int
+
+
+class NodeGrant(TypedDict):
+    """What a joining node gets."""
+
+    node_id: str
+    node_token: str
+
+
+def is_loopback(url: str) -> bool:
+    """True if `url` points to this machine: a proxy from the environment must not be asked then."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Client:
+    """`url`: the server's base URL, without /api/v1. `token`: a bearer token, None for the calls that need none."""
+
+    def __init__(self, url: str, *, token: str | None) -> None:
+        self.url = url.rstrip("/")
+        if not self.url.startswith(("http://", "https://")):
+            raise SpecError(f"server URL is {url!r}; expected http://… or https://…")
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=not is_loopback(self.url)
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # Jobs
+
+    def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> Job:
+        """Submit a job. `key`: an Idempotency-Key, with which a repeated call creates nothing new."""
+        headers = {} if key is None else {"Idempotency-Key": key}
+        return cast(Job, self._json("POST", "/jobs", json={"spec": spec}, headers=headers))
+
+    def jobs(self, *, state: str | None = None, name: str | None = None) -> Iterator[Job]:
+        """Yield the jobs, newest first; pages are fetched as they are needed."""
+        for item in self._pages("/jobs", {"state": state, "name": name}):
+            yield cast(Job, item)
+
+    def job(self, job_id: str) -> Job:
+        """Return one job."""
+        return cast(Job, self._json("GET", f"/jobs/{_segment(job_id)}"))
+
+    def cancel(self, job_id: str) -> Job:
+        """Ask for the end of a job; a job that has ended stays as it is."""
+        return cast(Job, self._json("POST", f"/jobs/{_segment(job_id)}:cancel"))
+
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20) -> LogPiece:
+        """Return a piece of a replica's log from a byte offset."""
+        params = {"replica_id": replica_id, "offset": offset, "limit": limit}
+        return cast(LogPiece, self._json("GET", f"/jobs/{_segment(job_id)}/logs", params=params))
+
+    def metrics(self, job_id: str, *names: str, max_points: int = 2000) -> dict[str, Series]:
+        """Return metric series; names that the job does not have are left out."""
+        params = {"names": ",".join(names), "max_points": max_points}
+        answer = self._json("GET", f"/jobs/{_segment(job_id)}/metrics", params=params)
+        return cast(dict[str, Series], answer["series"])
+
+    # Snapshots
+
+    def upload_snapshot(self, path: Path) -> Snapshot:
+        """Upload a tar.gz; the same bytes are stored once."""
+        with path.open("rb") as file:
+            headers = {"Content-Type": "application/gzip"}
+            return cast(
+                Snapshot, self._json("POST", "/snapshots", content=file, headers=headers, timeout=UPLOAD_TIMEOUT_S)
+            )
+
+    def download_snapshot(self, sha256: str, path: Path) -> None:
+        """Write a snapshot to `path` (through a neighbouring temporary file); the caller checks its hash."""
+        part = path.with_name(f"{path.name}.{id(self):x}.part")
+        try:
+            with self._http.stream("GET", f"/api/v1/snapshots/{_segment(sha256)}", timeout=UPLOAD_TIMEOUT_S) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise problem(answer)
+                with part.open("wb") as file:
+                    for chunk in answer.iter_bytes():
+                        file.write(chunk)
+            part.replace(path)
+        except httpx.TransportError as error:
+            raise _away(self.url, error) from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    # Nodes, tokens, login
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield the nodes."""
+        for item in self._pages("/nodes", {}):
+            yield cast(Node, item)
+
+    def register_node(self, node: Mapping[str, Any]) -> NodeGrant:
+        """Register a node with its join token."""
+        return cast(NodeGrant, self._json("POST", "/nodes", json=node))
+
+    def join_token(self, *, expires_in_s: int = 300) -> JoinToken:
+        """Make a one-time token for a node."""
+        return cast(JoinToken, self._json("POST", "/join-tokens", json={"expires_in_s": expires_in_s}))
+
+    def create_token(self, name: str, scopes: list[str], *, expires_in_s: int | None = None) -> Token:
+        """Make an API token; the answer is the only place where its secret stands."""
+        body: dict[str, Any] = {"name": name, "scopes": scopes}
+        if expires_in_s is not None:
+            body["expires_in_s"] = expires_in_s
+        return cast(Token, self._json("POST", "/tokens", json=body))
+
+    def tokens(self) -> Iterator[Token]:
+        """Yield the API tokens, without secrets."""
+        for item in self._pages("/tokens", {}):
+            yield cast(Token, item)
+
+    def revoke_token(self, token_id: str) -> None:
+        """Make a token worthless."""
+        self._request("DELETE", f"/tokens/{_segment(token_id)}")
+
+    def login_code(self) -> str:
+        """Return a one-time code with which a browser logs in."""
+        return str(self._json("POST", "/login-codes")["code"])
+
+    def is_ready(self) -> bool:
+        """True if the server answers and is ready; False if it is not there or not ready yet."""
+        try:
+            return self._http.get("/readyz", timeout=2.0).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    # Transport
+
+    def _pages(self, path: str, params: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
+        given: dict[str, Any] = {name: value for name, value in params.items() if value is not None}
+        token: str | None = None
+        while True:
+            page = self._json("GET", path, params=given if token is None else {**given, "page_token": token})
+            yield from page["items"]
+            token = page.get("next_page_token")
+            if token is None:
+                return
+
+    def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        answer = self._request(method, path, **options)
+        try:
+            body = answer.json()
+        except ValueError as error:
+            raise PeerError(f"{answer.request.url} answers no JSON; is {self.url} a Penstock server?") from error
+        if not isinstance(body, dict):
+            raise PeerError(f"{answer.request.url} answers a JSON {type(body).__name__}; expected an object")
+        return body
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            answer = self._http.request(method, "/api/v1" + path, **options)
+        except httpx.TransportError as error:
+            raise _away(self.url, error) from error
+        if answer.is_error:
+            raise problem(answer)
+        return answer
+
+
+def problem(answer: httpx.Response) -> PenstockError:
+    """Return the error that an RFC 9457 answer stands for. Its text holds the server's detail, pointers and hint."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = {}
+    if not isinstance(body, dict):
+        body = {}
+    text = str(body.get("detail") or body.get("title") or f"HTTP {answer.status_code} from {answer.request.url}")
+    errors = [item for item in body.get("errors") or [] if isinstance(item, dict)]
+    text += "".join(f"\n  {item.get('pointer') or '/'}: {item.get('message', '')}" for item in errors)
+    if body.get("hint"):
+        text += f"\n{body['hint']}"
+    return _error_class(answer.status_code)(text, status=answer.status_code, errors=errors)
+
+
+def _error_class(status: int) -> type[PenstockError]:
+    known: dict[int, type[PenstockError]] = {401: AuthError, 403: AuthError, 404: NotFound, 409: Conflict}
+    if status in known:
+        return known[status]
+    if status == 429 or status >= 500:
+        return Unavailable
+    return SpecError
+
+
+def _away(url: str, error: httpx.TransportError) -> Unavailable:
+    return Unavailable(f"no Penstock server answers at {url} ({error}); start one with 'penstock up', or give --url")
+
+
+def _segment(text: str) -> str:
+    """Return `text` if it can stand in a path: ids have no reserved characters. Raises NotFound otherwise."""
+    if not text or not all(c.isalnum() or c in "-_" for c in text):
+        raise NotFound(f"{text!r} is not an id")
+    return text

@@ -1,0 +1,115 @@
+"""`python -m penstock_worker`: run the agent of this machine (what `penstock agent join` starts).
+
+Exit status: 0 stopped by a signal, 2 usage, 4 refused by the server, 5 the state folder is in use, 6 no server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.client import AuthError, Conflict
+from penstock.errors import PenstockError, SpecError, Unavailable
+from penstock_worker import identity
+from penstock_worker.agent import Agent, Settings
+
+JOIN_TOKEN = "PENSTOCK_JOIN_TOKEN"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, join if need be, serve. Returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    state_dir: Path = arguments.state_dir.expanduser().absolute()
+    status = 0
+    try:
+        with _only_one(state_dir):
+            who = _identity(arguments, state_dir)
+            asyncio.run(_serve(Agent(who, Settings(state_dir, arguments.grace_s))))
+    except* PenstockError as group:  # the agent's task group wraps what its tasks raise
+        error = _first(group)
+        print(f"penstock agent: {error}", file=sys.stderr)
+        status = _status(error)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock agent join", description="Run the agent of this machine.")
+    parser.add_argument("--url", help="address of the server, e.g. http://127.0.0.1:8470")
+    parser.add_argument("--join-token", default=os.environ.get(JOIN_TOKEN), help=f"one-time token, or {JOIN_TOKEN}")
+    parser.add_argument("--name", help="name of this node (default: host name)")
+    parser.add_argument("--state-dir", type=Path, default=Path("~/.penstock/agent"))
+    parser.add_argument("--grace-s", type=float, help="seconds that replicas outlive the lease (default: the server's)")
+    return parser
+
+
+def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identity:
+    url = None if arguments.url is None else str(arguments.url).rstrip("/")
+    kept = identity.load(state_dir)
+    if kept is not None and url in (None, kept.url) and not arguments.join_token:
+        return kept
+    if url is None or not arguments.join_token:
+        raise SpecError(
+            f"{state_dir} holds no node of {url or 'any server'}; give --url and --join-token "
+            "(make one with 'penstock agent token')"
+        )
+    return identity.join(url, arguments.join_token, name=arguments.name, state_dir=state_dir)
+
+
+@contextmanager
+def _only_one(state_dir: Path) -> Iterator[None]:
+    """Hold the state folder's lock. Raises Conflict if another agent has it."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (state_dir / "agent.lock").open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise Conflict(
+                f"another agent (pid {lock.read().strip()}) uses {state_dir}; stop it or give another --state-dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+async def _serve(agent: Agent) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stop)
+    await agent.run()
+
+
+def _first(group: BaseExceptionGroup[PenstockError]) -> PenstockError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, PenstockError):
+        raise error
+    return error
+
+
+def _status(error: PenstockError) -> int:
+    match error:
+        case AuthError():
+            return 4
+        case Conflict():
+            return 5
+        case Unavailable():
+            return 6
+        case _:
+            return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""The agent's shell: it holds the websocket, renews the lease file, and carries out what `reconcile` decides.
+
+Everything runs on one event loop. A lost connection changes nothing here but the lease, which is not renewed; the
+replicas go on until their guards see its grace pass. Cancellation: `stop()` ends all replicas within 10 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus, WebSocketException
+
+from penstock import __version__
+from penstock.client import AuthError, Client, is_loopback
+from penstock.errors import PeerError
+from penstock_worker import lease, messages, processes
+from penstock_worker.identity import Identity
+from penstock_worker.messages import Desired, DesiredSet, LeaseRenewed, LogAck, Welcome
+from penstock_worker.outgoing import Outgoing
+from penstock_worker.reconcile import Forget, Life, Observed, Start, Stop, reconcile
+from penstock_worker.replica import Replica, load
+from penstock_worker.snapshots import SnapshotCache
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 5.0
+IDLE_S = 0.1  # how often a quiet sender looks whether a log has grown
+STOP_GRACE_MAX_S, KILL_MAX_S, FAREWELL_S = 6.0, 2.0, 1.0  # of a signalled stop: together below 10 s
+MAX_MESSAGE_BYTES = 16 << 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`grace_s`: overrides the server's grace (for tests and for nodes that must stop sooner)."""
+
+    state_dir: Path
+    grace_s: float | None = None
+
+
+class Agent:
+    """One node. Only one may use a state folder at a time (`__main__` holds a lock)."""
+
+    def __init__(self, identity: Identity, settings: Settings) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._lease_path = settings.state_dir / "lease.json"
+        self._lease = lease.read(self._lease_path) or lease.Lease(lease.now(), settings.grace_s or 0.0)
+        self._cache = SnapshotCache(settings.state_dir / "snapshots", self._download)
+        self._replicas: dict[str, Replica] = {}
+        self._desired: dict[str, Desired] | None = None
+        self._outgoing: Outgoing | None = None
+        self._tasks = asyncio.TaskGroup()
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._stopping = False
+        self._beat_at = 0.0
+        self._grace_s = self._lease.grace_s
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises AuthError if the server has refused this node for longer than the grace."""
+        async with self._tasks:
+            await self._adopt()
+            connection = self._tasks.create_task(self._connect_forever())
+            await self._stop.wait()
+            await self._stop_replicas()
+            connection.cancel()
+
+    def stop(self) -> None:
+        """Ask `run` to end all replicas and to return. A second call kills them at once."""
+        if self._stop.is_set():
+            self._stop_all(now=True)
+        self._stop.set()
+
+    # Replicas
+
+    async def _adopt(self) -> None:
+        folder = self._settings.state_dir / "replicas"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in sorted(folder.iterdir()):
+            desired = load(path)
+            replica = None if desired is None else self._replica(desired)
+            if replica is None or not await replica.adopt():
+                _log.info("removing %s, which never came to run", path)
+                await asyncio.to_thread(shutil.rmtree, path)
+                continue
+            self._replicas[replica.desired.replica_id] = replica
+            if not replica.report.terminal:
+                _log.info("adopted replica %s", replica.desired.replica_id)
+                self._tasks.create_task(replica.watch())
+
+    def _replica(self, desired: Desired) -> Replica:
+        folder = self._settings.state_dir / "replicas" / desired.replica_id
+        return Replica(desired, folder, changed=self._on_change, wake=self._wake.set)
+
+    def _on_change(self) -> None:
+        self._wake.set()
+        self._changed.set()
+        self._reconcile()
+
+    def _reconcile(self) -> None:
+        if self._desired is None or self._stopping:
+            return
+        observed = {key: Observed(value.desired.epoch, life(value)) for key, value in self._replicas.items()}
+        for instruction in reconcile(self._desired, observed):
+            match instruction:
+                case Start(desired):
+                    replica = self._replica(desired)
+                    self._replicas[desired.replica_id] = replica
+                    self._tasks.create_task(replica.run(self._cache, self._lease_path, self._lease.end))
+                case Stop(replica_id):
+                    self._replicas[replica_id].stop()
+                case Forget(replica_id):
+                    self._replicas.pop(replica_id).forget()
+
+    def _stop_all(self, *, now: bool) -> None:
+        for replica in self._replicas.values():
+            if not replica.report.terminal:
+                replica.stop(now=now)
+
+    async def _stop_replicas(self) -> None:
+        self._stopping = True
+        self._stop_all(now=False)
+        if not await self._until_all_ended(STOP_GRACE_MAX_S):
+            self._stop_all(now=True)
+            await self._until_all_ended(KILL_MAX_S)
+        self._beat_at = 0.0  # its answer confirms the ends
+        self._wake.set()
+        if self._outgoing is not None:
+            await self._until(lambda: all(r.confirmed for r in self._replicas.values()), FAREWELL_S)
+
+    async def _until_all_ended(self, timeout_s: float) -> bool:
+        return await self._until(lambda: all(r.report.terminal for r in self._replicas.values()), timeout_s)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return condition()
+
+    def _download(self, sha256: str, path: Path) -> None:
+        with Client(self._identity.url, token=self._identity.token) as client:
+            client.download_snapshot(sha256, path)
+
+    # Connection
+
+    async def _connect_forever(self) -> None:
+        delay = BACKOFF_MIN_S
+        while True:
+            try:
+                if await self._connection():
+                    delay = BACKOFF_MIN_S
+            except InvalidStatus as error:
+                self._refused(error)
+            except (OSError, WebSocketException) as error:
+                _log.warning("%s is away: %s", self._identity.url, error)
+            self._outgoing = None
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, BACKOFF_MAX_S)
+
+    def _refused(self, error: InvalidStatus) -> None:
+        status = error.response.status_code
+        _log.warning("%s answers %d to this node", self._identity.url, status)
+        if status in (401, 403) and lease.now() > self._lease.end:
+            raise AuthError(
+                f"{self._identity.url} does not accept this node ({self._identity.node_id}, HTTP {status}); "
+                "make a join token with 'penstock agent token' and join again with --join-token"
+            )
+
+    async def _connection(self) -> bool:
+        """Hold one connection until it breaks. Returns whether it came to a welcome."""
+        welcomed = False
+        parts = urlsplit(self._identity.url)
+        address = parts._replace(scheme="wss" if parts.scheme == "https" else "ws", path="/api/v1/agent").geturl()
+        async with connect(
+            address,
+            additional_headers={"Authorization": f"Bearer {self._identity.token}"},
+            compression=None,
+            max_size=MAX_MESSAGE_BYTES,
+            proxy=None if is_loopback(self._identity.url) else True,
+        ) as websocket:
+            try:
+                outgoing, ttl_s = await self._greet(websocket)
+                welcomed = True
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._send(websocket, outgoing, ttl_s))
+                    tasks.create_task(self._receive(websocket, outgoing, ttl_s))
+            except* (OSError, WebSocketException, PeerError) as group:
+                _log.warning("connection to %s ended: %s", self._identity.url, group.exceptions[0])
+        return welcomed
+
+    async def _greet(self, websocket: ClientConnection) -> tuple[Outgoing, float]:
+        reports = [replica.report for replica in self._replicas.values()]
+        await websocket.send(messages.hello(version=__version__, boot_id=processes.boot_id(), reports=reports))
+        sent_at = lease.now()
+        async with asyncio.timeout(10):
+            welcome = messages.parse(_text(await websocket.recv()))
+        if not isinstance(welcome, Welcome):
+            raise PeerError(f"the server's first message is {welcome!r}; expected a welcome")
+        self._grace_s = welcome.grace_s if self._settings.grace_s is None else self._settings.grace_s
+        self._renew(sent_at + welcome.lease_ttl_s)
+        self._outgoing = Outgoing(self._replicas, welcome.log_offsets)
+        self._beat_at = 0.0
+        _log.info("connected to %s as node %s", self._identity.url, welcome.node_id)
+        return self._outgoing, welcome.lease_ttl_s
+
+    def _renew(self, expires_at: float) -> None:
+        self._lease = lease.Lease(expires_at, self._grace_s)
+        lease.write(self._lease_path, self._lease)
+
+    async def _send(self, websocket: ClientConnection, outgoing: Outgoing, ttl_s: float) -> None:
+        while True:
+            self._wake.clear()
+            idle = True
+            for message in outgoing.turn(lease.now()):
+                await websocket.send(message)
+                idle = False
+            if lease.now() >= self._beat_at:
+                self._beat_at = lease.now() + ttl_s / 3
+                outgoing.beat_sent(lease.now())
+                used = psutil.virtual_memory().used
+                await websocket.send(messages.beat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used))
+            if idle:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await self._wake.wait()
+
+    async def _receive(self, websocket: ClientConnection, outgoing: Outgoing, ttl_s: float) -> None:
+        while True:
+            async with asyncio.timeout(ttl_s):  # every beat is answered: silence is a dead connection
+                text = _text(await websocket.recv())
+            self._on_message(messages.parse(text), outgoing)
+
+    def _on_message(self, message: messages.FromServer, outgoing: Outgoing) -> None:
+        match message:
+            case DesiredSet(replicas=replicas):
+                self._desired = {desired.replica_id: desired for desired in replicas}
+            case LeaseRenewed(ttl_s=ttl_s):
+                sent_at = outgoing.beat_answered()
+                if sent_at is not None:
+                    self._renew(sent_at + ttl_s)
+            case LogAck(replica_id=replica_id, log_offset=offset):
+                outgoing.log_acked(replica_id, offset)
+            case Welcome():
+                raise PeerError("the server sent a second welcome")
+        self._on_change()
+
+
+def life(replica: Replica) -> Life:
+    """Return how far a replica is, as `reconcile` needs it."""
+    if not replica.report.terminal:
+        return Life.STOPPING if replica.stopping else Life.ALIVE
+    if replica.confirmed and replica.log.settled and replica.frames.empty:
+        return Life.SETTLED
+    return Life.ENDED
+
+
+def _text(message: str | bytes) -> str:
+    if isinstance(message, bytes):
+        raise PeerError("the server sent a binary message; an agent expects JSON text")
+    return message

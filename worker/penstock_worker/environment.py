@@ -1,0 +1,40 @@
+"""The environment of an entrypoint: the agent's own, without what is the agent's business, plus the job's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.protocol import contract
+from penstock_worker.messages import Desired
+
+RESERVED_PREFIX = "PENSTOCK_"
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def entrypoint_environment(
+    base: Mapping[str, str], desired: Desired, *, socket: str, interpreter: str
+) -> dict[str, str]:
+    """Return the variables of one replica.
+
+    No PENSTOCK_* variable of the agent gets through (a person's token must not reach a job); the job's `env` comes next
+    and the contract last, so that a job cannot pose as another replica. PATH starts with the folder of the agent's
+    interpreter, so that `python` in a job is the agent's. Output is unbuffered unless the job says otherwise.
+    """
+    environ = {name: value for name, value in base.items() if not name.startswith(RESERVED_PREFIX)}
+    environ["PYTHONUNBUFFERED"] = "1"
+    environ.update(desired.env)
+    environ["PATH"] = os.pathsep.join([str(Path(interpreter).parent), environ.get("PATH") or DEFAULT_PATH])
+    managed = contract.Managed(
+        job_id=desired.job_id,
+        job_name=desired.job_name,
+        replica_id=desired.replica_id,
+        role=desired.role,
+        index=desired.index,
+        epoch=desired.epoch,
+        stream=desired.stream,
+        socket=socket,
+    )
+    environ.update(managed.environ())
+    return environ

@@ -1,0 +1,61 @@
+"""Who this node is: its id and token, kept in the state folder (0600), got once for a join token."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from penstock import __version__
+from penstock.client import Client
+from penstock.errors import SpecError
+from penstock_worker import lease
+
+FILE = "node.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`token` opens the agent's websocket at `url` and nothing else."""
+
+    url: str
+    node_id: str
+    token: str
+
+
+def load(state_dir: Path) -> Identity | None:
+    """Return the identity that a former run kept, or None."""
+    try:
+        return Identity(**json.loads((state_dir / FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise SpecError(f"{state_dir / FILE} is damaged ({error}); remove it and join again") from error
+
+
+def join(url: str, join_token: str, *, name: str | None, state_dir: Path) -> Identity:
+    """Register this machine as a node and keep the answer. Raises what `Client` raises."""
+    node = {
+        "join_token": join_token,
+        "name": name or socket.gethostname(),
+        "host": socket.gethostname(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpus": num_gpus(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "version": __version__,
+    }
+    with Client(url, token=None) as client:
+        answer = client.register_node(node)
+    identity = Identity(url, answer["node_id"], answer["node_token"])
+    lease.write_json(state_dir / FILE, asdict(identity))
+    return identity
+
+
+def num_gpus() -> int:
+    """Return the number of NVIDIA devices, as the driver lists them (torch would take seconds to load)."""
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0

@@ -1,0 +1,53 @@
+"""Read a replica's log file piece by piece for the server, from the offset that the server holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CHUNK_BYTES = 45 << 10  # 60 KiB as base64: one message stays below 64 KiB
+WINDOW_BYTES = 1 << 20  # sent and not yet acknowledged
+
+
+class LogTail:
+    """`sent` and `acked` are byte offsets in the file; acked <= sent <= size, since a log only grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.sent = 0
+        self.acked = 0
+
+    def rewind(self, offset: int) -> None:
+        """Go on from what the server holds (a new connection)."""
+        self.sent = self.acked = min(offset, self._size())
+
+    def ack(self, offset: int) -> None:
+        """Note what the server holds now. An offset that was never sent is ignored."""
+        if self.acked < offset <= self.sent:
+            self.acked = offset
+
+    def next_chunk(self) -> tuple[int, bytes] | None:
+        """Return (offset, bytes) of the next piece, or None if there is none or the window is full."""
+        if self.sent - self.acked >= WINDOW_BYTES or self.sent >= self._size():
+            return None
+        with self._path.open("rb") as file:
+            file.seek(self.sent)
+            chunk = file.read(CHUNK_BYTES)
+        offset = self.sent
+        self.sent += len(chunk)
+        return offset, chunk
+
+    @property
+    def drained(self) -> bool:
+        """True if the whole file has been sent."""
+        return self.sent >= self._size()
+
+    @property
+    def settled(self) -> bool:
+        """True if the server holds the whole file."""
+        return self.acked >= self._size()
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:  # nothing has been written yet
+            return 0

@@ -1,0 +1,122 @@
+"""JSON messages of the agent's websocket (docs/protocol.md). Unknown fields of the server are ignored, so that an
+older agent can talk to a newer server; a message that lacks a field or has the wrong type raises `PeerError`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from penstock.errors import PeerError
+from penstock.protocol.contract import Role
+
+ReplicaReportState = Literal["PREPARING", "RUNNING", "EXITED", "KILLED"]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Desired(_Message):
+    """One replica that the server wants here. `snapshot`: SHA-256 of the tar.gz in which it runs."""
+
+    replica_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")  # becomes the name of a folder
+    job_id: str
+    job_name: str
+    role: Role
+    index: int
+    epoch: int
+    stream: int
+    entrypoint: list[str] = Field(min_length=1)
+    env: dict[str, str] = Field(default_factory=dict)
+    snapshot: str | None = None
+    cpus: int = 1
+    stop_grace_s: float = 5.0
+
+
+class Welcome(_Message):
+    """First message of the server. `log_offsets`: bytes of each replica's log that the server holds."""
+
+    type: Literal["welcome"]
+    node_id: str
+    lease_ttl_s: float = Field(gt=0)
+    grace_s: float = Field(ge=0)
+    log_offsets: dict[str, int] = Field(default_factory=dict)
+
+
+class LeaseRenewed(_Message):
+    """Answers a beat: from the moment of that beat the node has a lease of `ttl_s`."""
+
+    type: Literal["lease"]
+    ttl_s: float = Field(gt=0)
+
+
+class DesiredSet(_Message):
+    """The whole set of replicas that this node should run."""
+
+    type: Literal["desired"]
+    replicas: list[Desired]
+
+
+class LogAck(_Message):
+    """The server holds this replica's log up to `log_offset`."""
+
+    type: Literal["ack"]
+    replica_id: str
+    log_offset: int
+
+
+FromServer = Welcome | LeaseRenewed | DesiredSet | LogAck
+_FROM_SERVER: TypeAdapter[FromServer] = TypeAdapter(Annotated[FromServer, Field(discriminator="type")])
+
+
+def parse(text: str) -> FromServer:
+    """Read one message of the server. Raises PeerError that names the field."""
+    try:
+        return _FROM_SERVER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "/".join(str(part) for part in first["loc"])
+        raise PeerError(f"the server sent a message that the agent cannot read: {place}: {first['msg']}") from error
+
+
+class Report(_Message):
+    """What the agent says about one replica. `pid` is the entrypoint's."""
+
+    replica_id: str
+    epoch: int
+    state: ReplicaReportState
+    pid: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    detail: str = ""
+
+    @property
+    def terminal(self) -> bool:
+        """True when the replica has ended and all its processes are gone."""
+        return self.state in ("EXITED", "KILLED")
+
+
+def hello(*, version: str, boot_id: str, reports: list[Report]) -> str:
+    """Return the agent's first message: what runs here."""
+    replicas = [report.model_dump(include={"replica_id", "epoch", "state", "pid"}) for report in reports]
+    return json.dumps({"type": "hello", "version": version, "boot_id": boot_id, "replicas": replicas})
+
+
+def beat(*, cpu_percent: float, memory_used_bytes: int) -> str:
+    """Return a beat."""
+    return json.dumps({"type": "beat", "cpu_percent": cpu_percent, "memory_used_bytes": memory_used_bytes})
+
+
+def report(value: Report) -> str:
+    """Return the message for a replica's state."""
+    return json.dumps({"type": "replica", **value.model_dump()})
+
+
+def log(*, replica_id: str, epoch: int, offset: int, chunk: bytes) -> str:
+    """Return a piece of a replica's log."""
+    text = base64.b64encode(chunk).decode("ascii")
+    return json.dumps({"type": "log", "replica_id": replica_id, "epoch": epoch, "offset": offset, "text_b64": text})

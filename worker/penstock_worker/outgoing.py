@@ -1,0 +1,109 @@
+"""What goes over one websocket connection next. No sockets, no clock: the caller gives the time and does the sending.
+
+What is true (each replica's report, log and frames) is compared with what this connection has carried, so that a
+reconnect needs no replay list: a fresh `Outgoing` sends every report again, logs from the offset that the server
+holds, and frames that were never confirmed.
+
+The server reads a connection in order and answers every beat, so an answer to a beat confirms all that was sent
+before the beat. That is how a replica's end becomes confirmed, and its folder may go.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock_worker import messages
+from penstock_worker.buffer import FrameBuffer
+from penstock_worker.logtail import LogTail
+from penstock_worker.messages import Report
+
+LOG_BEFORE_END_S = 2.0  # a replica's end waits this long for the rest of its log, so that a reader sees it first
+FRAMES_A_TURN = 16
+
+
+class Source(Protocol):
+    """What a replica has to say."""
+
+    report: Report
+    ended_at: float
+    confirmed: bool
+    log: LogTail
+    frames: FrameBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class _Beat:
+    at: float
+    ended: list[str]
+    frames: dict[str, int]
+
+
+class Outgoing:
+    """State of one connection. `sources` is the agent's own mapping and may grow and shrink meanwhile."""
+
+    def __init__(self, sources: Mapping[str, Source], log_offsets: Mapping[str, int]) -> None:
+        self._sources = sources
+        self._reported: dict[str, Report] = {}
+        self._beats: deque[_Beat] = deque()
+        for replica_id, source in sources.items():
+            source.log.rewind(log_offsets.get(replica_id, 0))
+            source.frames.rewind()
+
+    def turn(self, now: float) -> Iterator[str | bytes]:
+        """Yield what is due: reports, then a piece of each replica's log and some of its frames."""
+        for source in list(self._sources.values()):
+            yield from self._report(source, now)
+        for source in list(self._sources.values()):
+            yield from self._log(source)
+            yield from self._frames(source)
+
+    def _report(self, source: Source, now: float) -> Iterator[str]:
+        report = source.report
+        if self._reported.get(report.replica_id) == report:
+            return
+        drained = source.log.drained and source.frames.empty
+        if report.terminal and not drained and now - source.ended_at < LOG_BEFORE_END_S:
+            return
+        self._reported[report.replica_id] = report
+        yield messages.report(report)
+
+    def _log(self, source: Source) -> Iterator[str]:
+        piece = source.log.next_chunk()
+        if piece is not None:
+            offset, chunk = piece
+            report = source.report
+            yield messages.log(replica_id=report.replica_id, epoch=report.epoch, offset=offset, chunk=chunk)
+
+    def _frames(self, source: Source) -> Iterator[bytes]:
+        for _ in range(FRAMES_A_TURN):
+            payload = source.frames.pop()
+            if payload is None:
+                return
+            yield payload
+
+    def beat_sent(self, now: float) -> None:
+        """Note that a beat goes out now, and what went out before it."""
+        ended = [replica_id for replica_id, report in self._reported.items() if report.terminal]
+        frames = {replica_id: source.frames.sends for replica_id, source in self._sources.items()}
+        self._beats.append(_Beat(now, ended, frames))
+
+    def beat_answered(self) -> float | None:
+        """Confirm what went out before the oldest unanswered beat; return when that beat was sent."""
+        if not self._beats:
+            return None
+        beat = self._beats.popleft()
+        for replica_id in beat.ended:
+            if replica_id in self._sources:
+                self._sources[replica_id].confirmed = True
+        for replica_id, mark in beat.frames.items():
+            if replica_id in self._sources:
+                self._sources[replica_id].frames.confirm(mark)
+        return beat.at
+
+    def log_acked(self, replica_id: str, offset: int) -> None:
+        """Note what the server holds of a log."""
+        if replica_id in self._sources:
+            self._sources[replica_id].log.ack(offset)

@@ -1,0 +1,215 @@
+"""One replica on this node: its folder, its guard, its log and its telemetry socket.
+
+Folder (0700), named by the replica's id: `replica.json` the order of the server · `guard-order.json` · `guard.json` who
+guards it · `log` stdout and stderr · `exit.json` how it ended · `work/` the working folder. The folder is the truth:
+an agent that restarts finds its replicas there (`adopt`), by pid, start time and boot id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock.errors import PenstockError
+from penstock_worker import guard, lease, processes, relay, snapshots
+from penstock_worker.buffer import FrameBuffer
+from penstock_worker.environment import entrypoint_environment
+from penstock_worker.logtail import LogTail
+from penstock_worker.messages import Desired, Report
+
+REPLICA, WORK = "replica.json", "work"
+PREPARE_FAILED = 125  # exit code when the replica could not even be prepared
+POLL_S = 0.02
+_log = logging.getLogger(__name__)
+
+
+class Replica:
+    """Owned by the agent's event loop. `changed`: called after each change of `report`; `wake`: when frames came."""
+
+    def __init__(
+        self, desired: Desired, folder: Path, *, changed: Callable[[], None], wake: Callable[[], None]
+    ) -> None:
+        self.desired = desired
+        self.folder = folder
+        self.report = Report(replica_id=desired.replica_id, epoch=desired.epoch, state="PREPARING")
+        self.ended_at = 0.0
+        self.confirmed = False
+        self.stopping = False
+        self.log = LogTail(folder / guard.LOG)
+        self.frames = FrameBuffer(stream=desired.stream, epoch=desired.epoch)
+        self.relay = relay.Relay(
+            relay.socket_path(folder), self.frames, stream=desired.stream, epoch=desired.epoch, wake=wake
+        )
+        self._guard: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop_signal = signal.SIGTERM
+        self._changed = changed
+
+    async def run(self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float) -> None:
+        """Prepare, start and watch a new replica until it has ended. Never raises for what the job did."""
+        try:
+            await self._prepare(cache, lease_path, lease_end)
+        except (PenstockError, OSError) as error:
+            _log.warning("replica %s could not be prepared: %s", self.desired.replica_id, error)
+            await self._end(_exit("EXITED", PREPARE_FAILED, f"could not be prepared: {error}"))
+            return
+        if self.stopping:
+            await self._end(_exit("KILLED", None, "stopped before it was started"))
+            return
+        self._process = _start_guard(self.folder)
+        self._guard = self._process.pid
+        await self.watch()
+
+    async def _prepare(self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float) -> None:
+        work = self.folder / WORK
+        work.mkdir(mode=0o700, parents=True)
+        self.folder.chmod(0o700)
+        lease.write_json(self.folder / REPLICA, self.desired.model_dump())
+        await self.relay.open()
+        if self.desired.snapshot is not None:
+            archive = await asyncio.to_thread(cache.fetch, self.desired.snapshot)
+            await asyncio.to_thread(snapshots.unpack, archive, work)
+        environ = entrypoint_environment(
+            os.environ, self.desired, socket=str(self.relay.path), interpreter=sys.executable
+        )
+        order = {
+            "argv": self.desired.entrypoint,
+            "env": environ,
+            "cwd": str(work),
+            "stop_grace_s": self.desired.stop_grace_s,
+            "lease": str(lease_path),
+            "lease_end": lease_end,
+        }
+        lease.write_json(self.folder / guard.ORDER, order)
+
+    async def watch(self) -> None:
+        """Follow the guard until the replica has ended, and report what happens."""
+        pid = self._guard
+        if pid is not None:
+            await self._until_started(pid)
+            await _until_gone(pid)
+        if self._process is not None:
+            self._process.wait()
+        await self._end(self._read_exit())
+
+    async def _until_started(self, pid: int) -> None:
+        """Wait until the entrypoint runs, or the guard has ended before."""
+        while True:
+            child = (_read(self.folder / guard.STARTED) or {}).get("child")
+            if child is not None:
+                self._set(self.report.model_copy(update={"state": "RUNNING", "pid": child}))
+                if self.stopping:
+                    processes.send([pid], self._stop_signal)
+                return
+            if (self.folder / guard.EXIT).exists() or processes.start_ticks(pid) is None:
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _read_exit(self) -> dict[str, Any]:
+        found = _read(self.folder / guard.EXIT)
+        if found is not None:
+            return found
+        # The guard was killed: the entrypoint got SIGKILL with it, and what it started is found by its environment.
+        mark = f"PENSTOCK_REPLICA_ID={self.desired.replica_id}"
+        processes.send(processes.with_environment(mark), signal.SIGKILL)
+        return _exit("KILLED", None, "the guard process of this replica vanished (killed, or the machine restarted)")
+
+    async def _end(self, fields: dict[str, Any]) -> None:
+        try:
+            if not (self.folder / guard.EXIT).exists():
+                lease.write_json(self.folder / guard.EXIT, fields)
+        except OSError as error:  # a full disk must not take the agent down; only its memory knows the end then
+            _log.warning("the end of replica %s could not be written: %s", self.desired.replica_id, error)
+        await self.relay.close()
+        self.ended_at = lease.now()
+        update = {name: fields[name] for name in ("state", "exit_code", "signal", "detail")}
+        self._set(self.report.model_copy(update=update))
+
+    def _set(self, report: Report) -> None:
+        self.report = report
+        self._changed()
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the guard to stop the replica: with its grace, or `now` with SIGKILL. Returns at once."""
+        self.stopping = True
+        self._stop_signal = signal.SIGUSR1 if now else signal.SIGTERM
+        # A guard that has not come to its entrypoint may not have its signals in hand yet: it gets it right after.
+        if self._guard is not None and self.report.state == "RUNNING":
+            processes.send([self._guard], self._stop_signal)
+
+    def forget(self) -> None:
+        """Remove the folder. Only for a replica that has ended."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def adopt(self) -> bool:
+        """Take over what a former agent of this folder started. False if it had not come to a guard yet."""
+        started = _read(self.folder / guard.STARTED)
+        if (self.folder / guard.EXIT).exists():
+            await self._end(self._read_exit())
+            return True
+        if started is None:
+            return False
+        same_boot = started["boot_id"] == processes.boot_id()
+        if same_boot and processes.is_alive(started["pid"], started["start_ticks"]):
+            self._guard = started["pid"]
+            await self.relay.open()
+        return True
+
+
+def load(folder: Path) -> Desired | None:
+    """Return the order that a former agent kept in `folder`, or None if there is no readable one."""
+    fields = _read(folder / REPLICA)
+    try:
+        return None if fields is None else Desired.model_validate(fields)
+    except ValidationError as error:
+        _log.warning("%s is not readable: %s", folder / REPLICA, error)
+        return None
+
+
+def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
+    # -P: a module in the current folder must not shadow the standard library of the guard.
+    argv = [sys.executable, "-P", "-m", "penstock_worker.guard", str(folder)]
+    with (folder / "guard.err").open("wb") as errors:
+        return subprocess.Popen(
+            argv, cwd="/", stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
+        )
+
+
+async def _until_gone(pid: int) -> None:
+    """Wait for the end of a process, our child or not. Does not reap it."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _exit(state: str, exit_code: int | None, detail: str) -> dict[str, Any]:
+    return {"state": state, "exit_code": exit_code, "signal": None, "detail": detail, "ended_at": time.time()}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return fields

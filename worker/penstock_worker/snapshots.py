@@ -1,0 +1,60 @@
+"""Snapshots (tar.gz, named by SHA-256) on this node: checked, cached, and unpacked into a replica's own folder."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.errors import PeerError, SpecError
+
+MAX_UNPACKED_BYTES = 1 << 30
+MAX_MEMBERS = 100_000
+
+
+class SnapshotCache:
+    """`download(sha256, path)` fetches one; concurrent calls for the same snapshot fetch twice and agree."""
+
+    def __init__(self, folder: Path, download: Callable[[str, Path], None]) -> None:
+        self._folder = folder
+        self._download = download
+
+    def fetch(self, sha256: str) -> Path:
+        """Return the archive, downloaded if need be. Blocks. Raises PeerError if its bytes have another hash."""
+        path = self._folder / f"{sha256}.tar.gz"
+        if path.exists() and file_sha256(path) == sha256:
+            return path
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._download(sha256, path)
+        got = file_sha256(path)
+        if got != sha256:
+            path.unlink()
+            raise PeerError(f"the server sent a snapshot with SHA-256 {got}; expected {sha256}")
+        return path
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, lower-case hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpack into `target`, which must exist. Members outside of it, devices and links that leave it are refused.
+
+    Raises SpecError if the archive is damaged, unsafe or too large; `target` may then hold a part of it.
+    """
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            size = count = 0
+            for member in tar:
+                size, count = size + member.size, count + 1
+                if size > MAX_UNPACKED_BYTES or count > MAX_MEMBERS:
+                    raise SpecError(
+                        f"the snapshot unpacks to more than {MAX_UNPACKED_BYTES >> 20} MiB or {MAX_MEMBERS} files; "
+                        "leave data out of the workdir (.penstockignore)"
+                    )
+                tar.extract(member, target, filter="data")
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise SpecError(f"the snapshot cannot be unpacked: {error}") from error
