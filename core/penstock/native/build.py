@@ -28,7 +28,7 @@ from penstock.errors import UserError
 NATIVE = Path(__file__).resolve().parent
 SOURCES = NATIVE / "src"
 RECORD = NATIVE / "_built.json"
-CORE_SOURCES = ("engine.cpp", "clock.cpp")
+CORE_SOURCES = ("clock.cpp", "engine.cpp", "host.cpp", "schedule.cpp")
 STANDARD = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 JOB_BYTES = 2 << 30  # a file with torch's headers takes up to 1.6 GiB to compile
