@@ -1,0 +1,231 @@
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <vector>
+
+#include "ops/checks.h"
+#include "ops/dense.h"
+#include "ops/lookup.h"
+#include "ops/operators.h"
+#include "ops/sparse.h"
+
+namespace penstock::ops {
+
+using at::Tensor;
+using at::TensorList;
+
+// ---------------------------------------------------------------- sparse optimizers
+
+namespace {
+
+// Views the gradient of `param`; `rows` and `values` must stay alive and contiguous.
+template <typename T>
+SparseGrad<T> sparse_grad(const Check& check, const Tensor& param, const Tensor& rows, const Tensor& values) {
+  const SparseGrad<T> grad{rows.const_data_ptr<int64_t>(), values.const_data_ptr<T>(), rows.size(0), param.size(1),
+                           param.size(0)};
+  const int64_t bad = first_outside(grad.rows, grad.count, grad.height);
+  TORCH_CHECK_INDEX(bad < 0, check.op(), ": row ", grad.rows[std::max<int64_t>(bad, 0)], " at position ", bad,
+                    " of rows ", rows.sizes(), " is outside param, which has ", grad.height, " rows");
+  return grad;
+}
+
+// Sum duplicates in this thread's scratch, then call `update(merged, begin, end)` for ranges of the touched rows.
+template <typename T, typename Update>
+void update_merged(const SparseGrad<T>& grad, const Update& update) {
+  thread_local MergedRows<T> scratch;
+  MergedRows<T>& merged = scratch; // the lambda below runs on other threads, which have a scratch of their own
+  TORCH_CHECK_VALUE(grad.count < (int64_t{1} << 31), "penstock: a sparse gradient has ", grad.count,
+                    " rows; at most 2^31 - 1 can be merged at once");
+  merged.merge(grad);
+  at::parallel_for(0, merged.size(), grain_of_rows(grad.width),
+                   [&](int64_t begin, int64_t end) { update(merged, begin, end); });
+  merged.shrink();
+}
+
+} // namespace
+
+void sparse_sgd_(const Tensor& param, const Tensor& rows, const Tensor& values, const Tensor& lr) {
+  const Check check("penstock.sparse_sgd_");
+  check.sparse_grad(param, rows, values);
+  const double rate = check.scalar("lr", lr);
+  const auto list = rows.expect_contiguous();
+  const auto source = values.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    const auto grad = sparse_grad<T>(check, param, *list, *source);
+    T* to = param.mutable_data_ptr<T>();
+    // Threads own ranges of rows, so that duplicates meet in one thread, in order; each thread reads all ids.
+    const bool small = values.numel() < 4 * kGrain;
+    at::parallel_for(0, grad.height, small ? grad.height : 1,
+                     [&](int64_t begin, int64_t end) { sparse_sgd(to, grad, rate, begin, end); });
+  });
+}
+
+void sparse_adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step,
+                  const Tensor& rows, const Tensor& values, const Tensor& lr, double beta1, double beta2,
+                  double epsilon) {
+  const Check check("penstock.sparse_adam_");
+  check.sparse_grad(param, rows, values);
+  check.state("moment1", moment1, param);
+  check.state("moment2", moment2, param);
+  const double t = check.step(step);
+  const double size = check.scalar("lr", lr) * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
+  const SparseAdamStep by{beta1, beta2, epsilon, size};
+  const auto list = rows.expect_contiguous();
+  const auto source = values.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    const SparseAdamArrays<T> arrays{param.mutable_data_ptr<T>(), moment1.mutable_data_ptr<T>(),
+                                     moment2.mutable_data_ptr<T>(), param.size(1)};
+    update_merged(sparse_grad<T>(check, param, *list, *source),
+                  [&](const MergedRows<T>& merged, int64_t begin, int64_t end) {
+                    sparse_adam(arrays, merged, by, begin, end);
+                  });
+  });
+}
+
+void sparse_adagrad_(const Tensor& param, const Tensor& moment, const Tensor& rows, const Tensor& values,
+                     const Tensor& lr, double epsilon) {
+  const Check check("penstock.sparse_adagrad_");
+  check.sparse_grad(param, rows, values);
+  check.state("moment", moment, param);
+  const double rate = check.scalar("lr", lr);
+  const auto list = rows.expect_contiguous();
+  const auto source = values.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    const SparseAdagradArrays<T> arrays{param.mutable_data_ptr<T>(), moment.mutable_data_ptr<T>(), param.size(1)};
+    update_merged(sparse_grad<T>(check, param, *list, *source),
+                  [&](const MergedRows<T>& merged, int64_t begin, int64_t end) {
+                    sparse_adagrad(arrays, merged, rate, epsilon, begin, end);
+                  });
+  });
+}
+
+// ---------------------------------------------------------------- dense optimizers
+
+void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
+  const Check check("penstock.sgd_");
+  check.floating("param", param);
+  check.writable("param", param);
+  check.same("grad", grad, "param", param);
+  const double rate = check.scalar("lr", lr);
+  const auto source = grad.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    T* to = param.mutable_data_ptr<T>();
+    const T* from = source->const_data_ptr<T>();
+    at::parallel_for(0, param.numel(), kGrain,
+                     [&](int64_t begin, int64_t end) { sgd(to, from, rate, begin, end); });
+  });
+}
+
+void adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step, const Tensor& grad,
+           const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay) {
+  const Check check("penstock.adam_");
+  check.floating("param", param);
+  check.writable("param", param);
+  check.state("moment1", moment1, param);
+  check.state("moment2", moment2, param);
+  check.same("grad", grad, "param", param);
+  const double t = check.step(step);
+  const double size = check.scalar("lr", lr) / (1 - std::pow(beta1, t));
+  const AdamStep by{beta1, beta2, epsilon, weight_decay, size, 1 / std::sqrt(1 - std::pow(beta2, t))};
+  const auto source = grad.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    const AdamArrays<T> arrays{param.mutable_data_ptr<T>(), moment1.mutable_data_ptr<T>(),
+                               moment2.mutable_data_ptr<T>(), source->const_data_ptr<T>()};
+    at::parallel_for(0, param.numel(), kGrain, [&](int64_t begin, int64_t end) { adam(arrays, by, begin, end); });
+  });
+}
+
+// ---------------------------------------------------------------- gradient exchange on CPU
+
+namespace {
+
+// The tensors are one memory layout each, all the same, so that they can be added as flat arrays.
+void check_replicas(const Check& check, TensorList tensors) {
+  TORCH_CHECK_VALUE(!tensors.empty(), check.op(), ": got no tensors; expected one for each replica");
+  const Tensor& first = tensors[0];
+  TORCH_CHECK_VALUE(first.is_non_overlapping_and_dense(), check.op(), ": tensor 0 of shape ", first.sizes(),
+                    " has strides ", first.strides(), ", which leave gaps or overlap; expected a dense tensor");
+  for (size_t k = 1; k < tensors.size(); ++k) {
+    const Tensor& other = tensors[k];
+    TORCH_CHECK_TYPE(other.scalar_type() == first.scalar_type(), check.op(), ": tensor ", k, " has dtype ",
+                     other.scalar_type(), "; expected ", first.scalar_type(), " as tensor 0");
+    TORCH_CHECK_VALUE(other.sizes() == first.sizes() && other.strides() == first.strides(), check.op(), ": tensor ", k,
+                      " has shape ", other.sizes(), " and strides ", other.strides(), "; expected ", first.sizes(),
+                      " and ", first.strides(), " as tensor 0");
+    for (size_t j = 0; j < k && first.numel() > 0; ++j) {
+      TORCH_CHECK_VALUE(other.const_data_ptr() != tensors[j].const_data_ptr(), check.op(), ": tensors ", j, " and ", k,
+                        " are the same memory; expected one of its own for each replica");
+    }
+  }
+}
+
+template <typename T, typename Sum>
+void sum_typed(TensorList tensors, const Sum& sum) {
+  std::vector<T*> arrays;
+  arrays.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    arrays.push_back(tensor.mutable_data_ptr<T>());
+  }
+  at::parallel_for(0, tensors[0].numel(), kGrain,
+                   [&](int64_t begin, int64_t end) { sum(arrays.data(), begin, end); });
+}
+
+template <typename Sum>
+void sum_replicas(const Check& check, TensorList tensors, const Sum& sum) {
+  check_replicas(check, tensors);
+  switch (tensors[0].scalar_type()) {
+    case at::kFloat:
+      return sum_typed<float>(tensors, sum);
+    case at::kDouble:
+      return sum_typed<double>(tensors, sum);
+    case at::kInt:
+      return sum_typed<int32_t>(tensors, sum);
+    case at::kLong:
+      return sum_typed<int64_t>(tensors, sum);
+    default:
+      TORCH_CHECK_TYPE(false, check.op(), ": the tensors have dtype ", tensors[0].scalar_type(),
+                       "; expected Float, Double, Int or Long");
+  }
+}
+
+} // namespace
+
+void all_reduce_(TensorList tensors) {
+  const auto count = static_cast<int64_t>(tensors.size());
+  sum_replicas(Check("penstock.all_reduce_"), tensors,
+               [&](auto* arrays, int64_t begin, int64_t end) { sum_to_all(arrays, count, begin, end); });
+}
+
+void reduce_(TensorList tensors, int64_t owner) {
+  const Check check("penstock.reduce_");
+  const auto count = static_cast<int64_t>(tensors.size());
+  TORCH_CHECK_INDEX(owner >= 0 && owner < count, check.op(), ": owner is ", owner, "; expected a position in the list of ",
+                    count, " tensors");
+  sum_replicas(check, tensors,
+               [&](auto* arrays, int64_t begin, int64_t end) { sum_to_one(arrays, count, owner, begin, end); });
+}
+
+void broadcast_(TensorList destinations, const Tensor& source) {
+  const Check check("penstock.broadcast_");
+  for (const Tensor& destination : destinations) {
+    check.same("a destination", destination, "source", source);
+    check.writable("a destination", destination);
+  }
+  const auto from = source.expect_contiguous();
+  const auto* bytes = static_cast<const char*>(from->const_data_ptr());
+  for (const Tensor& destination : destinations) {
+    auto* to = static_cast<char*>(destination.mutable_data_ptr());
+    if (to == bytes) {
+      continue;
+    }
+    at::parallel_for(0, static_cast<int64_t>(source.nbytes()), kGrain * 4,
+                     [&](int64_t begin, int64_t end) { std::copy(bytes + begin, bytes + end, to + begin); });
+  }
+}
+
+} // namespace penstock::ops
