@@ -33,7 +33,8 @@ from penstock_worker.snapshots import SnapshotCache
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 5.0
 IDLE_S = 0.1  # how often a quiet sender looks whether a log has grown
-STOP_GRACE_MAX_S, KILL_MAX_S, FAREWELL_S = 6.0, 2.0, 1.0  # of a signalled stop: together below 10 s
+# Of a signalled stop, together below 10 s: SIGTERM's turn, SIGKILL's, telling the server, closing the connection.
+STOP_GRACE_MAX_S, KILL_MAX_S, FAREWELL_S, CLOSE_S = 5.0, 2.0, 1.0, 0.5
 MAX_MESSAGE_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
 
@@ -188,6 +189,7 @@ class Agent:
             additional_headers={"Authorization": f"Bearer {self._identity.token}"},
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
+            close_timeout=CLOSE_S,
             proxy=None if is_loopback(self._identity.url) else True,
         ) as websocket:
             try:

@@ -2,8 +2,8 @@
 
 Order of sequence numbers is kept. Over its limit the buffer drops OP_EVENTS, oldest first, then OP_SUMS, SYNC and LOG;
 HELLO, GRAPH, GRAPH_USED, METRICS, SCALARS, PROGRESS and GOODBYE are never dropped. Where frames were dropped a GAP
-frame stands, which has the sequence number of the last dropped one. If only frames that may not be dropped are left and the
-limit is passed, `full` is true and the reader of the socket pauses: the trainer never waits, since it drops by itself.
+frame stands, which has the sequence number of the last dropped one. If only frames that may not be dropped are left
+and the limit is passed, `full` is true and the socket is not read: the trainer never waits, it drops by itself.
 
 Frames of the kinds that are never dropped stay until the server has confirmed them (`confirm`), and are sent again
 after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq).

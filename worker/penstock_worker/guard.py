@@ -3,8 +3,9 @@
     python -P -m penstock_worker.guard FOLDER
 
 reads FOLDER/guard-order.json, runs the entrypoint in a session of its own with stdout and stderr appended to
-FOLDER/log, and when the entrypoint and *everything that it started* is gone, writes FOLDER/exit.json. It is a child subreaper, so
-processes that detach themselves still stand below it and end with it. Standard library only, so that it starts fast.
+FOLDER/log, and when the entrypoint and *everything that it started* is gone, writes FOLDER/exit.json. It is a child
+subreaper, so processes that detach themselves still stand below it and end with it. Standard library only, so that it
+starts fast.
 
 SIGTERM or SIGINT: stop (SIGTERM to all, SIGKILL after `stop_grace_s`). SIGUSR1: SIGKILL at once.
 When the lease and its grace are over, it stops the replica by itself: an agent or a server that was killed

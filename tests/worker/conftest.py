@@ -1,0 +1,186 @@
+"""A fake control plane (websocket only) and a real agent process against it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from websockets.asyncio.server import Server, ServerConnection, serve
+
+from penstock_worker import lease
+
+TTL_S = 1.0
+
+
+@dataclass
+class FakeServer:
+    """Speaks the server's half of docs/protocol.md and keeps what it hears."""
+
+    grace_s: float = 30.0
+    desired: list[dict[str, Any]] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    hellos: list[dict[str, Any]] = field(default_factory=list)
+    frames: list[bytes] = field(default_factory=list)
+    logs: dict[str, bytes] = field(default_factory=dict)
+    answers_beats: bool = True
+    port: int = 0
+    _server: Server | None = None
+    _connection: ServerConnection | None = None
+
+    async def open(self) -> None:
+        self._server = await serve(self._talk, "127.0.0.1", self.port)
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close(close_connections=True)
+            await self._server.wait_closed()
+
+    async def want(self, *replicas: dict[str, Any]) -> None:
+        self.desired = list(replicas)
+        if self._connection is not None:
+            await self._say({"type": "desired", "replicas": self.desired})
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        assert self._connection is not None
+        await self._connection.send(json.dumps(message))
+
+    async def _talk(self, connection: ServerConnection) -> None:
+        assert connection.request is not None
+        assert connection.request.headers["Authorization"] == "Bearer node-secret"
+        self._connection = connection
+        try:
+            async for message in connection:
+                await self._hear(message)
+        finally:
+            if self._connection is connection:
+                self._connection = None
+
+    async def _hear(self, message: str | bytes) -> None:
+        if isinstance(message, bytes):
+            self.frames.append(message)
+            return
+        fields = json.loads(message)
+        match fields["type"]:
+            case "hello":
+                self.hellos.append(fields)
+                offsets = {key: len(value) for key, value in self.logs.items()}
+                welcome = {"type": "welcome", "node_id": "n1", "lease_ttl_s": TTL_S, "grace_s": self.grace_s}
+                await self._say({**welcome, "log_offsets": offsets})
+                await self._say({"type": "desired", "replicas": self.desired})
+            case "beat" if self.answers_beats:
+                await self._say({"type": "lease", "ttl_s": TTL_S})
+            case "replica":
+                self.reports.append(fields)
+            case "log":
+                key = fields["replica_id"]
+                held = self.logs.setdefault(key, b"")
+                assert fields["offset"] <= len(held), "a piece of the log is missing"
+                self.logs[key] = held[: fields["offset"]] + base64.b64decode(fields["text_b64"])
+                await self._say({"type": "ack", "replica_id": key, "log_offset": len(self.logs[key])})
+
+    def states(self, replica_id: str) -> list[str]:
+        return [report["state"] for report in self.reports if report["replica_id"] == replica_id]
+
+    def last(self, replica_id: str) -> dict[str, Any]:
+        return next(report for report in reversed(self.reports) if report["replica_id"] == replica_id)
+
+
+Until = Callable[..., Awaitable[None]]
+
+
+async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    """Wait for a condition of the world outside; fail with its source when it does not come."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"did not come true within {timeout_s} s"
+        await asyncio.sleep(0.02)
+
+
+class AgentProcess:
+    """Starts, kills and restarts one agent on one state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.processes: list[Popen[bytes]] = []
+
+    def start(self, port: int) -> Popen[bytes]:
+        self.state_dir.mkdir(exist_ok=True)
+        identity = {"url": f"http://127.0.0.1:{port}", "node_id": "n1", "token": "node-secret"}
+        lease.write_json(self.state_dir / "node.json", identity)
+        with (self.state_dir / "agent.log").open("ab") as log:
+            argv = [sys.executable, "-m", "penstock_worker", "--state-dir", str(self.state_dir)]
+            process = Popen(argv, stderr=log, env={**os.environ, "PENSTOCK_TOKEN": "a-person's"})
+        self.processes.append(process)
+        return process
+
+    def kill(self) -> None:
+        self.processes[-1].kill()
+        self.processes[-1].wait()
+
+    def guards(self) -> list[int]:
+        return [json.loads(path.read_text())["pid"] for path in self.state_dir.glob("replicas/*/guard.json")]
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    fake = FakeServer()
+    await fake.open()
+    yield fake
+    await fake.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    process = AgentProcess(tmp_path / "agent")
+    yield process
+    for started in process.processes:
+        if started.poll() is None:
+            started.send_signal(signal.SIGTERM)
+            started.wait(timeout=12)
+    for pid in process.guards():
+        try:
+            os.kill(pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            continue
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Until:
+    return until
+
+
+@pytest.fixture
+def order() -> Callable[..., dict[str, Any]]:
+    """Return a function that makes what the server wants of one replica."""
+
+    def make(replica_id: str, *entrypoint: str, **fields: Any) -> dict[str, Any]:
+        return {
+            "replica_id": replica_id,
+            "job_id": "j1",
+            "job_name": "job",
+            "role": "trainer",
+            "index": 0,
+            "epoch": 1,
+            "stream": 7,
+            "entrypoint": list(entrypoint),
+            "env": {},
+            "snapshot": None,
+            "cpus": 1,
+            "stop_grace_s": 5.0,
+            **fields,
+        }
+
+    return make

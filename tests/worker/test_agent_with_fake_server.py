@@ -1,0 +1,241 @@
+"""The agent as a real process against a fake server: start, report, relay, stop, survive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from penstock.protocol.frames import Frame, Kind, decode, encode
+from penstock_worker import processes
+
+Until = Callable[..., Awaitable[None]]
+Order = Callable[..., dict[str, Any]]
+SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
+
+
+class Server(Protocol):
+    port: int
+    grace_s: float
+    answers_beats: bool
+    reports: list[dict[str, Any]]
+    hellos: list[dict[str, Any]]
+    frames: list[bytes]
+    logs: dict[str, bytes]
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    async def want(self, *replicas: dict[str, Any]) -> None: ...
+    def states(self, replica_id: str) -> list[str]: ...
+    def last(self, replica_id: str) -> dict[str, Any]: ...
+
+
+class Agent(Protocol):
+    state_dir: Path
+
+    def start(self, port: int) -> Any: ...
+    def kill(self) -> None: ...
+
+
+def gone(pid: int) -> bool:
+    return processes.start_ticks(pid) is None
+
+
+def socket_of(pid: int) -> str:
+    environ = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return next(line.partition("=")[2] for line in environ if line.startswith("PENSTOCK_TELEMETRY_SOCKET="))
+
+
+@pytest.mark.asyncio
+async def test_a_command_runs_and_its_log_and_exit_code_arrive(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    code = "import sys; print('to stdout'); print('to stderr', file=sys.stderr); sys.exit(3)"
+    await server.want(order("r1", "python", "-c", code))
+    await until(lambda: "EXITED" in server.states("r1"))
+    assert server.last("r1")["exit_code"] == 3
+    assert sorted(server.logs["r1"].splitlines()) == [b"to stderr", b"to stdout"]
+    await server.want()
+    await until(lambda: not (agent.state_dir / "replicas" / "r1").exists())
+
+
+@pytest.mark.asyncio
+async def test_an_entrypoint_sees_the_contract_but_no_token_of_the_agent(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    code = "import json, os, sys; print(json.dumps({**os.environ, 'executable': sys.executable}))"
+    await server.want(order("r1", "python", "-c", code, env={"MINE": "1", "PENSTOCK_REPLICA_ID": "forged"}))
+    await until(lambda: "EXITED" in server.states("r1"))
+    seen = json.loads(server.logs["r1"])
+    assert seen["PENSTOCK_REPLICA_ID"] == "r1"
+    assert seen["MINE"] == "1"
+    assert "PENSTOCK_TOKEN" not in seen
+    assert Path(seen["executable"]).parent == Path(sys.executable).parent
+
+
+@pytest.mark.asyncio
+async def test_a_missing_entrypoint_exits_127_and_names_itself_and_path(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    await server.want(order("r1", "no-such-program"))
+    await until(lambda: "EXITED" in server.states("r1"))
+    last = server.last("r1")
+    assert last["exit_code"] == 127
+    assert "'no-such-program' not found on PATH" in last["detail"]
+    assert "RUNNING" not in server.states("r1")
+    assert b"no-such-program" in server.logs["r1"]
+
+
+@pytest.mark.asyncio
+async def test_what_is_no_longer_desired_ends_with_its_detached_grandchildren(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    code = (
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'\n"
+        "made = subprocess.Popen([sys.executable, '-c', child], start_new_session=True)\n"
+        "print(os.getpid(), made.pid, flush=True); time.sleep(600)\n"
+    )
+    await server.want(order("r1", "python", "-c", code, stop_grace_s=0.5))
+    await until(lambda: server.logs.get("r1", b"").endswith(b"\n"))
+    pids = [int(word) for word in server.logs["r1"].split()]
+    await server.want()
+    await until(lambda: "KILLED" in server.states("r1"), timeout_s=5)
+    assert all(gone(pid) for pid in pids)
+    assert server.last("r1")["detail"] == "stopped"
+
+
+@pytest.mark.asyncio
+async def test_frames_of_the_socket_are_relayed_and_foreign_ones_are_not(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    await server.want(order("r1", "python", "-c", SLEEPER))
+    await until(lambda: "RUNNING" in server.states("r1"))
+    path = socket_of(server.last("r1")["pid"])
+    frames = [
+        Frame(Kind.HELLO, 7, 1, 0, body={"role": "trainer"}),
+        Frame(Kind.HELLO, 8, 1, 1, body={"of": "another stream"}),
+        Frame(Kind.PROGRESS, 7, 1, 2, body={"done": 1, "total": 2, "unit": "batches"}),
+    ]
+    with socket.socket(socket.AF_UNIX) as trainer:
+        trainer.connect(path)
+        for frame in frames:
+            payload = encode(frame)
+            trainer.sendall(struct.pack("<I", len(payload)) + payload)
+    await until(lambda: len(server.frames) == 2)
+    assert [decode(payload).seq for payload in server.frames] == [0, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_killed_agent_comes_back_and_adopts_its_replica(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    code = "import sys; print('first', flush=True); sys.stdin; open('ready', 'w'); import os, time\n"
+    code += "while not os.path.exists('go'): time.sleep(0.01)\nprint('second')"
+    await server.want(order("r1", "python", "-c", code))
+    await until(lambda: server.logs.get("r1") == b"first\n")
+    pid = server.last("r1")["pid"]
+    agent.kill()
+    assert not gone(pid)
+    agent.start(server.port)
+    await until(lambda: len(server.hellos) == 2)
+    await until(lambda: server.states("r1")[-1] == "RUNNING" and len(server.states("r1")) > 1)
+    assert server.hellos[1]["replicas"][0]["replica_id"] == "r1"
+    assert server.last("r1")["pid"] == pid
+    (agent.state_dir / "replicas" / "r1" / "work" / "go").touch()
+    await until(lambda: "EXITED" in server.states("r1"))
+    assert server.last("r1")["exit_code"] == 0
+    assert server.logs["r1"] == b"first\nsecond\n"
+
+
+@pytest.mark.asyncio
+async def test_without_its_agent_a_replica_ends_when_the_grace_is_over(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    server.grace_s = 0.5
+    agent.start(server.port)
+    await server.want(order("r1", "python", "-c", SLEEPER))
+    await until(lambda: "RUNNING" in server.states("r1"))
+    pid = server.last("r1")["pid"]
+    agent.kill()
+    await until(lambda: gone(pid), timeout_s=6)
+    await until((agent.state_dir / "replicas" / "r1" / "exit.json").exists)
+    outcome = json.loads((agent.state_dir / "replicas" / "r1" / "exit.json").read_text())
+    assert (outcome["state"], outcome["detail"]) == ("KILLED", "lease expired")
+
+
+@pytest.mark.asyncio
+async def test_a_lost_server_changes_nothing_within_the_grace_and_hears_all_after_it(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    code = "import os, time\nprint('first', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('end')"
+    await server.want(order("r1", "python", "-c", code))
+    await until(lambda: server.logs.get("r1") == b"first\n")
+    await server.close()
+    (agent.state_dir / "replicas" / "r1" / "work" / "go").touch()
+    await until((agent.state_dir / "replicas" / "r1" / "exit.json").exists)
+    await server.open()
+    await until(lambda: "EXITED" in server.states("r1"))
+    assert server.logs["r1"] == b"first\nend\n"
+
+
+@pytest.mark.asyncio
+async def test_a_signalled_stop_ends_stubborn_replicas_within_ten_seconds(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    process = agent.start(server.port)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\n"
+    stubborn += "time.sleep(600)"
+    await server.want(order("r1", "python", "-c", stubborn, stop_grace_s=600.0))
+    await until(lambda: server.logs.get("r1") == b"up\n")
+    pid = server.last("r1")["pid"]
+    process.send_signal(signal.SIGTERM)
+    await until(lambda: process.poll() is not None, timeout_s=10)
+    assert process.returncode == 0
+    assert gone(pid)
+    assert server.last("r1")["state"] == "KILLED"
+
+
+@pytest.mark.asyncio
+async def test_a_killed_guard_takes_its_replica_along_and_is_reported(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    code = (
+        "import subprocess, sys, time\n"
+        "made = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        "print(made.pid, flush=True); time.sleep(600)\n"
+    )
+    await server.want(order("r1", "python", "-c", code))
+    await until(lambda: server.logs.get("r1", b"").endswith(b"\n"))
+    guard = json.loads((agent.state_dir / "replicas" / "r1" / "guard.json").read_text())["pid"]
+    os.kill(guard, signal.SIGKILL)
+    await until(lambda: "KILLED" in server.states("r1"))
+    assert "guard" in server.last("r1")["detail"]
+    await until(lambda: gone(int(server.logs["r1"])))
+
+
+@pytest.mark.asyncio
+async def test_a_second_agent_on_the_same_folder_is_refused(server: Server, agent: Agent, until: Until) -> None:
+    agent.start(server.port)
+    await until(lambda: bool(server.hellos))
+    second = agent.start(server.port)
+    await until(lambda: second.poll() is not None)
+    assert second.returncode == 5
+    assert "uses" in (agent.state_dir / "agent.log").read_text()
