@@ -52,7 +52,7 @@ def libraries() -> list[Library]:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     torch_links = ("-lc10", "-ltorch_cpu", "-ltorch")
     found = [
-        Library("_engine", engine, NATIVE / f"_engine{suffix}", (*torch_links, "-ltorch_python"), ("-D_GNU_SOURCE",)),
+        Library("_engine", engine, NATIVE / f"_engine{suffix}", (*torch_links, "-ltorch_python"), ()),
         Library("_ops", operators, NATIVE / "_ops.so", torch_links, ()),
     ]
     return [library for library in found if library.sources]

@@ -1,0 +1,226 @@
+// The Python face of the engine: conversions and the interpreter lock, nothing else.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "engine/threads.h"
+#include "engine/torch_plan.h"
+
+namespace py = pybind11;
+
+namespace penstock {
+namespace {
+
+using Argument = TorchPlan::Argument;
+using Output = TorchPlan::Output;
+
+std::string text_of(const py::handle& object) { return py::str(py::repr(object)); }
+
+std::int32_t to_slot(const py::handle& object) { return object.is_none() ? -1 : py::cast<std::int32_t>(object); }
+
+std::vector<std::int32_t> to_slots(const py::handle& object) {
+  std::vector<std::int32_t> slots;
+  for (const py::handle item : object) slots.push_back(to_slot(item));
+  return slots;
+}
+
+Argument to_argument(const py::handle& given, const c10::Argument& schema, const std::string& op) {
+  const auto pair = py::cast<py::tuple>(given);
+  const auto kind = py::cast<std::string>(pair[0]);
+  if (kind == "slot") return {.kind = Argument::Kind::kSlot, .slots = {py::cast<std::int32_t>(pair[1])}};
+  if (kind == "slots") return {.kind = Argument::Kind::kSlots, .slots = to_slots(pair[1])};
+  if (kind != "const") {
+    throw py::value_error(op + ": argument '" + schema.name() + "' is " + text_of(given) +
+                          ", but ('slot', i), ('slots', [i, ...]) or ('const', value) was expected");
+  }
+  try {
+    return {.kind = Argument::Kind::kConstant, .constant = torch::jit::toIValue(pair[1], schema.type())};
+  } catch (const std::exception& error) {
+    throw py::value_error(op + ": argument '" + schema.name() + "' is " + text_of(pair[1]) + ", but " +
+                          schema.type()->str() + " was expected");
+  }
+}
+
+Output to_output(const py::handle& given) {
+  if (py::isinstance<py::list>(given) || py::isinstance<py::tuple>(given)) return {true, to_slots(given)};
+  return {false, {to_slot(given)}};
+}
+
+std::vector<Argument> to_arguments(const py::list& given, const c10::OperatorHandle& op) {
+  const std::string name = toString(op.operator_name());
+  const auto& schema = op.schema().arguments();
+  if (given.size() > schema.size()) {
+    throw py::value_error(name + " takes " + std::to_string(schema.size()) + " arguments, but " +
+                          std::to_string(given.size()) + " were given");
+  }
+  std::vector<Argument> arguments;
+  for (std::size_t i = 0; i < given.size(); ++i) arguments.push_back(to_argument(given[i], schema[i], name));
+  for (std::size_t i = given.size(); i < schema.size(); ++i) {
+    if (!schema[i].default_value()) {
+      throw py::value_error(name + ": argument '" + schema[i].name() + "' is missing and has no default");
+    }
+    arguments.push_back({.kind = Argument::Kind::kConstant, .constant = *schema[i].default_value()});
+  }
+  return arguments;
+}
+
+std::uint32_t add(TorchPlan& plan, const std::string& name, const std::string& overload, const py::list& args,
+                  const py::list& outputs, std::uint32_t op_index, std::int32_t affinity, bool host) {
+  const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!op) throw py::value_error("no operator '" + name + "' with overload '" + overload + "' is registered");
+  std::vector<Output> returned;
+  for (const py::handle output : outputs) returned.push_back(to_output(output));
+  return plan.add(*op, to_arguments(args, *op), std::move(returned), op_index, affinity, host);
+}
+
+// Holds a Python callable; called and destroyed on threads that do not hold the interpreter lock.
+class PythonFunction {
+ public:
+  explicit PythonFunction(py::object function) : function_(new py::object(std::move(function)), &drop) {}
+
+  TorchPlan::Tensors operator()(const TorchPlan::Tensors& inputs) const {
+    const py::gil_scoped_acquire lock;
+    try {
+      py::list tensors;
+      for (const at::Tensor& tensor : inputs) tensors.append(py::cast(tensor));
+      TorchPlan::Tensors outputs;
+      const py::object returned = (*function_)(tensors);
+      if (!returned.is_none()) {
+        for (const py::handle item : returned) outputs.push_back(py::cast<at::Tensor>(item));
+      }
+      return outputs;
+    } catch (const std::exception& error) {
+      // As text, because a Python exception may only be touched, or destroyed, under the lock.
+      throw std::runtime_error(error.what());
+    }
+  }
+
+ private:
+  static void drop(py::object* function) {
+    const py::gil_scoped_acquire lock;
+    delete function;
+  }
+  std::shared_ptr<py::object> function_;
+};
+
+std::uint32_t add_python(TorchPlan& plan, py::object function, const py::list& inputs, const py::list& outputs,
+                         std::uint32_t op_index) {
+  return plan.add_host(PythonFunction(std::move(function)), to_slots(inputs), to_slots(outputs), op_index);
+}
+
+bool python_signal_pending() {
+  const py::gil_scoped_acquire lock;
+  // The handler runs here and may raise; what it raised is raised again by the caller of run().
+  return PyErr_CheckSignals() != 0;
+}
+
+// Binds an engine to its intra-op setting.
+class PythonEngine {
+ public:
+  PythonEngine(std::uint32_t num_workers, int intra_op_threads, std::size_t ring_capacity)
+      : intra_op_threads_(intra_op_threads),
+        engine_({.workers = num_workers,
+                 .ring_capacity = ring_capacity,
+                 .enter = [intra_op_threads](const std::function<void()>& body) {
+                   with_operator_state(intra_op_threads, body);
+                 },
+                 .interrupted = &python_signal_pending}) {}
+
+  // None, or the failure as (instruction, op_index, message, inputs).
+  py::object run(TorchPlan& plan, std::uint64_t step, std::uint64_t seed) {
+    std::optional<Failure> failure;
+    {
+      const py::gil_scoped_release unlocked;
+      with_operator_state(intra_op_threads_, [&] { failure = plan.run(engine_, step, seed); });
+    }
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    if (!failure) return py::none();
+    const bool known = failure->instruction != kNone;
+    return py::make_tuple(known ? static_cast<std::int64_t>(failure->instruction) : -1,
+                          known ? static_cast<std::int64_t>(plan.op_index(failure->instruction)) : -1,
+                          py::bytes(failure->message).attr("decode")("utf-8", "replace"), failure->inputs);
+  }
+
+  py::dict drain() {
+    Trace trace;
+    {
+      const py::gil_scoped_release unlocked;
+      trace = engine_.drain();
+    }
+    const auto size = static_cast<py::ssize_t>(trace.rows.size());
+    py::array_t<std::int64_t> start(size);
+    py::array_t<std::uint32_t> duration(size), op(size);
+    py::array_t<std::uint64_t> step(size);
+    py::array_t<std::uint16_t> thread(size);
+    for (py::ssize_t i = 0; i < size; ++i) {
+      const Trace::Row& row = trace.rows[static_cast<std::size_t>(i)];
+      start.mutable_data()[i] = row.start_ns;
+      duration.mutable_data()[i] = row.duration_ns;
+      op.mutable_data()[i] = row.op;
+      step.mutable_data()[i] = row.step;
+      thread.mutable_data()[i] = row.thread;
+    }
+    using py::literals::operator""_a;
+    return py::dict("start_ns"_a = start, "duration_ns"_a = duration, "op"_a = op, "step"_a = step,
+                    "thread"_a = thread, "lost"_a = trace.lost);
+  }
+
+  py::dict statistics() const {
+    const Statistics s = engine_.statistics();
+    using py::literals::operator""_a;
+    return py::dict("runs"_a = s.runs, "failed_runs"_a = s.failed_runs, "executed"_a = s.executed,
+                    "host_executed"_a = s.host_executed, "steals"_a = s.steals, "parks"_a = s.parks,
+                    "wakes"_a = s.wakes, "workers"_a = engine_.workers());
+  }
+
+  void close() {
+    const py::gil_scoped_release unlocked;
+    engine_.close();
+  }
+
+ private:
+  int intra_op_threads_;
+  Engine engine_;
+};
+
+void bind_plan(py::module_& m) {
+  py::class_<TorchPlan>(m, "TorchPlan")
+      .def(py::init<std::size_t>(), py::arg("num_slots"))
+      .def("add", &add, py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("outputs"),
+           py::arg("op_index"), py::kw_only(), py::arg("affinity") = -1, py::arg("host") = false)
+      .def("add_python", &add_python, py::arg("function"), py::arg("inputs"), py::arg("outputs"), py::arg("op_index"))
+      .def("edge", &TorchPlan::edge, py::arg("before"), py::arg("after"))
+      .def("keep", &TorchPlan::keep, py::arg("slot"))
+      .def("seal", &TorchPlan::seal)
+      .def("set", &TorchPlan::set, py::arg("slot"), py::arg("tensor"))
+      .def("get", &TorchPlan::get, py::arg("slot"))
+      .def("clear", &TorchPlan::clear, py::arg("slot"))
+      .def("time_direct_calls", [](TorchPlan& plan, std::uint32_t repeats) {
+            const py::gil_scoped_release unlocked;
+            double seconds = 0;
+            with_operator_state(1, [&] { seconds = plan.time_direct_calls(repeats); });
+            return seconds;
+          }, py::arg("repeats"))
+      .def_property_readonly("num_slots", &TorchPlan::num_slots)
+      .def_property_readonly("num_instructions", &TorchPlan::num_instructions);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  bind_plan(m);
+  py::register_exception<EngineStateError>(m, "EngineStateError", PyExc_RuntimeError);
+  py::class_<PythonEngine>(m, "Engine")
+      .def(py::init<std::uint32_t, int, std::size_t>(), py::arg("num_workers"), py::arg("intra_op_threads"),
+           py::arg("ring_capacity"))
+      .def("run", &PythonEngine::run, py::arg("plan"), py::arg("step"), py::arg("seed"))
+      .def("drain", &PythonEngine::drain)
+      .def("statistics", &PythonEngine::statistics)
+      .def("close", &PythonEngine::close);
+  m.def("intra_op_threads_here", &intra_op_threads_here);
+  m.attr("torch_version") = PENSTOCK_TORCH;
+}
+
+}  // namespace penstock

@@ -1,0 +1,20 @@
+// What a thread needs before it may run operators: dispatch state and the number of intra-op threads.
+//
+// Invariant: only settings of the calling thread change. `torch.set_num_threads` is not used, because its value
+// reaches every thread started later.
+#pragma once
+
+#include <functional>
+#include <utility>
+
+namespace penstock {
+
+// Runs `body` on this thread with no-grad, below autograd and in-place-or-view tracking, with the dispatch keys of a
+// fresh thread (whatever modes or autocast the caller is in), and with `intra_op_threads` threads for an operator;
+// sets everything back afterwards.
+void with_operator_state(int intra_op_threads, const std::function<void()>& body);
+
+// The number of threads that an operator called on this thread would use: {OpenMP's, torch's}.
+std::pair<int, int> intra_op_threads_here();
+
+}  // namespace penstock

@@ -1,0 +1,122 @@
+// A lowered graph: operators with constant arguments converted once, and tensors in numbered slots.
+//
+// Invariants after seal()
+//  * A slot is released with its last use, unless it is kept: a slot that one instruction reads is moved into that
+//    instruction's call, one with several readers is cleared by the reader that brings its counter to zero.
+//  * Slots are touched by the instructions of the run in progress only; set(), get() and clear() are refused then.
+//  * After a failed run all slots that are not kept are empty.
+// Calls go through the dispatcher, boxed, on a stack that each thread reuses.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace penstock {
+
+class TorchPlan {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using HostFunction = std::function<Tensors(const Tensors&)>;
+
+  // One argument of a call, in schema order.
+  struct Argument {
+    enum class Kind : std::uint8_t { kConstant, kSlot, kSlots } kind;
+    c10::IValue constant{};                // kConstant
+    std::vector<std::int32_t> slots{};     // kSlot: one; kSlots: -1 is None
+  };
+  // Where a return value goes: one slot, no slot (dropped), or one for each tensor of a list.
+  struct Output {
+    bool is_list = false;
+    std::vector<std::int32_t> slots{};  // -1: dropped
+  };
+
+  explicit TorchPlan(std::size_t num_slots);
+
+  std::uint32_t add(const c10::OperatorHandle& op, std::vector<Argument> arguments, std::vector<Output> outputs,
+                    std::uint32_t op_index, std::int32_t affinity, bool on_host);
+  std::uint32_t add_host(HostFunction function, std::vector<std::int32_t> inputs, std::vector<std::int32_t> outputs,
+                         std::uint32_t op_index);
+  void edge(std::uint32_t before, std::uint32_t after);
+  void keep(std::int64_t slot);
+  void seal();
+
+  void set(std::int64_t slot, at::Tensor tensor);
+  std::optional<at::Tensor> get(std::int64_t slot) const;
+  void clear(std::int64_t slot);
+
+  std::uint32_t num_instructions() const noexcept { return schedule_.size(); }
+  std::size_t num_slots() const noexcept { return slots_.size(); }
+  std::uint32_t op_index(std::uint32_t instruction) const { return schedule_.node(instruction).op; }
+
+  // Runs once on `engine`. Slots that are not kept are empty afterwards if it failed.
+  std::optional<Failure> run(Engine& engine, std::uint64_t step, std::uint64_t seed);
+
+  // Seconds that the dispatcher alone takes for `repeats` calls of instruction 0, its first argument being the last
+  // call's result: the floor that the engine is measured against (bench/engine.py).
+  double time_direct_calls(std::uint32_t repeats);
+
+ private:
+  // One argument as the call reads it: what to push on the stack.
+  struct Load {
+    enum class Kind : std::uint8_t { kConstant, kCopy, kMove, kTensors, kOptionalTensors } kind;
+    std::uint32_t index;  // constants_, slots_ or lists_
+  };
+  struct ListItem {
+    std::int32_t slot;
+    bool move;
+  };
+  struct Instruction {
+    std::optional<c10::OperatorHandle> op;  // none: a host function
+    HostFunction function{};
+    std::vector<Argument> arguments{};  // until seal()
+    std::vector<Output> outputs{};
+    std::vector<std::uint32_t> produced{};  // the slots it writes
+    std::uint32_t first_load = 0, last_load = 0;
+    std::uint32_t first_release = 0, last_release = 0;
+    std::int32_t only_output = -1;  // the slot, where there is one return value and it is stored
+  };
+
+  static void run_instruction(void* context, std::uint32_t instruction, std::uint32_t thread);
+  void call_operator(Instruction& instruction, torch::jit::Stack& stack);
+  void call_function(Instruction& instruction);
+  void push_arguments(const Instruction& instruction, torch::jit::Stack& stack);
+  void push_list(const Load& load, torch::jit::Stack& stack);
+  void store(const Instruction& instruction, torch::jit::Stack& stack);
+  void store_one(std::int32_t slot, c10::IValue value);
+  void release_inputs(const Instruction& instruction);
+  void empty_temporaries();
+  std::int32_t checked_slot(std::int64_t slot) const;
+  void check_outputs(const c10::OperatorHandle& op, const std::vector<Output>& outputs) const;
+  void check_idle(const char* what) const;
+  void count_uses(std::vector<std::uint32_t>& producers);
+  void lower(Instruction& instruction, const std::vector<std::uint32_t>& producers);
+  void lower_argument(const Argument& argument, const c10::OperatorHandle* op, std::size_t position,
+                      const std::function<bool(std::int32_t)>& moves);
+  std::string describe_cycle(const std::vector<std::uint32_t>& cycle) const;
+
+  Schedule schedule_;
+  std::vector<Instruction> instructions_;
+  std::vector<c10::IValue> slots_;
+  std::vector<char> kept_;
+  std::vector<Load> loads_;
+  std::vector<c10::IValue> constants_;
+  std::vector<std::vector<ListItem>> lists_;
+  std::vector<std::int32_t> releases_;     // slots to count down after a call
+  std::vector<std::uint32_t> num_readers_;  // instructions that read a slot
+  std::unique_ptr<std::atomic<std::uint32_t>[]> unread_;  // readers still to come in this run
+  std::vector<torch::jit::Stack> stacks_;  // one for each worker
+  std::atomic<bool> running_{false};
+};
+
+}  // namespace penstock
