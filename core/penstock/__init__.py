@@ -1,9 +1,63 @@
 """Penstock: PaddlePaddle Fluid's training system on PyTorch, made visible.
 
-`import penstock as fluid` runs Fluid-style scripts. Attributes are loaded on first use, so that the
+`import penstock as fluid` runs Fluid-style scripts. Attributes are loaded at their first use, so that the
 control plane, which needs no torch, can import `penstock.protocol` without paying for it.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+_WHERE = {
+    "Program": "program.ir",
+    "default_main_program": "program.record.context",
+    "default_startup_program": "program.record.context",
+    "program_guard": "program.record.context",
+    "name_scope": "program.record.context",
+    "Variable": "program.record.variable",
+    "ParamAttr": "program.parameters",
+    "append_backward": "program.backward",
+    "Executor": "exec.executor",
+    "ParallelExecutor": "exec.parallel",
+    "CompiledProgram": "exec.parallel",
+    "BuildStrategy": "exec.strategies",
+    "ExecutionStrategy": "exec.strategies",
+    "CPUPlace": "exec.places",
+    "CUDAPlace": "exec.places",
+    "cpu_places": "exec.places",
+    "cuda_places": "exec.places",
+    "is_compiled_with_cuda": "exec.places",
+    "Scope": "exec.scope",
+    "global_scope": "exec.scope",
+    "scope_guard": "exec.scope",
+}
+_MODULES = {
+    "layers": "program.layers",
+    "initializer": "program.initializers",
+    "optimizer": "program.optimizers",
+    "backward": "program.backward",
+    "compiler": "exec.parallel",
+    "telemetry": "telemetry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(f"penstock.{_WHERE[name]}"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"penstock.{_MODULES[name]}")
+    elif name == "data":
+        value = importlib.import_module("penstock.program.layers").fluid_data
+    elif name == "embedding":
+        value = importlib.import_module("penstock.program.layers").embedding
+    else:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE, *_MODULES, "data", "embedding"})

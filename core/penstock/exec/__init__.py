@@ -1,0 +1,1 @@
+"""Running Programs: `Executor` one operator after another, `ParallelExecutor` as a graph in the native engine."""

@@ -1,0 +1,11 @@
+"""The recorder: builds a Program from torch calls on symbolic tensors.
+
+A `Variable` enters through `__torch_function__` (functions), the module door (`nn.Module.__call__`) or a
+layer. Torch then runs on fake tensors with symbolic sizes under `RecordMode`, which appends one Operator
+for each ATen call; `CompositeMode` keeps dropout, sparse embedding and attention dropout whole.
+
+    context.py     current programs, roles, name scopes        variable.py    the user's handle
+    recording.py   one Program's fake world: names, storages   dispatch.py    RecordMode: ATen call -> Operator
+    symbols.py     sympy -> Expr, guards                        composite.py   CompositeMode
+    modules.py     nn.Module called on Variables                source.py      the user's file:line
+"""

@@ -1,0 +1,227 @@
+"""Run a Program as a graph on several replicas in the native engine: the heart of ParallelExecutor.
+
+One `run`: feeds are checked and split, the plan for these sizes is found or lowered, persistables are
+bound, the engine runs the step without the interpreter lock, fetches are merged. The engine's first
+error becomes an OperatorError that names the operator, its operands' shapes and the user's line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from penstock import telemetry
+from penstock.errors import FeedError, FetchError
+from penstock.exec.executor import SelectedRowsValue, resolved_seed
+from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
+from penstock.exec.lowering import Lowered, bind, lower, set_random_states, static_shapes
+from penstock.exec.memory import ReplicaMemory
+from penstock.exec.places import num_cores
+from penstock.exec.splitting import has_batch, merge, split
+from penstock.graph.build import build_graph
+from penstock.graph.document import document
+from penstock.graph.operands import Shares
+from penstock.graph.ssa import Graph, Mode
+from penstock.native.engine import Engine, EngineError
+from penstock.program import legality
+from penstock.program.initializers import SEED
+from penstock.program.ir import Program
+from penstock.program.kernels import operator_error
+from penstock.telemetry.watch import NullWatch
+
+_MAX_PLANS = 32
+
+
+class DataParallel:
+    """`program` on `num_replicas` replicas. `num_threads`: pool size, 0 for four a replica.
+
+    Not thread-safe: one run at a time. Plans are kept for the 32 most recent combinations of sizes.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        memory: ReplicaMemory,
+        *,
+        mode: Mode,
+        num_replicas: int,
+        num_threads: int = 0,
+        loss_name: str | None = None,
+        scale_loss: bool = True,
+        name: str = "program",
+    ) -> None:
+        legality.check(program)
+        self.program, self.memory, self.mode, self.num_replicas = program, memory, mode, num_replicas
+        self.loss_name, self.scale_loss, self.name = loss_name, scale_loss, name
+        cores = num_cores()
+        self.num_threads = num_threads or 4 * num_replicas
+        at_once = num_replicas if num_threads == 0 else max(num_threads, 1)
+        self.max_running = max(1, min(at_once, self.num_threads, cores))
+        self.intra_op_threads = max(1, cores // self.max_running)
+        self.engine = Engine(self.num_threads, max_running=self.max_running, intra_op_threads=self.intra_op_threads)
+        self._graphs: dict[int, Graph] = {}
+        self._plans: OrderedDict[tuple[Any, ...], Lowered] = OrderedDict()
+        self._watch = telemetry.session().watch(self.engine, name=name)
+        self._watched: Lowered | None = None
+        self.last_step = -1
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def run(
+        self,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
+        fetch_list: Sequence[Any] | None,
+        *,
+        schedule_seed: int = 0,
+    ) -> list[list[torch.Tensor]]:
+        """Run one step; return, for each fetch, the tensor of each active replica (not copied)."""
+        start = time.time_ns()
+        shares_of_feed = self._shares(feed)
+        names = self._expand(fetch_names(self.program, fetch_list))
+        bindings = [bind_symbols(self.program, s) for s in shares_of_feed]
+        rows = [self._rows(s) for s in shares_of_feed]
+        lowered = self._plan(bindings, rows, tuple(names))
+        bind(lowered, self.program, self.memory)
+        for slots, share in zip(lowered.feed_slots, shares_of_feed, strict=True):
+            for name, slot in slots.items():
+                lowered.plan.set(slot, share[name])
+        step = self.last_step = self.memory.scope.next_step(self.program)
+        if lowered.random_states:
+            set_random_states(lowered, resolved_seed(self.program), step, rows)
+        self._show(lowered, rows, step)
+        self._execute(lowered, step, schedule_seed)
+        fetched = [self._fetch(lowered, name, slots) for name, slots in lowered.fetches]
+        self._watch.step(step=step, start_ns=start, end_ns=time.time_ns(), samples=sum(rows), loss=self._loss(names, fetched, rows))
+        return fetched
+
+    def _shares(self, feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> list[dict[str, torch.Tensor]]:
+        if isinstance(feed, (list, tuple)):
+            return self._listed(feed)
+        return split(self.program, as_tensors(self.program, feed or {}), self.num_replicas)  # type: ignore[arg-type]  # a mapping
+
+    def _listed(self, feeds: Sequence[Any]) -> list[dict[str, torch.Tensor]]:
+        for item in feeds:
+            if not isinstance(item, Mapping):
+                raise TypeError(f"a feed list holds {type(item).__name__}; expected one dict for each replica")
+        if len(feeds) != self.num_replicas:
+            raise FeedError(
+                f"a feed list has {len(feeds)} dicts, but there are {self.num_replicas} replicas (CPU_NUM); "
+                "give one dict for each, or a single dict to be split"
+            )
+        return [as_tensors(self.program, f) for f in feeds]
+
+    def _rows(self, share: Mapping[str, torch.Tensor]) -> int:
+        return next((t.shape[0] for n, t in share.items() if has_batch(self.program, n)), 1)
+
+    def _expand(self, names: list[str]) -> list[str]:
+        """A sparse gradient is fetched as its two parts."""
+        out: list[str] = []
+        for name in names:
+            var = self.program.variables[name]
+            out += [var.rows, var.values] if var.kind == "selected_rows" else [name]
+        return out
+
+    def _execute(self, lowered: Lowered, step: int, schedule_seed: int) -> None:
+        try:
+            self.engine.run(lowered.plan, step, schedule_seed=schedule_seed)
+        except EngineError as error:
+            handle = lowered.graph.handles[error.op_index]
+            shapes = static_shapes(self.program, handle.op, lowered.graph, lowered.shares.bindings[handle.rows_of])
+            raise operator_error(handle.op, error.message, shapes, max(handle.replica, 0)) from error
+        for name, slot in lowered.made_persistables:
+            value = lowered.plan.get(slot)
+            if value is not None:
+                self.memory.scope.set(name, value)
+
+    def _fetch(self, lowered: Lowered, name: str, slots: list[int]) -> list[torch.Tensor]:
+        values = [lowered.plan.get(slot) for slot in slots]
+        if not values or any(v is None for v in values):
+            raise FetchError(
+                f"fetch {name!r}: no operator of the graph makes it in this run. A ParallelExecutor fetches what its "
+                "operators make, its inputs, and its parameters",
+                variable=name,
+            )
+        return values  # type: ignore[return-value]  # None was refused
+
+    def _loss(self, names: list[str], fetched: list[list[torch.Tensor]], rows: list[int]) -> float | None:
+        if self.loss_name is None or self.loss_name not in names:
+            return None
+        parts = fetched[names.index(self.loss_name)]
+        if any(p.numel() != 1 for p in parts):
+            return None
+        return sum(float(p) * r for p, r in zip(parts, rows, strict=True)) / max(sum(rows), 1)
+
+    # -- plans -----------------------------------------------------------------------------------
+
+    def graph(self, active: int) -> Graph:
+        """Return the graph for `active` replicas with rows."""
+        if active not in self._graphs:
+            self._graphs[active] = build_graph(self.program, mode=self.mode, num_replicas=self.num_replicas, active=active)
+        return self._graphs[active]
+
+    def shares(self, bindings: list[dict[str, int]], rows: list[int]) -> Shares:
+        """Return what differs between replicas: sizes, and the gradient of the loss (rows / all rows)."""
+        total = max(sum(rows), 1)
+        scales = [r / total if self.scale_loss else 1.0 for r in rows]
+        seed = resolved_seed(self.program)
+        return Shares([{**b, SEED: seed} for b in bindings], scales)
+
+    def _plan(self, bindings: list[dict[str, int]], rows: list[int], fetches: tuple[str, ...]) -> Lowered:
+        key = (tuple(tuple(b.items()) for b in bindings), tuple(rows), fetches, self.program.revision)
+        found = self._plans.get(key)
+        if found is not None:
+            self._plans.move_to_end(key)
+            return found
+        for b in bindings:
+            check_guards(self.program.guards, b)
+        lowered = lower(self.program, self.graph(len(rows)), self.shares(bindings, rows), fetches, self.memory)
+        self._plans[key] = lowered
+        if len(self._plans) > _MAX_PLANS:
+            self._plans.popitem(last=False)
+        return lowered
+
+    def _show(self, lowered: Lowered, rows: list[int], step: int) -> None:
+        if lowered is self._watched or isinstance(self._watch, NullWatch):
+            return
+        self._watched = lowered
+        doc = document(
+            lowered.graph, self.program, lowered.shares, name=self.name, num_threads=self.num_threads, rows=rows
+        )
+        self._watch.graph(doc, from_step=step)
+
+    def close(self) -> None:
+        """Stop the threads and release the plans."""
+        self._watch.close()
+        self._plans.clear()
+        self.engine.close()
+
+
+def results(
+    program: Program, fetch_list: Sequence[Any] | None, fetched: list[list[torch.Tensor]], return_numpy: bool, merged: bool
+) -> list[Any]:
+    """Return what a user gets: merged along dimension 0, or a list with one entry for each active replica."""
+    parts = iter(fetched)
+    out: list[Any] = []
+    for name in fetch_names(program, fetch_list):
+        var = program.variables[name]
+        if var.kind == "selected_rows":
+            rows, values = (_value(next(parts), return_numpy, True) for _ in range(2))
+            out.append(SelectedRowsValue(rows, values, int(str(var.shape[0]))))
+        else:
+            out.append(_value(next(parts), return_numpy, merged))
+    return out
+
+
+def _value(parts: list[torch.Tensor], return_numpy: bool, merged: bool) -> Any:
+    if merged:
+        sizes = {tuple(p.shape[1:]) for p in parts}
+        if len(sizes) > 1:
+            raise FetchError(f"replicas made shapes {[list(p.shape) for p in parts]}, which cannot be merged; use return_merged=False")
+        tensor = merge(parts)
+        return tensor.numpy() if return_numpy else tensor
+    copies = [p.reshape(1).clone() if p.dim() == 0 else p.clone() for p in parts]
+    return [c.numpy() if return_numpy else c for c in copies]

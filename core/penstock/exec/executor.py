@@ -1,0 +1,195 @@
+"""Executor: a plain loop over a Program's operators, in order. The oracle of the recorder against torch eager.
+
+Temporaries live for one run; persistable variables live in the scope. Operators run under no-grad with
+torch's own number of intra-op threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.errors import FetchError, ProgramError, UserError
+from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
+from penstock.program.kernels import CAPTURED, concrete, operator_error, resolve, shape_text
+from penstock.exec.places import CPUPlace, Place
+from penstock.exec.scope import Scope, global_scope
+from penstock.program import legality
+from penstock.program.initializers import SEED
+from penstock.program.ir import Operator, Program
+from penstock.program.record.context import default_main_program
+from penstock.program.record.recording import RNG
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRowsValue:
+    """A fetched sparse gradient: `rows` int64[n] (may repeat), `values` [n, d], of a table with `height` rows."""
+
+    rows: Any
+    values: Any
+    height: int
+
+
+Hook = Callable[[Operator, list[Any], Callable[[], Any]], Any]
+"""Called for each operator with its operands and a function that runs it; returns the result."""
+
+
+class Executor:
+    """Runs Programs one operator at a time. `place`: CPUPlace() or CUDAPlace(i)."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        self.place = place or CPUPlace()
+        self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]]]] = {}
+        self._closed = False
+
+    def run(
+        self,
+        program: Any = None,
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        fetch_list: Sequence[Any] | None = None,
+        feed_var_name: str = "feed",
+        fetch_var_name: str = "fetch",
+        scope: Scope | None = None,
+        return_numpy: bool = True,
+        use_program_cache: bool = True,
+        return_merged: bool = True,
+        use_prune: bool = False,
+    ) -> list[Any]:
+        """Run a Program once and return what was fetched, in order; a scalar is fetched as shape [1].
+
+        Raises FeedError, FetchError, ProgramError, OperatorError. On failure parameters that operators before
+        the failing one have updated keep their new values.
+        """
+        if self._closed:
+            raise UserError("this Executor was closed; make another one")
+        if hasattr(program, "_run_compiled"):
+            return list(program._run_compiled(self, feed, fetch_list, scope, return_numpy, return_merged))
+        if isinstance(feed, (list, tuple)):
+            feed = feed[0] if feed else None
+        return self.run_program(program or default_main_program(), feed or {}, fetch_list, scope, return_numpy)
+
+    def run_program(
+        self,
+        program: Program,
+        feed: Mapping[str, Any],
+        fetch_list: Sequence[Any] | None,
+        scope: Scope | None = None,
+        return_numpy: bool = True,
+        hook: Hook | None = None,
+    ) -> list[Any]:
+        """`run` for a plain Program; `hook` sees every operator (see `exec.audit`)."""
+        scope = scope or global_scope()
+        prepared = self._prepare(program)
+        tensors = as_tensors(program, feed)
+        bindings = bind_symbols(program, tensors)
+        check_guards(program.guards, bindings)
+        names = fetch_names(program, fetch_list)
+        seed, step = resolved_seed(program), scope.next_step(program)
+        values: dict[str, Any] = {**tensors, RNG: torch.tensor([seed, step, 0], dtype=torch.int64)}
+        bindings[SEED] = seed
+        with torch.no_grad():
+            for op, kernel in prepared:
+                self._run_operator(program, op, kernel, values, bindings, scope, hook)
+        return [_fetched(program, name, values, scope, return_numpy) for name in names]
+
+    def _prepare(self, program: Program) -> list[tuple[Operator, Any]]:
+        known = self._checked.get(id(program))
+        if known is not None and known[0] is program and known[1] == program.revision:
+            return known[2]
+        legality.check(program)
+        prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.operators]
+        self._checked[id(program)] = (program, program.revision, prepared)
+        return prepared
+
+    def _run_operator(
+        self,
+        program: Program,
+        op: Operator,
+        kernel: Any,
+        values: dict[str, Any],
+        bindings: Mapping[str, int],
+        scope: Scope,
+        hook: Hook | None,
+    ) -> None:
+        if op.type == CAPTURED:
+            scope.set(op.output_names()[0], program.captured[str(op.args[0])].clone())
+            return
+
+        def lookup(name: str) -> Any:
+            return _value(program, name, values, scope)
+
+        args = [concrete(a, bindings, lookup) for a in op.args]
+        kwargs = {k: concrete(v, bindings, lookup) for k, v in op.kwargs}
+
+        def call() -> Any:
+            try:
+                return kernel(*args, **kwargs)
+            except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
+                shapes = {n: shape_text(lookup(n)) for n in op.input_names()}
+                raise operator_error(op, str(error), shapes) from error
+
+        result = call() if hook is None else hook(op, [*args, *kwargs.values()], call)
+        for name, value in zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=False):
+            _store(program, name, value, values, scope)
+
+    def close(self) -> None:
+        """End the use of this Executor."""
+        self._closed = True
+        self._checked.clear()
+
+
+def _value(program: Program, name: str, values: Mapping[str, Any], scope: Scope) -> Any:
+    if name in values:
+        return values[name]
+    tensor = scope.find(name)
+    if tensor is None and name in program.captured:
+        tensor = program.captured[name].clone()
+        scope.set(name, tensor)
+    if tensor is None:
+        var = program.variables[name]
+        raise ProgramError(
+            f"variable {name!r} (created at {var.source}) has no value yet. "
+            "Run the startup program first: exe.run(fluid.default_startup_program())",
+            variable=name,
+        )
+    return tensor
+
+
+def _store(program: Program, name: Any, value: Any, values: dict[str, Any], scope: Scope) -> None:
+    if name is None:
+        return
+    if isinstance(name, tuple):
+        for n, v in zip(name, value, strict=True):
+            _store(program, n, v, values, scope)
+    elif program.variables[name].persistable:
+        scope.set(name, value)
+    else:
+        values[name] = value
+
+
+def _fetched(program: Program, name: str, values: Mapping[str, Any], scope: Scope, return_numpy: bool) -> Any:
+    var = program.variables[name]
+    if var.kind == "selected_rows":
+        parts = [_fetched(program, n, values, scope, return_numpy) for n in (var.rows, var.values)]
+        return SelectedRowsValue(parts[0], parts[1], int(str(var.shape[0])))
+    if name not in values and not var.persistable:
+        raise FetchError(f"fetch {name!r}: no operator of this run made it (is it a feed that was not fed?)", variable=name)
+    tensor = _value(program, name, values, scope)
+    tensor = tensor.detach().clone().reshape(1) if tensor.dim() == 0 else tensor.detach().clone()
+    return tensor.cpu().numpy() if return_numpy else tensor
+
+
+def resolved_seed(program: Program) -> int:
+    """Return the Program's seed; 0 becomes a fresh one that stays with the Program."""
+    if program.seed == 0:
+        if not program.fresh_seed:
+            program.fresh_seed = int.from_bytes(os.urandom(4), "little") | 1
+        return program.fresh_seed
+    return program.seed
+
+
+__all__ = ["Executor", "Hook", "SelectedRowsValue", "resolved_seed"]

@@ -1,0 +1,118 @@
+"""Feeds: check them against the Program, turn them into tensors, bind the size symbols. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.errors import FeedError, FetchError
+from penstock.program.expr import Expr, evaluate
+from penstock.program.ir import Guard, Program, VarDesc, unknown_variable
+
+_RELATIONS = {
+    "==": lambda a, b: a == b, "!=": lambda a, b: a != b, "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
+}  # fmt: skip
+
+
+def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return a tensor for each feed. Raises FeedError for unknown names, missing names, dtypes and shapes."""
+    wanted = {v.name: v for v in program.feeds()}
+    for name in feed:
+        if name not in wanted:
+            known = f" Its inputs are {', '.join(repr(n) for n in wanted)}." if wanted else " It has no inputs."
+            raise FeedError(f"feed {name!r}: {unknown_variable(name, wanted)}{known}", variable=name)
+    used = {n for op in program.operators for n in op.input_names()}
+    for name, var in wanted.items():
+        if name not in feed and name in used:
+            raise FeedError(
+                f"input {name!r} (declared at {var.source}) is not fed; feed it as {_expected(var)}", variable=name
+            )
+    return {name: _tensor(wanted[name], value) for name, value in feed.items()}
+
+
+def _expected(var: VarDesc) -> str:
+    return f"{var.dtype}[{', '.join('-1' if isinstance(d, Expr) else str(d) for d in var.shape)}]"
+
+
+def _tensor(var: VarDesc, value: Any) -> torch.Tensor:
+    dtype = getattr(torch, var.dtype)
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach()
+    elif isinstance(value, np.ndarray):
+        tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
+    else:
+        tensor = torch.as_tensor(np.asarray(value)).to(dtype)  # plain numbers carry no dtype of their own
+    if tensor.dtype != dtype:
+        got = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        raise FeedError(
+            f"feed {var.name!r} is {got}, but the program expects {_expected(var)} (declared at {var.source}). "
+            f"Convert it, e.g. value.astype('{var.dtype}')",
+            variable=var.name, got=got, expected=_expected(var),
+        )  # fmt: skip
+    if tensor.dim() != len(var.shape) or any(
+        isinstance(d, int) and d != s for d, s in zip(var.shape, tensor.shape, strict=True)
+    ):
+        got = f"{var.dtype}{list(tensor.shape)}"
+        raise FeedError(
+            f"feed {var.name!r} has shape {list(tensor.shape)}, but the program expects {_expected(var)} "
+            f"(declared at {var.source}); -1 is the batch",
+            variable=var.name, got=got, expected=_expected(var),
+        )  # fmt: skip
+    return tensor
+
+
+def bind_symbols(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return the value of each size symbol. Raises FeedError if two feeds disagree."""
+    bindings: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        for dim, size in zip(program.variables[name].shape, tensor.shape, strict=True):
+            if not isinstance(dim, Expr) or dim.op != "sym":
+                continue
+            symbol = str(dim.args[0])
+            if bindings.setdefault(symbol, size) != size:
+                raise FeedError(
+                    f"feeds {origin[symbol]!r} and {name!r} must have the same number of rows, but have "
+                    f"{bindings[symbol]} and {size}",
+                    variable=name,
+                )
+            origin.setdefault(symbol, name)
+    return bindings
+
+
+def check_guards(guards: Sequence[Guard], bindings: Mapping[str, int]) -> None:
+    """Raise FeedError if a size relation that the program was recorded under does not hold for these sizes."""
+    for guard in guards:
+        try:
+            left, right = evaluate(guard.left, bindings), evaluate(guard.right, bindings)
+        except KeyError:
+            continue  # a symbol of an input that is not fed in this run
+        if not _RELATIONS[guard.relation](left, right):
+            raise FeedError(
+                f"{guard.source}: the program was recorded for sizes with {guard}, but this feed has {left} and {right}. "
+                "Record another program for such sizes, or remove the branch on the size",
+                source=guard.source,
+            )
+
+
+def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]:
+    """Return the names to fetch. Raises FetchError for what is not in the program."""
+    names: list[str] = []
+    for item in fetch_list or ():
+        name = item if isinstance(item, str) else getattr(item, "name", None)
+        if not isinstance(name, str):
+            raise FetchError(f"fetch_list holds {item!r}; expected a variable or its name")
+        if name not in program.variables:
+            raise FetchError(
+                f"fetch {name!r}: {unknown_variable(name, program.variables)} Fetch what an operator of this program makes, "
+                "or a parameter",
+                variable=name,
+            )
+        names.append(name)
+    return names
+
+

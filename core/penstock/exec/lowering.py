@@ -1,0 +1,148 @@
+"""Lower a graph for concrete batch sizes: operands become slots and constants of a native plan.
+
+A Lowered plan belongs to one combination of rows per replica, other sizes, and fetches; it is run many
+times. Persistable tensors are bound once, and again when the scope's revision changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penstock.exec.memory import ReplicaMemory
+from penstock.graph.operands import Shares, operands
+from penstock.graph.ssa import Graph, OpHandle
+from penstock.native.engine import TorchPlan
+from penstock.program.ir import Arg, Operator, Output, Program, Ref
+from penstock.program.kernels import concrete, resolve
+from penstock.program.legality import RNG
+
+
+@dataclass(slots=True)
+class Lowered:
+    """A native plan and what a run has to put in and take out."""
+
+    graph: Graph
+    shares: Shares
+    plan: TorchPlan
+    slots: dict[str, int]
+    fetches: list[tuple[str, list[int]]]
+    random_states: list[torch.Tensor]
+    made_persistables: list[tuple[str, int]]
+    bound_revision: int = -1
+    feed_slots: list[dict[str, int]] = field(default_factory=list)
+
+
+def lower(program: Program, graph: Graph, shares: Shares, fetches: Sequence[str], memory: ReplicaMemory) -> Lowered:
+    """Return the plan of `graph` for `shares`. Raises ProgramError for an operator that torch does not have."""
+    slots = {key: i for i, key in enumerate(graph.variables)}
+    plan = TorchPlan(len(slots))
+    for handle in graph.handles:
+        name, overload, args = _call(handle, shares, slots)
+        index = plan.add(name, overload, args, [_out(o, slots) for o in handle.op.outputs], handle.index, affinity=handle.replica)
+        for before in handle.before:
+            plan.edge(before, index)
+    fetched = [(name, _fetch_slots(graph, slots, name)) for name in fetches]
+    for key, variable in graph.variables.items():
+        if variable.persistable or variable.feed or variable.name == RNG:
+            plan.keep(slots[key])
+    for _, indices in fetched:
+        for slot in indices:
+            plan.keep(slot)
+    plan.seal()
+    made = {n for h in graph.handles for n in h.makes() if graph.variables[n].persistable}
+    lowered = Lowered(
+        graph, shares, plan, slots, fetched, [], [(graph.variables[n].name, slots[n]) for n in made if graph.variables[n].replica <= 0]
+    )
+    lowered.feed_slots = [_feeds(graph, slots, r) for r in range(graph.active)]
+    _random_states(lowered)
+    bind(lowered, program, memory)
+    return lowered
+
+
+def bind(lowered: Lowered, program: Program, memory: ReplicaMemory) -> None:
+    """Put the persistable tensors into their slots, unless the scope has not changed since the last time."""
+    if lowered.bound_revision == memory.scope.revision:
+        return
+    made = {slot for _, slot in lowered.made_persistables}
+    for key, variable in lowered.graph.variables.items():
+        slot = lowered.slots[key]
+        if variable.persistable and variable.storage == key and slot not in made:
+            lowered.plan.set(slot, memory.tensor(program, variable))
+    lowered.bound_revision = memory.scope.revision
+
+
+def _call(handle: OpHandle, shares: Shares, slots: Mapping[str, int]) -> tuple[str, str, list[tuple[str, object]]]:
+    schema = resolve(handle.op)._schema
+    args, kwargs = operands(handle, shares)
+    named = dict(kwargs)
+    bindings = shares.bindings[handle.rows_of]
+    out: list[tuple[str, object]] = []
+    for position, argument in enumerate(schema.arguments):
+        if position < len(args):
+            out.append(_operand(args[position], slots, bindings))
+        elif argument.name in named:
+            out.append(_operand(named[argument.name], slots, bindings))
+        else:
+            out.append(("const", argument.default_value))
+    return schema.name, schema.overload_name, out
+
+
+def _operand(value: Arg, slots: Mapping[str, int], bindings: Mapping[str, int]) -> tuple[str, object]:
+    if isinstance(value, Ref):
+        return "slot", slots[value.name]
+    if isinstance(value, tuple) and any(isinstance(v, Ref) for v in value):
+        return "slots", [slots[v.name] if isinstance(v, Ref) else -1 for v in value]
+    return "const", concrete(value, bindings, lambda _: None)
+
+
+def _out(value: Output, slots: Mapping[str, int]) -> int | list[int] | None:
+    if isinstance(value, tuple):
+        return [slots[v] for v in value]
+    return None if value is None else slots[value]
+
+
+def _fetch_slots(graph: Graph, slots: Mapping[str, int], name: str) -> list[int]:
+    """Slots of a variable on the active replicas; a shared one once for each."""
+    found = []
+    for replica in range(graph.active):
+        slot = slots.get(f"{name}#{replica}", slots.get(name, -1))
+        if slot < 0:
+            return []
+        found.append(slot)
+    return found
+
+
+def _feeds(graph: Graph, slots: Mapping[str, int], replica: int) -> dict[str, int]:
+    return {v.name: slots[k] for k, v in graph.variables.items() if v.feed and v.replica == replica}
+
+
+def _random_states(lowered: Lowered) -> None:
+    for replica in range(lowered.graph.active):
+        slot = lowered.slots.get(f"{RNG}#{replica}")
+        if slot is not None:
+            state = torch.zeros(3, dtype=torch.int64)
+            lowered.plan.set(slot, state)
+            lowered.random_states.append(state)
+
+
+def set_random_states(lowered: Lowered, seed: int, step: int, rows: Sequence[int]) -> None:
+    """Write (seed, step, first global row) into each replica's random state."""
+    first = 0
+    for replica, state in enumerate(lowered.random_states):
+        state[0], state[1], state[2] = seed, step, first
+        first += rows[replica]
+
+
+def static_shapes(program: Program, op: Operator, graph: Graph, bindings: Mapping[str, int]) -> dict[str, str]:
+    """Return 'float32[500, 400]' for each operand of a handle's operator, from descriptions alone."""
+    shapes: dict[str, Any] = {}
+    for key in op.input_names():
+        var = program.variables.get(graph.variables[key].name)
+        if var is not None:
+            sizes = [d if isinstance(d, int) else d.evaluate(bindings) for d in var.shape]
+            shapes[var.name] = f"{var.dtype}{sizes}"
+    return shapes

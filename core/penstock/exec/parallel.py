@@ -1,0 +1,189 @@
+"""ParallelExecutor and CompiledProgram: Fluid's two doors to `DataParallel`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import ProgramError, SpecError
+from penstock.exec.data_parallel import DataParallel, results
+from penstock.exec.memory import ReplicaMemory
+from penstock.exec.places import cpu_num, is_compiled_with_cuda
+from penstock.exec.scope import Scope, global_scope
+from penstock.exec.strategies import BuildStrategy, ExecutionStrategy, GradientScaleStrategy, ReduceStrategy
+from penstock.graph.ssa import Mode
+from penstock.program.ir import Program, Role
+from penstock.program.record.context import default_main_program
+
+
+def _say(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr)
+
+
+def _mode(build: BuildStrategy, num_replicas: int, trains: bool) -> Mode:
+    if build.gradient_scale_strategy == GradientScaleStrategy.Customized:
+        raise SpecError("gradient_scale_strategy Customized is not supported in this version; use CoeffNumDevice or One")
+    if build.reduce_strategy == ReduceStrategy.Reduce:
+        if num_replicas == 1 and trains:
+            _say("reduce_strategy Reduce has nothing to exchange on one replica; the program runs as in AllReduce mode")
+        return "reduce"
+    return "all_reduce"
+
+
+def _data_parallel(
+    program: Program,
+    loss_name: str | None,
+    build: BuildStrategy,
+    execution: ExecutionStrategy,
+    memory: ReplicaMemory,
+    use_cuda: bool,
+) -> DataParallel:
+    if use_cuda:
+        why = "this torch has no CUDA" if not is_compiled_with_cuda() else "the engine runs on CPU in this version"
+        raise SpecError(f"use_cuda=True: {why}; pass use_cuda=False")
+    trains = any(op.role & Role.BACKWARD for op in program.operators)
+    if trains and not loss_name:
+        raise ProgramError(
+            "this program has backward operators, so ParallelExecutor needs to know its loss: pass loss_name=loss.name "
+            "(a program without backward, e.g. clone(for_test=True), needs none)"
+        )
+    if loss_name and loss_name not in program.variables:
+        program.var(loss_name)
+    num_replicas = cpu_num()
+    return DataParallel(
+        program,
+        memory,
+        mode=_mode(build, num_replicas, trains),
+        num_replicas=num_replicas,
+        num_threads=execution.num_threads,
+        loss_name=loss_name,
+        scale_loss=build.gradient_scale_strategy == GradientScaleStrategy.CoeffNumDevice,
+        name="train" if trains else "test",
+    )
+
+
+class ParallelExecutor:
+    """Runs a Program as an SSA graph on every CPU replica (`CPU_NUM`, else the number of cores).
+
+    `loss_name`: needed when the program has a backward pass. `share_vars_from`: another ParallelExecutor whose
+    parameters this one uses; it must have run once. Raises ProgramError, SpecError.
+    """
+
+    def __init__(
+        self,
+        use_cuda: bool,
+        loss_name: str | None = None,
+        main_program: Program | None = None,
+        share_vars_from: ParallelExecutor | None = None,
+        exec_strategy: ExecutionStrategy | None = None,
+        build_strategy: BuildStrategy | None = None,
+        num_trainers: int = 1,
+        trainer_id: int = 0,
+        scope: Scope | None = None,
+    ) -> None:
+        if num_trainers != 1 or trainer_id != 0:
+            raise SpecError("num_trainers and trainer_id need collective mode, which this version does not have")
+        program = main_program or default_main_program()
+        memory = self._memory(share_vars_from, scope)
+        build, execution = build_strategy or BuildStrategy(), exec_strategy or ExecutionStrategy()
+        self._core = _data_parallel(program, loss_name, build, execution, memory, use_cuda)
+        self._ran = False
+
+    @staticmethod
+    def _memory(share_vars_from: ParallelExecutor | None, scope: Scope | None) -> ReplicaMemory:
+        if share_vars_from is None:
+            return ReplicaMemory(scope or global_scope())
+        if not isinstance(share_vars_from, ParallelExecutor):
+            raise SpecError(f"share_vars_from is a {type(share_vars_from).__name__}; expected a ParallelExecutor")
+        if not share_vars_from._ran:
+            raise SpecError("share_vars_from has not run yet, so it has no parameters to share; run it once first")
+        if scope is not None:
+            _say("scope is ignored because share_vars_from is given")
+        return share_vars_from._core.memory
+
+    @property
+    def device_count(self) -> int:
+        """Number of replicas."""
+        return self._core.num_replicas
+
+    @property
+    def core(self) -> DataParallel:
+        """The replicas, graph and engine behind this executor."""
+        return self._core
+
+    def run(
+        self,
+        fetch_list: Sequence[Any],
+        feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        feed_dict: Mapping[str, Any] | None = None,
+        return_numpy: bool = True,
+    ) -> list[Any]:
+        """Run one step. `feed`: a dict that is split over the replicas, or one dict for each of them.
+
+        Returns the fetches in order, replicas merged along dimension 0 (a scalar loss: one entry a replica).
+        Raises FeedError, FetchError, ProgramError, OperatorError.
+        """
+        fetched = self._core.run(feed if feed is not None else feed_dict, fetch_list)
+        self._ran = True
+        return results(self._core.program, fetch_list, fetched, return_numpy, True)
+
+    def drop_local_exe_scopes(self) -> None:
+        """Release what lives between steps besides parameters: the plans and their buffers."""
+        self._core._plans.clear()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._core.close()
+
+
+class CompiledProgram:
+    """A Program that `Executor.run` runs as a graph; `with_data_parallel` puts it on every replica."""
+
+    def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
+        self._program = program_or_graph
+        self._build = build_strategy
+        self._settings: dict[str, Any] | None = None
+        self._cores: dict[int, DataParallel] = {}
+
+    def with_data_parallel(
+        self,
+        loss_name: str | None = None,
+        build_strategy: BuildStrategy | None = None,
+        exec_strategy: ExecutionStrategy | None = None,
+        share_vars_from: CompiledProgram | None = None,
+        places: object = None,
+    ) -> CompiledProgram:
+        """Run on every replica. Raises SpecError when called twice."""
+        if self._settings is not None:
+            raise SpecError("with_data_parallel was called already on this CompiledProgram; make another one")
+        self._build = build_strategy or self._build
+        self._settings = {"loss_name": loss_name, "exec": exec_strategy or ExecutionStrategy(), "share": share_vars_from}
+        return self
+
+    def _core_for(self, scope: Scope) -> DataParallel:
+        core = self._cores.get(id(scope))
+        if core is None:
+            settings = self._settings or {"loss_name": None, "exec": ExecutionStrategy(), "share": None}
+            shared: CompiledProgram | None = settings["share"]
+            if shared is not None and not shared._cores:
+                raise SpecError("share_vars_from has not run yet, so it has no parameters to share; run it once first")
+            memory = next(iter(shared._cores.values())).memory if shared is not None else ReplicaMemory(scope)
+            core = _data_parallel(
+                self._program, settings["loss_name"], self._build or BuildStrategy(), settings["exec"], memory, False
+            )
+            self._cores[id(scope)] = core
+        return core
+
+    def _run_compiled(
+        self,
+        executor: object,
+        feed: Any,
+        fetch_list: Sequence[Any] | None,
+        scope: Scope | None,
+        return_numpy: bool,
+        return_merged: bool,
+    ) -> list[Any]:
+        core = self._core_for(scope or global_scope())
+        fetched = core.run(feed, fetch_list)
+        return results(self._program, fetch_list, fetched, return_numpy, return_merged)

@@ -1,0 +1,100 @@
+"""Scope: named tensors that outlive a run (parameters, optimizer state, counters)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from penstock.program.ir import Program
+
+
+class Scope:
+    """Names to tensors. `revision` counts replaced tensors, so that a lowered plan knows when to bind again."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._steps: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
+        self.revision = 0
+
+    def find(self, name: str) -> torch.Tensor | None:
+        """Return the tensor called `name`, or None."""
+        return self._tensors.get(name)
+
+    def set(self, name: str, tensor: torch.Tensor) -> None:
+        """Put a tensor under a name."""
+        if self._tensors.get(name) is not tensor:
+            self.revision += 1
+        self._tensors[name] = tensor
+
+    def erase(self, names: list[str]) -> None:
+        """Remove names."""
+        for name in names:
+            self._tensors.pop(name, None)
+        self.revision += 1
+
+    def names(self) -> list[str]:
+        """Return all names."""
+        return list(self._tensors)
+
+    def find_var(self, name: str) -> ScopeVariable | None:
+        """Return Fluid's view of a variable, or None."""
+        return ScopeVariable(self, name) if name in self._tensors else None
+
+    def next_step(self, program: Program) -> int:
+        """Return the number of this run of `program` (from 0) and count it."""
+        step = self._steps.get(program, 0)
+        self._steps[program] = step + 1
+        return step
+
+
+class ScopeVariable:
+    """Fluid's `scope.find_var(name).get_tensor()`: read as an array, `set` in place."""
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self.name = scope, name
+
+    def get_tensor(self) -> ScopeVariable:
+        """Return itself: Penstock keeps tensors, not wrappers."""
+        return self
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor."""
+        found = self._scope.find(self.name)
+        assert found is not None, self.name  # the constructor's caller has found it
+        return found
+
+    def set(self, value: np.ndarray | torch.Tensor, place: object = None) -> None:
+        """Copy `value` into the tensor."""
+        self.tensor.copy_(torch.as_tensor(value))
+
+    def shape(self) -> list[int]:
+        """Return the sizes."""
+        return list(self.tensor.shape)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        array: np.ndarray = self.tensor.detach().cpu().numpy()
+        return array.astype(dtype) if dtype is not None else array.copy()  # type: ignore[call-overload]  # numpy's protocol
+
+
+_global = Scope()
+_current = [_global]
+
+
+def global_scope() -> Scope:
+    """Return the scope that runs use unless they are given one."""
+    return _current[-1]
+
+
+@contextmanager
+def scope_guard(scope: Scope) -> Iterator[None]:
+    """Make `scope` the global one within the block."""
+    _current.append(scope)
+    try:
+        yield
+    finally:
+        _current.pop()

@@ -1,0 +1,191 @@
+"""From a Program to the SSA graph over its replicas.
+
+Who holds what:
+- `reduce`: every persistable that the forward pass does not write is shared by all replicas; each
+  parameter's update runs once, on its owner. No broadcast is needed on CPU.
+- `all_reduce`: what the optimizer writes has one copy a replica, and each replica updates its own.
+- Buffers that the forward pass writes (running statistics, counters) are per replica in every mode.
+- A replica without rows runs no forward and no backward; its copies are still updated, from the
+  exchanged gradient of the first replica.
+
+Source: multi_devices_graph_pass.cc (Fluid 1.8), DESIGN section 2 rules 7 and 8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from penstock.errors import ProgramError
+from penstock.graph.placement import place_updates
+from penstock.graph.ssa import SHARED, Graph, GraphBuilder, Mode, OpHandle, Physical, SyncPlan, reduce_edges
+from penstock.program.ir import Arg, Operator, Output, Program, Ref, Role, VarDesc
+
+_UPDATE = Role.OPTIMIZE | Role.LR_SCHED
+
+
+def build_graph(program: Program, *, mode: Mode, num_replicas: int, active: int) -> Graph:
+    """Build the graph of `program` for `num_replicas` replicas of which the first `active` have rows.
+
+    Raises ProgramError if a gradient is used before it is made.
+    """
+    if not 1 <= active <= num_replicas:
+        raise ProgramError(f"{active} of {num_replicas} replicas have rows; expected between 1 and {num_replicas}")
+    return _Build(program, "local" if num_replicas == 1 else mode, num_replicas, active).run()
+
+
+class _Build:
+    def __init__(self, program: Program, mode: Mode, num_replicas: int, active: int) -> None:
+        self.program, self.mode, self.num_replicas, self.active = program, mode, num_replicas, active
+        self.builder = GraphBuilder()
+        self.syncs: list[SyncPlan] = []
+        self.gradient_of = {op.role_vars[1]: op.role_vars[0] for op in program.operators if op.role_vars}
+        self.part_of = {p: v.name for v in program.variables.values() if v.kind == "selected_rows" for p in (v.rows, v.values)}
+        self.written = {
+            program.variables[n].storage
+            for op in program.operators
+            if op.role & _UPDATE
+            for n in (*op.writes, *op.output_names())
+        }
+        self.owners = self._owners() if mode == "reduce" else {}
+        self.pending: dict[str, int] = {}
+
+    # -- where a variable lives ------------------------------------------------------------------
+
+    def shared(self, var: VarDesc) -> bool:
+        """Whether all replicas use one copy."""
+        root = self.program.variables[var.storage]
+        if not root.persistable or root.buffer:
+            return False
+        return self.mode != "all_reduce" or root.name not in self.written
+
+    def physical(self, name: str, replica: int) -> str:
+        """Return the key of variable `name` as replica `replica` sees it; declare it at its first use."""
+        var = self.program.variables[name]
+        where = SHARED if self.shared(var) else replica
+        key = _key(name, where)
+        if key not in self.builder.variables:
+            storage = key if var.storage == name else self.physical(var.storage, replica)
+            self.builder.declare(Physical(key, name, where, storage, var.persistable, var.feed))
+        return key
+
+    # -- the walk --------------------------------------------------------------------------------
+
+    def run(self) -> Graph:
+        self.pending = self._producers()
+        for op in self.program.operators:
+            if op.role & _UPDATE:
+                self._update(op)
+            else:
+                self._compute(op)
+        reduce_edges(self.builder.handles)
+        return Graph(
+            self.mode, self.num_replicas, self.active, self.builder.handles, self.builder.variables, self.syncs, self.owners
+        )
+
+    def _producers(self) -> dict[str, int]:
+        """How many operators make each parameter's gradient (two for a sparse one)."""
+        counts: dict[str, int] = {}
+        for op in self.program.operators:
+            if op.role & Role.BACKWARD and op.role_vars:
+                counts[op.role_vars[1]] = counts.get(op.role_vars[1], 0) + 1
+        return counts
+
+    def _compute(self, op: Operator) -> None:
+        kind = "scale_loss_grad" if op.role == Role.BACKWARD | Role.LOSS else "computation"
+        for replica in range(self.active):
+            self.builder.add(kind, self._on(op, lambda n, r=replica: self.physical(n, r)), replica, replica)  # type: ignore[arg-type, misc]  # kind is a literal
+        if op.role & Role.BACKWARD and op.role_vars and self.active > 1:
+            gradient = op.role_vars[1]
+            self.pending[gradient] -= 1
+            if not self.pending[gradient]:
+                self._exchange(*op.role_vars)
+
+    def _exchange(self, parameter: str, gradient: str) -> None:
+        var = self.program.variables[gradient]
+        if var.kind == "selected_rows":
+            handles = [self._gather(part) for part in (var.rows, var.values)]
+        elif self.mode == "reduce":
+            handles = [self._collective("reduce", gradient, self._root(parameter))]
+        else:
+            handles = [self._collective("all_reduce", gradient, SHARED)]
+        owner = self.owners.get(parameter, SHARED)
+        indices = tuple(h.index for h in handles)
+        self.syncs.append(SyncPlan(parameter, gradient, owner, var.kind == "selected_rows", indices))
+
+    def _root(self, parameter: str) -> int:
+        """The replica in whose buffer the sum arises: the owner, or the first one if the owner has no rows."""
+        owner = self.owners[parameter]
+        return owner if owner < self.active else 0
+
+    def _collective(self, kind: str, gradient: str, root: int) -> OpHandle:
+        keys = tuple(self.physical(gradient, r) for r in range(self.active))
+        refs: Arg = tuple(Ref(k) for k in keys)
+        args: tuple[Arg, ...] = (refs,) if kind == "all_reduce" else (refs, root)
+        writes = keys if kind == "all_reduce" else (keys[root],)
+        op = Operator(f"{kind}.{gradient}", f"penstock.{kind}_.default", args, (), writes=writes, role=Role.BACKWARD)
+        return self.builder.add(kind, op, root, 0)  # type: ignore[arg-type]  # kind is a literal
+
+    def _gather(self, part: str) -> OpHandle:
+        keys = tuple(self.physical(part, r) for r in range(self.active))
+        out = self.builder.declare(Physical(part, part, SHARED, part, False, False))
+        op = Operator(f"gather.{part}", "aten.cat.default", (tuple(Ref(k) for k in keys),), (out,), role=Role.BACKWARD)
+        return self.builder.add("gather", op, SHARED, 0)
+
+    def _update(self, op: Operator) -> None:
+        if self.mode == "all_reduce":
+            replicas = list(range(self.num_replicas))
+        else:
+            replicas = [self.owners.get(op.role_vars[0], 0)] if op.role_vars else [0]
+        for replica in replicas:
+            self.builder.add("computation", self._on(op, lambda n, r=replica: self._operand(n, r)), replica, 0)  # type: ignore[misc]  # bound default
+
+    def _operand(self, name: str, replica: int) -> str:
+        """What an update on `replica` reads: exchanged gradients instead of its own."""
+        parameter = self.gradient_of.get(self.part_of.get(name, name))
+        if parameter is None:
+            return self.physical(name, replica)
+        if name in self.part_of and self.active > 1:
+            return name  # gathered, shared
+        if self.mode == "reduce" and self.active > 1:
+            return self.physical(name, self._root(parameter))
+        return self.physical(name, replica if replica < self.active else 0)
+
+    # -- rewriting -------------------------------------------------------------------------------
+
+    def _on(self, op: Operator, place: Callable[[str], str]) -> Operator:
+        def arg(value: Arg) -> Arg:
+            if isinstance(value, Ref):
+                return Ref(place(value.name))
+            return tuple(arg(v) for v in value) if isinstance(value, tuple) else value
+
+        def out(value: Output) -> Output:
+            if isinstance(value, tuple):
+                return tuple(place(v) for v in value)
+            return None if value is None else place(value)
+
+        return replace(
+            op,
+            args=tuple(arg(a) for a in op.args),
+            kwargs=tuple((k, arg(v)) for k, v in op.kwargs),
+            outputs=tuple(out(o) for o in op.outputs),
+            writes=tuple(place(w) for w in op.writes),
+        )
+
+    def _owners(self) -> dict[str, int]:
+        """Owners in the order in which gradients are complete."""
+        order: dict[str, int] = {}
+        for position, op in enumerate(self.program.operators):
+            if op.role & Role.BACKWARD and op.role_vars:
+                order[op.role_vars[0]] = position
+        names = sorted(order, key=lambda n: order[n])
+        return place_updates([(n, _numel(self.program.variables[n])) for n in names], self.num_replicas)
+
+
+def _numel(var: VarDesc) -> int:
+    return math.prod(d for d in var.shape if isinstance(d, int))
+
+
+def _key(name: str, replica: int) -> str:
+    return name if replica == SHARED else f"{name}#{replica}"

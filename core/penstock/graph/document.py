@@ -1,0 +1,98 @@
+"""From a built graph and its sizes to the document that a browser draws."""
+
+from __future__ import annotations
+
+import math
+
+from penstock.graph.operands import Shares
+from penstock.graph.ssa import Graph, OpHandle
+from penstock.program.expr import evaluate
+from penstock.program.ir import Program, Role
+from penstock.program.legality import RNG
+from penstock.protocol.graphdoc import GraphDocument, Op, RoleName, Sync, Value
+
+_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+_ROLES: list[tuple[Role, RoleName]] = [
+    (Role.OPTIMIZE, "optimize"),
+    (Role.LR_SCHED, "lr_sched"),
+    (Role.RPC, "communication"),
+    (Role.DIST, "communication"),
+    (Role.BACKWARD, "backward"),
+    (Role.FORWARD, "forward"),
+]
+
+
+def document(
+    graph: Graph, program: Program, shares: Shares, *, name: str, num_threads: int, rows: list[int]
+) -> GraphDocument:
+    """Return the graph document of one plan."""
+    values = _Values(graph, program, shares)
+    ops = [_op(handle, values) for handle in graph.handles]
+    syncs = [
+        Sync(
+            parameter=s.parameter,
+            gradient=s.gradient,
+            mode="reduce" if graph.mode == "reduce" else "all_reduce",
+            owner=s.owner,
+            bytes=0 if s.sparse else values.of(program.variables[s.gradient].name, 0)[1],
+            sparse=s.sparse,
+            ops=list(s.handles),
+        )
+        for s in graph.syncs
+    ]
+    return GraphDocument(
+        program=name, mode=graph.mode, num_replicas=graph.num_replicas, num_threads=num_threads,
+        batch=rows, ops=ops, edges=graph.edges(), syncs=syncs,
+    )  # fmt: skip
+
+
+class _Values:
+    def __init__(self, graph: Graph, program: Program, shares: Shares) -> None:
+        self.graph, self.program, self.shares = graph, program, shares
+
+    def of(self, name: str, replica: int) -> tuple[Value, int]:
+        """Return a variable with its sizes on a replica, and its bytes."""
+        var = self.program.variables.get(name)
+        if var is None or name == RNG:
+            return Value(name=name, dtype="int64", shape=[3]), 24
+        bindings = self.shares.bindings[min(max(replica, 0), len(self.shares.bindings) - 1)]
+        shape = [evaluate(d, bindings) for d in var.shape]
+        return Value(name=name, dtype=var.dtype, shape=shape), math.prod(shape) * _ITEM_BYTES.get(var.dtype, 1)
+
+    def physical(self, key: str, rows_of: int) -> tuple[Value, int]:
+        variable = self.graph.variables[key]
+        return self.of(variable.name, variable.replica if variable.replica >= 0 else rows_of)
+
+
+def _op(handle: OpHandle, values: _Values) -> Op:
+    inputs = [values.physical(k, handle.rows_of) for k in handle.reads()]
+    made = [values.physical(k, handle.rows_of) for k in (*handle.makes(), *handle.op.writes)]
+    return Op(
+        name=handle.op.name,
+        type=handle.op.type,
+        kind=handle.kind,
+        role=_role(handle),
+        replica=handle.replica,
+        module=handle.op.module,
+        source=handle.op.source,
+        inputs=[v for v, _ in inputs],
+        outputs=[v for v, _ in made],
+        bytes=sum(b for _, b in inputs) + sum(b for _, b in made),
+        flops=_flops(handle, [v for v, _ in inputs]),
+    )
+
+
+def _role(handle: OpHandle) -> RoleName:
+    if handle.kind in ("all_reduce", "reduce", "gather", "broadcast"):
+        return "communication"
+    if handle.kind == "scale_loss_grad":
+        return "loss"
+    return next(name for flag, name in _ROLES if handle.op.role & flag)
+
+
+def _flops(handle: OpHandle, inputs: list[Value]) -> int:
+    """Multiply-adds times two of a matrix product; 0 for everything else."""
+    if handle.op.type not in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default"):
+        return 0
+    left, right = inputs[-2].shape, inputs[-1].shape
+    return 2 * math.prod(left) * right[-1] if left and right else 0

@@ -1,0 +1,37 @@
+"""Run a built graph, one handle after another, with the same kernels as the engine: its oracle, to the bit.
+
+Not fast, and not meant to be. The caller sets the number of intra-op threads that the engine uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from penstock.graph.operands import Shares, operands
+from penstock.graph.ssa import Graph
+from penstock.program.kernels import concrete, resolve
+
+
+def interpret(graph: Graph, shares: Shares, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the value of every physical variable after one run.
+
+    `tensors`: feeds, random state and persistables by physical name; persistables are updated in place.
+    """
+    values: dict[str, Any] = dict(tensors)
+    with torch.no_grad():
+        for handle in graph.handles:
+            args, kwargs = operands(handle, shares)
+            bindings = shares.bindings[handle.rows_of]
+            result = resolve(handle.op)(
+                *(concrete(a, bindings, values.__getitem__) for a in args),
+                **{k: concrete(v, bindings, values.__getitem__) for k, v in kwargs},
+            )
+            for name, value in zip(handle.op.outputs, result if isinstance(result, tuple) else (result,), strict=False):
+                if isinstance(name, tuple):
+                    values.update(zip(name, value, strict=True))
+                elif name is not None:
+                    values[name] = value
+    return values

@@ -1,0 +1,196 @@
+"""`append_backward`: torch.autograd.grad under the recorder, so that backward operators are torch's own.
+
+The gradient of parameter w is the variable `w@GRAD`: dense and contiguous, written by one operator and
+read by nobody else in the backward pass (a copy is recorded where torch would share it), so that a
+gradient exchange may write it in place. Of a sparse table it is a SelectedRows variable: its parts
+`w@GRAD@ROWS` (int64[n]) and `w@GRAD@VALUES` ([n, d]); rows may repeat, and are never merged here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.program.ir import Operator, Output, Program, Ref, Role, VarDesc
+from penstock.program.record.context import role
+from penstock.program.record.recording import Recording, recording_of
+from penstock.program.record.variable import Variable, recording_modes
+
+
+def grad_name(name: str) -> str:
+    """Return the name of the gradient of `name`."""
+    return f"{name}@GRAD"
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """Handle of a sparse gradient: `rows` int64[n], `values` [n, d], of a table with `height` rows."""
+
+    name: str
+    rows: Variable
+    values: Variable
+    height: int
+
+
+Gradient = Variable | SelectedRows
+
+
+def append_backward(
+    loss: Variable,
+    parameter_list: Sequence[str | Variable] | None = None,
+    no_grad_set: Iterable[str | Variable] | None = None,
+    callbacks: object = None,
+) -> list[tuple[Variable, Gradient]]:
+    """Record the backward pass of a scalar loss; return (parameter, gradient) pairs in order of creation.
+
+    Raises ProgramError if the loss is no scalar or depends on no trainable parameter.
+    """
+    recording, program = recording_of(loss.program), loss.program
+    if any(d != 1 for d in loss.desc.shape):
+        raise ProgramError(
+            f"append_backward needs a scalar loss, but {loss.name!r} has shape {[str(d) for d in loss.desc.shape]} "
+            f"(made at {loss.desc.source}). Take its mean or sum first",
+            variable=loss.name,
+        )
+    dense, tables = _wanted(program, parameter_list, no_grad_set or ())
+    lookups = [look for look in recording.lookups if look.table in tables]
+    leaves = [program.handle(n).fake for n in dense] + [look.leaf for look in lookups]
+    if not leaves or not loss.fake.requires_grad:
+        raise ProgramError(f"loss {loss.name!r} depends on no trainable parameter, so there is nothing to learn", variable=loss.name)
+    before = len(program.operators)
+    _mark_loss(program, loss.name)
+    with recording_modes(recording):
+        with role(Role.BACKWARD | Role.LOSS):
+            seed = torch.ops.penstock.scale_loss_grad(loss.fake.detach(), 1.0)
+            _rename(recording, seed, grad_name(loss.name))
+        with role(Role.BACKWARD):
+            grads = torch.autograd.grad(loss.fake, leaves, grad_outputs=[seed], allow_unused=True)
+            pairs = _name_gradients(recording, dense, lookups, list(grads), before)
+    return [(program.handle(p), g) for p, g in pairs]
+
+
+def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list[str], set[str]]:
+    names = {v if isinstance(v, str) else v.name for v in refused}
+    picked = None if chosen is None else {v if isinstance(v, str) else v.name for v in chosen}
+    sparse = {look.table for look in recording_of(program).lookups}
+    trainable = [
+        v.name for v in program.parameters() if v.trainable and v.name not in names and (picked is None or v.name in picked)
+    ]
+    return [n for n in trainable if n not in sparse], {n for n in trainable if n in sparse}
+
+
+def _mark_loss(program: Program, loss: str) -> None:
+    for i in range(len(program.operators) - 1, -1, -1):
+        op = program.operators[i]
+        if loss in op.output_names():
+            program.operators[i] = replace(op, role=op.role | Role.LOSS)
+            return
+
+
+def _name_gradients(
+    recording: Recording, dense: list[str], lookups: list[Any], grads: list[Any], before: int
+) -> list[tuple[str, Gradient]]:
+    pairs: dict[str, Gradient] = {}
+    rows: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for name, grad in zip(dense, grads, strict=False):
+        if grad is not None:
+            pairs[name] = _dense_gradient(recording, name, grad, before)
+    for look, grad in zip(lookups, grads[len(dense) :], strict=True):
+        if grad is not None:
+            ids = recording.tensor_of(look.ids)
+            rows.setdefault(look.table, []).append((ids.reshape(-1), grad.reshape(-1, grad.shape[-1])))
+    for table, parts in rows.items():
+        pairs[table] = _sparse_gradient(recording, table, parts)
+    order = {v.name: i for i, v in enumerate(recording.program.parameters())}
+    return sorted(pairs.items(), key=lambda item: order[item[0]])
+
+
+def _dense_gradient(recording: Recording, name: str, grad: torch.Tensor, before: int) -> Variable:
+    if not _private(recording, grad, before):
+        grad = grad.clone(memory_format=torch.contiguous_format)
+    _rename(recording, grad, grad_name(name))
+    _pair(recording.program, grad_name(name), name)
+    return recording.handle(grad)  # type: ignore[no-any-return]  # a Variable
+
+
+def _private(recording: Recording, grad: torch.Tensor, before: int) -> bool:
+    """Whether a gradient is contiguous, covers its memory, and nothing but views of it is read anywhere."""
+    program = recording.program
+    var = program.variables[recording.name_of(grad)]
+    root = program.variables[var.storage]
+    if var.name.endswith("@GRAD") or root.persistable or root.feed or root.shape == () or not grad.is_contiguous():
+        return False
+    group = {v.name for v in program.variables.values() if v.storage == root.name}
+    if any(n.endswith("@GRAD") for n in group) or grad.untyped_storage().nbytes() != grad.numel() * grad.element_size():
+        return False
+    readers = [op for op in program.operators if group & set(op.input_names())]
+    made_before = any(root.name in op.output_names() for op in program.operators[:before])
+    return not made_before and all(group >= set(op.output_names()) and not op.writes for op in readers)
+
+
+def _sparse_gradient(recording: Recording, table: str, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> SelectedRows:
+    program, name = recording.program, grad_name(table)
+    rows = torch.cat([p[0] for p in parts]) if len(parts) > 1 else parts[0][0].clone()
+    values = torch.cat([p[1] for p in parts]) if len(parts) > 1 else parts[0][1].clone()
+    _rename(recording, rows, f"{name}@ROWS")
+    _rename(recording, values, f"{name}@VALUES")
+    for part in (f"{name}@ROWS", f"{name}@VALUES"):
+        _pair(program, part, table, name)
+    base = program.variables[table]
+    program.add_variable(
+        VarDesc(name, base.shape, base.dtype, "selected_rows", rows=f"{name}@ROWS", values=f"{name}@VALUES", source=base.source)
+    )
+    handle = SelectedRows(name, recording.handle(rows), recording.handle(values), int(str(base.shape[0])))
+    recording.handles[name] = handle
+    return handle
+
+
+def _pair(program: Program, made: str, parameter: str, gradient: str = "") -> None:
+    for i in range(len(program.operators) - 1, -1, -1):
+        op = program.operators[i]
+        if made in op.output_names():
+            program.operators[i] = replace(op, role_vars=(parameter, gradient or made))
+            return
+
+
+def _rename(recording: Recording, tensor: torch.Tensor, new: str) -> None:
+    """Give a variable that was just recorded its lasting name."""
+    program, old = recording.program, recording.name_of(tensor)
+    var = program.variables.pop(old)
+    program.add_variable(replace(var, name=new, storage=new if var.storage == old else var.storage))
+    for name, other in program.variables.items():
+        if other.storage == old:
+            program.variables[name] = replace(other, storage=new)
+    program.operators[:] = [_renamed(op, old, new) if _mentions(op, old) else op for op in program.operators]
+    recording.rename(old, new)
+
+
+def _mentions(op: Operator, name: str) -> bool:
+    return name in op.output_names() or name in op.input_names() or name in op.writes
+
+
+def _renamed(op: Operator, old: str, new: str) -> Operator:
+    def arg(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(new) if value.name == old else value
+        return tuple(arg(v) for v in value) if isinstance(value, tuple) else value
+
+    def out(value: Output) -> Output:
+        if isinstance(value, tuple):
+            return tuple(new if v == old else v for v in value)
+        return new if value == old else value
+
+    return replace(
+        op,
+        args=tuple(arg(a) for a in op.args),
+        kwargs=tuple((k, arg(v)) for k, v in op.kwargs),
+        outputs=tuple(out(o) for o in op.outputs),
+        writes=tuple(new if w == old else w for w in op.writes),
+    )
+
+
+__all__ = ["Gradient", "SelectedRows", "append_backward", "grad_name"]

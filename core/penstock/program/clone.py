@@ -1,0 +1,53 @@
+"""Copies of a Program: whole, or for test.
+
+For test: backward and optimizer operators, what was recorded for training alone, and the variables that
+nobody mentions any more are left out; dropout and batch-norm are put at rest by their own arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock.program.ir import Arg, Operator, Program, Role
+
+# type -> (position of the training argument, names written in training)
+_TRAINING = {
+    "penstock.dropout.default": 3,
+    "aten.native_batch_norm.default": 5,
+    "aten._native_batch_norm_legit.default": 5,
+    "aten.native_dropout.default": 2,
+}
+
+
+def copy_program(program: Program) -> Program:
+    """Return an equal Program; further recording goes to the original."""
+    return Program(
+        seed=program.seed,
+        symbols=list(program.symbols),
+        variables=dict(program.variables),
+        operators=list(program.operators),
+        guards=list(program.guards),
+        captured=dict(program.captured),
+        is_test=program.is_test,
+        recording=program.recording,
+    )
+
+
+def clone_for_test(program: Program) -> Program:
+    """Return the forward part, at rest."""
+    copy = copy_program(program)
+    kept = [op for op in program.operators if op.role in (Role.FORWARD, Role.FORWARD | Role.LOSS) and not op.train_only]
+    copy.operators = [_at_rest(op) for op in kept]
+    used = {n for op in copy.operators for n in (*op.input_names(), *op.output_names())}
+    used |= {program.variables[n].storage for n in used}
+    copy.variables = {n: v for n, v in program.variables.items() if n in used or v.feed or (v.persistable and v.parameter)}
+    copy.is_test = True
+    return copy
+
+
+def _at_rest(op: Operator) -> Operator:
+    position = _TRAINING.get(op.type)
+    if position is None:
+        return op
+    args: tuple[Arg, ...] = (*op.args[:position], False, *op.args[position + 1 :])
+    return replace(op, args=args, writes=())

@@ -1,0 +1,137 @@
+"""Layers with parameters, and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from penstock.errors import ProgramError
+from penstock.program.initializers import Constant, Xavier
+from penstock.program.parameters import ParamAttr, create_parameter
+from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.variable import Variable
+
+_ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
+
+
+def _activate(x: Any, act: str | None) -> Any:
+    if act is None:
+        return x
+    if act == "softmax":
+        return F.softmax(x, -1)
+    if act not in _ACTIVATIONS:
+        raise ProgramError(f"activation {act!r} is unknown; expected one of {', '.join([*_ACTIVATIONS, 'softmax'])}")
+    return _ACTIVATIONS[act](x)
+
+
+def _dtype(x: Variable) -> str:
+    return x.desc.dtype
+
+
+def fc(
+    input: Variable | Sequence[Variable],  # noqa: A002 - Fluid's name
+    size: int,
+    num_flatten_dims: int = 1,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """Fully connected layer: act(sum_i x_i W_i + b).
+
+    Shapes: x_i [.., k_i] flattened to [n, k_i] after `num_flatten_dims`; W_i [k_i, size]; result [.., size].
+    Source: fluid.layers.fc.
+    """
+    inputs = [input] if isinstance(input, Variable) else list(input)
+    prefix = name or default_main_program().unique("fc")
+    weight_attr, bias = ParamAttr.of(param_attr), ParamAttr.of(bias_attr)
+    if weight_attr is None:
+        raise ProgramError("fc needs a weight; param_attr=False is not possible")
+    with name_scope(prefix):
+        total: Any = None
+        for i, x in enumerate(inputs):
+            flat: Any = x if x.ndim == 2 and num_flatten_dims == 1 else x.flatten(num_flatten_dims)
+            width = _static_width(flat, prefix)
+            w = create_parameter([width, size], _dtype(x), weight_attr, Xavier(), prefix=prefix, suffix=f"w_{i}")
+            last = i == len(inputs) - 1
+            b = _bias(bias, size, _dtype(x), prefix) if last and bias is not None else None
+            total = _affine(flat, w, b, total)
+        return _activate(total, act)
+
+
+def _static_width(flat: Any, prefix: str) -> int:
+    width = flat.desc.shape[-1]
+    if not isinstance(width, int):
+        raise ProgramError(f"{prefix}: the last size of its input {flat.name!r} is {width}; fc needs a number there")
+    return width
+
+
+def _bias(attr: ParamAttr, size: int, dtype: str, prefix: str) -> Variable:
+    return create_parameter([size], dtype, attr, Constant(0.0), prefix=prefix, suffix="b_0")
+
+
+def _affine(x: Any, w: Variable, b: Variable | None, total: Any) -> Any:
+    if total is None and b is not None and x.ndim == 2:
+        return torch.addmm(b, x, w)  # type: ignore[call-overload]  # Variables stand for tensors
+    product = torch.matmul(x, w)  # type: ignore[arg-type]  # Variables stand for tensors
+    result: Any = product if total is None else total + product
+    return result if b is None else result + b
+
+
+def embedding(
+    input: Variable,  # noqa: A002 - Fluid's name
+    size: Sequence[int],
+    is_sparse: bool = False,
+    is_distributed: bool = False,
+    padding_idx: int | None = None,
+    param_attr: Any = None,
+    dtype: str = "float32",
+) -> Any:
+    """Look up rows of a table [size[0], size[1]].
+
+    Shapes: input int64 [.., 1] or [..]; result [.., size[1]] (a trailing 1 of the input is dropped).
+    `is_sparse`: the gradient is SelectedRows, and the update touches only the rows that were used.
+    Source: fluid.layers.embedding.
+    """
+    attr = ParamAttr.of(param_attr)
+    if attr is None or len(size) != 2:
+        raise ProgramError(f"embedding needs a table of two sizes; got size={list(size)}, param_attr={param_attr!r}")
+    if is_distributed:
+        raise ProgramError("embedding(is_distributed=True) needs parameter servers, which this version does not have; use is_sparse=True")
+    prefix = default_main_program().unique("embedding")
+    table = create_parameter(list(size), dtype, attr, Xavier(), prefix=prefix, suffix="w_0")
+    ids: Any = input.squeeze(-1) if input.ndim > 1 and input.desc.shape[-1] == 1 else input
+    padding = -1 if padding_idx is None else padding_idx % size[0]
+    with name_scope(prefix):
+        return torch.embedding(table, ids, padding, False, is_sparse)  # type: ignore[arg-type]  # Variables stand for tensors
+
+
+def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Any:  # noqa: A002 - Fluid's name
+    """Concatenate along `axis`."""
+    with name_scope(name or default_main_program().unique("concat")):
+        return torch.cat(list(input), axis)  # type: ignore[arg-type]  # Variables stand for tensors
+
+
+def relu(x: Any, name: str | None = None) -> Any:
+    """Return max(x, 0)."""
+    return torch.relu(x)
+
+
+def sigmoid(x: Any, name: str | None = None) -> Any:
+    """Return 1 / (1 + exp(-x))."""
+    return torch.sigmoid(x)
+
+
+def tanh(x: Any, name: str | None = None) -> Any:
+    """Return the hyperbolic tangent."""
+    return torch.tanh(x)
+
+
+def softmax(input: Any, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Any:  # noqa: A002 - Fluid's name
+    """Return the softmax along `axis`."""
+    return F.softmax(input, axis)
+
+

@@ -1,0 +1,77 @@
+"""What makes a Program legal, as one table of rules. Checked before a Program runs or travels.
+
+1 every operand is fed, persistable, made by an earlier operator, or the random state
+2 every result is described, and made once
+3 a view's storage is described and is no view itself
+4 what an operator writes is among its operands
+5 a symbol that appears is declared
+6 a SelectedRows variable names two described parts
+7 role_vars name a parameter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.errors import ProgramError
+from penstock.program.expr import Expr
+from penstock.program.initializers import SEED
+from penstock.program.ir import Operator, Program, unknown_variable
+
+RNG = "@RNG@"
+
+
+def check(program: Program) -> None:
+    """Raise ProgramError naming the first operator that breaks a rule."""
+    for var in program.variables.values():
+        root = program.variables.get(var.storage)
+        if root is None or root.storage != root.name:
+            raise ProgramError(f"rule 3: {var.name!r} is a view of {var.storage!r}, which is no storage", variable=var.name)
+        if var.kind == "selected_rows" and not {var.rows, var.values} <= program.variables.keys():
+            raise ProgramError(f"rule 6: parts of {var.name!r} are not described", variable=var.name)
+        _check_symbols(program, var.shape, var.name)
+    ready = {v.name for v in program.variables.values() if v.feed or v.persistable} | {RNG}
+    startup = {n for n, v in program.variables.items() if v.persistable}
+    made: set[str] = set()
+    for op in program.operators:
+        _check_operator(program, op, ready)
+        for name in op.output_names():
+            if name not in program.variables:
+                raise ProgramError(f"rule 2: operator {op.name!r} ({op.source}) makes {name!r}, which is not described", operator=op.name)
+            if name in made and name not in startup:
+                raise ProgramError(f"rule 2: {name!r} is made a second time by operator {op.name!r} ({op.source})", operator=op.name)
+            made.add(name)
+        ready.update(op.output_names())
+
+
+def _check_operator(program: Program, op: Operator, ready: set[str]) -> None:
+    inputs = op.input_names()
+    for name in inputs:
+        if name not in program.variables and name != RNG:
+            raise ProgramError(f"rule 1: operator {op.name!r} ({op.source}): {unknown_variable(name, program.variables)}", operator=op.name)
+        if name not in ready:
+            later = next((o for o in program.operators if name in o.output_names()), None)
+            made = f"it is made later, by {later.name!r} ({later.source})" if later else "no operator makes it"
+            raise ProgramError(f"rule 1: operator {op.name!r} ({op.source}) reads {name!r}, but {made}", operator=op.name, variable=name)
+    for name in op.writes:
+        if name not in inputs:
+            raise ProgramError(f"rule 4: operator {op.name!r} writes {name!r}, which is none of its operands", operator=op.name)
+    if op.role_vars is not None and not getattr(program.variables.get(op.role_vars[0]), "parameter", False):
+        raise ProgramError(f"rule 7: operator {op.name!r} names {op.role_vars[0]!r}, which is no parameter", operator=op.name)
+    _check_symbols(program, (*op.args, *(v for _, v in op.kwargs)), op.name)
+
+
+def _check_symbols(program: Program, values: Any, owner: str) -> None:
+    for value in _exprs(values):
+        unknown = value.symbols() - set(program.symbols) - {SEED}
+        if unknown:
+            raise ProgramError(f"rule 5: {owner!r} uses the symbols {sorted(unknown)}, which the program does not declare")
+
+
+def _exprs(values: Any) -> Iterator[Expr]:
+    for value in values:
+        if isinstance(value, Expr):
+            yield value
+        elif isinstance(value, tuple):
+            yield from _exprs(value)

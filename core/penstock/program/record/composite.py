@@ -1,0 +1,146 @@
+"""CompositeMode: calls that are recorded whole, or with a form of their own.
+
+dropout                         -> penstock.dropout, whose `training` attribute `clone(for_test=True)` flips
+embedding(sparse=True)          -> penstock.lookup_table, with the tape cut at the rows (no sparse autograd)
+attention with dropout          -> products, softmax and penstock.dropout
+LSTM, GRU, RNN and other random calls are refused with a word on what to use.
+
+While a call is recorded, `torch.nn.functional`'s own override checks are off (`plain_functional`), so
+that its Python bodies run and only their C++ calls arrive here: the mode then sees every inner dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from penstock.errors import ProgramError
+from penstock.program.record.recording import Recording, SparseLookup
+from penstock.program.record.source import user_line
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@contextmanager
+def plain_functional() -> Iterator[None]:
+    """Let the Python bodies of torch.nn.functional run although a function mode is active."""
+    old = {name: getattr(F, name) for name in _CHECKS}
+    for name in _CHECKS:
+        setattr(F, name, lambda *_: False)
+    try:
+        yield
+    finally:
+        for name, check in old.items():
+            setattr(F, name, check)
+
+
+class CompositeMode(TorchFunctionMode):
+    """Rewrites the calls in `_REWRITES`; passes the rest on."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rewrite = _REWRITES.get(getattr(func, "__name__", ""))
+        if rewrite is not None:
+            result = rewrite(self.recording, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+
+def dropout(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:  # noqa: A002 - torch's name
+    """Record penstock.dropout; p == 0 is recorded too, so that a clone can be compared."""
+    if not isinstance(input, torch.Tensor):
+        return NotImplemented
+    shape = rec.shape_of(input)
+    batch_dim, rows = rec.batch_of(shape)
+    rec.num_seeds += 1
+    call = torch.ops.penstock.dropout
+    return call(input, rec.rng(), float(p), bool(train), rec.num_seeds, batch_dim, rows)[0]
+
+
+def dropout_(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:  # noqa: A002 - torch's name
+    """In place, as nn.Dropout(inplace=True) asks."""
+    return input.copy_(dropout(rec, input, p, train))
+
+
+def embedding(
+    rec: Recording,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """Record a sparse lookup: the rows are a fresh leaf, the gradient is (ids, rows' gradient)."""
+    if not sparse:
+        return NotImplemented
+    weight = weight if rec.is_named(weight) else rec.capture(weight)
+    indices = indices if rec.is_named(indices) else rec.capture(indices)
+    if not weight.is_leaf or scale_grad_by_freq:
+        raise ProgramError(
+            f"{user_line()}: embedding(sparse=True) needs a parameter as its table and scale_grad_by_freq=False; "
+            "use sparse=False for a computed table"
+        )
+    with torch.no_grad():
+        rows = torch.ops.penstock.lookup_table(weight, indices, int(padding_idx))
+    leaf = rows.detach()
+    if weight.requires_grad and torch.is_grad_enabled():
+        leaf.requires_grad_(True)
+        rec.lookups.append(SparseLookup(rec.name_of(weight), rec.name_of(indices), leaf))
+    return leaf
+
+
+def attention(
+    rec: Recording,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Record attention with dropout as products and softmax; without dropout torch's fused kernel is recorded."""
+    if dropout_p == 0.0:
+        return NotImplemented
+    if enable_gqa:
+        raise ProgramError(f"{user_line()}: attention with dropout and enable_gqa cannot be recorded; repeat the keys")
+    factor = 1.0 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = (query @ key.transpose(-2, -1)) * factor
+    if is_causal:
+        ones = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device)
+        scores = scores.masked_fill(ones.triu(1), -math.inf)
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf) if masked else scores + attn_mask
+    return dropout(rec, scores.softmax(-1), dropout_p, True) @ value
+
+
+def _refuse(name: str, instead: str) -> Callable[..., Any]:
+    def refuse(rec: Recording, *args: Any, **kwargs: Any) -> Any:
+        raise ProgramError(f"{user_line()}: {name} cannot be recorded yet; {instead}", operator=name)
+
+    return refuse
+
+
+_REWRITES: dict[str, Callable[..., Any]] = {
+    "dropout": dropout,
+    "dropout_": dropout_,
+    "embedding": embedding,
+    "scaled_dot_product_attention": attention,
+    "alpha_dropout": _refuse("alpha_dropout", "use dropout"),
+    "feature_dropout": _refuse("dropout of whole channels", "use dropout"),
+    "rrelu": _refuse("rrelu in training", "use leaky_relu"),
+    **{n: _refuse(n, "unroll it over torch operations") for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+}

@@ -1,0 +1,155 @@
+"""RecordMode: every ATen call on fake tensors becomes one Operator.
+
+What it refuses, at the user's line: sizes that depend on data, operators that draw from torch's global
+generator, and guards that pin the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from penstock.errors import ProgramError
+from penstock.program.ir import Operator, Output, Role, VarDesc
+from penstock.program.record.context import current_role
+from penstock.program.record.recording import Recording
+from penstock.program.record.source import user_line
+
+aten = torch.ops.aten
+_QUERIES = {"prim::device", "aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"}
+_ALIASES = {"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"}
+
+# Operators that write what their schema does not declare: type -> positions written, given the arguments.
+_BATCH_NORM_TRAINING = {"aten::native_batch_norm": (3, 4, 5), "aten::cudnn_batch_norm": (3, 4, 5)}
+
+
+def undeclared_writes(schema_name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the positions of operands that a call writes although its schema does not say so."""
+    positions = _BATCH_NORM_TRAINING.get(schema_name)
+    if positions is None:
+        return ()
+    mean, var, training = positions
+    return (mean, var) if args[training] else ()
+
+
+class RecordMode(TorchDispatchMode):
+    """Appends to `recording.program`; see the module."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        if schema.name in _QUERIES:
+            return func(*args, **kwargs)
+        if schema.name in _ALIASES:
+            out = func(*self._known(args), **kwargs)
+            self.recording.alias(out, self.recording.name_of(args[0]))
+            return out
+        _refuse(func)
+        # A real operand becomes its fake stand-in before the call, so that the call never touches it.
+        args, kwargs = self._known(args), {k: self._known(v) for k, v in kwargs.items()}
+        out = func(*args, **kwargs)
+        self._append(func, args, kwargs, out)
+        return out
+
+    def _known(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value if self.recording.is_named(value) else self.recording.capture(value)
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._known(v) for v in value)
+        return value
+
+    def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        rec, schema = self.recording, func._schema
+        module, source = self._origin()
+        rec.program.guards.extend(rec.symbols.new_guards(source))
+        base = schema.name.split("::")[1].rstrip("_")
+        name = rec.program.unique_operator(base.lstrip("_"))
+        written = [a for a, spec in zip(args, schema.arguments, strict=False) if spec.alias_info and spec.alias_info.is_write]
+        written += [args[i] for i in undeclared_writes(schema.name, args) if args[i] is not None]
+        role, role_vars = current_role()
+        writes = tuple(rec.name_of(t) for w in written for t in (w if isinstance(w, (list, tuple)) else [w]))
+        op = Operator(
+            name,
+            f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}",
+            tuple(rec.argument(a) for a in args),
+            self._outputs(name, out, source),
+            tuple((k, rec.argument(v)) for k, v in kwargs.items()),
+            writes,
+            role,
+            role_vars,
+            module,
+            source,
+        )
+        self._mark_buffers(op)
+        rec.program.append(op)
+
+    def _origin(self) -> tuple[str, str]:
+        """Module and line: of the forward call when autograd runs, else of now."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self.recording.origins.get(node._sequence_nr(), ("", user_line()))
+        origin = (self.recording.module_path(), user_line())
+        self.recording.origins.setdefault(torch._C._autograd._get_sequence_nr() - 1, origin)
+        return origin
+
+    def _outputs(self, op_name: str, out: Any, source: str) -> tuple[Output, ...]:
+        if out is None:
+            return ()
+        results = out if isinstance(out, tuple) else (out,)
+        names: list[Output] = []
+        counter = 0
+        for result in results:
+            group = result if isinstance(result, list) else [result]
+            named: list[str | None] = []
+            for tensor in group:
+                named.append(self._output(f"{op_name}.tmp_{counter}", tensor))
+                counter += 1
+            names.append(tuple(n for n in named if n) if isinstance(result, list) else named[0])
+        return tuple(names)
+
+    def _output(self, name: str, tensor: Any) -> str | None:
+        if not isinstance(tensor, torch.Tensor):
+            if tensor is None:
+                return None
+            raise ProgramError(f"{user_line()}: a call returns {type(tensor).__name__}, which depends on data")
+        if self.recording.is_named(tensor):
+            return None  # in place: the operand itself
+        self.recording.bind(tensor, self.recording.describe(tensor, name))
+        return name
+
+    def _mark_buffers(self, op: Operator) -> None:
+        """State that the forward pass writes is kept per replica."""
+        if not op.role & Role.FORWARD:
+            return
+        variables = self.recording.program.variables
+        for name in op.writes:
+            var: VarDesc = variables[variables[name].storage]
+            if var.persistable and not var.parameter and not var.buffer:
+                variables[var.name] = replace(var, buffer=True)
+
+
+def _refuse(func: Any) -> None:
+    if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
+        line = user_line()
+        what = "reads a value back into Python" if "scalar" in str(func) or "item" in str(func) else "has a size that depends on data"
+        raise ProgramError(
+            f"{line}: the result of {func} {what}, which a recorded program cannot do. "
+            "Use torch.where, masks or topk instead of selecting, and fetch values from run() instead of .item()",
+            operator=str(func),
+            source=line,
+        )
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        line = user_line()
+        raise ProgramError(
+            f"{line}: {func} draws from torch's global generator, which would differ between replicas and runs. "
+            "Use torch.nn.functional.dropout or layers.uniform_random / gaussian_random, which are seeded by the program",
+            operator=str(func),
+            source=line,
+        )

@@ -1,0 +1,241 @@
+"""One Program's fake world: its fake tensors, their names and storages, and what was captured.
+
+Invariant: every fake tensor that took part in a recorded call has exactly one name in the Program, and
+tensors that share memory have descriptions with the same `storage`.
+Owned by the thread that records; a Program is recorded by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from penstock.errors import Bug, ProgramError
+from penstock.native import ops as _native_ops  # registers penstock::*
+from penstock.program.expr import Dim, Expr
+from penstock.program.ir import Operator, Program, Ref, TorchConst, VarDesc
+from penstock.program.record.context import current_scope, default_startup_program
+from penstock.program.record.source import user_line
+from penstock.program.record.symbols import SymbolTable
+
+RNG = "@RNG@"
+"""Name of int64[3]: program seed, step, first global row of the replica. Executors set it; it is not fed."""
+
+_HINT = 7919  # size hint of symbols: odd, prime, larger than any width that is written by hand
+
+
+@dataclass(frozen=True, slots=True)
+class SparseLookup:
+    """A lookup whose tape was cut: the gradient of `leaf` is the rows' gradient of `table`."""
+
+    table: str
+    ids: str
+    leaf: torch.Tensor
+
+
+class Recording:
+    """The recorder's state for one Program; see the module."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.shape_env = ShapeEnv()
+        self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
+        self.symbols = SymbolTable(self.shape_env)
+        self.handles: dict[str, Any] = {}
+        self.lookups: list[SparseLookup] = []
+        self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
+        self.modules: list[str] = []
+        self.active = 0
+        self.num_seeds = 0
+        self._names: dict[int, tuple[torch.Tensor, str]] = {}
+        self._storages: dict[int, tuple[Any, str]] = {}
+        self._captured: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._batch: torch.SymInt | None = None
+
+    # -- sizes -----------------------------------------------------------------------------------
+
+    def fake_of_shape(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a fake tensor; -1 at position 0 is the batch symbol, every other -1 a symbol of its own."""
+        sizes = [self._size(d, i) for i, d in enumerate(shape)]
+        with self.fake_mode:
+            return torch.empty(sizes, dtype=dtype)  # type: ignore[arg-type]  # SymInt sizes
+
+    def _size(self, dim: int, position: int) -> int | torch.SymInt:
+        if dim >= 0:
+            return int(dim)
+        if position == 0:
+            self._batch = self._batch if self._batch is not None else self._new_symbol()
+            return self._batch
+        return self._new_symbol()
+
+    def _new_symbol(self) -> torch.SymInt:
+        name = f"s{len(self.program.symbols)}"
+        self.program.symbols.append(name)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+        hint = torch.empty(_HINT + len(self.program.symbols))
+        fake = self.fake_mode.from_tensor(hint, symbolic_context=context, source=ConstantSource(name))
+        size = fake.shape[0]
+        self.symbols.add(size, name)  # type: ignore[arg-type]  # a SymInt
+        return size  # type: ignore[return-value]  # a SymInt
+
+    def shape_of(self, tensor: torch.Tensor) -> tuple[Dim, ...]:
+        """Return the shape as expressions."""
+        return tuple(self.symbols.dim(d) for d in tensor.shape)
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def name_of(self, tensor: torch.Tensor) -> str:
+        """Return the name of a tensor; a real tensor is captured first. Raises Bug for a stray fake."""
+        known = self._names.get(id(tensor))
+        if known is not None:
+            return known[1]
+        if isinstance(tensor, FakeTensor):
+            raise Bug(f"a fake tensor of shape {tuple(tensor.shape)} has no name in the program; please report this")
+        return self.name_of(self.capture(tensor))
+
+    def is_named(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has a name already."""
+        return id(tensor) in self._names
+
+    def alias(self, tensor: torch.Tensor, name: str) -> None:
+        """Let `tensor` stand for the variable `name` too (detach, or the leaf of a cut tape)."""
+        self._names[id(tensor)] = (tensor, name)
+
+    def bind(self, tensor: torch.Tensor, var: VarDesc) -> VarDesc:
+        """Add `var` to the Program and let `tensor` stand for it; a view gets its base's storage."""
+        key = tensor.untyped_storage()._cdata
+        root = self._storages.get(key)
+        if root is None:
+            self._storages[key] = (tensor.untyped_storage(), var.name)
+        else:
+            var = replace(var, storage=root[1])
+        self.program.add_variable(var)
+        self.alias(tensor, var.name)
+        return var
+
+    def rename(self, old: str, new: str) -> None:
+        """Let every tensor, storage and handle of `old` stand for `new`."""
+        self._names = {k: (t, new if n == old else n) for k, (t, n) in self._names.items()}
+        self._storages = {k: (s, new if n == old else n) for k, (s, n) in self._storages.items()}
+        handle = self.handles.pop(old, None)
+        if handle is not None:
+            handle.name = new
+            self.handles[new] = handle
+
+    def tensor_of(self, name: str) -> torch.Tensor:
+        """Return the fake tensor of a variable. Raises ProgramError if the recorder does not know it."""
+        handle = self.handles.get(name)
+        if handle is None:
+            raise ProgramError(f"variable {name!r} was not recorded here and cannot be an operand", variable=name)
+        return handle.fake  # type: ignore[no-any-return]  # Variable.fake
+
+    def describe(self, tensor: torch.Tensor, name: str, **flags: Any) -> VarDesc:
+        """Return a description of `tensor` under `name`."""
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return VarDesc(name, self.shape_of(tensor), dtype, source=user_line(), **flags)
+
+    # -- what comes from outside -------------------------------------------------------------------
+
+    def capture(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
+        """Return the fake stand-in of a real tensor: a parameter if it wants a gradient, else a constant.
+
+        The value is cloned into the startup Program, so that the user's tensor is never written.
+        """
+        known = self._captured.get(id(tensor))
+        if known is not None:
+            return known[1]
+        if tensor.device.type == "meta":
+            raise ProgramError("a tensor on the meta device has no values; initialise it before recording")
+        is_parameter = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise ProgramError("an operand is the result of eager operations with gradient; record these too, or detach it")
+        name = name or self.program.unique("param" if is_parameter else "const")
+        with self.fake_mode:
+            fake = torch.empty_strided(tensor.shape, tensor.contiguous().stride(), dtype=tensor.dtype)
+        fake.requires_grad_(tensor.requires_grad)
+        flags = {"persistable": True, "parameter": is_parameter, "trainable": tensor.requires_grad}
+        var = self.bind(fake, self.describe(fake, name, **flags))
+        self._captured[id(tensor)] = (tensor, fake)
+        self.program.captured[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._startup_captured(var)
+        return fake
+
+    def _startup_captured(self, var: VarDesc) -> None:
+        startup = default_startup_program()
+        startup.add_variable(replace(var, source=var.source))
+        startup.captured[var.name] = self.program.captured[var.name]
+        name = startup.unique_operator("captured")
+        startup.append(Operator(name, "penstock.captured", (var.name,), (var.name,), source=var.source))
+
+    def rng(self) -> torch.Tensor:
+        """Return the stand-in of the random state (see `RNG`)."""
+        if RNG in self.handles:
+            return self.tensor_of(RNG)
+        with self.fake_mode:
+            fake = torch.empty(3, dtype=torch.int64)
+        self.bind(fake, self.describe(fake, RNG))
+        self.handle(fake)
+        return fake
+
+    def handle(self, tensor: torch.Tensor) -> Any:
+        """Return the user's handle of a tensor's variable."""
+        from penstock.program.record.variable import Variable  # variable.py imports this module
+
+        name = self.name_of(tensor)
+        found = self.handles.get(name)
+        if found is None:
+            found = self.handles[name] = Variable(self, name, tensor)
+        return found
+
+    # -- arguments -------------------------------------------------------------------------------
+
+    def argument(self, value: Any) -> Any:
+        """Return the plain-data form of an operand. Raises ProgramError for what a Program cannot hold."""
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, torch.Tensor):
+            return Ref(self.name_of(value))
+        if isinstance(value, torch.SymInt):
+            return self.symbols.dim(value)
+        if isinstance(value, (list, tuple)):
+            return tuple(self.argument(v) for v in value)
+        for cls, kind in _CONSTS.items():
+            if isinstance(value, cls):
+                return TorchConst(kind, str(value).removeprefix("torch."))  # type: ignore[arg-type]  # a literal of TorchConst.kind
+        raise ProgramError(
+            f"{user_line()}: an operand of type {type(value).__name__} ({value}) cannot be recorded; "
+            "use numbers, strings, sizes, tensors and lists of them",
+        )
+
+    def module_path(self) -> str:
+        """Return the dotted path of name scopes and modules that are open now."""
+        return ".".join(p for p in (current_scope(), self.modules[-1] if self.modules else "") if p)
+
+    def batch_of(self, shape: tuple[Dim, ...]) -> tuple[int, int]:
+        """Return (dimension that the batch runs along, rows of it for one sample); (-1, 1) if none."""
+        batch = self.program.symbols[0] if self.program.symbols else ""
+        for position, dim in enumerate(shape):
+            if isinstance(dim, Expr) and batch in dim.symbols():
+                return position, max(1, dim.evaluate(dict.fromkeys(dim.symbols(), 1)))
+        return -1, 1
+
+
+_CONSTS: dict[type, str] = {
+    torch.dtype: "dtype",
+    torch.device: "device",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+}
+
+
+def recording_of(program: Program) -> Recording:
+    """Return the Recording of a Program, made at the first use."""
+    if program.recording is None:
+        program.recording = Recording(program)
+    return program.recording  # type: ignore[no-any-return]  # set just above

@@ -1,0 +1,183 @@
+"""Variable: the user's handle of a tensor in a Program. Any torch call on it is recorded.
+
+It is no tensor and holds no value; values come from `run(fetch_list=[...])`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from penstock.errors import ProgramError
+from penstock.program.ir import Program, VarDesc
+from penstock.program.record.composite import CompositeMode, plain_functional
+from penstock.program.record.dispatch import RecordMode
+from penstock.program.record.recording import Recording
+from penstock.program.record.source import user_line
+
+
+class Variable:
+    """A variable of a Program under record. `name`, `shape` (symbolic sizes), `dtype`; torch methods work."""
+
+    def __init__(self, recording: Recording, name: str, fake: torch.Tensor) -> None:
+        self._recording = recording
+        self.name = name
+        self.fake = fake
+
+    @property
+    def program(self) -> Program:
+        """The Program that it belongs to."""
+        return self._recording.program
+
+    @property
+    def desc(self) -> VarDesc:
+        """Its plain-data description."""
+        return self.program.variables[self.name]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Sizes; the batch is a symbol that prints like s77 and takes part in arithmetic."""
+        return self.fake.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self.fake.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.fake.dim()
+
+    @property
+    def persistable(self) -> bool:
+        """Whether the value lives on between runs."""
+        return self.desc.persistable
+
+    @property
+    def stop_gradient(self) -> bool:
+        """Whether gradients end here."""
+        return not self.fake.requires_grad
+
+    @stop_gradient.setter
+    def stop_gradient(self, value: bool) -> None:
+        if not value:
+            self.fake.requires_grad_(True)
+        elif self.fake.is_leaf:
+            self.fake.requires_grad_(False)
+        else:
+            detached = self.fake.detach()
+            self._recording.alias(detached, self.name)
+            self.fake = detached
+
+    def __repr__(self) -> str:
+        dims = ", ".join(str(d) for d in self.desc.shape)
+        return f"Variable({self.name!r}, [{dims}], {self.desc.dtype})"
+
+    __str__ = __repr__
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise ProgramError(
+            f"{user_line()}: the truth of variable {self.name!r} depends on data, so Python cannot branch on it while "
+            "a program is recorded. Use torch.where",
+            variable=self.name,
+        )
+
+    def __len__(self) -> int:
+        return int(self._refuse_number("len(x)"))
+
+    def __float__(self) -> float:
+        return float(self._refuse_number("float(x)"))
+
+    def __int__(self) -> int:
+        return int(self._refuse_number("int(x)"))
+
+    def __iter__(self) -> Iterator[Any]:
+        self._refuse_number("a loop over x")
+        return iter(())
+
+    def _refuse_number(self, what: str) -> Any:
+        raise ProgramError(
+            f"{user_line()}: {what} asks for a number, but variable {self.name!r} has none while a program is recorded. "
+            "Fetch its value from run(), or use torch operations on the whole tensor",
+            variable=self.name,
+        )
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return record_call(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        attribute = getattr(torch.Tensor, name)  # AttributeError for what tensors do not have
+        if callable(attribute):
+            return lambda *args, **kwargs: record_call(attribute, (self, *args), kwargs)
+        return record_call(getattr, (self, name), {})
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    method = getattr(torch.Tensor, name)
+
+    def call(self: Variable, *args: Any) -> Any:
+        return record_call(method, (self, *args), {})
+
+    call.__name__ = name
+    return call
+
+
+for _name in (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow rpow matmul rmatmul neg abs eq ne lt le gt ge "
+    "getitem setitem iadd isub imul itruediv and or xor invert"
+).split():
+    setattr(Variable, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+@contextmanager
+def recording_modes(recording: Recording) -> Iterator[None]:
+    """Run torch calls within the block on fakes, and record them."""
+    recording.active += 1
+    try:
+        with CompositeMode(recording), plain_functional(), RecordMode(recording), recording.fake_mode:
+            yield
+    finally:
+        recording.active -= 1
+
+
+def recording_in(values: Any) -> Recording | None:
+    """Return the Recording of the Variables in a nest of values. Raises ProgramError if they are of two Programs."""
+    found: Recording | None = None
+    for leaf in tree_leaves(values):
+        if not isinstance(leaf, Variable):
+            continue
+        if found is not None and leaf._recording is not found:
+            raise ProgramError(f"{user_line()}: {leaf.name!r} belongs to another program than the other operands")
+        found = leaf._recording
+    return found
+
+
+def record_call(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a torch function on Variables: record it and return Variables."""
+    recording = recording_in((args, kwargs))
+    if recording is None:
+        raise ProgramError(f"{user_line()}: a call to {func} has no Variable among its operands")
+    args, kwargs = tree_map(unwrap, (args, kwargs))
+    with recording_modes(recording):
+        out = func(*args, **kwargs)
+    return wrap(recording, out)
+
+
+def unwrap(value: Any) -> Any:
+    """Return the fake tensor of a Variable, and anything else as it is."""
+    return value.fake if isinstance(value, Variable) else value
+
+
+def wrap(recording: Recording, out: Any) -> Any:
+    """Return Variables for the tensors in a nest of results; guards that arose are taken over."""
+    recording.program.guards.extend(recording.symbols.new_guards(user_line()))
+    return tree_map(lambda v: recording.handle(v) if isinstance(v, torch.Tensor) else v, out)
