@@ -1,0 +1,18 @@
+"""Telemetry of a training process: operator events, gradient exchange, metrics and progress, to whoever watches.
+
+`session()` is the door for executors and pservers; `log`, `progress` and `close` are for scripts. A process with
+neither an agent nor PENSTOCK_URL and PENSTOCK_TOKEN runs exactly the same, and nothing here costs it anything.
+Needs numpy and pydantic, not torch.
+
+    events, sums, sync, sampling, metrics, collector, outbox    decide; no thread, no socket
+    watch, session, sender, link                                the threads and connections around them
+"""
+
+from __future__ import annotations
+
+from penstock.telemetry.events import TraceSource
+from penstock.telemetry.process import close, log, progress, session
+from penstock.telemetry.session import Session
+from penstock.telemetry.watch import Watch
+
+__all__ = ["Session", "TraceSource", "Watch", "close", "log", "progress", "session"]

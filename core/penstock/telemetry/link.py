@@ -1,0 +1,201 @@
+"""Connections to who watches: the agent's Unix socket, or the server's websocket. Shells: no decisions but the dial's.
+
+A link is used from the sender thread only. `send` and `idle` raise `Unavailable` when the connection is gone; `dial`
+raises it when nobody answers, and `PeerError` when the other side answered and refused, which no retry would change.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.errors import PeerError, Unavailable
+from penstock.protocol.contract import Attached, Managed
+from penstock.telemetry.outbox import Parcel
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+OPEN_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 1.0
+
+
+class Link(Protocol):
+    """An open connection. `stream` and `epoch` go into every frame; call `idle` at least each `idle_s`."""
+
+    stream: int
+    epoch: int
+    idle_s: float
+
+    def send(self, item: Parcel) -> None:
+        """Send one frame; block while the peer does not read."""
+        ...
+
+    def idle(self) -> None:
+        """Do what is due when there is nothing to send."""
+        ...
+
+    def close(self) -> None:
+        """Close; what was sent is on its way. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is. `endpoint`: where a pserver listens, None for a trainer."""
+
+    role: str
+    index: int
+    host: str
+    pid: int
+    endpoint: str | None
+    program: str
+    version: str
+
+    def hello(self) -> dict[str, Any]:
+        """Return the body of HELLO."""
+        body: dict[str, Any] = {
+            "role": self.role, "index": self.index, "host": self.host, "pid": self.pid, "program": self.program,
+            "version": self.version,
+        }  # fmt: skip
+        return body if self.endpoint is None else {**body, "endpoint": self.endpoint}
+
+
+class UnixLink:
+    """Length-prefixed frames to the agent; nothing comes back."""
+
+    idle_s = 60.0
+
+    def __init__(self, managed: Managed) -> None:
+        self.stream, self.epoch = managed.stream, managed.epoch
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(managed.socket)
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable(f"the agent's telemetry socket {managed.socket} does not answer: {error}") from error
+
+    def send(self, item: Parcel) -> None:
+        try:
+            self._socket.sendall(item.data)
+        except OSError as error:
+            raise Unavailable(f"the agent's telemetry socket closed: {error}") from error
+
+    def idle(self) -> None:
+        """Nothing is due."""
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class WebsocketLink:
+    """Binary messages to the server, after registration; a beat each third of the lease."""
+
+    def __init__(self, attached: Attached, identity: Identity) -> None:
+        # Only a process that a person attached needs websockets; importing it costs 60 ms.
+        from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+        self._closed_error = ConnectionClosed
+        try:
+            self._socket = _open(attached)
+        except InvalidStatus as error:
+            raise _refusal(attached, error.response.status_code) from error
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(f"the server at {attached.url} does not answer: {error}") from error
+        try:
+            answer = self._register(attached, identity)
+            self.stream, self.epoch = int(answer["stream"]), int(answer["epoch"])
+            self.idle_s = float(answer["lease_ttl_s"]) / 3
+        except (KeyError, TypeError, ValueError) as error:
+            self.close()
+            raise PeerError(f"the server at {attached.url} did not register this {identity.role}: {error}") from error
+        except (ConnectionClosed, OSError, TimeoutError) as error:
+            self.close()
+            raise _hung_up(attached, identity, error) from error
+        self._beaten = time.monotonic()
+
+    def _register(self, attached: Attached, identity: Identity) -> dict[str, Any]:
+        register: dict[str, Any] = {
+            "type": "register", "job_name": attached.job_name, "role": identity.role, "index": identity.index,
+            "host": identity.host, "pid": identity.pid,
+        }  # fmt: skip
+        if identity.endpoint is not None:
+            register["endpoint"] = identity.endpoint
+        self._socket.send(json.dumps(register))
+        answer = json.loads(self._socket.recv(timeout=OPEN_TIMEOUT_S))
+        if answer["type"] != "registered":
+            raise ValueError(f"it answered {answer!r}")
+        return dict(answer)
+
+    def send(self, item: Parcel) -> None:
+        try:
+            self._socket.send(item.frame)
+        except (self._closed_error, OSError) as error:
+            raise Unavailable(f"the server closed the connection: {error}") from error
+        if time.monotonic() - self._beaten >= self.idle_s:
+            self.idle()
+
+    def idle(self) -> None:
+        """Send a beat, and read what the server said: unread messages would stall its pings."""
+        try:
+            if time.monotonic() - self._beaten >= self.idle_s * 0.9:
+                self._socket.send('{"type":"beat"}')
+                self._beaten = time.monotonic()
+            self._read_all()
+        except (self._closed_error, OSError) as error:
+            raise Unavailable(f"the server closed the connection: {error}") from error
+
+    def _read_all(self) -> None:
+        while True:
+            try:
+                self._socket.recv(timeout=0)
+            except TimeoutError:
+                return
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def _open(attached: Attached) -> ClientConnection:
+    from websockets.sync.client import connect  # see WebsocketLink
+
+    return connect(
+        "ws" + attached.url.removeprefix("http") + "/api/v1/attach",
+        additional_headers={"Authorization": f"Bearer {attached.token}"},
+        compression=None,
+        open_timeout=OPEN_TIMEOUT_S,
+        close_timeout=CLOSE_TIMEOUT_S,
+        max_size=1 << 20,
+    )
+
+
+def _refusal(attached: Attached, status: int) -> PeerError | Unavailable:
+    if status in (401, 403):
+        return PeerError(
+            f"the server at {attached.url} refused PENSTOCK_TOKEN (status {status}); its scope must be attach"
+        )
+    if status < 500:
+        return PeerError(f"{attached.url} answered with status {status}; does PENSTOCK_URL name a Penstock server?")
+    return Unavailable(f"the server at {attached.url} answered with status {status}")
+
+
+def _hung_up(attached: Attached, identity: Identity, error: Exception) -> PeerError | Unavailable:
+    """Tell a refusal of the registration (close codes 1008 and 4400 to 4499) from a connection that broke."""
+    received = getattr(error, "rcvd", None)
+    if received is not None and (received.code == 1008 or 4400 <= received.code < 4500):
+        return PeerError(
+            f"the server at {attached.url} refused {identity.role} {identity.index} of job {attached.job_name!r}: "
+            f"{received.reason or received.code}"
+        )
+    return Unavailable(f"the server at {attached.url} hung up while this process registered: {error}")
+
+
+def dialer(contract: Managed | Attached, identity: Callable[[], Identity]) -> Callable[[], Link]:
+    """Return what opens a connection."""
+    if isinstance(contract, Managed):
+        return lambda: UnixLink(contract)
+    return lambda: WebsocketLink(contract, identity())

@@ -1,0 +1,71 @@
+"""Rows of METRICS, thinned so that a fast step does not flood the database. Pure.
+
+A row stands for its step and the steps since the row before it: LOSS is the loss of exactly its step (NaN if it was not
+fetched), SAMPLES, STEP_NS, SYNC_BYTES and SYNC_NS are *means* over its steps, TIME_NS is the end of its step. So
+SAMPLES / STEP_NS is the throughput and STEP_NS the step time however many steps a row stands for.
+A row ends at the newest step of an interval whose loss is known; if none is, after `PATIENCE_S`. With an interval
+of 100 ms that is at most 10 rows a second, and one a step for steps slower than that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.protocol.frames import Array, Column
+
+PATIENCE_S = 0.5
+
+ROW = np.dtype(
+    [
+        ("step", np.int64), ("end_ns", np.int64), ("loss", np.float64), ("samples", np.int64), ("step_ns", np.int64),
+        ("sync_bytes", np.int64), ("sync_ns", np.int64),
+    ]
+)  # fmt: skip
+"""What is known of one finished step."""
+
+Rows = npt.NDArray[np.void]
+Columns = dict[Column, Array]
+
+
+class Thinner:
+    """Merges the rows of one watch. Never drops a step: what is held back is part of the next row."""
+
+    def __init__(self) -> None:
+        self._held: Rows = np.empty(0, ROW)
+        self._waited_s = 0.0
+
+    def add(self, rows: Rows, *, interval_s: float) -> Columns | None:
+        """Take the rows of an interval; return the columns of a METRICS frame if a row is ready."""
+        self._held = np.concatenate([self._held, rows]) if len(self._held) else rows
+        self._waited_s += interval_s
+        known = np.flatnonzero(~np.isnan(self._held["loss"]))
+        if len(known):
+            return self._emit(int(known[-1]) + 1)
+        if len(self._held) and self._waited_s >= PATIENCE_S:
+            return self._emit(len(self._held))
+        return None
+
+    def flush(self) -> Columns | None:
+        """Return what is held back."""
+        return self._emit(len(self._held)) if len(self._held) else None
+
+    def _emit(self, count: int) -> Columns:
+        merged, self._held = self._held[:count], self._held[count:]
+        self._waited_s = 0.0
+        last = merged[-1:]
+        return {
+            Column.STEP: last["step"],
+            Column.TIME_NS: last["end_ns"],
+            Column.LOSS: last["loss"],
+            Column.SAMPLES: _mean(merged["samples"]),
+            Column.STEP_NS: _mean(merged["step_ns"]),
+            Column.SYNC_BYTES: _mean(merged["sync_bytes"]),
+            Column.SYNC_NS: _mean(merged["sync_ns"]),
+        }
+
+
+def _mean(values: npt.NDArray[Any]) -> Array:
+    return np.array([round(float(values.mean()))])

@@ -1,0 +1,235 @@
+"""Frames on their way out: bounded, numbered, with an account of what was dropped. Pure; the owner locks.
+
+Three queues, taken from in the order of arrival. Over the limit OP_EVENTS are dropped oldest first, then OP_SUMS and
+SYNC; METRICS, SCALARS, PROGRESS, GRAPH and GOODBYE are not, except that beyond `last_resort_bytes` (a peer that is away
+for days) the oldest METRICS and SCALARS go too, since memory is finite. What is dropped is counted and told by a GAP.
+
+Sequence numbers are given when a frame is taken, and given back if it could not be sent, so the numbers that a peer
+sees have a hole only where frames were lost on the way. HELLO, GRAPH and GRAPH_USED are made when they are due on the
+connection at hand: a new connection starts with HELLO, and each graph goes before the first frame that indexes it.
+Invariant: rows put in = rows taken + rows counted as dropped + rows still held.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.ids import GraphHash
+from penstock.protocol.frames import Frame, Kind, encode
+from penstock.telemetry.collector import Draft
+
+LIMIT_BYTES = 16 << 20
+LAST_RESORT_BYTES = 64 << 20
+MAX_GRAPHS = 16  # documents kept for the next connection; a feed shape each
+PREFIX = struct.Struct("<I")  # length, on a Unix socket
+STAMP = struct.Struct("<IIQ")  # stream, epoch, seq: bytes 8 to 24 of the header
+STAMP_AT = PREFIX.size + 8
+_VITAL, _SUMS, _EVENTS = 0, 1, 2
+_QUEUE_OF = {Kind.OP_EVENTS: _EVENTS, Kind.OP_SUMS: _SUMS, Kind.SYNC: _SUMS}
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One frame, encoded behind its length prefix. `ticket`: its place in the order of arrival, -1 if made when due."""
+
+    kind: Kind
+    rows: int
+    data: bytearray
+    graph: GraphHash | None = None
+    ticket: int = -1
+    dropped: Counter[Kind] | None = None
+
+    @property
+    def frame(self) -> memoryview:
+        """The frame without its prefix: one websocket message."""
+        return memoryview(self.data)[PREFIX.size :]
+
+
+def parcel(frame: Frame, graph: GraphHash | None = None) -> Parcel:
+    """Encode a frame. Raises ValueError if it is too large."""
+    encoded = encode(frame)
+    return Parcel(frame.kind, frame.count, bytearray(PREFIX.pack(len(encoded)) + encoded), graph)
+
+
+def pack(draft: Draft) -> Parcel:
+    """Encode a draft; stream, epoch and number come later."""
+    return parcel(
+        Frame(draft.kind, 0, 0, 0, draft.t0_ns, draft.step, draft.flags, draft.columns), draft.graph
+    )  # fmt: skip
+
+
+def message(kind: Kind, body: dict[str, Any], *, t0_ns: int = 0) -> Parcel:
+    """Encode a JSON frame."""
+    return parcel(Frame(kind, 0, 0, 0, t0_ns, body=body))
+
+
+class Outbox:
+    """What one process has to send."""
+
+    def __init__(self, *, limit_bytes: int = LIMIT_BYTES, last_resort_bytes: int = LAST_RESORT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._last_resort = last_resort_bytes
+        self._queues: tuple[deque[Parcel], ...] = (deque(), deque(), deque())
+        self._progress: Parcel | None = None
+        self._size = 0
+        self._tickets = 0
+        self._dropped: Counter[Kind] = Counter()
+        self._hello: dict[str, Any] | None = None
+        self._graphs: OrderedDict[GraphHash, Parcel] = OrderedDict()
+        self._announced: deque[GraphHash] = deque()
+        self._stream, self._epoch, self._seq = 0, 0, 0
+        self._said_hello = False
+        self._said_graphs: set[GraphHash] = set()
+        self._used: GraphHash | None = None  # on this connection
+        self._current: GraphHash | None = None  # newest that was used or announced first
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the queues."""
+        return self._size
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing waits but what only a new connection would need."""
+        return not (any(self._queues) or self._progress or self._announced or self._dropped or not self._said_hello)
+
+    def introduce(self, hello: dict[str, Any]) -> None:
+        """Set the body of HELLO; it is sent again if a connection has already had another one."""
+        self._said_hello = self._said_hello and hello == self._hello
+        self._hello = hello
+
+    def connected(self, *, stream: int, epoch: int) -> None:
+        """Start a connection: its peer knows nothing yet. Numbers start again only for another stream or epoch."""
+        if (stream, epoch) != (self._stream, self._epoch):
+            self._seq = 0
+        self._stream, self._epoch = stream, epoch
+        self._said_hello = False
+        self._said_graphs.clear()
+        self._used = None
+        if self._current is not None:
+            self._announced.appendleft(self._current)
+
+    def announce(self, graph: GraphHash, document: dict[str, Any]) -> None:
+        """Take a graph document; it is sent once on each connection. Raises ValueError if it is too large."""
+        self._graphs[graph] = message(Kind.GRAPH, document)
+        while len(self._graphs) > MAX_GRAPHS:
+            self._graphs.popitem(last=False)
+        self._announced.append(graph)
+
+    def knows(self, graph: GraphHash) -> bool:
+        """True if the document need not be announced."""
+        return graph in self._graphs
+
+    def put(self, item: Parcel) -> None:
+        """Take a frame. Drops others, or this one, if there is no room. A newer PROGRESS replaces the older."""
+        if item.kind is Kind.PROGRESS:
+            self._progress = item
+            return
+        self._tickets += 1
+        queued = Parcel(item.kind, item.rows, item.data, item.graph, self._tickets)
+        self._queues[_QUEUE_OF.get(item.kind, _VITAL)].append(queued)
+        self._size += len(item.data)
+        self._make_room()
+
+    def count_dropped(self, kind: Kind, rows: int) -> None:
+        """Account for rows that never came here."""
+        if rows:
+            self._dropped[kind] += rows
+
+    def take(self) -> Parcel | None:
+        """Return the next frame, numbered, or None. It counts as sent unless it comes back by `put_back`."""
+        item = self._next()
+        if item is not None:
+            STAMP.pack_into(item.data, STAMP_AT, self._stream, self._epoch, self._seq)
+            self._seq += 1
+        return item
+
+    def put_back(self, item: Parcel) -> None:
+        """Undo the last `take`: its connection broke, and the next one starts anew."""
+        self._seq -= 1
+        if item.dropped is not None:
+            self._dropped.update(item.dropped)
+        elif item.kind is Kind.PROGRESS:
+            self._progress = self._progress or item
+        elif item.ticket >= 0:
+            self._queues[_QUEUE_OF.get(item.kind, _VITAL)].appendleft(item)
+            self._size += len(item.data)
+            self._make_room()
+
+    def _next(self) -> Parcel | None:
+        if not self._said_hello:
+            if self._hello is None:
+                return None
+            self._said_hello = True
+            return message(Kind.HELLO, self._hello)
+        return self._next_announced() or self._next_gap() or self._next_progress() or self._next_queued()
+
+    def _next_progress(self) -> Parcel | None:
+        item, self._progress = self._progress, None
+        return item
+
+    def _next_queued(self) -> Parcel | None:
+        queue = min((q for q in self._queues if q), key=lambda q: q[0].ticket, default=None)
+        if queue is None:
+            return None
+        due = self._due_before(queue[0].graph)
+        if due is not None:
+            return due
+        self._size -= len(queue[0].data)
+        return queue.popleft()
+
+    def _next_announced(self) -> Parcel | None:
+        while self._announced:
+            graph = self._announced[0]
+            if graph not in self._said_graphs and graph in self._graphs:
+                return self._say_graph(graph)
+            self._announced.popleft()
+            if self._used is None:  # so that a page can draw the graph before its first step has ended
+                return self._say_used(graph)
+        return None
+
+    def _next_gap(self) -> Parcel | None:
+        if not self._dropped:
+            return None
+        dropped, self._dropped = self._dropped, Counter()
+        gap = message(Kind.GAP, {kind.name: rows for kind, rows in sorted(dropped.items())})
+        return Parcel(gap.kind, gap.rows, gap.data, dropped=dropped)
+
+    def _due_before(self, graph: GraphHash | None) -> Parcel | None:
+        """Return what must be said before a frame that indexes `graph`."""
+        if graph is None:
+            return None
+        if graph not in self._said_graphs and graph in self._graphs:
+            return self._say_graph(graph)
+        return self._say_used(graph) if graph != self._used else None
+
+    def _say_graph(self, graph: GraphHash) -> Parcel:
+        self._said_graphs.add(graph)
+        kept = self._graphs[graph]
+        return Parcel(kept.kind, kept.rows, bytearray(kept.data))
+
+    def _say_used(self, graph: GraphHash) -> Parcel:
+        self._used = self._current = graph
+        return message(Kind.GRAPH_USED, {"hash": graph})
+
+    def _make_room(self) -> None:
+        for queue in (self._queues[_EVENTS], self._queues[_SUMS]):
+            while self._size > self._limit and queue:
+                self._drop(queue)
+        vital = self._queues[_VITAL]
+        while self._size > self._last_resort and len(vital) > 1:
+            self._drop(vital)
+
+    def _drop(self, queue: deque[Parcel]) -> None:
+        item = queue.popleft()
+        self._size -= len(item.data)
+        self._dropped[item.kind] += item.rows
+
+    def held(self) -> Iterator[Parcel]:
+        """Yield what is in the queues."""
+        for queue in self._queues:
+            yield from queue

@@ -1,0 +1,73 @@
+"""The one session of this process: made at first use, closed at exit, given up in forked children."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock.protocol import contract
+from penstock.telemetry.session import Session, Unwatched, Watched
+
+_log = logging.getLogger("penstock.telemetry")
+_lock = threading.Lock()
+_session: Watched | Unwatched | None = None
+
+
+def session() -> Session:
+    """Return the session of this process; what kind it is was decided from the environment at the first call."""
+    global _session
+    if _session is not None:
+        return _session
+    with _lock:
+        if _session is None:
+            _session = decide(os.environ)
+            if isinstance(_session, Watched):
+                atexit.register(_session.close)
+                os.register_at_fork(after_in_child=_leave_to_parent)
+    return _session
+
+
+def decide(environ: Mapping[str, str]) -> Watched | Unwatched:
+    """Return a session for an environment. One that cannot be read is told once, and leaves the process unwatched."""
+    try:
+        found = contract.from_environ(environ, default_name=_default_name())
+    except ValueError as error:
+        _log.warning("the environment's PENSTOCK_ variables cannot be read: %s. Training goes on unwatched.", error)
+        return Unwatched()
+    return Unwatched() if isinstance(found, contract.Unwatched) else Watched(found)
+
+
+def log(step: int | None = None, **values: float) -> None:
+    """Send scalars, which the job's page draws as series: `log(auc=0.78)`. `step` None: the newest finished step."""
+    session().log(step, **values)
+
+
+def progress(done: int, total: int, unit: str = "steps") -> None:
+    """Say how far the script is; the job's page shows it as a bar and estimates the end."""
+    session().progress(done, total, unit)
+
+
+def close() -> None:
+    """Send what is left and say goodbye, in at most 2 s. Happens at the interpreter's exit by itself."""
+    session().close()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: it has none of the threads, and the process that is watched is its parent."""
+    global _session, _lock
+    former, _session, _lock = _session, Unwatched(), threading.Lock()
+    if isinstance(former, Watched):
+        atexit.unregister(former.close)
+        former.abandon()
+
+
+def _default_name() -> str:
+    """Return a job name for a process that a person started: the script's, as a job may be called."""
+    stem = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
+    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:63].rstrip("-._") or "attached"

@@ -1,0 +1,129 @@
+"""The thread that sends: it owns the connection, and redials with growing pauses. Training never waits for it.
+
+The outbox is shared with the drain thread under one condition. A frame whose sending failed is sent again on the next
+connection; frames that the kernel had taken and a dying peer had not read are lost (nothing comes back on a Unix
+socket), which the peer sees as a hole in the sequence numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from penstock.errors import PeerError, Unavailable
+from penstock.protocol.frames import Kind
+from penstock.telemetry.link import Link
+from penstock.telemetry.outbox import Outbox, Parcel
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 5.0
+_log = logging.getLogger("penstock.telemetry")
+
+
+class Sender:
+    """Sends an outbox over whatever `dial` opens, until closed. `on_refused` is called once if a peer wants nothing."""
+
+    def __init__(self, outbox: Outbox, dial: Callable[[], Link], *, on_refused: Callable[[], None]) -> None:
+        self._outbox = outbox
+        self._dial = dial
+        self._on_refused = on_refused
+        self._changed = threading.Condition()
+        self._closing = False
+        self._redial = False
+        self._told = False
+        self._thread = threading.Thread(target=self._run, name="penstock-telemetry-send", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def post(self, items: Iterable[Parcel], *, lost_events: int = 0) -> None:
+        """Put frames into the outbox and wake the thread."""
+        with self._changed:
+            for item in items:
+                self._outbox.put(item)
+            self._outbox.count_dropped(Kind.OP_EVENTS, lost_events)
+            self._changed.notify()
+
+    def edit(self, change: Callable[[Outbox], None], *, redial: bool = False) -> None:
+        """Change the outbox under its lock. `redial`: open a new connection before anything else is sent."""
+        with self._changed:
+            change(self._outbox)
+            self._redial = self._redial or redial
+            self._changed.notify()
+
+    def close(self, *, timeout_s: float) -> bool:
+        """Send what is there, then end. Returns False if that took longer: the thread is a daemon."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                link = self._dial()
+            except PeerError as error:
+                _log.warning("%s. Training goes on unwatched.", error)
+                self._on_refused()
+                return
+            except Unavailable as error:
+                if self._rest(error, pause_s):
+                    return
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                continue
+            pause_s = FIRST_PAUSE_S
+            if self._serve(link):
+                return
+
+    def _rest(self, error: Unavailable, pause_s: float) -> bool:
+        """Wait before the next dial; return True if the session is closed, which does not wait for an absent peer."""
+        if not self._told:
+            _log.warning("%s. Training goes on; telemetry is kept and sent when it is back.", error)
+            self._told = True
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, pause_s)
+            return self._closing
+
+    def _serve(self, link: Link) -> bool:
+        """Send until the session closes (True) or the connection breaks (False)."""
+        with self._changed:
+            self._outbox.connected(stream=link.stream, epoch=link.epoch)
+            self._redial = False
+        self._told = False
+        try:
+            while True:
+                item, done = self._next(link.idle_s)
+                if item is not None:
+                    self._send(link, item)
+                elif done:
+                    return self._closing
+                else:
+                    link.idle()
+        except Unavailable as error:
+            _log.info("%s. Training goes on; dialling again.", error)
+            time.sleep(FIRST_PAUSE_S)  # a peer that accepts and hangs up at once must not make this thread spin
+            return False
+        finally:
+            link.close()
+
+    def _next(self, timeout_s: float) -> tuple[Parcel | None, bool]:
+        """Wait for a frame; (None, True) if this connection is done, (None, False) after `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._redial or self._closing or not self._outbox.empty, timeout_s)
+            if self._redial:
+                return None, True
+            item = self._outbox.take()
+            return item, item is None and self._closing
+
+    def _send(self, link: Link, item: Parcel) -> None:
+        try:
+            link.send(item)
+        except Unavailable:
+            with self._changed:
+                self._outbox.put_back(item)
+            raise

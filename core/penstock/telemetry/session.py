@@ -1,0 +1,282 @@
+"""The telemetry of one process: who watches it, what it runs, and the thread that carries the one to the other.
+
+Three kinds of session, decided once from the environment: *managed* (an agent started the process; its Unix socket),
+*attached* (a person did; a websocket of its own), *unwatched* (nobody looks: no thread, no socket, empty methods).
+
+The thread of the training only appends to deques. A daemon thread takes from them each `INTERVAL_S`, drains the trace
+sources and makes frames; the sender's thread sends them. Whatever fails here is logged once and never reaches training.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock import __version__
+from penstock.ids import GraphHash
+from penstock.protocol.contract import Attached, Managed, Role
+from penstock.protocol.frames import Array, Column, Kind
+from penstock.protocol.graphdoc import GraphDocument
+from penstock.telemetry.collector import Collected, Collector, Draft
+from penstock.telemetry.events import TraceSource
+from penstock.telemetry.link import Identity, dialer
+from penstock.telemetry.outbox import Outbox, Parcel, message, pack
+from penstock.telemetry.sampling import Sampler
+from penstock.telemetry.sender import Sender
+from penstock.telemetry.watch import LiveWatch, NullWatch, Watch
+
+INTERVAL_S = 0.1
+CLOSE_S = 2.0
+_log = logging.getLogger("penstock.telemetry")
+
+
+class Session(Protocol):
+    """What a process tells of itself. No method waits for a peer (`close`: at most 2 s) or raises because of one."""
+
+    def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
+        """Say what this process is; a pserver gives the host:port that it listens on. Default: the environment's."""
+        ...
+
+    def watch(self, source: TraceSource, *, name: str) -> Watch:
+        """Start to drain a source, one for each executor."""
+        ...
+
+    def log(self, step: int | None = None, **values: float) -> None:
+        """Send scalars of a step; None: the newest finished one. Raises TypeError if a value is no number."""
+        ...
+
+    def progress(self, done: int, total: int, unit: str = "steps") -> None:
+        """Say how far the process is. Only the newest is sent, ten times a second at most."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, then GOODBYE. Idempotent; runs at the exit of the interpreter by itself."""
+        ...
+
+
+class Unwatched:
+    """The session of a process that nobody watches: nothing is kept, started or sent."""
+
+    def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
+        """Do nothing."""
+
+    def watch(self, source: TraceSource, *, name: str) -> Watch:
+        """Return a watch that does nothing."""
+        return NullWatch()
+
+    def log(self, step: int | None = None, **values: float) -> None:
+        """Do nothing."""
+
+    def progress(self, done: int, total: int, unit: str = "steps") -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Watched:
+    """A managed or attached session. Threads start with the first call of a method other than `close`.
+
+    `failed` tells whether the program ends because of an error: then the last steps are sent as well.
+    """
+
+    def __init__(
+        self,
+        contract: Managed | Attached,
+        *,
+        failed: Callable[[], bool] = lambda: getattr(sys, "last_value", None) is not None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self.drain_cpu_s = 0.0
+        self.sampler = sampler or Sampler()
+        self._redials = isinstance(contract, Attached)  # a registration belongs to its connection
+        self._identity = _identity(contract)
+        self._failed = failed
+        self._lock = threading.RLock()  # state below; reentrant, since a finalizer may close a watch at any point
+        self._watches: list[LiveWatch] = []
+        self._scalars: deque[dict[str, Any]] = deque()
+        self._progress: dict[str, Any] | None = None
+        self._started = self._closed = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-telemetry-drain", daemon=True)
+        outbox = Outbox()
+        outbox.introduce(self._identity.hello())
+        self._sender = Sender(outbox, dialer(contract, self._who), on_refused=self._stop.set)
+
+    def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
+        with self._lock:
+            number = self._identity.index if index is None else index
+            self._identity = replace(self._identity, role=role, endpoint=endpoint, index=number)
+            hello = self._identity.hello()
+            self._sender.edit(lambda outbox: outbox.introduce(hello), redial=self._redials and self._started)
+            self._start()
+
+    def watch(self, source: TraceSource, *, name: str) -> Watch:
+        with self._lock:
+            if self._closed:
+                return NullWatch()
+            self._start()
+            watch = LiveWatch(source, Collector(self.sampler), name=name, on_close=self._close_watch)
+            self._watches.append(watch)
+            return watch
+
+    def log(self, step: int | None = None, **values: float) -> None:
+        numbers = {name: float(value) for name, value in values.items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        self._start()
+        if not self._closed:
+            at = self._last_step() if step is None else step
+            self._scalars.append({"step": at, "time_ns": time.time_ns(), "values": finite})
+
+    def progress(self, done: int, total: int, unit: str = "steps") -> None:
+        self._start()
+        self._progress = {"done": int(done), "total": int(total), "unit": unit}
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed or not self._started:
+                self._closed = True
+                return
+            self._closed = True
+        deadline = time.monotonic() + CLOSE_S
+        self._stop.set()
+        self._thread.join(CLOSE_S)
+        self._sender.close(timeout_s=max(deadline - time.monotonic(), 0.0))
+
+    def abandon(self) -> None:
+        """Let nothing pile up from now on: the drain thread has ended, or, in a forked child, never was. Lock-free."""
+        self._closed = True
+        for watch in self._watches:
+            watch.forget()
+
+    def _who(self) -> Identity:
+        return self._identity  # read at each dial, since `register` changes it
+
+    def _start(self) -> None:
+        if not self._started:  # read without the lock: it only ever becomes true
+            with self._lock:
+                self._start_once()
+
+    def _start_once(self) -> None:
+        if not self._started and not self._closed:
+            self._started = True
+            self._sender.start()
+            self._thread.start()
+
+    def _last_step(self) -> int:
+        watches = [watch for watch in self._watches if watch.collector.trains] or self._watches
+        return max((watch.last_step for watch in watches), default=0)
+
+    # ---- the drain thread
+
+    def _run(self) -> None:
+        """Tick until the session closes or a peer refused this process for good."""
+        try:
+            last_s = time.monotonic()
+            while not self._stop.wait(INTERVAL_S):
+                now_s = time.monotonic()
+                self._tick(now_s - last_s)
+                last_s = now_s
+            with self._lock:
+                self._tick(time.monotonic() - last_s)
+                for watch in list(self._watches):
+                    self._close_watch(watch)
+            self._sender.post([message(Kind.GOODBYE, {}, t0_ns=time.time_ns())])
+        except Exception:  # noqa: BLE001 - a boundary: a fault of the telemetry must not end the training
+            _log.exception("telemetry failed and is switched off; training goes on")
+        finally:
+            self.abandon()
+
+    def _tick(self, interval_s: float) -> None:
+        """Drain every source, and hand what there is to the sender."""
+        began_s = time.thread_time()
+        sample_s = 0.0
+        with self._lock:
+            any_trains = any(watch.collector.trains for watch in self._watches)
+            for watch in list(self._watches):
+                got = self._collect(watch)
+                items, packing_s = _pack(got.drafts)
+                sample_s += got.sample_cpu_ns / 1e9 + packing_s
+                rows = watch.thinner.add(got.rows, interval_s=interval_s)
+                if rows is not None and (watch.collector.trains or not any_trains):
+                    items.append(_metrics(rows))
+                self._sender.post(items, lost_events=got.lost)
+        self._post_words()
+        spent_s = time.thread_time() - began_s
+        self.drain_cpu_s += spent_s
+        self.sampler.observe(interval_s=interval_s, cpu_s=spent_s, sample_cpu_s=sample_s)
+
+    def _collect(self, watch: LiveWatch) -> Collected:
+        try:
+            return watch.collect(time.time_ns(), self._announce)
+        except Exception:  # noqa: BLE001 - a boundary: one source that fails must not end training, nor other watches
+            _log.exception("the telemetry of %s failed and is switched off; training goes on", watch.name)
+            self._detach(watch)
+            return Collected()
+
+    def _post_words(self) -> None:
+        words = [self._scalars.popleft() for _ in range(len(self._scalars))]
+        progress, self._progress = self._progress, None
+        items = [message(Kind.SCALARS, body, t0_ns=body["time_ns"]) for body in words]
+        if progress is not None:
+            items.append(message(Kind.PROGRESS, progress, t0_ns=time.time_ns()))
+        if items:
+            self._sender.post(items)
+
+    def _close_watch(self, watch: LiveWatch) -> None:
+        """Drain a watch a last time. Called by the thread that closes it, or by the drain thread at the end."""
+        with self._lock:
+            if watch not in self._watches:
+                return
+            any_trains = any(other.collector.trains for other in self._watches)
+            got = self._collect(watch)
+            items, _ = _pack(got.drafts + watch.last_words(failed=self._failed()))
+            last_rows = [watch.thinner.add(got.rows, interval_s=0.0), watch.thinner.flush()]
+            if watch.collector.trains or not any_trains:
+                items += [_metrics(rows) for rows in last_rows if rows is not None]
+            self._sender.post(items, lost_events=got.lost)
+            self._detach(watch)
+
+    def _detach(self, watch: LiveWatch) -> None:
+        if watch in self._watches:
+            self._watches.remove(watch)
+        watch.forget()
+
+    def _announce(self, graph: GraphHash, document: GraphDocument) -> None:
+        def announce(outbox: Outbox) -> None:
+            if not outbox.knows(graph):
+                outbox.announce(graph, document.model_dump(mode="json"))
+
+        try:
+            self._sender.edit(announce)
+        except ValueError as error:
+            _log.warning("the graph of %s is not shown: %s", document.program, error)
+
+
+def _metrics(rows: dict[Column, Array]) -> Parcel:
+    return pack(Draft(Kind.METRICS, rows, int(rows[Column.TIME_NS][-1]), int(rows[Column.STEP][-1])))
+
+
+def _pack(drafts: list[Draft]) -> tuple[list[Parcel], float]:
+    """Encode; return also the processor time that the sampled steps took, in seconds."""
+    samples_first = sorted(drafts, key=lambda draft: draft.kind is not Kind.OP_EVENTS)
+    num_samples = sum(draft.kind is Kind.OP_EVENTS for draft in drafts)
+    began_s = time.thread_time()
+    items = [pack(draft) for draft in samples_first[:num_samples]]
+    sampled_s = time.thread_time() - began_s
+    return items + [pack(draft) for draft in samples_first[num_samples:]], sampled_s
+
+
+def _identity(contract: Managed | Attached) -> Identity:
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    return Identity(contract.role, contract.index, socket.gethostname(), os.getpid(), None, program, __version__)

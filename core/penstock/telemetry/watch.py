@@ -1,0 +1,123 @@
+"""One executor's side of the telemetry: what the training thread calls, and what the drain thread takes from it.
+
+The two threads meet in deques only, whose `append` and `popleft` are atomic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.ids import GraphHash
+from penstock.protocol.graphdoc import GraphDocument, graph_hash
+from penstock.telemetry.collector import MARK, Collected, Collector, Draft, GraphPlan
+from penstock.telemetry.events import Events, TraceSource
+from penstock.telemetry.metrics import Thinner
+
+MAX_PLANS = 32  # documents whose preparation is remembered
+_Mark = tuple[int, int, int, int, float]
+
+
+class Watch(Protocol):
+    """What an executor tells of its runs. Every method returns at once and raises nothing."""
+
+    is_watched: bool
+    """False: nobody looks; an executor need not build graph documents."""
+
+    def graph(self, document: GraphDocument, from_step: int = 0) -> None:
+        """Say that from step `from_step` on, runs use this graph. Call it before the first such run starts."""
+        ...
+
+    def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
+        """Say that a run has ended. Times: Unix; `samples`: rows fed; `loss`: None if it was not fetched."""
+        ...
+
+    def close(self) -> None:
+        """Drain the source a last time; afterwards it is not touched any more. Idempotent."""
+        ...
+
+
+class NullWatch:
+    """A watch that nobody looks at."""
+
+    is_watched = False
+
+    def graph(self, document: GraphDocument, from_step: int = 0) -> None:
+        """Do nothing."""
+
+    def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LiveWatch:
+    """A watch of a managed or attached process. `close`, once done, also makes `step` and `graph` forget."""
+
+    is_watched = True
+
+    def __init__(
+        self, source: TraceSource, collector: Collector, *, name: str, on_close: Callable[[LiveWatch], None]
+    ) -> None:
+        self.name = name
+        self.last_step = 0
+        self.collector = collector
+        self.thinner = Thinner()
+        self._source = source
+        self._on_close = on_close
+        self._marks: deque[_Mark] = deque()
+        self._graphs: deque[tuple[GraphDocument, int]] = deque()
+        self._plans: dict[int, tuple[GraphDocument, GraphPlan]] = {}
+
+    def graph(self, document: GraphDocument, from_step: int = 0) -> None:
+        self._graphs.append((document, from_step))
+
+    def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
+        self._marks.append((step, start_ns, end_ns, samples, math.nan if loss is None else loss))
+        self.last_step = step
+
+    def close(self) -> None:
+        self._on_close(self)
+
+    def forget(self) -> None:
+        """Let nothing pile up from now on: nobody takes it any more."""
+        self._marks = deque(maxlen=0)
+        self._graphs = deque(maxlen=0)
+
+    def collect(self, now_ns: int, announce: Callable[[GraphHash, GraphDocument], None]) -> Collected:
+        """Take what happened since the last call. Drain thread.
+
+        The order matters: a step that is marked has all its events in the source, so marks are taken before the
+        source is drained; an event's graph was announced before its run, so graphs are taken after.
+        """
+        marks = np.array([self._marks.popleft() for _ in range(len(self._marks))], MARK)
+        drained = self._source.drain()
+        while self._graphs:
+            document, from_step = self._graphs.popleft()
+            self.collector.use(self._plan(document, announce), from_step=from_step)
+        return self.collector.collect(Events.of(drained), lost=_lost(drained["lost"]), marks=marks, now_ns=now_ns)
+
+    def last_words(self, *, failed: bool) -> list[Draft]:
+        """Return what is sent only at the end."""
+        return self.collector.last_words(failed=failed)
+
+    def _plan(self, document: GraphDocument, announce: Callable[[GraphHash, GraphDocument], None]) -> GraphPlan:
+        known = self._plans.get(id(document))
+        if known is not None and known[0] is document:
+            return known[1]
+        graph = graph_hash(document)
+        announce(graph, document)
+        plan = GraphPlan.of(document, graph)
+        if len(self._plans) >= MAX_PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._plans[id(document)] = (document, plan)
+        return plan
+
+
+def _lost(value: Any) -> int:
+    return int(np.sum(value))  # a number, or one for each ring
