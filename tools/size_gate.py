@@ -21,8 +21,8 @@ import lizard
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_COMPLEXITY = 10
-COMPILED = frozenset({".cpp", ".cc", ".h", ".hpp", ".cu", ".ts"})
-MEASURED = COMPILED | {".py", ".tsx", ".css", ".sh"}
+COMPILED = frozenset({".cpp", ".cc", ".h", ".hpp", ".cu", ".ts", ".tsx"})
+MEASURED = COMPILED | {".py", ".css", ".sh"}
 
 
 @dataclass(frozen=True, slots=True)
