@@ -10,9 +10,9 @@ namespace penstock::ops {
 namespace {
 
 constexpr int64_t kGroup = 4 * kPhiloxLanes; // positions that one philox_block serves
-constexpr int64_t kScratch = 16 * kGroup;
+constexpr int64_t kScratch = 8 * kGroup;
 
-// The mask of the 64 positions of one group.
+// The mask of the positions of one group.
 inline __attribute__((always_inline)) void group_mask(const DropoutRule& rule, int64_t group, uint8_t* mask) {
   uint32_t words[4][kPhiloxLanes];
   philox_block(rule.stream, static_cast<uint64_t>(group) * kPhiloxLanes, words);
@@ -50,12 +50,16 @@ inline __attribute__((always_inline)) void scatter_run(const DropoutRule& rule, 
   for (int64_t at = 0; at < run; at += kScratch) {
     const int64_t count = std::min(kScratch, run - at);
     range_mask(rule, first + at, count, scratch);
-    for (int64_t done = 0; done < count;) {
-      const int64_t outer = (at + done) / layout.inner;
-      const int64_t inner = (at + done) % layout.inner;
+    int64_t outer = at / layout.inner;
+    int64_t inner = at % layout.inner;
+    for (int64_t done = 0; done < count; ++outer, inner = 0) {
       const int64_t piece = std::min(count - done, layout.inner - inner);
-      std::memcpy(mask + (outer * layout.batch + batch) * layout.inner + inner, scratch + done,
-                  static_cast<size_t>(piece));
+      uint8_t* to = mask + (outer * layout.batch + batch) * layout.inner + inner;
+      if (piece == 1) { // a call of memcpy for every byte would cost more than the bits
+        *to = scratch[done];
+      } else {
+        std::memcpy(to, scratch + done, static_cast<size_t>(piece));
+      }
       done += piece;
     }
   }

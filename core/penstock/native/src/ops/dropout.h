@@ -1,6 +1,6 @@
 // Dropout whose every bit is a function of (program seed, operator seed, step, global position of the element).
 //
-// Word for position p: counter = p / 64 * 16 + p % 16, word p / 16 % 4 of it (64 neighbours come from one vector of
+// Word for position p: counter = p / 128 * 32 + p % 32, word p / 32 % 4 of it (128 neighbours come from one block of
 // counters, and words are stored in order).  An element is kept if its word is at least p * 2^32, rounded.
 #pragma once
 

@@ -204,8 +204,8 @@ void all_reduce_(TensorList tensors) {
 void reduce_(TensorList tensors, int64_t owner) {
   const Check check("penstock.reduce_");
   const auto count = static_cast<int64_t>(tensors.size());
-  TORCH_CHECK_INDEX(owner >= 0 && owner < count, check.op(), ": owner is ", owner, "; expected a position in the list of ",
-                    count, " tensors");
+  TORCH_CHECK_INDEX(owner >= 0 && owner < count, check.op(), ": owner is ", owner,
+                    "; expected a position in the list of ", count, " tensors");
   sum_replicas(check, tensors,
                [&](auto* arrays, int64_t begin, int64_t end) { sum_to_one(arrays, count, owner, begin, end); });
 }

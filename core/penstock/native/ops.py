@@ -1,0 +1,348 @@
+"""Penstock's own operators: typed calls of `torch.ops.penstock.*`, their fake kernels and derivatives.
+
+Importing this module loads the native library.  Invariant: the schema of an operator declares every write; what a fake
+kernel says of shape and dtype is what the CPU kernel gives, with symbolic sizes too.  The kernels check their arguments
+before they write: after an error nothing has changed.  What each operator computes is in `docs/operators.md`.
+Raises on import: UserError if the library is not built, or was built for another torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from penstock.native import load_operators
+
+load_operators()
+_OPS = torch.ops.penstock
+
+# ---------------------------------------------------------------- typed calls
+
+
+def lookup_table(table: Tensor, ids: Tensor, padding_idx: int = -1) -> Tensor:
+    """Gather the rows of `table` [rows, d] that `ids` int64[...] name: [..., d]; rows of `padding_idx` are zero.
+
+    No derivative: its gradient is (ids, gradient of the result), a SelectedRows.  Raises: IndexError for an id that
+    the table does not have.
+    """
+    return cast(Tensor, _OPS.lookup_table(table, ids, padding_idx))
+
+
+def sparse_sgd_(param: Tensor, rows: Tensor, values: Tensor, lr: Tensor) -> None:
+    """Subtract lr * values [n, d] from the rows int64[n] of `param`; duplicates add up, in order."""
+    _OPS.sparse_sgd_(param, rows, values, lr)
+
+
+def sparse_adam_(
+    param: Tensor,
+    moment1: Tensor,
+    moment2: Tensor,
+    step: Tensor,
+    rows: Tensor,
+    values: Tensor,
+    lr: Tensor,
+    *,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None:
+    """Update the touched rows as torch.optim.SparseAdam does; `step` counts this step already."""
+    _OPS.sparse_adam_(param, moment1, moment2, step, rows, values, lr, beta1, beta2, epsilon)
+
+
+def sparse_adagrad_(param: Tensor, moment: Tensor, rows: Tensor, values: Tensor, lr: Tensor, *, epsilon: float) -> None:
+    """Update the touched rows as torch.optim.Adagrad (without decay) does, duplicates summed first."""
+    _OPS.sparse_adagrad_(param, moment, rows, values, lr, epsilon)
+
+
+def sgd_(param: Tensor, grad: Tensor, lr: Tensor) -> None:
+    """Subtract lr * grad."""
+    _OPS.sgd_(param, grad, lr)
+
+
+def adam_(
+    param: Tensor,
+    moment1: Tensor,
+    moment2: Tensor,
+    step: Tensor,
+    grad: Tensor,
+    lr: Tensor,
+    *,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float = 0.0,
+) -> None:
+    """Update in one pass as torch.optim.Adam does; `step` counts this step already."""
+    _OPS.adam_(param, moment1, moment2, step, grad, lr, beta1, beta2, epsilon, weight_decay)
+
+
+def all_reduce_(tensors: Sequence[Tensor]) -> None:
+    """Make every tensor the sum of all, added in list order: the same bits in each."""
+    _OPS.all_reduce_(list(tensors))
+
+
+def reduce_(tensors: Sequence[Tensor], owner: int) -> None:
+    """Make tensors[owner] the sum of all, added in list order whoever owns it; the others keep their values."""
+    _OPS.reduce_(list(tensors), owner)
+
+
+def broadcast_(destinations: Sequence[Tensor], source: Tensor) -> None:
+    """Copy `source` to every destination; one that is the same memory is left as it is."""
+    _OPS.broadcast_(list(destinations), source)
+
+
+def dropout(
+    x: Tensor, rng: Tensor, p: float, *, training: bool, op_seed: int, batch_dim: int = 0, rows_per_sample: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Zero elements with probability `p` and scale the rest by 1 / (1 - p); returns (y, keep mask).
+
+    `rng` int64[3] is (program seed, step, first global row of this replica): the bits are a function of these,
+    `op_seed` and the element's position in the whole batch.  Not training: (copy of x, empty mask).
+    """
+    return cast(tuple[Tensor, Tensor], _OPS.dropout(x, rng, p, training, op_seed, batch_dim, rows_per_sample))
+
+
+def dropout_backward(grad: Tensor, mask: Tensor, p: float, *, training: bool) -> Tensor:
+    """Pass the gradient on where the mask kept the element, scaled as the forward was."""
+    return cast(Tensor, _OPS.dropout_backward(grad, mask, p, training))
+
+
+def normal(size: Sequence[int], mean: float, std: float, *, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw from N(mean, std); element i depends on (seed, i) only, on every machine."""
+    return cast(Tensor, _OPS.normal(size, mean, std, seed, dtype))
+
+
+def truncated_normal(
+    size: Sequence[int], mean: float, std: float, *, seed: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Draw from N(mean, std) cut off at two standard deviations; seeded as `normal`."""
+    return cast(Tensor, _OPS.truncated_normal(size, mean, std, seed, dtype))
+
+
+def uniform(size: Sequence[int], low: float, high: float, *, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw from [low, high); seeded as `normal`."""
+    return cast(Tensor, _OPS.uniform(size, low, high, seed, dtype))
+
+
+def scale_loss_grad(like: Tensor, value: float) -> Tensor:
+    """Fill a new tensor of `like`'s shape and dtype with `value`: the seed of the backward pass."""
+    return cast(Tensor, _OPS.scale_loss_grad(like, value))
+
+
+def auc(predict: Tensor, label: Tensor, stat_pos: Tensor, stat_neg: Tensor) -> Tensor:
+    """Add a batch to the buckets int64[num_thresholds + 1] and return the area under the curve so far, float64 0-d."""
+    return cast(Tensor, _OPS.auc(predict, label, stat_pos, stat_neg))
+
+
+def accuracy(topk_indices: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Count rows of topk [n, k] that hold their label: (share float32, correct int32, total int32), all 0-d."""
+    return cast(tuple[Tensor, Tensor, Tensor], _OPS.accuracy(topk_indices, label))
+
+
+# ---------------------------------------------------------------- fake kernels: shapes and dtypes without values
+
+_FLOATING = (torch.float32, torch.float64)
+
+
+def _check(holds: Any, message: str) -> None:
+    # A comparison of symbols becomes a guard of the recorded program; torch words it as a runtime assertion.
+    torch._check_value(holds, lambda: message)  # type: ignore[no-untyped-call]  # torch ships it without types
+
+
+def _expect_floating(operator: str, name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _FLOATING:
+        raise TypeError(f"penstock.{operator}: {name} has dtype {tensor.dtype}; expected float32 or float64")
+
+
+def _expect_int64(operator: str, name: str, tensor: Tensor) -> None:
+    if tensor.dtype != torch.int64:
+        raise TypeError(f"penstock.{operator}: {name} has dtype {tensor.dtype}; expected int64")
+
+
+def _expect_dim(operator: str, name: str, tensor: Tensor, *dims: int) -> None:
+    if tensor.dim() not in dims:
+        expected = " or ".join(str(dim) for dim in dims)
+        raise ValueError(
+            f"penstock.{operator}: {name} has shape {list(tensor.shape)}; expected a tensor of {expected} dimensions"
+        )
+
+
+def _expect_like(operator: str, param: Tensor, **tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype != param.dtype:
+            raise TypeError(f"penstock.{operator}: {name} has dtype {tensor.dtype}; expected {param.dtype}, as param")
+        _expect_dim(operator, name, tensor, param.dim())
+        for mine, wanted in zip(tensor.shape, param.shape, strict=True):
+            _check(
+                mine == wanted,
+                f"penstock.{operator}: {name} has shape {list(tensor.shape)}; expected {list(param.shape)}, as param",
+            )
+
+
+def _expect_sparse(operator: str, param: Tensor, rows: Tensor, values: Tensor) -> None:
+    _expect_floating(operator, "param", param)
+    _expect_dim(operator, "param", param, 2)
+    _expect_int64(operator, "rows", rows)
+    _expect_dim(operator, "rows", rows, 1)
+    if values.dtype != param.dtype:
+        raise TypeError(f"penstock.{operator}: values has dtype {values.dtype}; expected {param.dtype}, as param")
+    _expect_dim(operator, "values", values, 2)
+    message = (
+        f"penstock.{operator}: values has shape {list(values.shape)}; expected [{rows.shape[0]}, {param.shape[1]}]"
+    )
+    _check(values.shape[0] == rows.shape[0], message)
+    _check(values.shape[1] == param.shape[1], message)
+
+
+def _lookup_table(table: Tensor, ids: Tensor, padding_idx: int = -1) -> Tensor:
+    _expect_dim("lookup_table", "table", table, 2)
+    _expect_int64("lookup_table", "ids", ids)
+    return table.new_empty([*ids.shape, table.shape[1]])
+
+
+def _sparse_sgd(param: Tensor, rows: Tensor, values: Tensor, lr: Tensor) -> None:
+    _expect_sparse("sparse_sgd_", param, rows, values)
+
+
+def _sparse_adam(
+    param: Tensor, moment1: Tensor, moment2: Tensor, step: Tensor, rows: Tensor, values: Tensor, *rest: Any
+) -> None:
+    _expect_sparse("sparse_adam_", param, rows, values)
+    _expect_like("sparse_adam_", param, moment1=moment1, moment2=moment2)
+
+
+def _sparse_adagrad(param: Tensor, moment: Tensor, rows: Tensor, values: Tensor, lr: Tensor, epsilon: float) -> None:
+    _expect_sparse("sparse_adagrad_", param, rows, values)
+    _expect_like("sparse_adagrad_", param, moment=moment)
+
+
+def _sgd(param: Tensor, grad: Tensor, lr: Tensor) -> None:
+    _expect_floating("sgd_", "param", param)
+    _expect_like("sgd_", param, grad=grad)
+
+
+def _adam(param: Tensor, moment1: Tensor, moment2: Tensor, step: Tensor, grad: Tensor, *rest: Any) -> None:
+    _expect_floating("adam_", "param", param)
+    _expect_like("adam_", param, moment1=moment1, moment2=moment2, grad=grad)
+
+
+def _all_reduce(tensors: list[Tensor]) -> None:
+    _expect_replicas("all_reduce_", tensors)
+
+
+def _reduce(tensors: list[Tensor], owner: int) -> None:
+    _expect_replicas("reduce_", tensors)
+
+
+def _expect_replicas(operator: str, tensors: list[Tensor]) -> None:
+    if not tensors:
+        raise ValueError(f"penstock.{operator}: got no tensors; expected one for each replica")
+    for number, tensor in enumerate(tensors):
+        _expect_like(operator, tensors[0], **{f"tensor {number}": tensor})
+
+
+def _broadcast(destinations: list[Tensor], source: Tensor) -> None:
+    for number, destination in enumerate(destinations):
+        _expect_like("broadcast_", source, **{f"destination {number}": destination})
+
+
+def _dropout(
+    x: Tensor, rng: Tensor, p: float, training: bool, op_seed: int, batch_dim: int, rows_per_sample: int
+) -> tuple[Tensor, Tensor]:
+    _expect_floating("dropout", "x", x)
+    _expect_int64("dropout", "rng", rng)
+    if not 0 <= p <= 1:
+        raise ValueError(f"penstock.dropout: p is {p}; expected a probability between 0 and 1")
+    if not -1 <= batch_dim < x.dim():
+        raise IndexError(
+            f"penstock.dropout: batch_dim is {batch_dim}; expected -1 (none) or a dimension of x, "
+            f"which has shape {list(x.shape)}"
+        )
+    y = x.new_empty(x.shape)
+    return y, x.new_empty(x.shape if training else [0], dtype=torch.bool)
+
+
+def _dropout_backward(grad: Tensor, mask: Tensor, p: float, training: bool) -> Tensor:
+    _expect_floating("dropout_backward", "grad", grad)
+    return grad.new_empty(grad.shape)
+
+
+def _normal(size: Sequence[int], mean: float, std: float, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(size, dtype=dtype, device="cpu")
+
+
+def _scale_loss_grad(like: Tensor, value: float) -> Tensor:
+    return like.new_empty(like.shape)
+
+
+def _auc(predict: Tensor, label: Tensor, stat_pos: Tensor, stat_neg: Tensor) -> Tensor:
+    _expect_floating("auc", "predict", predict)
+    _expect_int64("auc", "label", label)
+    _expect_dim("auc", "predict", predict, 1, 2)
+    _expect_dim("auc", "label", label, 1, 2)
+    return predict.new_empty([], dtype=torch.float64)
+
+
+def _accuracy(topk_indices: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    _expect_int64("accuracy", "topk_indices", topk_indices)
+    _expect_dim("accuracy", "topk_indices", topk_indices, 2)
+    _expect_int64("accuracy", "label", label)
+    count = topk_indices.new_empty([], dtype=torch.int32)
+    return topk_indices.new_empty([], dtype=torch.float32), count, torch.empty_like(count)
+
+
+_FAKE_KERNELS: dict[str, Callable[..., Any]] = {
+    "lookup_table": _lookup_table,
+    "sparse_sgd_": _sparse_sgd,
+    "sparse_adam_": _sparse_adam,
+    "sparse_adagrad_": _sparse_adagrad,
+    "sgd_": _sgd,
+    "adam_": _adam,
+    "all_reduce_": _all_reduce,
+    "reduce_": _reduce,
+    "broadcast_": _broadcast,
+    "dropout": _dropout,
+    "dropout_backward": _dropout_backward,
+    "normal": _normal,
+    "scale_loss_grad": _scale_loss_grad,
+    "auc": _auc,
+    "accuracy": _accuracy,
+    "truncated_normal": _normal,
+    "uniform": _normal,
+}
+for _name, _kernel in _FAKE_KERNELS.items():
+    torch.library.register_fake(f"penstock::{_name}", _kernel)
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+def _dropout_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, _, ctx.p, ctx.training, *_ = inputs
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # else a zeros operator for the mask's gradient would be recorded
+
+
+def _dropout_derivative(ctx: Any, grad: Tensor, _mask_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    (mask,) = ctx.saved_tensors
+    return _OPS.dropout_backward(grad, mask, ctx.p, ctx.training), None, None, None, None, None, None
+
+
+def _backward_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, mask, ctx.p, ctx.training = inputs
+    ctx.save_for_backward(mask)
+
+
+def _backward_derivative(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # Linear in the gradient: its derivative is the operator itself.
+    (mask,) = ctx.saved_tensors
+    return _OPS.dropout_backward(grad, mask, ctx.p, ctx.training), None, None, None
+
+
+torch.library.register_autograd("penstock::dropout", _dropout_derivative, setup_context=_dropout_context)
+torch.library.register_autograd("penstock::dropout_backward", _backward_derivative, setup_context=_backward_context)
