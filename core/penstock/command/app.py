@@ -1,0 +1,48 @@
+"""The command tree."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from penstock import __version__
+from penstock.command import jobs, nodes, serve
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train with Penstock, and watch it.\n\nExit codes: 0 ok, 1 job failed, 2 usage, 3 not found, 4 auth, "
+    "5 conflict, 6 unavailable, 7 timeout.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+app.command("up")(serve.up)
+app.command("demo")(serve.demo)
+app.command("submit")(jobs.submit)
+app.command("jobs")(jobs.list_jobs)
+app.command("job")(jobs.show_job)
+app.command("logs")(jobs.logs)
+app.command("cancel")(jobs.cancel)
+app.command("wait")(jobs.wait_for)
+app.command("nodes")(nodes.nodes)
+app.command("login-link")(nodes.login_link)
+app.add_typer(nodes.token_commands, name="token")
+app.add_typer(nodes.agent_commands, name="agent")

@@ -1,0 +1,146 @@
+"""`penstock demo`: a server, an agent, the example as a job, and what came out of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import penstock
+from penstock.command import follow
+from penstock.command.children import Stopped, stopped_by_signal
+from penstock.command.exits import Exit
+from penstock.command.output import emit_json, note
+from penstock.command.serve import serve
+from penstock.command.specfile import load, prepare
+from penstock.command.stack import Stack
+from penstock.errors import SpecError
+
+if TYPE_CHECKING:
+    from penstock.client import Client, Job, Series
+
+EXAMPLE = Path("examples") / "ctr_flights" / "job.yaml"
+TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What the person asked for. `job`: another job file than the example's."""
+
+    exit_when_done: bool
+    passes: int | None
+    open_browser: bool
+    json: bool
+    job: Path | None
+
+
+def run(settings: Demo, *, host: str, port: int, state_dir: Path | None) -> Exit:
+    """Run the demo to its end or to a signal; everything that it started is gone when it returns."""
+    file = settings.job or example()
+    spec = load(file)
+    if settings.passes is not None:
+        spec = spec.model_copy(update={"entrypoint": with_passes(spec.entrypoint, settings.passes)})
+    job: Job | None = None
+    try:
+        with (
+            stopped_by_signal(),
+            _folder(state_dir) as folder,
+            Stack(folder, host=host, port=port, agent=True) as stack,
+        ):
+            fields = prepare(stack.client, spec, folder=file.parent)
+            job = stack.client.submit(fields)
+            _invite(stack, settings)
+            with follow.display_for() as display:
+                job = follow.wait(stack.client, job["id"], display, check=stack.check)
+            _finish(stack, job, settings)
+            if not settings.exit_when_done:
+                note(f"still serving at {stack.url}; Ctrl-C stops it")
+                serve(stack)
+    except Stopped as signal:
+        note(f"stopped by {signal}")
+        return Exit.JOB_FAILED if settings.exit_when_done else Exit.OK
+    return follow.exit_of_job(job)
+
+
+@contextmanager
+def _folder(state_dir: Path | None) -> Iterator[Path]:
+    if state_dir is not None:
+        yield state_dir.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _invite(stack: Stack, settings: Demo) -> None:
+    link = stack.login_link()
+    note(f"\n  Watch it live: {link}\n")
+    # Without a display `webbrowser` may start a text browser in this terminal.
+    if settings.open_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        webbrowser.open(link)
+
+
+def _finish(stack: Stack, job: Job, settings: Demo) -> None:
+    result = outcome(stack, job)
+    if job["state"] != "SUCCEEDED":
+        note(f"{job['why']}\n{_log_tail(stack.client, job)}")
+    if settings.json:
+        emit_json(result)
+        return
+    figures = (f"{name} {value:.4g}" for name, value in result.items() if isinstance(value, float))
+    print(" · ".join([str(result["state"]), *figures, str(result["url"])]), flush=True)
+
+
+def outcome(stack: Stack, job: Job) -> dict[str, Any]:
+    """Return the demo's figures; those that the job never reported are null."""
+    series = stack.client.metrics(job["id"], "test_auc", "samples_per_s")
+    auc, rate = _values(series, "test_auc"), _values(series, "samples_per_s")
+    return {
+        "state": job["state"],
+        "auc": max(auc, default=None),
+        "auc_first_pass": auc[0] if auc else None,
+        "samples_per_s": statistics.median(rate) if rate else None,
+        "url": f"{stack.url}/jobs/{job['id']}",
+    }
+
+
+def _values(series: dict[str, Series], name: str) -> list[float]:
+    found = series[name]["value"] if name in series else []
+    return [value for value in found if value is not None and math.isfinite(value)]
+
+
+def _log_tail(client: Client, job: Job) -> str:
+    lines: list[str] = []
+    for replica in job["replicas"]:
+        offset, text = 0, ""
+        while True:
+            piece = client.logs(job["id"], replica["id"], offset=offset)
+            if piece["next_offset"] == offset:
+                break
+            offset, text = piece["next_offset"], (text + piece["text"])[-TAIL_BYTES:]
+        lines.extend(f"  [{replica['role']} {replica['index']}] {line}" for line in text.splitlines()[-12:])
+    return "\n".join(lines)
+
+
+def with_passes(entrypoint: list[str], passes: int) -> list[str]:
+    """Return the entrypoint with this number after `--passes`, which is added if it is not there."""
+    if "--passes" not in entrypoint[:-1]:
+        return [*entrypoint, "--passes", str(passes)]
+    at = entrypoint.index("--passes") + 1
+    return [*entrypoint[:at], str(passes), *entrypoint[at + 1 :]]
+
+
+def example() -> Path:
+    """Return the example's job file: of the checkout, else of the installed package. Raises SpecError."""
+    package = Path(penstock.__file__).resolve().parent
+    places = [package.parents[1] / EXAMPLE, package / EXAMPLE]
+    for path in places:
+        if path.is_file():
+            return path
+    raise SpecError(f"the example is not installed: no {' and no '.join(str(path) for path in places)}")

@@ -1,0 +1,133 @@
+"""Wait for a job and show how it goes: a progress bar on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.command.exits import Exit, TimedOut
+from penstock.command.output import duration, note
+from penstock.errors import Unavailable
+from penstock.protocol.states import TERMINAL_JOB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from penstock.client import Client, Job
+
+POLL_S = 0.5
+AWAY_S = 60.0  # a server that restarts is waited for this long
+LINE_EVERY_S = 10.0
+
+
+class Display(Protocol):
+    """Shows a job. Used as a context manager, so that a terminal is left as it was."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def show(self, job: Job) -> None:
+        """Show the job's present state."""
+
+
+def is_over(job: Job) -> bool:
+    """True if the job is in a state that it does not leave."""
+    return job["state"] in TERMINAL_JOB
+
+
+def exit_of_job(job: Job) -> Exit:
+    """Return the exit code that stands for how the job ended."""
+    return Exit.OK if job["state"] == "SUCCEEDED" else Exit.JOB_FAILED
+
+
+def wait(
+    client: Client,
+    job_id: str,
+    display: Display,
+    *,
+    timeout_s: float | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Job:
+    """Return the job once it has ended. `check` is called between looks and may raise.
+
+    Raises TimedOut, or Unavailable if the server is away for more than a minute.
+    """
+    start = last_seen = time.monotonic()
+    while True:
+        check()
+        try:
+            job = client.job(job_id)
+            last_seen = time.monotonic()
+            display.show(job)
+            if is_over(job):
+                return job
+        except Unavailable:
+            if time.monotonic() - last_seen > AWAY_S:
+                raise
+        if timeout_s is not None and time.monotonic() - start > timeout_s:
+            raise TimedOut(f"job {job_id} has not ended within {timeout_s:g} s; it goes on")
+        time.sleep(POLL_S)
+
+
+def display_for(*, quiet: bool = False) -> Display:
+    """Return what fits: nothing, a live bar on a terminal, lines elsewhere."""
+    if quiet:
+        return Lines(every_s=float("inf"), to=lambda _: None)
+    if not sys.stderr.isatty():
+        return Lines()
+    from penstock.command.progress import Bar  # loads rich
+
+    return Bar()
+
+
+class Lines:
+    """One line for each change of state, and one each ten seconds while the job makes progress."""
+
+    def __init__(self, *, every_s: float = LINE_EVERY_S, to: Callable[[str], None] = note) -> None:
+        self._every_s = every_s
+        self._to = to
+        self._state = ""
+        self._at = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def show(self, job: Job) -> None:
+        """Print a line if there is something new."""
+        if job["state"] == self._state and time.monotonic() - self._at < self._every_s:
+            return
+        self._state, self._at = job["state"], time.monotonic()
+        self._to(describe(job))
+
+
+def describe(job: Job) -> str:
+    """Return the state of a job in one line."""
+    parts = [f"{job['name']}: {job['state']}", *figures(job)]
+    if is_over(job) or job["progress"] is None:
+        parts.append(job["why"])
+    return " · ".join(part for part in parts if part)
+
+
+def figures(job: Job) -> list[str]:
+    """Return progress, loss, rate and remaining time, as far as they are known."""
+    parts = []
+    progress, latest = job["progress"], job["latest"] or {}
+    if progress is not None and progress["total"]:
+        parts.append(f"{progress['done']:g}/{progress['total']:g} {progress['unit']}")
+    loss, rate = latest.get("loss"), latest.get("samples_per_s")
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    if rate is not None:
+        parts.append(f"{rate:,.0f} samples/s")
+    if job["eta_s"] is not None and not is_over(job):
+        parts.append(f"{duration(job['eta_s'])} left")
+    return parts

@@ -1,0 +1,184 @@
+"""submit, jobs, job, logs, cancel, wait."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.command import follow
+from penstock.command.options import JobName, Json, Timeout, Token, Url
+from penstock.command.output import duration, emit_json, emit_table, note
+from penstock.command.profile import connect
+from penstock.errors import SpecError
+
+if TYPE_CHECKING:
+    from penstock.client import Client, Job, Replica
+
+LOG_POLL_S = 0.3
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(help="job description, YAML or JSON")],
+    wait: Annotated[bool, typer.Option("--wait", help="wait for the end; exit 1 if the job does not succeed")] = False,
+    timeout: Timeout = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Submit a job. Its workdir is packed and sent along. Prints the job's id."""
+    from penstock.command.specfile import load, prepare  # loads pydantic and yaml
+
+    spec = load(file)
+    with connect(url, token) as client:
+        job = client.submit(prepare(client, spec, folder=file.parent), key=uuid.uuid4().hex)
+        note(f"{job['name']}: {client.url}/jobs/{job['id']}")
+        if not wait:
+            emit_json(job) if json else print(job["id"])
+            return
+        _wait_and_exit(client, job["id"], timeout, json)
+
+
+def list_jobs(
+    state: Annotated[str | None, typer.Option("--state", help="only jobs in this state, e.g. RUNNING")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="at most this many, newest first")] = 50,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """List jobs, newest first."""
+    with connect(url, token) as client:
+        found = [job for _, job in zip(range(limit), client.jobs(state=state and state.upper()), strict=False)]
+    if json:
+        emit_json(found)
+        return
+    rows = [[job["id"], job["name"], job["state"], _progress(job), job["why"]] for job in found]
+    emit_table(["JOB", "NAME", "STATE", "PROGRESS", "WHY"], rows, empty="there are no jobs; 'penstock submit FILE'")
+
+
+def _progress(job: Job) -> str:
+    progress = job["progress"]
+    if progress is None or not progress["total"]:
+        return "-"
+    share = f"{100 * progress['done'] / progress['total']:.0f}%"
+    return share if job["eta_s"] is None or follow.is_over(job) else f"{share}, {duration(job['eta_s'])} left"
+
+
+def show_job(job: JobName, url: Url = None, token: Token = None, json: Json = False) -> None:
+    """Show one job: state, why, figures and replicas."""
+    with connect(url, token) as client:
+        found = find(client, job)
+    if json:
+        emit_json(found)
+        return
+    print(f"{found['id']}  attempt {found['attempt']}\n{follow.describe(found)}\n{found['why']}")
+    rows = [[_label(r), r["state"], r["host"] or "-", str(r["pid"] or "-"), _outcome(r)] for r in found["replicas"]]
+    emit_table(["REPLICA", "STATE", "HOST", "PID", "ENDED"], rows, empty="no replicas yet")
+
+
+def _outcome(replica: Replica) -> str:
+    if replica["signal"] is not None:
+        return f"signal {replica['signal']}"
+    return "-" if replica["exit_code"] is None else f"exit code {replica['exit_code']}"
+
+
+def _label(replica: Replica) -> str:
+    return f"{replica['role']} {replica['index']}"
+
+
+def logs(
+    job: JobName,
+    follow_on: Annotated[bool, typer.Option("-f", "--follow", help="go on until the job has ended")] = False,
+    replica: Annotated[
+        str | None, typer.Option("--replica", help="only this one: an id, or role and index such as trainer/0")
+    ] = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Print what the job's processes have written. Several replicas: each line says which."""
+    with connect(url, token) as client:
+        found = find(client, job)
+        offsets: dict[str, int] = {}
+        while True:
+            chosen = [item for item in found["replicas"] if replica is None or _is(item, replica)]
+            if replica is not None and not chosen and not follow_on:
+                raise SpecError(f"job {found['id']} has no replica {replica!r}; it has {_names(found)}")
+            more = [_print_log(client, found, item, offsets, json=json, label=len(chosen) > 1) for item in chosen]
+            if not any(more):
+                if not follow_on or follow.is_over(found):
+                    return
+                time.sleep(LOG_POLL_S)
+            found = client.job(found["id"])
+
+
+def _is(replica: Replica, wanted: str) -> bool:
+    return wanted in (replica["id"], f"{replica['role']}/{replica['index']}")
+
+
+def _names(job: Job) -> str:
+    return ", ".join(f"{r['role']}/{r['index']}" for r in job["replicas"]) or "none yet"
+
+
+def _print_log(client: Client, job: Job, replica: Replica, offsets: dict[str, int], *, json: bool, label: bool) -> bool:
+    """Print the next piece of one log; return whether there was one."""
+    piece = client.logs(job["id"], replica["id"], offset=offsets.get(replica["id"], 0))
+    if piece["next_offset"] == offsets.get(replica["id"], 0):
+        return False
+    offsets[replica["id"]] = piece["next_offset"]
+    if json:
+        emit_json({**piece, "role": replica["role"], "index": replica["index"]})
+    elif label:
+        print("\n".join(f"[{_label(replica)}] {line}" for line in piece["text"].splitlines()), flush=True)
+    else:
+        print(piece["text"], end="", flush=True)
+    return True
+
+
+def cancel(
+    job: JobName,
+    wait: Annotated[bool, typer.Option("--wait", help="wait until all its processes are gone")] = False,
+    timeout: Timeout = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """End a job. A job that has ended stays as it is."""
+    with connect(url, token) as client:
+        found = client.cancel(find(client, job)["id"])
+        if wait:
+            with follow.display_for(quiet=json) as display:
+                found = follow.wait(client, found["id"], display, timeout_s=timeout)
+    emit_json(found) if json else print(follow.describe(found))
+
+
+def wait_for(job: JobName, timeout: Timeout = None, url: Url = None, token: Token = None, json: Json = False) -> None:
+    """Wait until a job has ended. Exit code 0 if it succeeded, 1 if not, 7 after --timeout."""
+    with connect(url, token) as client:
+        _wait_and_exit(client, find(client, job)["id"], timeout, json)
+
+
+def _wait_and_exit(client: Client, job_id: str, timeout: float | None, json: bool) -> None:
+    with follow.display_for() as display:
+        job = follow.wait(client, job_id, display, timeout_s=timeout)
+    emit_json(job) if json else print(f"{job['id']} {job['state']}")
+    raise typer.Exit(follow.exit_of_job(job))
+
+
+def find(client: Client, name: str) -> Job:
+    """Return the job with this id, else the newest with this name. Raises NotFound."""
+    from penstock.client import NotFound  # loaded by connect already
+
+    try:
+        uuid.UUID(name)
+    except ValueError:
+        for job in client.jobs(name=name):
+            return job
+        raise NotFound(f"there is no job {name!r} on {client.url}; 'penstock jobs' lists them") from None
+    try:
+        return client.job(name)
+    except NotFound as error:
+        raise NotFound(f"there is no job {name} on {client.url}; 'penstock jobs' lists them") from error

@@ -1,0 +1,119 @@
+"""nodes, token create|list|revoke, login-link, agent join|token."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.command.options import Json, Token, Url
+from penstock.command.output import emit_json, emit_table, note
+from penstock.command.profile import connect
+
+token_commands = typer.Typer(no_args_is_help=True, help="API tokens.")
+agent_commands = typer.Typer(no_args_is_help=True, help="The agent that runs jobs on a machine.")
+
+
+def nodes(url: Url = None, token: Token = None, json: Json = False) -> None:
+    """List the machines that run jobs."""
+    with connect(url, token) as client:
+        found = list(client.nodes())
+    if json:
+        emit_json(found)
+        return
+    rows = [
+        [n["id"], n["name"], n["state"], f"{n['cpus_used']:g}/{n['cpus']}", str(n["gpus"]), n["last_seen_at"] or "-"]
+        for n in found
+    ]
+    empty = "there are no nodes; 'penstock agent token' makes a token with which one joins"
+    emit_table(["NODE", "NAME", "STATE", "CPUS", "GPUS", "LAST SEEN"], rows, empty=empty)
+
+
+@token_commands.command("create")
+def create_token(
+    name: Annotated[str, typer.Argument(help="what the token is for")],
+    scope: Annotated[list[str], typer.Option("--scope", help="read, submit, attach or admin; may be repeated")],
+    expires_in: Annotated[int | None, typer.Option("--expires-in", metavar="SECONDS", min=1)] = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Make a token. Its secret is printed once and kept nowhere."""
+    with connect(url, token) as client:
+        made = client.create_token(name, scope, expires_in_s=expires_in)
+    emit_json(made) if json else print(made["token"])
+
+
+@token_commands.command("list")
+def list_tokens(url: Url = None, token: Token = None, json: Json = False) -> None:
+    """List the tokens, without their secrets."""
+    with connect(url, token) as client:
+        found = list(client.tokens())
+    if json:
+        emit_json(found)
+        return
+    rows = [[item["id"], item["name"], ",".join(item["scopes"])] for item in found]
+    emit_table(["TOKEN", "NAME", "SCOPES"], rows, empty="there are no tokens")
+
+
+@token_commands.command("revoke")
+def revoke_token(
+    token_id: Annotated[str, typer.Argument(help="id, from 'penstock token list'")],
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Make a token worthless."""
+    with connect(url, token) as client:
+        client.revoke_token(token_id)
+    if json:
+        emit_json({"id": token_id, "revoked": True})
+
+
+def login_link(url: Url = None, token: Token = None, json: Json = False) -> None:
+    """Print a link that logs a browser in, once, within five minutes."""
+    with connect(url, token) as client:
+        link = f"{client.url}/login#code={client.login_code()}"
+    emit_json({"link": link}) if json else print(link)
+
+
+@agent_commands.command("token")
+def agent_token(
+    expires_in: Annotated[int, typer.Option("--expires-in", metavar="SECONDS", min=1)] = 300,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Make a token with which one machine joins, once."""
+    with connect(url, token) as client:
+        made = client.join_token(expires_in_s=expires_in)
+        if json:
+            emit_json({**made, "url": client.url})
+            return
+        note(f"on the new machine: penstock agent join --url {client.url} --join-token …")
+    print(made["token"])
+
+
+@agent_commands.command("join")
+def agent_join(
+    url: Annotated[str | None, typer.Option("--url", envvar="PENSTOCK_URL", help="address of the server")] = None,
+    join_token: Annotated[
+        str | None, typer.Option("--join-token", envvar="PENSTOCK_JOIN_TOKEN", help="from 'penstock agent token'")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="name of this node (default: host name)")] = None,
+    state_dir: Annotated[Path | None, typer.Option("--state-dir", help="default: ~/.penstock/agent")] = None,
+    grace: Annotated[
+        float | None, typer.Option("--grace", metavar="SECONDS", help="how long jobs outlive a lost server")
+    ] = None,
+) -> None:
+    """Run the agent of this machine until it is stopped. The second start needs no join token."""
+    given = {"--url": url, "--name": name, "--state-dir": state_dir, "--grace-s": grace}
+    arguments = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
+    environ = dict(os.environ)
+    if join_token is not None:
+        environ["PENSTOCK_JOIN_TOKEN"] = join_token  # not an argument: those can be seen by everyone
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", "penstock_worker", *arguments], environ)

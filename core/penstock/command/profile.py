@@ -1,0 +1,95 @@
+"""Which server, and with which token: flags and environment first, then the profile that `penstock up` writes.
+
+The profile (`~/.penstock/config.json`, 0600, or the file that PENSTOCK_CONFIG names) holds the URL of the local server
+and the *path* of its token, so that no secret is copied. A kept token is only sent to the URL it was kept for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import SpecError, Unavailable
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+
+DEFAULT_URL = "http://127.0.0.1:7080"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A server that this user started. `token_file`: path of its admin token."""
+
+    url: str
+    token_file: str
+
+
+def home() -> Path:
+    """Return the folder that `up` uses when none is given."""
+    return Path.home() / ".penstock"
+
+
+def path() -> Path:
+    """Return where the profile lies."""
+    given = os.environ.get("PENSTOCK_CONFIG")
+    return Path(given) if given else home() / "config.json"
+
+
+def load() -> Profile | None:
+    """Return the profile, None if there is none. Raises SpecError if it is damaged."""
+    try:
+        return Profile(**json.loads(path().read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise SpecError(f"{path()} is damaged ({error}); remove it, or give --url and --token") from error
+
+
+def save(profile: Profile) -> None:
+    """Replace the profile in one step."""
+    target = path()
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    with os.fdopen(number, "w", encoding="utf-8") as file:
+        json.dump(asdict(profile), file)
+    Path(temporary).replace(target)
+
+
+def remove(profile: Profile) -> None:
+    """Remove the profile if it still is this one."""
+    try:
+        if load() == profile:
+            path().unlink(missing_ok=True)
+    except SpecError:
+        return  # not ours any more
+
+
+def resolve(url: str | None, token: str | None) -> tuple[str, str]:
+    """Return URL and token. Raises AuthError if no token is known for the URL."""
+    kept = load()
+    address = (url or (kept.url if kept else DEFAULT_URL)).rstrip("/")
+    if token is not None:
+        return address, token
+    if kept is not None and kept.url == address:
+        try:
+            return address, Path(kept.token_file).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            remove(kept)  # its server kept its state in a folder that is gone
+    from penstock.client import AuthError  # loads httpx
+
+    if url is None:
+        raise Unavailable("no server is known: start one with 'penstock up', or give --url and --token")
+    raise AuthError(f"no token is known for {address}: give --token or set PENSTOCK_TOKEN")
+
+
+def connect(url: str | None, token: str | None) -> Client:
+    """Return a client for the server that is meant. No connection is made yet."""
+    address, secret = resolve(url, token)
+    from penstock.client import Client  # loads httpx, 0.1 s that --help need not pay
+
+    return Client(address, token=secret)

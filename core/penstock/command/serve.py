@@ -1,0 +1,64 @@
+"""up, demo."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.command.options import Host, Json, Port, StateDir
+from penstock.command.output import emit_json, note
+
+if TYPE_CHECKING:
+    from penstock.command.stack import Stack
+
+LOOPBACK = "127.0.0.1"
+CHECK_S = 0.2
+
+
+def up(
+    host: Host = LOOPBACK,
+    port: Port = 7080,
+    state_dir: StateDir = None,
+    no_agent: Annotated[bool, typer.Option("--no-agent", help="start the server alone")] = False,
+    json: Json = False,
+) -> None:
+    """Run a server and a local agent until stopped (Ctrl-C or SIGTERM); that ends all running jobs' processes too."""
+    from penstock.command.children import Stopped, stopped_by_signal  # loads subprocess and ctypes
+    from penstock.command.profile import home
+    from penstock.command.stack import Stack  # loads httpx
+
+    try:
+        with stopped_by_signal(), Stack(state_dir or home(), host=host, port=port, agent=not no_agent) as stack:
+            link = stack.login_link()
+            emit_json({"url": stack.url, "login_link": link}) if json else print(f"Penstock: {link}", flush=True)
+            note("Ctrl-C stops it")
+            serve(stack)
+    except Stopped as signal:
+        note(f"stopped by {signal}")
+
+
+def serve(stack: Stack) -> None:
+    """Watch the children until a signal comes. Raises Unavailable if one of them ends."""
+    while True:
+        stack.check()
+        time.sleep(CHECK_S)
+
+
+def demo(
+    exit_when_done: Annotated[bool, typer.Option("--exit-when-done", help="stop when the job has ended")] = False,
+    passes: Annotated[int | None, typer.Option("--passes", min=1, help="passes over the data (default: 20)")] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="do not open a browser")] = False,
+    host: Host = LOOPBACK,
+    port: Port = 7080,
+    state_dir: StateDir = None,
+    json: Json = False,
+    job: Annotated[Path | None, typer.Option("--job", hidden=True, help="another job than the example")] = None,
+) -> None:
+    """Train CTR-DNN on real flights as a job, and show it live in a browser."""
+    from penstock.command.demo import Demo, run  # loads httpx and pydantic
+
+    settings = Demo(exit_when_done=exit_when_done, passes=passes, open_browser=not no_open, json=json, job=job)
+    raise typer.Exit(run(settings, host=host, port=port, state_dir=state_dir))

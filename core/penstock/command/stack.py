@@ -1,0 +1,145 @@
+"""A control plane and a local agent as child processes: what `up` and `demo` run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock.client import Client, Conflict
+from penstock.command import profile
+from penstock.command.children import Child, ignore_signals
+from penstock.errors import SpecError, Unavailable
+
+READY_S = 60.0
+POLL_S = 0.05
+AGENT_STOP_S, SERVER_STOP_S = 9.0, 3.0
+LOOPBACK = "127.0.0.1"
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise Conflict if the port is taken, SpecError if the host is none of this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise SpecError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            raise Conflict(
+                f"port {port} on {host} is in use; is another 'penstock up' running? "
+                "Stop it, or take another port with --port (0: any free one)"
+            ) from error
+
+
+class Stack:
+    """Server and agent with their state below one folder. A context manager: leaving it ends both, and all replicas."""
+
+    def __init__(self, state_dir: Path, *, host: str, port: int, agent: bool) -> None:
+        self._state_dir = state_dir
+        self._host = host
+        self._port = port
+        self._with_agent = agent
+        self._server: Child | None = None
+        self._agent: Child | None = None
+        self._profile: profile.Profile | None = None
+        self.url = ""
+        self.client: Client
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        check_port(self._host, self._port)
+        self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        server_dir = self._state_dir / "server"
+        argv = ["-m", "penstock_server", "--host", self._host, "--port", str(self._port), "--state-dir"]
+        self._server = self._child("server", [*argv, str(server_dir)], {})
+        self.url = self._until_ready(self._server, server_dir)
+        token_file = server_dir / "admin.token"
+        self.client = Client(self.url, token=token_file.read_text(encoding="utf-8").strip())
+        self._profile = profile.Profile(self.url, str(token_file))
+        profile.save(self._profile)
+        if self._with_agent:
+            self._start_agent()
+
+    def _start_agent(self) -> None:
+        argv = ["-m", "penstock_worker", "--url", self.url, "--state-dir", str(self._state_dir / "agent")]
+        kept = self._state_dir / "agent" / "node.json"
+        secrets = {"PENSTOCK_JOIN_TOKEN": self.client.join_token()["token"]}
+        if kept.exists() and json.loads(kept.read_text(encoding="utf-8"))["url"] == self.url:
+            secrets = {}  # the same node as before comes back
+        self._agent = self._child("agent", argv, secrets)
+        end = time.monotonic() + READY_S
+        while not any(node["state"] == "READY" for node in self.client.nodes()):
+            self.check()
+            if time.monotonic() > end:
+                raise Unavailable(f"the agent did not connect within {READY_S:g} s:\n{self._agent.tail()}")
+            time.sleep(POLL_S)
+
+    def _child(self, name: str, arguments: list[str], secrets: dict[str, str]) -> Child:
+        # What a person set for commands must not become a job's or a server's business.
+        environ = {key: value for key, value in os.environ.items() if key not in ("PENSTOCK_URL", "PENSTOCK_TOKEN")}
+        log = self._state_dir / f"{name}.log"
+        return Child(name, [sys.executable, *arguments], log=log, env={**environ, **secrets})
+
+    def _until_ready(self, server: Child, server_dir: Path) -> str:
+        """Return the address that the server wrote down, once it answers there."""
+        end = time.monotonic() + READY_S
+        while time.monotonic() < end:
+            server.check()
+            url = _address(server_dir / "server.json", server.pid)
+            if url is not None:
+                with Client(url, token=None) as client:
+                    if client.is_ready():
+                        return url
+            time.sleep(POLL_S)
+        raise Unavailable(f"the server was not ready within {READY_S:g} s:\n{server.tail()}")
+
+    def login_link(self) -> str:
+        """Return a link that logs a browser in, once."""
+        return f"{self.url}/login#code={self.client.login_code()}"
+
+    def check(self) -> None:
+        """Raise Unavailable if one of the children has ended."""
+        for child in (self._server, self._agent):
+            if child is not None:
+                child.check()
+
+    def stop(self) -> None:
+        """End the agent, which ends its replicas and reports them, then the server. Within 10 s if all is well."""
+        ignore_signals()
+        if self._profile is not None:
+            profile.remove(self._profile)
+        if self._agent is not None:
+            self._agent.stop(AGENT_STOP_S)
+        if self._server is not None:
+            self._server.stop(SERVER_STOP_S)
+        if hasattr(self, "client"):
+            self.client.close()
+
+
+def _address(path: Path, pid: int) -> str | None:
+    """Return the URL in `server.json` if this very process wrote it."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # not there yet, or half written
+        return None
+    return str(fields["url"]) if fields.get("pid") == pid else None
