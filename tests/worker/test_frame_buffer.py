@@ -1,0 +1,117 @@
+"""The bounded buffer of telemetry frames: what is dropped, what never is, what is sent again."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.protocol.frames import COLUMNS, Frame, Kind, decode, decode_header, encode
+from penstock_worker.buffer import KEPT, FrameBuffer
+
+LIMIT = 4000
+
+
+def frame(kind: Kind, seq: int, rows: int = 10) -> bytes:
+    if kind in COLUMNS:
+        return encode(Frame(kind, 7, 1, seq, columns={column: np.zeros(rows) for column in COLUMNS[kind]}))
+    return encode(Frame(kind, 7, 1, seq, body={"pad": "x" * rows}))
+
+
+def push(buffer: FrameBuffer, payload: bytes) -> None:
+    buffer.push(decode_header(payload), payload)
+
+
+def drain(buffer: FrameBuffer) -> list[Frame]:
+    out = []
+    while (payload := buffer.pop()) is not None:
+        out.append(decode(payload))
+    return out
+
+
+def test_frames_come_out_byte_for_byte_and_in_order() -> None:
+    buffer = FrameBuffer(stream=7, epoch=1)
+    payloads = [frame(Kind.OP_EVENTS, 0), frame(Kind.METRICS, 1), frame(Kind.SYNC, 2)]
+    for payload in payloads:
+        push(buffer, payload)
+    assert [buffer.pop() for _ in payloads] == payloads
+    assert buffer.pop() is None
+    assert buffer.empty
+
+
+def test_the_oldest_events_go_first_and_a_gap_counts_their_rows() -> None:
+    buffer = FrameBuffer(stream=7, epoch=1, limit_bytes=LIMIT)
+    push(buffer, frame(Kind.METRICS, 0))
+    push(buffer, frame(Kind.OP_SUMS, 1))
+    for seq in range(2, 60):
+        push(buffer, frame(Kind.OP_EVENTS, seq, rows=50))
+    out = drain(buffer)
+    kinds = [item.kind for item in out]
+    assert kinds[:3] == [Kind.METRICS, Kind.OP_SUMS, Kind.GAP]
+    dropped = 58 - kinds.count(Kind.OP_EVENTS)
+    assert out[2].body == {"OP_EVENTS": 50 * dropped}
+    assert out[2].seq == dropped + 1, "the gap stands where the last dropped frame stood"
+    assert out[-1].seq == 59
+
+
+def test_sums_are_only_dropped_when_there_are_no_events_left() -> None:
+    buffer = FrameBuffer(stream=7, epoch=1, limit_bytes=LIMIT)
+    for seq in range(60):
+        push(buffer, frame(Kind.OP_SUMS, seq, rows=50))
+    gap = drain(buffer)[0]
+    assert gap.kind is Kind.GAP
+    assert list(gap.body) == ["OP_SUMS"]
+
+
+def test_metrics_are_never_dropped_and_fill_the_buffer_instead() -> None:
+    buffer = FrameBuffer(stream=7, epoch=1, limit_bytes=LIMIT)
+    for seq in range(100):
+        push(buffer, frame(Kind.METRICS, seq, rows=100))
+    assert buffer.full
+    assert [item.seq for item in drain(buffer)] == list(range(100))
+    assert buffer.full, "sent and unconfirmed frames still count"
+    buffer.confirm(buffer.sends)
+    assert buffer.size_bytes == 0
+
+
+def test_after_a_reconnect_only_what_was_not_confirmed_comes_again() -> None:
+    buffer = FrameBuffer(stream=7, epoch=1)
+    for seq, kind in enumerate([Kind.HELLO, Kind.METRICS, Kind.OP_EVENTS, Kind.METRICS]):
+        push(buffer, frame(kind, seq))
+    buffer.pop()
+    buffer.pop()
+    mark = buffer.sends
+    drain(buffer)
+    buffer.confirm(mark)
+    buffer.rewind()
+    assert [item.seq for item in drain(buffer)] == [3], "events are not worth sending twice"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(set(Kind) - {Kind.GAP})), st.integers(1, 60), st.integers(0, 2)), max_size=120
+    )
+)
+def test_order_is_kept_nothing_durable_is_lost_and_every_lost_row_is_counted(
+    events: list[tuple[Kind, int, int]],
+) -> None:
+    buffer = FrameBuffer(stream=7, epoch=1, limit_bytes=LIMIT)
+    out: list[Frame] = []
+    pushed: dict[int, Frame] = {}
+    for seq, (kind, rows, pops) in enumerate(events):
+        payload = frame(kind, seq, rows)
+        pushed[seq] = decode(payload)
+        push(buffer, payload)
+        taken = [popped for _ in range(pops) if (popped := buffer.pop()) is not None]
+        out.extend(decode(popped) for popped in taken)
+        buffer.confirm(buffer.sends)
+        held = [item for item in pushed.values() if item.kind in KEPT]
+        assert buffer.size_bytes <= LIMIT or held, "the buffer is over its limit without need"
+    out.extend(drain(buffer))
+    seqs = [item.seq for item in out]
+    assert seqs == sorted(set(seqs))
+    arrived = {item.seq for item in out if item.kind is not Kind.GAP}
+    lost = [item for seq, item in pushed.items() if seq not in arrived]
+    assert not [item for item in lost if item.kind in KEPT]
+    counted = sum(sum(item.body.values()) for item in out if item.kind is Kind.GAP)
+    assert counted == sum(item.count for item in lost)

@@ -1,0 +1,83 @@
+"""What one connection carries, in which order, and what confirms it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_worker.buffer import FrameBuffer
+from penstock_worker.logtail import CHUNK_BYTES, WINDOW_BYTES, LogTail
+from penstock_worker.messages import Report
+from penstock_worker.outgoing import LOG_BEFORE_END_S, Outgoing
+
+
+@dataclass
+class Source:
+    log: LogTail
+    report: Report = field(default_factory=lambda: Report(replica_id="r1", epoch=1, state="RUNNING"))
+    ended_at: float = 0.0
+    confirmed: bool = False
+    frames: FrameBuffer = field(default_factory=lambda: FrameBuffer(stream=7, epoch=1))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    (tmp_path / "log").write_bytes(b"")
+    return Source(LogTail(tmp_path / "log"))
+
+
+def turn(outgoing: Outgoing, now: float = 0.0) -> list[dict[str, Any]]:
+    return [json.loads(message) for message in outgoing.turn(now) if isinstance(message, str)]
+
+
+def test_a_report_goes_once_a_connection(source: Source) -> None:
+    first = Outgoing({"r1": source}, {})
+    assert [message["state"] for message in turn(first)] == ["RUNNING"]
+    assert turn(first) == []
+    assert len(turn(Outgoing({"r1": source}, {}))) == 1
+
+
+def test_an_end_waits_for_its_log_but_not_for_ever(source: Source, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"last words")
+    source.report = source.report.model_copy(update={"state": "EXITED", "exit_code": 0})
+    source.ended_at = 100.0
+    outgoing = Outgoing({"r1": source}, {})
+    assert [message["type"] for message in turn(outgoing, 100.0)] == ["log"]
+    assert [message["type"] for message in turn(outgoing, 100.0)] == ["replica"]
+    late = Outgoing({"r1": source}, {})
+    assert turn(late, 100.0 + LOG_BEFORE_END_S)[0]["type"] == "replica"
+
+
+def test_a_log_goes_on_from_what_the_server_holds(source: Source, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"0123456789")
+    outgoing = Outgoing({"r1": source}, {"r1": 4})
+    piece = next(message for message in turn(outgoing) if message["type"] == "log")
+    assert (piece["offset"], base64.b64decode(piece["text_b64"])) == (4, b"456789")
+
+
+def test_a_server_that_acknowledges_nothing_gets_one_window_of_log(source: Source, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * (3 * WINDOW_BYTES))
+    outgoing = Outgoing({"r1": source}, {})
+    for _ in range(100):
+        turn(outgoing)
+    assert WINDOW_BYTES <= source.log.sent < WINDOW_BYTES + CHUNK_BYTES
+    outgoing.log_acked("r1", source.log.sent)
+    assert [message["type"] for message in turn(outgoing)] == ["log"]
+
+
+def test_only_an_answer_to_a_later_beat_confirms_an_end(source: Source) -> None:
+    source.report = source.report.model_copy(update={"state": "EXITED"})
+    outgoing = Outgoing({"r1": source}, {})
+    outgoing.beat_sent(1.0)
+    turn(outgoing, 10.0)
+    outgoing.beat_sent(2.0)
+    assert outgoing.beat_answered() == 1.0
+    assert not source.confirmed
+    assert outgoing.beat_answered() == 2.0
+    assert source.confirmed
+    assert outgoing.beat_answered() is None
