@@ -1,0 +1,110 @@
+"""What `penstock submit` reads, refuses and packs. No server."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from penstock.command import snapshot
+from penstock.command.demo import example, with_passes
+from penstock.command.specfile import load
+from penstock.errors import SpecError
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
+    one = load(write(tmp_path / "a.yaml", "name: x\nentrypoint: [python, -V]\ntrainers: {cpus: 2}\n"))
+    two = load(write(tmp_path / "a.json", '{"name": "x", "entrypoint": ["python", "-V"], "trainers": {"cpus": 2}}'))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: x\nentrypoint: [a]\nentrypont: [b]", "/entrypont: unknown field; did you mean 'entrypoint'?"),
+        ("name: X!\nentrypoint: [a]", "/name: "),
+        ("name: x", "/entrypoint: Field required"),
+        ("name: x\nentrypoint: [a]\ntrainers: {count: -1}", "/trainers/count: .*got -1"),
+        ("name: x\nentrypoint: [a]\ntrainers: {memory: lots}", "/trainers/memory: memory is 'lots'"),
+        ("name: x\nentrypoint: [a]\nmode: pserver", "pservers.count is 0"),
+        ("- a\n- b", "holds a list; expected fields"),
+        ("name: [", "is no YAML and no JSON"),
+    ],
+)
+def test_a_wrong_job_file_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        load(write(tmp_path / "job.yaml", text))
+    assert "job.yaml" in str(caught.value)
+
+
+def test_a_missing_job_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"nothing\.yaml' cannot be read: No such file"):
+        load(tmp_path / "nothing.yaml")
+
+
+def test_the_same_folder_packs_to_the_same_bytes_whatever_its_times(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    write(folder / "train.py", "print(1)")
+    snapshot.pack(folder, tmp_path / "one")
+    os.utime(folder / "train.py", (1, 1))
+    snapshot.pack(folder, tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_what_is_ignored_stays_out(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    for name in (".git", "__pycache__", "pkg/__pycache__", "data", "runs/1", "pkg/node_modules"):
+        (folder / name).mkdir(parents=True)
+        write(folder / name / "file.bin", "x")
+    write(folder / "train.py", "print(1)")
+    write(folder / "pkg" / "model.py", "print(2)")
+    write(folder / "pkg" / "big.csv", "1")
+    write(folder / snapshot.IGNORE_FILE, "# data is elsewhere\ndata/\n*.csv\nruns/1\n")
+    snapshot.pack(folder, tmp_path / "s.tar.gz")
+    with tarfile.open(tmp_path / "s.tar.gz") as tar:
+        assert tar.getnames() == [snapshot.IGNORE_FILE, "pkg", "pkg/model.py", "runs", "train.py"]
+
+
+def test_hard_links_are_packed_as_files_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    write(folder / "a", "same")
+    os.link(folder / "a", folder / "b")
+    snapshot.pack(folder, tmp_path / "s.tar.gz")
+    with tarfile.open(tmp_path / "s.tar.gz") as tar:
+        files = [tar.extractfile(name) for name in ("a", "b")]
+        assert [file.read() for file in files if file is not None] == [b"same", b"same"]
+
+
+def test_a_folder_that_is_too_large_is_refused_and_names_its_largest_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "LIMIT_BYTES", 10_000)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "noise.bin").write_bytes(os.urandom(20_000))
+    write(folder / "train.py", "print(1)")
+    with pytest.raises(SpecError, match=r"the largest files are noise\.bin"):
+        snapshot.pack(folder, tmp_path / "s.tar.gz")
+
+
+def test_a_workdir_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="is not a folder"):
+        snapshot.pack(tmp_path / "no", tmp_path / "s.tar.gz")
+
+
+def test_the_demo_sets_the_number_of_passes() -> None:
+    assert with_passes(["python", "t.py", "--passes", "20", "-v"], 3) == ["python", "t.py", "--passes", "3", "-v"]
+    assert with_passes(["python", "t.py"], 3) == ["python", "t.py", "--passes", "3"]
+
+
+def test_the_example_that_the_demo_runs_is_a_valid_job() -> None:
+    assert load(example()).trainers.count == 1
