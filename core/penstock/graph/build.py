@@ -40,7 +40,7 @@ class _Build:
         self.program, self.mode, self.num_replicas, self.active = program, mode, num_replicas, active
         self.builder = GraphBuilder()
         self.syncs: list[SyncPlan] = []
-        self.gradient_of = {op.role_vars[1]: op.role_vars[0] for op in program.operators if op.role_vars}
+        self.gradient_of = {g: p for op in program.operators for p, g in op.role_vars}
         self.part_of = {p: v.name for v in program.variables.values() if v.kind == "selected_rows" for p in (v.rows, v.values)}
         self.written = {
             program.variables[n].storage
@@ -88,19 +88,20 @@ class _Build:
         """How many operators make each parameter's gradient (two for a sparse one)."""
         counts: dict[str, int] = {}
         for op in self.program.operators:
-            if op.role & Role.BACKWARD and op.role_vars:
-                counts[op.role_vars[1]] = counts.get(op.role_vars[1], 0) + 1
+            for _, gradient in op.role_vars if op.role & Role.BACKWARD else ():
+                counts[gradient] = counts.get(gradient, 0) + 1
         return counts
 
     def _compute(self, op: Operator) -> None:
         kind = "scale_loss_grad" if op.role == Role.BACKWARD | Role.LOSS else "computation"
         for replica in range(self.active):
             self.builder.add(kind, self._on(op, lambda n, r=replica: self.physical(n, r)), replica, replica)  # type: ignore[arg-type, misc]  # kind is a literal
-        if op.role & Role.BACKWARD and op.role_vars and self.active > 1:
-            gradient = op.role_vars[1]
+        if not op.role & Role.BACKWARD or self.active == 1:
+            return
+        for parameter, gradient in op.role_vars:
             self.pending[gradient] -= 1
             if not self.pending[gradient]:
-                self._exchange(*op.role_vars)
+                self._exchange(parameter, gradient)
 
     def _exchange(self, parameter: str, gradient: str) -> None:
         var = self.program.variables[gradient]
@@ -137,7 +138,7 @@ class _Build:
         if self.mode == "all_reduce":
             replicas = list(range(self.num_replicas))
         else:
-            replicas = [self.owners.get(op.role_vars[0], 0)] if op.role_vars else [0]
+            replicas = [self.owners.get(op.role_vars[0][0], 0)] if op.role_vars else [0]
         for replica in replicas:
             self.builder.add("computation", self._on(op, lambda n, r=replica: self._operand(n, r)), replica, 0)  # type: ignore[misc]  # bound default
 
@@ -177,8 +178,8 @@ class _Build:
         """Owners in the order in which gradients are complete."""
         order: dict[str, int] = {}
         for position, op in enumerate(self.program.operators):
-            if op.role & Role.BACKWARD and op.role_vars:
-                order[op.role_vars[0]] = position
+            for parameter, _ in op.role_vars if op.role & Role.BACKWARD else ():
+                order[parameter] = position
         names = sorted(order, key=lambda n: order[n])
         return place_updates([(n, _numel(self.program.variables[n])) for n in names], self.num_replicas)
 

@@ -153,7 +153,7 @@ def _pair(program: Program, made: str, parameter: str, gradient: str = "") -> No
     for i in range(len(program.operators) - 1, -1, -1):
         op = program.operators[i]
         if made in op.output_names():
-            program.operators[i] = replace(op, role_vars=(parameter, gradient or made))
+            program.operators[i] = replace(op, role_vars=(*op.role_vars, (parameter, gradient or made)))
             return
 
 

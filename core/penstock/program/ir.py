@@ -82,7 +82,7 @@ class Operator:
     """One recorded call. `name` is unique in the Program and stays with the operator through passes.
 
     `writes`: names of the variables among the operands that it writes in place.
-    `role_vars`: (parameter, gradient) when it makes the final gradient, or uses it to update.
+    `role_vars`: (parameter, gradient) pairs whose final gradient it makes, or uses to update.
     `train_only`: dropped by `clone(for_test=True)`.
     """
 
@@ -93,7 +93,7 @@ class Operator:
     kwargs: tuple[tuple[str, Arg], ...] = ()
     writes: tuple[str, ...] = ()
     role: Role = Role.FORWARD
-    role_vars: tuple[str, str] | None = None
+    role_vars: tuple[tuple[str, str], ...] = ()
     module: str = ""
     source: str = ""
     train_only: bool = False

@@ -57,8 +57,9 @@ def _check_operator(program: Program, op: Operator, ready: set[str]) -> None:
     for name in op.writes:
         if name not in inputs:
             raise ProgramError(f"rule 4: operator {op.name!r} writes {name!r}, which is none of its operands", operator=op.name)
-    if op.role_vars is not None and not getattr(program.variables.get(op.role_vars[0]), "parameter", False):
-        raise ProgramError(f"rule 7: operator {op.name!r} names {op.role_vars[0]!r}, which is no parameter", operator=op.name)
+    for parameter, _ in op.role_vars:
+        if not getattr(program.variables.get(parameter), "parameter", False):
+            raise ProgramError(f"rule 7: operator {op.name!r} names {parameter!r}, which is no parameter", operator=op.name)
     _check_symbols(program, (*op.args, *(v for _, v in op.kwargs)), op.name)
 
 

@@ -70,7 +70,7 @@ class Optimizer:
             with torch.no_grad(), recording_modes(recording), role(Role.OPTIMIZE):
                 self._begin(state)
                 for param, grad in params_grads:
-                    with role(Role.OPTIMIZE, (param.name, grad.name)):
+                    with role(Role.OPTIMIZE, ((param.name, grad.name),)):
                         self._update(param, grad, rate.fake, state)
         return program.operators[before:]
 

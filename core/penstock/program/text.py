@@ -79,7 +79,7 @@ def _op_line(op: Operator) -> str:
     parts += ["-> " + ", ".join(_output(o) for o in op.outputs)] if op.outputs else []
     parts += [f"writes=[{', '.join(_name(w) for w in op.writes)}]"] if op.writes else []
     parts += ["role=" + "+".join(r.name or "" for r in op.role)]
-    parts += [f"of=[{_name(op.role_vars[0])}, {_name(op.role_vars[1])}]"] if op.role_vars else []
+    parts += [f"of=[{', '.join(_name(n) for pair in op.role_vars for n in pair)}]"] if op.role_vars else []
     parts += [f"module={json.dumps(op.module)}"] if op.module else []
     parts += [f"at={json.dumps(op.source)}"] if op.source else []
     parts += ["train_only"] if op.train_only else []
@@ -357,8 +357,10 @@ def _clauses(line: _Line, fields: dict[str, Any]) -> None:
         if word == "writes":
             fields["writes"] = tuple(line.names())
         elif word == "of":
-            parameter, gradient = line.names()
-            fields["role_vars"] = (parameter, gradient)
+            names = line.names()
+            if len(names) % 2:
+                raise line.fail("pairs of a parameter and its gradient")
+            fields["role_vars"] = tuple(zip(names[::2], names[1::2], strict=True))
         elif word == "role":
             fields["role"] = _role(line)
         elif word in ("module", "at"):

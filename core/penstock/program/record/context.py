@@ -14,7 +14,7 @@ class _State(threading.local):
         self.main = Program()
         self.startup = Program()
         self.role = Role.FORWARD
-        self.role_vars: tuple[str, str] | None = None
+        self.role_vars: tuple[tuple[str, str], ...] = ()
         self.scopes: list[str] = []
 
 
@@ -57,8 +57,8 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 @contextmanager
-def role(value: Role, role_vars: tuple[str, str] | None = None) -> Iterator[None]:
-    """Give the operators recorded within the block a role and a (parameter, gradient) pair."""
+def role(value: Role, role_vars: tuple[tuple[str, str], ...] = ()) -> Iterator[None]:
+    """Give the operators recorded within the block a role and (parameter, gradient) pairs."""
     old, old_vars = _state.role, _state.role_vars
     _state.role, _state.role_vars = value, role_vars
     try:
@@ -67,8 +67,8 @@ def role(value: Role, role_vars: tuple[str, str] | None = None) -> Iterator[None
         _state.role, _state.role_vars = old, old_vars
 
 
-def current_role() -> tuple[Role, tuple[str, str] | None]:
-    """Return the role and pair of operators recorded now."""
+def current_role() -> tuple[Role, tuple[tuple[str, str], ...]]:
+    """Return the role and pairs of operators recorded now."""
     return _state.role, _state.role_vars
 
 

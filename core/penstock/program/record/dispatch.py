@@ -54,7 +54,12 @@ class RecordMode(TorchDispatchMode):
         _refuse(func)
         # A real operand becomes its fake stand-in before the call, so that the call never touches it.
         args, kwargs = self._known(args), {k: self._known(v) for k, v in kwargs.items()}
+        rec = self.recording
+        rec.program.guards.extend(rec.symbols.new_guards(user_line()))
         out = func(*args, **kwargs)
+        # Relations that the call's own shape function asked for choose a kernel; the kernel chooses again when it
+        # runs. Only a pinned batch counts, and raises here.
+        rec.symbols.new_guards(user_line())
         self._append(func, args, kwargs, out)
         return out
 
@@ -68,7 +73,6 @@ class RecordMode(TorchDispatchMode):
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         rec, schema = self.recording, func._schema
         module, source = self._origin()
-        rec.program.guards.extend(rec.symbols.new_guards(source))
         base = schema.name.split("::")[1].rstrip("_")
         name = rec.program.unique_operator(base.lstrip("_"))
         written = [a for a, spec in zip(args, schema.arguments, strict=False) if spec.alias_info and spec.alias_info.is_write]

@@ -164,6 +164,7 @@ class Recording:
         self._captured[id(tensor)] = (tensor, fake)
         self.program.captured[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._startup_captured(var)
+        self.handle(fake)
         return fake
 
     def _startup_captured(self, var: VarDesc) -> None:

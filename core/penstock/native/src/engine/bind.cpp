@@ -5,6 +5,8 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <ATen/ScalarOps.h>
+
 #include "engine/threads.h"
 #include "engine/torch_plan.h"
 
@@ -16,14 +18,38 @@ namespace {
 using Argument = TorchPlan::Argument;
 using Output = TorchPlan::Output;
 
-std::string text_of(const py::handle& object) { return py::str(py::repr(object)); }
+std::string text_of(const py::handle& object) {
+  return py::str(py::repr(object));
+}
 
-std::int32_t to_slot(const py::handle& object) { return object.is_none() ? -1 : py::cast<std::int32_t>(object); }
+std::int32_t to_slot(const py::handle& object) {
+  return object.is_none() ? -1 : py::cast<std::int32_t>(object);
+}
 
 std::vector<std::int32_t> to_slots(const py::handle& object) {
   std::vector<std::int32_t> slots;
   for (const py::handle item : object) slots.push_back(to_slot(item));
   return slots;
+}
+
+bool is_number(const py::handle& object) {
+  return py::isinstance<py::bool_>(object) || py::isinstance<py::int_>(object) || py::isinstance<py::float_>(object);
+}
+
+// A Python number where a tensor is expected is a "wrapped number", which takes part in type promotion as torch's own
+// argument parser has it: x + 1.0 keeps the dtype of a 0-d float32 x.
+at::Tensor wrapped_number(const py::handle& object) {
+  at::Scalar scalar;
+  if (py::isinstance<py::bool_>(object)) {
+    scalar = py::cast<bool>(object);
+  } else if (py::isinstance<py::int_>(object)) {
+    scalar = py::cast<std::int64_t>(object);
+  } else {
+    scalar = py::cast<double>(object);
+  }
+  at::Tensor tensor = c10::scalar_to_tensor(scalar);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
 }
 
 Argument to_argument(const py::handle& given, const c10::Argument& schema, const std::string& op) {
@@ -34,6 +60,9 @@ Argument to_argument(const py::handle& given, const c10::Argument& schema, const
   if (kind != "const") {
     throw py::value_error(op + ": argument '" + schema.name() + "' is " + text_of(given) +
                           ", but ('slot', i), ('slots', [i, ...]) or ('const', value) was expected");
+  }
+  if (schema.type()->kind() == c10::TypeKind::TensorType && is_number(pair[1])) {
+    return {.kind = Argument::Kind::kConstant, .constant = wrapped_number(pair[1])};
   }
   try {
     return {.kind = Argument::Kind::kConstant, .constant = torch::jit::toIValue(pair[1], schema.type())};
@@ -123,9 +152,8 @@ class PythonEngine {
       : intra_op_threads_(intra_op_threads),
         engine_({.workers = num_workers,
                  .ring_capacity = ring_capacity,
-                 .enter = [intra_op_threads](const std::function<void()>& body) {
-                   with_operator_state(intra_op_threads, body);
-                 },
+                 .enter = [intra_op_threads](
+                              const std::function<void()>& body) { with_operator_state(intra_op_threads, body); },
                  .interrupted = &python_signal_pending}) {}
 
   // None, or the failure as (instruction, op_index, message, inputs).
@@ -163,8 +191,8 @@ class PythonEngine {
       thread.mutable_data()[i] = row.thread;
     }
     using py::literals::operator""_a;
-    return py::dict("start_ns"_a = start, "duration_ns"_a = duration, "op"_a = op, "step"_a = step,
-                    "thread"_a = thread, "lost"_a = trace.lost);
+    return py::dict("start_ns"_a = start, "duration_ns"_a = duration, "op"_a = op, "step"_a = step, "thread"_a = thread,
+                    "lost"_a = trace.lost);
   }
 
   py::dict statistics() const {
@@ -185,11 +213,30 @@ class PythonEngine {
   Engine engine_;
 };
 
+// Seconds for `repeats` trace events (two clock reads and a record each), and for the clock reads alone.
+std::pair<double, double> time_trace_events(std::uint32_t repeats) {
+  Ring ring(std::size_t{1} << 16);
+  const std::uint64_t start = monotonic_ns();
+  for (std::uint32_t i = 0; i < repeats; ++i) {
+    const std::uint64_t begin = ticks();
+    ring.write(i, 1, begin, ticks());
+  }
+  const std::uint64_t middle = monotonic_ns();
+  std::uint64_t sum = 0;
+  for (std::uint32_t i = 0; i < repeats; ++i) {
+    const std::uint64_t begin = ticks();
+    sum += ticks() - begin;
+  }
+  const std::uint64_t end = monotonic_ns();
+  if (sum == UINT64_MAX) throw std::runtime_error("the clock stands still");  // keeps the loop from being removed
+  return {static_cast<double>(middle - start) * 1e-9, static_cast<double>(end - middle) * 1e-9};
+}
+
 void bind_plan(py::module_& m) {
   py::class_<TorchPlan>(m, "TorchPlan")
       .def(py::init<std::size_t>(), py::arg("num_slots"))
-      .def("add", &add, py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("outputs"),
-           py::arg("op_index"), py::kw_only(), py::arg("affinity") = -1, py::arg("host") = false)
+      .def("add", &add, py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("outputs"), py::arg("op_index"),
+           py::kw_only(), py::arg("affinity") = -1, py::arg("host") = false)
       .def("add_python", &add_python, py::arg("function"), py::arg("inputs"), py::arg("outputs"), py::arg("op_index"))
       .def("edge", &TorchPlan::edge, py::arg("before"), py::arg("after"))
       .def("keep", &TorchPlan::keep, py::arg("slot"))
@@ -197,12 +244,17 @@ void bind_plan(py::module_& m) {
       .def("set", &TorchPlan::set, py::arg("slot"), py::arg("tensor"))
       .def("get", &TorchPlan::get, py::arg("slot"))
       .def("clear", &TorchPlan::clear, py::arg("slot"))
-      .def("time_direct_calls", [](TorchPlan& plan, std::uint32_t repeats) {
+      .def(
+          "time_direct_calls",
+          [](TorchPlan& plan, std::uint32_t repeats) {
             const py::gil_scoped_release unlocked;
             double seconds = 0;
             with_operator_state(1, [&] { seconds = plan.time_direct_calls(repeats); });
             return seconds;
-          }, py::arg("repeats"))
+          },
+          py::arg("repeats"))
+      .def("time_static_split", &TorchPlan::time_static_split, py::arg("num_threads"),
+           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("num_slots", &TorchPlan::num_slots)
       .def_property_readonly("num_instructions", &TorchPlan::num_instructions);
 }
@@ -219,6 +271,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("drain", &PythonEngine::drain)
       .def("statistics", &PythonEngine::statistics)
       .def("close", &PythonEngine::close);
+  m.def("time_trace_events", &time_trace_events, py::arg("repeats"), py::call_guard<py::gil_scoped_release>());
   m.def("intra_op_threads_here", &intra_op_threads_here);
   m.attr("torch_version") = PENSTOCK_TORCH;
 }
