@@ -82,11 +82,13 @@ def adam_(
 
 def all_reduce_(tensors: Sequence[Tensor]) -> None:
     """Make every tensor the sum of all, added in list order: the same bits in each."""
+    _expect_some("all_reduce_", tensors)
     _OPS.all_reduce_(list(tensors))
 
 
 def reduce_(tensors: Sequence[Tensor], owner: int) -> None:
     """Make tensors[owner] the sum of all, added in list order whoever owns it; the others keep their values."""
+    _expect_some("reduce_", tensors)
     _OPS.reduce_(list(tensors), owner)
 
 
@@ -151,6 +153,12 @@ _FLOATING = (torch.float32, torch.float64)
 def _check(holds: Any, message: str) -> None:
     # A comparison of symbols becomes a guard of the recorded program; torch words it as a runtime assertion.
     torch._check_value(holds, lambda: message)  # type: ignore[no-untyped-call]  # torch ships it without types
+
+
+def _expect_some(operator: str, tensors: Sequence[Tensor]) -> None:
+    # Here and not in the kernel: without a tensor the dispatcher finds no kernel, and says so in fifty lines.
+    if not tensors:
+        raise ValueError(f"penstock.{operator}: got no tensors; expected one for each replica")
 
 
 def _expect_floating(operator: str, name: str, tensor: Tensor) -> None:
@@ -239,8 +247,6 @@ def _reduce(tensors: list[Tensor], owner: int) -> None:
 
 
 def _expect_replicas(operator: str, tensors: list[Tensor]) -> None:
-    if not tensors:
-        raise ValueError(f"penstock.{operator}: got no tensors; expected one for each replica")
     for number, tensor in enumerate(tensors):
         _expect_like(operator, tensors[0], **{f"tensor {number}": tensor})
 
@@ -328,20 +334,24 @@ def _dropout_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Te
     ctx.set_materialize_grads(False)  # else a zeros operator for the mask's gradient would be recorded
 
 
-def _dropout_derivative(ctx: Any, grad: Tensor, _mask_grad: Tensor | None) -> tuple[Tensor | None, ...]:
-    (mask,) = ctx.saved_tensors
-    return _OPS.dropout_backward(grad, mask, ctx.p, ctx.training), None, None, None, None, None, None
+def _dropout_derivative(ctx: Any, grad: Tensor | None, _mask_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _masked(ctx, grad), None, None, None, None, None, None
 
 
 def _backward_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, mask, ctx.p, ctx.training = inputs
     ctx.save_for_backward(mask)
+    ctx.set_materialize_grads(False)
 
 
-def _backward_derivative(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_derivative(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
     # Linear in the gradient: its derivative is the operator itself.
+    return _masked(ctx, grad), None, None, None
+
+
+def _masked(ctx: Any, grad: Tensor | None) -> Tensor | None:
     (mask,) = ctx.saved_tensors
-    return _OPS.dropout_backward(grad, mask, ctx.p, ctx.training), None, None, None
+    return None if grad is None else dropout_backward(grad, mask, ctx.p, training=ctx.training)
 
 
 torch.library.register_autograd("penstock::dropout", _dropout_derivative, setup_context=_dropout_context)

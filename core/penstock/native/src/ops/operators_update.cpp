@@ -146,7 +146,6 @@ namespace {
 
 // The tensors are one memory layout each, all the same, so that they can be added as flat arrays.
 void check_replicas(const Check& check, TensorList tensors) {
-  TORCH_CHECK_VALUE(!tensors.empty(), check.op(), ": got no tensors; expected one for each replica");
   const Tensor& first = tensors[0];
   TORCH_CHECK_VALUE(first.is_non_overlapping_and_dense(), check.op(), ": tensor 0 of shape ", first.sizes(),
                     " has strides ", first.strides(), ", which leave gaps or overlap; expected a dense tensor");

@@ -1,0 +1,282 @@
+"""What every operator promises: declared writes, fake kernels that agree, clear errors that change nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from penstock.native import ops
+
+_OPS = torch.ops.penstock
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of an operator; `make` gives fresh arguments."""
+
+    operator: str
+    make: Callable[[], list[Any]]
+
+    @property
+    def overload(self) -> Any:
+        return getattr(_OPS, self.operator).default
+
+
+def _ids(*shape: int, below: int = 2) -> Tensor:
+    return torch.randint(0, below, shape)
+
+
+def _table(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (6, 3)))
+
+
+def _rate() -> Tensor:
+    return torch.tensor(0.1)
+
+
+CASES = [
+    Case("lookup_table", lambda: [_table(), _ids(5, 2), 0]),
+    Case("sparse_sgd_", lambda: [_table(), _ids(5), torch.randn(5, 3), _rate()]),
+    Case(
+        "sparse_adam_",
+        lambda: [
+            *(_table(), torch.rand(6, 3), torch.rand(6, 3), torch.tensor(2.0), _ids(5), torch.randn(5, 3), _rate()),
+            *(0.9, 0.999, 1e-8),
+        ],
+    ),
+    Case("sparse_adagrad_", lambda: [_table(), torch.rand(6, 3), _ids(5), torch.randn(5, 3), _rate(), 1e-8]),
+    Case("sgd_", lambda: [_table(), _table(), _rate()]),
+    Case(
+        "adam_",
+        lambda: [
+            *(_table(), torch.rand(6, 3), torch.rand(6, 3), torch.tensor(2.0), _table(), _rate()),
+            *(0.9, 0.999, 1e-8, 0.1),
+        ],
+    ),
+    Case("all_reduce_", lambda: [[_table(), _table(), _table()]]),
+    Case("reduce_", lambda: [[_table(), _table(), _table()], 1]),
+    Case("broadcast_", lambda: [[_table(), _table()], _table()]),
+    Case("dropout", lambda: [_table(8, 3), torch.tensor([1, 2, 3]), 0.5, True, 7, 0, 2]),
+    Case("dropout", lambda: [_table(8, 3), torch.tensor([1, 2, 3]), 0.5, False, 7, 0, 2]),
+    Case("dropout_backward", lambda: [_table(), _table() > 0, 0.5, True]),
+    Case("dropout_backward", lambda: [_table(), torch.empty(0, dtype=torch.bool), 0.5, False]),
+    Case("normal", lambda: [[4, 5], 0.0, 1.0, 3, torch.float32]),
+    Case("truncated_normal", lambda: [[4, 5], 0.0, 1.0, 3, torch.float64]),
+    Case("uniform", lambda: [[4, 5], 0.0, 1.0, 3, torch.float32]),
+    Case("scale_loss_grad", lambda: [_table(), 0.5]),
+    Case(
+        "auc",
+        lambda: [torch.rand(6, 2), _ids(6, 1), torch.zeros(11, dtype=torch.int64), torch.zeros(11, dtype=torch.int64)],
+    ),
+    Case("accuracy", lambda: [_ids(6, 2), _ids(6, 1)]),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=[case.operator for case in CASES])
+
+
+def _flat(argument: Any) -> list[Tensor]:
+    items = argument if isinstance(argument, list) else [argument]
+    return [item for item in items if isinstance(item, Tensor)]
+
+
+def test_every_registered_operator_has_a_case() -> None:
+    registered = {
+        name.removeprefix("penstock::").partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("penstock::")
+    }
+    assert registered == {case.operator for case in CASES}
+
+
+def _declared_writes(case: Case) -> set[str]:
+    arguments = case.overload._schema.arguments
+    return {item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write}
+
+
+def _observed_writes(case: Case) -> set[str]:
+    arguments = case.make()
+    before = [[tensor.clone() for tensor in _flat(argument)] for argument in arguments]
+    case.overload(*arguments)
+    names = [item.name for item in case.overload._schema.arguments]
+    return {
+        name
+        for name, argument, copies in zip(names, arguments, before, strict=True)
+        if not all(map(torch.equal, _flat(argument), copies))
+    }
+
+
+@every_case
+def test_an_operator_writes_what_its_schema_declares_and_nothing_else(case: Case) -> None:
+    assert _observed_writes(case) == _declared_writes(case)
+
+
+@every_case
+def test_torch_accepts_schema_fake_kernel_and_derivative(case: Case) -> None:
+    torch.library.opcheck(
+        case.overload,
+        tuple(case.make()),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+def _fake(mode: FakeTensorMode, argument: Any) -> Any:
+    if isinstance(argument, list):
+        return [_fake(mode, item) for item in argument]
+    return mode.from_tensor(argument, static_shapes=False) if isinstance(argument, Tensor) else argument
+
+
+def _outputs(result: Any) -> list[Tensor]:
+    return list(result) if isinstance(result, tuple) else [result] if isinstance(result, Tensor) else []
+
+
+@every_case
+def test_fake_kernels_give_shape_and_dtype_with_symbolic_sizes(case: Case) -> None:
+    arguments = case.make()
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fakes = [_fake(mode, argument) for argument in arguments]
+    with mode:
+        fake = _outputs(case.overload(*fakes))
+    real = _outputs(case.overload(*arguments))
+    assert [(list(map(int, t.shape)), t.dtype) for t in fake] == [(list(t.shape), t.dtype) for t in real]
+
+
+def test_a_symbolic_batch_stays_a_symbol() -> None:
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    table = mode.from_tensor(_table(), static_shapes=True)
+    ids = mode.from_tensor(_ids(5, 2), static_shapes=False)
+    with mode:
+        looked_up = ops.lookup_table(table, ids)
+        drawn = ops.normal([looked_up.shape[0], 3], 0.0, 1.0, seed=1)
+    assert looked_up.shape == (ids.shape[0], ids.shape[1], 3)
+    assert isinstance(looked_up.shape[0], torch.SymInt)
+    assert drawn.shape[0] == ids.shape[0]
+    assert not environment.guards
+
+
+def _adam(**changes: Tensor) -> None:
+    arguments = {
+        "param": _table(),
+        "moment1": torch.zeros(6, 3),
+        "moment2": torch.zeros(6, 3),
+        "step": torch.tensor(1.0),
+        "rows": _ids(5),
+        "values": torch.randn(5, 3),
+        "lr": _rate(),
+    }
+    arguments.update(changes)
+    before = {name: tensor.clone() for name, tensor in arguments.items()}
+    try:
+        ops.sparse_adam_(*arguments.values(), beta1=0.9, beta2=0.999, epsilon=1e-8)
+    finally:
+        assert all(torch.equal(before[name], tensor) for name, tensor in arguments.items())
+
+
+BAD_SPARSE: list[tuple[dict[str, Tensor], type[Exception], str]] = [
+    ({"rows": torch.tensor([0, 1, 6, 2, 3])}, IndexError, r"row 6 at position 2 of rows \[5\].* has 6 rows"),
+    ({"rows": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "row -1 at position 4"),
+    ({"rows": torch.zeros(5)}, TypeError, "rows has dtype Float; expected Long"),
+    ({"rows": torch.zeros(4, dtype=torch.int64)}, ValueError, r"values has shape \[5, 3\]; expected \[4, 3\]"),
+    ({"values": torch.zeros(5, 2)}, ValueError, r"values has shape \[5, 2\]; expected \[5, 3\]"),
+    ({"values": torch.zeros(5, 3).double()}, TypeError, "values has dtype Double; expected Float"),
+    ({"param": torch.zeros(6, 3).half()}, TypeError, "param has dtype Half; expected Float or Double"),
+    ({"param": torch.zeros(3, 6).t()}, ValueError, "param of shape .* must be contiguous"),
+    ({"moment2": torch.zeros(6, 2)}, ValueError, r"moment2 has shape \[6, 2\]; expected \[6, 3\], the shape of param"),
+    ({"step": torch.tensor(0.0)}, ValueError, "step is 0; expected at least 1"),
+    ({"lr": torch.zeros(2)}, ValueError, r"lr has shape \[2\]; expected a tensor with one element"),
+    ({"lr": torch.tensor(True)}, TypeError, "lr has dtype Bool"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), BAD_SPARSE)
+def test_a_bad_sparse_update_says_what_is_wrong_and_writes_nothing(
+    changes: dict[str, Tensor], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=rf"penstock\.sparse_adam_: {message}"):
+        _adam(**changes)
+
+
+def _auc(predict: Tensor, label: Tensor) -> Tensor:
+    return ops.auc(predict, label, torch.zeros(11, dtype=torch.int64), torch.zeros(11, dtype=torch.int64))
+
+
+def _drop(x: Tensor, *, p: float = 0.5, batch_dim: int = 0, rows: int = 1, first_row: int = 0) -> Tensor:
+    rng = torch.tensor([1, 1, first_row])
+    return ops.dropout(x, rng, p, training=True, op_seed=1, batch_dim=batch_dim, rows_per_sample=rows)[0]
+
+
+BAD_CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: ops.lookup_table(_table(), torch.tensor([[0, 7]])), IndexError, r"id 7 at position 1 of ids \[1, 2\]"),
+    (lambda: ops.lookup_table(_table(), torch.tensor([-3])), IndexError, "id -3 at position 0"),
+    (lambda: ops.lookup_table(_table(), torch.tensor([0]), 6), ValueError, "padding_idx is 6; expected -1"),
+    (lambda: ops.lookup_table(_table(6), torch.tensor([0])), ValueError, r"table has shape \[6\]; expected \[rows"),
+    (lambda: ops.sgd_(_table(), torch.zeros(2, 3), _rate()), ValueError, r"grad has shape \[2, 3\]; expected \[6, 3\]"),
+    (lambda: ops.all_reduce_([]), ValueError, "got no tensors"),
+    (lambda: ops.reduce_([], 0), ValueError, "got no tensors"),
+    (lambda: ops.all_reduce_([_table(), _table().double()]), TypeError, "tensor 1 has dtype Double; expected Float"),
+    (lambda: ops.all_reduce_([_table(), _table(5, 3)]), ValueError, r"tensor 1 has shape \[5, 3\]"),
+    (lambda: ops.all_reduce_([_table(6, 6)[::2], _table(6, 6)[::2]]), ValueError, "leave gaps or overlap"),
+    (lambda: ops.all_reduce_([_table().bool(), _table().bool()]), TypeError, "dtype Bool; expected Float, Double"),
+    (lambda: ops.all_reduce_([shared := _table(), shared]), ValueError, "tensors 0 and 1 are the same memory"),
+    (lambda: ops.reduce_([_table()], 1), IndexError, "owner is 1; expected a position in the list of 1 tensors"),
+    (lambda: ops.broadcast_([_table()], _table(5, 3)), ValueError, "expected .* the shape of source"),
+    (lambda: _drop(_table(), p=1.5), ValueError, "p is 1.5; expected a probability"),
+    (lambda: _drop(_table(), batch_dim=2), IndexError, "batch_dim is 2"),
+    (lambda: _drop(_table(), rows=4), ValueError, "rows_per_sample is 4; expected a positive divisor of x's size 6"),
+    (lambda: _drop(_table(), first_row=-1), ValueError, r"rng is \(1, 1, -1\)"),
+    (lambda: _drop(_table().half()), TypeError, "x has dtype Half"),
+    (lambda: ops.dropout_backward(_table(), torch.ones(2) > 0, 0.5, training=True), ValueError, "mask has shape"),
+    (lambda: ops.normal([2], 0.0, -1.0, seed=1), ValueError, "std is -1"),
+    (lambda: ops.uniform([2], 1.0, 0.0, seed=1), ValueError, "low is 1 and high is 0"),
+    (lambda: ops.normal([2], 0.0, 1.0, seed=1, dtype=torch.int64), TypeError, "dtype is Long"),
+    (lambda: _auc(torch.tensor([0.5, 1.5]), _ids(2)), ValueError, "prediction of row 1 is 1.5"),
+    (lambda: _auc(torch.tensor([torch.nan]), _ids(1)), ValueError, "prediction of row 0 is nan"),
+    (lambda: _auc(torch.rand(4, 3), _ids(4)), ValueError, r"predict has shape \[4, 3\]"),
+    (lambda: _auc(torch.rand(4), _ids(3)), ValueError, r"label has shape \[3\]; expected \[4\] or \[4, 1\]"),
+    (lambda: ops.accuracy(_ids(4), _ids(4)), ValueError, r"topk_indices has shape \[4\]; expected \[n, k\]"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
+def test_a_bad_call_names_operator_argument_value_and_expectation(
+    call: Callable[[], Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=rf"^penstock\.\w+: .*{message}"):
+        call()
+
+
+def test_a_fake_kernel_refuses_wrong_shapes_as_the_real_one() -> None:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    param, grad = (mode.from_tensor(tensor, static_shapes=True) for tensor in (_table(), _table(5, 3)))
+    with mode, pytest.raises(ValueError, match=r"penstock.sgd_: grad has shape \[5, 3\]; expected \[6, 3\]"):
+        ops.sgd_(param, grad, torch.tensor(0.1))
+
+
+def test_threads_share_no_state() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [
+        (torch.randint(0, 200_000, (3000,), generator=generator), torch.randn(3000, 4, generator=generator))
+        for _ in range(4)
+    ]
+
+    def update(number: int) -> Tensor:
+        param, moment = torch.zeros(200_000, 4), torch.zeros(200_000, 4)
+        for rows, values in gradients[number:] + gradients[:number]:
+            ops.sparse_adagrad_(param, moment, rows, values, _rate(), epsilon=1e-8)
+        return param
+
+    alone = [update(number) for number in range(4)]
+    together: dict[int, Tensor] = {}
+    threads = [threading.Thread(target=lambda n=number: together.__setitem__(n, update(n))) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(together[number], alone[number]) for number in range(4))
