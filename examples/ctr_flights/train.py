@@ -61,9 +61,7 @@ class Training:
         self.train_exe = fluid.ParallelExecutor(
             use_cuda=False, loss_name=network.loss, main_program=network.main, build_strategy=strategy
         )
-        self.test_exe = fluid.ParallelExecutor(
-            use_cuda=False, main_program=network.test, share_vars_from=self.train_exe
-        )
+        self.test_exe: fluid.ParallelExecutor | None = None  # made after the first step: it shares what that step used
 
     def run_pass(self, train: Split, *, pass_index: int, num_passes: int) -> float:
         """Train on every row once and return the last loss. Few steps fetch it: a fetch waits for the step to end."""
@@ -80,11 +78,14 @@ class Training:
 
     def score(self, test: Split) -> float:
         """Return the AUC over all rows of `test`."""
-        scores = [self._late_probability(batch) for batch in flights_data.in_order(test, TEST_BATCH_SIZE)]
+        self.test_exe = self.test_exe or fluid.ParallelExecutor(
+            use_cuda=False, main_program=self.network.test, share_vars_from=self.train_exe
+        )
+        scores = [self._late_probability(self.test_exe, batch) for batch in flights_data.in_order(test, TEST_BATCH_SIZE)]
         return area_under_curve(test.label, np.concatenate(scores))
 
-    def _late_probability(self, batch: Split) -> NDArray[np.float32]:
-        fetched: list[Any] = self.test_exe.run(fetch_list=[self.network.predict], feed=flights_model.feed(batch))
+    def _late_probability(self, test_exe: fluid.ParallelExecutor, batch: Split) -> NDArray[np.float32]:
+        fetched: list[Any] = test_exe.run(fetch_list=[self.network.predict], feed=flights_model.feed(batch))
         late: NDArray[np.float32] = np.asarray(fetched[0], dtype=np.float32)[:, 1]
         return late
 
