@@ -135,7 +135,7 @@ def _prepare(folder: Path) -> Flights:
 def _tail_numbers(flights: pd.DataFrame, digest: NDArray[np.int64], *, is_train: NDArray[np.bool_]) -> list[str]:
     """Give the 2,512 flights without a tail number one of their carrier's, by the flight's digest.
 
-    Only flights that were cancelled lack it: an id of its own would tell the outcome (and did: +0.005 AUC).
+    Only flights that were cancelled lack it: an id of its own would tell the outcome (and did: +0.006 AUC).
     """
     tail = flights["tailnum"].to_numpy(dtype=object)
     known = flights["tailnum"].notna().to_numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -48,16 +49,22 @@ def test_a_compiled_function_may_have_60_lines_and_no_more(name: str) -> None:
     assert len(found(name, cpp_function(61))) == 1
 
 
-@pytest.mark.parametrize("name", ["a.ts", "a.tsx"])
-def test_a_typescript_arrow_function_is_measured(name: str) -> None:
-    assert found(name, "const f = () => {\n" + "  g();\n" * 58 + "};\n") == []
-    assert len(found(name, "const f = () => {\n" + "  g();\n" * 59 + "};\n")) == 1
+def test_typescript_functions_are_left_to_a_linter_with_the_same_limit() -> None:
+    rules = json.loads((ROOT / "web" / "biome.json").read_text())["linter"]["rules"]["complexity"]
+    assert rules["noExcessiveLinesPerFunction"]["level"] == "error"
+    assert rules["noExcessiveLinesPerFunction"]["options"]["maxLines"] == size_gate.MAX_FUNCTION_LINES
+    assert rules["noExcessiveCognitiveComplexity"]["level"] == "error"
 
 
 @pytest.mark.parametrize(("branches", "expected"), [(9, 0), (10, 1)])
 def test_a_compiled_function_may_have_complexity_ten(branches: int, expected: int) -> None:
     text = "int f(int x) {\n" + "  if (x) g();\n" * branches + "  return 0;\n}\n"
     assert len(found("a.cpp", text)) == expected
+
+
+def test_conditions_of_one_branch_count_once_as_ruff_counts_them() -> None:
+    text = "int f(int x) {\n  if (" + " && ".join(["x"] * 20) + ") return x ? 1 : 2;\n  return 0;\n}\n"
+    assert found("a.cpp", text) == []
 
 
 def test_generated_code_is_exempt_when_it_says_so_at_its_top() -> None:
