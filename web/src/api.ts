@@ -1,0 +1,73 @@
+/** REST calls. Every failure becomes an `ApiError` that says what was asked, what came back and what to do. */
+import type { EventRow, GraphDocument, Job, NodeRow, Page } from "./types";
+
+const BASE = "/api/v1";
+
+export class ApiError extends Error {
+  override readonly name = "ApiError";
+  constructor(
+    readonly status: number,
+    message: string,
+    readonly hint: string | null = null,
+  ) {
+    super(message);
+  }
+}
+
+interface Problem {
+  readonly title?: string;
+  readonly detail?: string;
+  readonly hint?: string;
+}
+
+async function request(method: string, path: string, body?: unknown): Promise<Response> {
+  const init: RequestInit = { method, credentials: "same-origin", headers: { Accept: "application/json" } };
+  if (body !== undefined) {
+    init.body = JSON.stringify(body);
+    init.headers = { ...init.headers, "Content-Type": "application/json" };
+  }
+  let response: Response;
+  try {
+    response = await fetch(BASE + path, init);
+  } catch (cause) {
+    const error = new ApiError(0, `The server did not answer ${method} ${path}.`, "Is `penstock up` still running?");
+    error.cause = cause;
+    throw error;
+  }
+  if (!response.ok) throw await failure(method, path, response);
+  return response;
+}
+
+async function failure(method: string, path: string, response: Response): Promise<ApiError> {
+  let problem: Problem = {};
+  if (response.headers.get("content-type")?.includes("json")) problem = (await response.json()) as Problem;
+  const text = problem.detail ?? problem.title ?? `${method} ${path} answered ${response.status}.`;
+  return new ApiError(response.status, text, problem.hint ?? null);
+}
+
+async function get<T>(path: string): Promise<T> {
+  return (await (await request("GET", path)).json()) as T;
+}
+
+const enc = encodeURIComponent;
+
+export const api = {
+  me: () => get<{ name: string; scopes: string[] }>("/me"),
+  login: async (code: string): Promise<void> => void (await request("POST", "/session", { code })),
+  logout: async (): Promise<void> => void (await request("DELETE", "/session")),
+  cancel: async (jobId: string): Promise<Job> =>
+    (await (await request("POST", `/jobs/${enc(jobId)}:cancel`)).json()) as Job,
+  nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
+  events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
+  graphs: (jobId: string) =>
+    get<{ items: { hash: string; program: string; replica_id: string }[] }>(`/jobs/${enc(jobId)}/graphs`),
+  graph: (hash: string) => get<GraphDocument>(`/graphs/${enc(hash)}`),
+  logs: (jobId: string, replicaId: string, offset: number, limit: number) =>
+    get<{ replica_id: string; offset: number; next_offset: number; text: string; eof: boolean }>(
+      `/jobs/${enc(jobId)}/logs?replica_id=${enc(replicaId)}&offset=${offset}&limit=${limit}`,
+    ),
+  frames: async (jobId: string, kinds: readonly number[], limitBytes: number): Promise<ArrayBuffer> =>
+    (
+      await request("GET", `/jobs/${enc(jobId)}/frames?kinds=${kinds.join(",")}&limit_bytes=${limitBytes}`)
+    ).arrayBuffer(),
+};

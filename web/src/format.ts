@@ -1,0 +1,104 @@
+/** Numbers, times and sizes as text. Pure; every figure on the page goes through here, so units agree. */
+
+const THIN = "\u202f";
+
+export function integer(value: number): string {
+  return Math.round(value)
+    .toString()
+    .replace(/\B(?=(\d{3})+$)/g, THIN);
+}
+
+/** 128 400 → "128.4k": four significant characters, for figures that change while one reads. */
+export function compact(value: number): string {
+  if (!Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e9) return `${(value / 1e9).toFixed(1)}G`;
+  if (size >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
+  if (size >= 1e4) return `${(value / 1e3).toFixed(1)}k`;
+  if (size >= 100) return integer(value);
+  return size >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+export function bytes(value: number): string {
+  if (value < 1000) return `${Math.round(value)} B`;
+  const units = ["kB", "MB", "GB", "TB"];
+  let scaled = value;
+  let unit = -1;
+  while (scaled >= 999.5 && unit < units.length - 1) {
+    scaled /= 1000;
+    unit += 1;
+  }
+  return `${scaled >= 100 ? scaled.toFixed(0) : scaled.toPrecision(3)} ${units[unit] ?? "B"}`;
+}
+
+/** Nanoseconds with the unit that keeps three figures. */
+export function nanos(value: number): string {
+  if (!Number.isFinite(value)) return "–";
+  if (value < 1000) return `${Math.round(value)} ns`;
+  if (value < 1e6) return `${three(value / 1e3)} µs`;
+  if (value < 1e9) return `${three(value / 1e6)} ms`;
+  return `${three(value / 1e9)} s`;
+}
+
+function three(value: number): string {
+  return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+export function millis(valueNs: number): string {
+  return `${(valueNs / 1e6).toFixed(valueNs >= 1e8 ? 0 : valueNs >= 1e7 ? 1 : 2)} ms`;
+}
+
+export function percent(share: number): string {
+  if (!Number.isFinite(share)) return "–";
+  return `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)}${THIN}%`;
+}
+
+export function seconds(value: number): string {
+  if (!Number.isFinite(value) || value < 0) return "–";
+  if (value < 60) return `${Math.round(value)} s`;
+  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value < 86_400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
+  return `${Math.floor(value / 86_400)} d ${Math.floor((value % 86_400) / 3600)} h`;
+}
+
+export function age(iso: string | null | undefined, nowMs: number): string {
+  if (!iso) return "–";
+  return seconds(Math.max(0, (nowMs - Date.parse(iso)) / 1000));
+}
+
+export function clock(iso: string | null | undefined): string {
+  if (!iso) return "–";
+  return new Date(iso).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+}
+
+export function figure(value: number | undefined | null): string {
+  if (value === undefined || value === null || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && size < 1e-3) return value.toExponential(2);
+  return size >= 1000 ? compact(value) : value.toPrecision(4);
+}
+
+export function shape(dtype: string, sizes: readonly number[]): string {
+  return `${SHORT_DTYPE[dtype.replace("torch.", "")] ?? dtype.replace("torch.", "")} [${sizes.join(", ")}]`;
+}
+
+const SHORT_DTYPE: Readonly<Record<string, string>> = {
+  float32: "f32",
+  float64: "f64",
+  float16: "f16",
+  bfloat16: "bf16",
+  int64: "i64",
+  int32: "i32",
+  uint8: "u8",
+  bool: "bool",
+};
+
+/** "aten.addmm.default" → "addmm": what fits a box. */
+export function shortType(type: string): string {
+  const parts = type.split(".");
+  return (parts.length >= 2 ? parts[1] : parts[0]) ?? type;
+}
+
+export function plural(count: number, noun: string): string {
+  return `${integer(count)} ${noun}${count === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,168 @@
+/**
+ * From operators to boxes: one box for each module and phase, merged over replicas, so that a page shows a
+ * few dozen boxes for a graph of thousands of operators. Pure; the same document always gives the same boxes.
+ */
+import { shortType } from "../format";
+import type { GraphDocument, GraphOp } from "../types";
+
+/** What a colour stands for, in every view. */
+export type Bucket = "forward" | "backward" | "optimize" | "communication" | "input";
+export const BUCKETS: readonly Bucket[] = ["forward", "backward", "optimize", "communication", "input"];
+
+/** One operator of the program, with its index in each replica. */
+export interface LogicalOp {
+  readonly id: string;
+  readonly name: string;
+  readonly type: string;
+  readonly bucket: Bucket;
+  readonly ops: readonly number[];
+}
+
+export interface Group {
+  readonly id: string;
+  readonly label: string;
+  readonly sub: string;
+  readonly bucket: Bucket;
+  /** Module path that forward, backward and exchange of one layer share; columns are aligned by it. */
+  readonly module: string;
+  readonly afterUpdate: boolean;
+  readonly members: readonly LogicalOp[];
+  readonly ops: readonly number[];
+}
+
+export const MAX_GROUPS = 36;
+const COMM_KINDS = new Set(["all_reduce", "reduce", "broadcast", "gather", "rpc"]);
+
+export function bucketOf(op: GraphOp): Bucket {
+  if (COMM_KINDS.has(op.kind) || op.role === "communication") return "communication";
+  if (op.kind === "feed" || op.kind === "fetch" || op.role === "input") return "input";
+  if (op.role === "backward" || op.kind === "scale_loss_grad") return "backward";
+  if (op.role === "optimize" || op.role === "lr_sched") return "optimize";
+  return "forward";
+}
+
+/** Module of each operator; an exchange or update without one gets that of its parameter. */
+export function modulesOf(document: GraphDocument): string[] {
+  const modules = document.ops.map((op) => op.module);
+  for (const sync of document.syncs) {
+    const owner = sync.parameter.includes(".") ? sync.parameter.replace(/\.[^.]*$/, "") : sync.parameter;
+    for (const op of sync.ops) if (modules[op] === "") modules[op] = owner;
+  }
+  return modules;
+}
+
+interface Draft {
+  readonly bucket: Bucket;
+  readonly module: string;
+  readonly kind: string;
+  readonly afterUpdate: boolean;
+  readonly ops: number[];
+}
+
+export function groupOps(document: GraphDocument, replica: number | "all"): Group[] {
+  const modules = modulesOf(document);
+  const deepest = modules.reduce((most, path) => Math.max(most, path.split(".").length), 1);
+  let drafts: Draft[] = [];
+  for (let depth = deepest; depth >= 0; depth--) {
+    drafts = draft(document, modules, replica, depth);
+    if (drafts.length <= MAX_GROUPS) break;
+    drafts = draft(document, mergeSiblings(modules), replica, depth);
+    if (drafts.length <= MAX_GROUPS) break;
+  }
+  return drafts.map((one) => finish(document, one));
+}
+
+/** "emb_0" … "emb_10" → "emb_*" where more than four siblings differ only by a number. */
+export function mergeSiblings(modules: readonly string[]): string[] {
+  const stem = (path: string) => path.replace(/\d+$/, "*");
+  const siblings = new Map<string, Set<string>>();
+  for (const path of modules) {
+    const set = siblings.get(stem(path)) ?? new Set();
+    set.add(path);
+    siblings.set(stem(path), set);
+  }
+  return modules.map((path) => ((siblings.get(stem(path))?.size ?? 0) > 4 ? stem(path) : path));
+}
+
+function draft(document: GraphDocument, modules: readonly string[], replica: number | "all", depth: number): Draft[] {
+  const drafts = new Map<string, Draft>();
+  const updated = afterOptimize(document);
+  document.ops.forEach((op, index) => {
+    if (replica !== "all" && op.replica !== replica && op.replica !== -1) return;
+    const bucket = bucketOf(op);
+    const module = (modules[index] ?? "").split(".").slice(0, depth).join(".");
+    const kind = bucket === "input" || bucket === "communication" ? op.kind : module === "" ? nameStem(op) : "";
+    const late = bucket === "communication" && updated[index] === 1;
+    const key = `${bucket}|${module}|${kind}|${late}`;
+    const one = drafts.get(key) ?? { bucket, module, kind, afterUpdate: late, ops: [] };
+    one.ops.push(index);
+    drafts.set(key, one);
+  });
+  return [...drafts.values()];
+}
+
+/** Operators without a module: losses stand apart from what computes them. */
+function nameStem(op: GraphOp): string {
+  if (op.role === "loss") return "loss";
+  return op.role === "lr_sched" ? "learning rate" : "";
+}
+
+/** 1 for operators that run after an update, such as the broadcast of Reduce mode. */
+function afterOptimize(document: GraphDocument): Uint8Array {
+  const marks = new Uint8Array(document.ops.length);
+  const isUpdate = document.ops.map((op) => bucketOf(op) === "optimize");
+  for (const [from, to] of document.edges) if (isUpdate[from] === true) marks[to] = 1;
+  return marks;
+}
+
+const LABEL: Readonly<Record<Bucket, (base: string, draft: Draft) => string>> = {
+  forward: (base, one) => base || one.kind || "other",
+  backward: (base) => (base === "" ? "gradients" : `${base} grad`),
+  optimize: (base, one) => (base === "" ? one.kind || "update" : `${base} update`),
+  communication: (base, one) => `${one.kind.replace("_", "-")} ${base}`.trim(),
+  input: (base, one) => (base === "" ? one.kind.replace("computation", "input") : base),
+};
+
+function finish(document: GraphDocument, one: Draft): Group {
+  const members = logical(document, one);
+  const path = one.module.split(".");
+  const base = (path[path.length - 1] ?? "").replace(/_?\*$/, "s");
+  const parts = new Set(one.ops.map((op) => document.ops[op]?.module ?? "")).size;
+  const times = one.module.endsWith("*") && parts > 1 ? ` ×${parts}` : "";
+  return {
+    id: `${one.bucket}|${one.module}|${one.kind}|${one.afterUpdate}`,
+    label: LABEL[one.bucket](base, one) + times,
+    sub: summary(members),
+    bucket: one.bucket,
+    module: one.module,
+    afterUpdate: one.afterUpdate,
+    members,
+    ops: one.ops,
+  };
+}
+
+function logical(document: GraphDocument, one: Draft): LogicalOp[] {
+  const byName = new Map<string, { op: GraphOp; ops: number[] }>();
+  for (const index of one.ops) {
+    const op = document.ops[index];
+    if (op === undefined) continue;
+    const entry = byName.get(op.name) ?? { op, ops: [] };
+    entry.ops.push(index);
+    byName.set(op.name, entry);
+  }
+  return [...byName.values()].map(({ op, ops }) => ({
+    id: `op|${op.name}|${op.kind}|${ops[0] ?? 0}`,
+    name: op.name,
+    type: shortType(op.type),
+    bucket: one.bucket,
+    ops,
+  }));
+}
+
+/** The two most frequent types: "addmm · relu", "mm ×2". */
+function summary(members: readonly LogicalOp[]): string {
+  const counts = new Map<string, number>();
+  for (const member of members) counts.set(member.type, (counts.get(member.type) ?? 0) + 1);
+  const top = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 2);
+  return top.map(([type, count]) => (count > 1 ? `${type} ×${count}` : type)).join(" · ");
+}

@@ -1,0 +1,391 @@
+/**
+ * Where boxes stand. Forward runs left to right on top; backward comes back right to left beneath it, each
+ * module under its forward half; exchange and updates stand under the gradients that they take. Within a band
+ * columns come from longest paths, rows from barycentres. O(V + E) but for the edge reduction; deterministic.
+ */
+import type { GraphDocument } from "../types";
+import type { Group, LogicalOp } from "./group";
+
+export interface Box {
+  readonly id: string;
+  readonly group: Group;
+  /** Set for an operator inside an expanded group. */
+  readonly op: LogicalOp | null;
+  readonly expanded: boolean;
+  x: number;
+  y: number;
+  w: number;
+  h: number;
+}
+
+export interface Edge {
+  readonly from: number;
+  readonly to: number;
+  /** Follows from other edges; drawn only for the box that is selected. */
+  readonly implied: boolean;
+}
+
+export interface Layout {
+  readonly boxes: readonly Box[];
+  readonly edges: readonly Edge[];
+  /** Box of each operator index (the innermost), -1 if hidden. */
+  readonly boxOfOp: Int32Array;
+  readonly groupBoxOfOp: Int32Array;
+  readonly width: number;
+  readonly height: number;
+}
+
+const GAP_X = 44;
+const GAP_Y = 16;
+const BAND_GAP = 38;
+const BOX_H = 42;
+const OP_W = 118;
+const OP_H = 30;
+const OP_GAP_X = 22;
+const OP_GAP_Y = 8;
+const PAD = 10;
+const TITLE_H = 26;
+const REDUCE_LIMIT = 600;
+
+interface Links {
+  readonly preds: readonly number[][];
+  readonly succs: readonly number[][];
+}
+
+export function layoutGraph(document: GraphDocument, groups: readonly Group[], expanded: ReadonlySet<string>): Layout {
+  const n = document.ops.length;
+  const groupOfOp = ownerOf(n, groups);
+  const order = topological(document);
+  const links = linksBetween(document, groupOfOp, groups.length, order);
+  const boxes: Box[] = groups.map((group) => sizedBox(group, expanded.has(group.id)));
+  const inner = groups.map((group, index) =>
+    expanded.has(group.id) ? placeInside(document, group, boxes[index] as Box, order) : null,
+  );
+  const columns = columnsOf(groups, links);
+  const size = placeBands(boxes, groups, columns, links);
+  const edges = reduceEdges(links);
+  const boxOfOp = groupOfOp.slice();
+  inner.forEach((inside, index) => {
+    addInside(index, inside, boxes, edges, boxOfOp);
+  });
+  return { boxes, edges, boxOfOp, groupBoxOfOp: groupOfOp, ...size };
+}
+
+function ownerOf(n: number, groups: readonly Group[]): Int32Array {
+  const owner = new Int32Array(n).fill(-1);
+  groups.forEach((group, index) => {
+    for (const op of group.ops) owner[op] = index;
+  });
+  return owner;
+}
+
+/** Position of each operator in a topological order (Kahn); operators of a cycle, which cannot be, come last. */
+export function topological(document: GraphDocument): Float64Array {
+  const n = document.ops.length;
+  const indegree = new Int32Array(n);
+  const succs: number[][] = Array.from({ length: n }, () => []);
+  for (const [from, to] of document.edges) {
+    succs[from]?.push(to);
+    indegree[to] = (indegree[to] ?? 0) + 1;
+  }
+  const position = new Float64Array(n).fill(n);
+  const queue: number[] = [];
+  for (let op = 0; op < n; op++) if (indegree[op] === 0) queue.push(op);
+  for (let head = 0; head < queue.length; head++) {
+    const op = queue[head] as number;
+    position[op] = head;
+    for (const next of succs[op] ?? []) {
+      indegree[next] = (indegree[next] ?? 1) - 1;
+      if (indegree[next] === 0) queue.push(next);
+    }
+  }
+  return position;
+}
+
+/** Edges between boxes; one that would close a cycle (a module used twice) is turned away by mean position. */
+function linksBetween(document: GraphDocument, owner: Int32Array, count: number, order: Float64Array): Links {
+  const sum = new Float64Array(count);
+  const size = new Float64Array(count);
+  owner.forEach((box, op) => {
+    if (box < 0) return;
+    sum[box] = (sum[box] ?? 0) + (order[op] ?? 0);
+    size[box] = (size[box] ?? 0) + 1;
+  });
+  const rank = (box: number) => (sum[box] ?? 0) / Math.max(1, size[box] ?? 0) + box * 1e-6;
+  const succs: Set<number>[] = Array.from({ length: count }, () => new Set());
+  for (const [from, to] of document.edges) {
+    const a = owner[from] ?? -1;
+    const b = owner[to] ?? -1;
+    if (a >= 0 && b >= 0 && a !== b && rank(a) < rank(b)) succs[a]?.add(b);
+  }
+  const preds: number[][] = Array.from({ length: count }, () => []);
+  succs.forEach((set, a) => {
+    for (const b of set) preds[b]?.push(a);
+  });
+  return { preds, succs: succs.map((set) => [...set].sort((a, b) => rank(a) - rank(b))) };
+}
+
+function sizedBox(group: Group, isExpanded: boolean): Box {
+  const text = Math.max(group.label.length * 7.1, group.sub.length * 6 + 34);
+  const w = Math.min(196, Math.max(104, Math.round(text + 22)));
+  return { id: group.id, group, op: null, expanded: isExpanded, x: 0, y: 0, w, h: BOX_H };
+}
+
+interface Inside {
+  readonly boxes: Box[];
+  readonly edges: readonly Edge[];
+}
+
+/** Lay the operators of one group out and give its box their size; positions are relative to the box. */
+function placeInside(document: GraphDocument, group: Group, box: Box, order: Float64Array): Inside {
+  const owner = new Int32Array(document.ops.length).fill(-1);
+  group.members.forEach((member, index) => {
+    for (const op of member.ops) owner[op] = index;
+  });
+  const links = linksBetween(document, owner, group.members.length, order);
+  const rank = longestPath(group.members.length, links);
+  const cells = cellsOf(rank, links);
+  const mirrored = group.bucket === "backward";
+  const widest = cells.length;
+  const tallest = cells.reduce((most, column) => Math.max(most, column.length), 1);
+  const boxes: Box[] = group.members.map((op) => ({
+    id: op.id,
+    group,
+    op,
+    expanded: false,
+    x: 0,
+    y: 0,
+    w: OP_W,
+    h: OP_H,
+  }));
+  cells.forEach((column, c) => {
+    const at = mirrored ? widest - 1 - c : c;
+    const top = TITLE_H + ((tallest - column.length) * (OP_H + OP_GAP_Y)) / 2;
+    column.forEach((member, row) => {
+      const inside = boxes[member];
+      if (inside === undefined) return;
+      inside.x = PAD + at * (OP_W + OP_GAP_X);
+      inside.y = top + row * (OP_H + OP_GAP_Y);
+    });
+  });
+  box.w = Math.max(box.w, 2 * PAD + widest * (OP_W + OP_GAP_X) - OP_GAP_X);
+  box.h = TITLE_H + tallest * (OP_H + OP_GAP_Y) - OP_GAP_Y + PAD;
+  return { boxes, edges: reduceEdges(links) };
+}
+
+function longestPath(count: number, links: Links): Int32Array {
+  const rank = new Int32Array(count);
+  const left = links.preds.map((list) => list.length);
+  const queue = left.flatMap((degree, index) => (degree === 0 ? [index] : []));
+  for (let head = 0; head < queue.length; head++) {
+    const at = queue[head] as number;
+    for (const next of links.succs[at] ?? []) {
+      rank[next] = Math.max(rank[next] ?? 0, (rank[at] ?? 0) + 1);
+      left[next] = (left[next] ?? 1) - 1;
+      if (left[next] === 0) queue.push(next);
+    }
+  }
+  return rank;
+}
+
+/** Columns of members by rank, ordered by the mean row of what feeds them; tall columns are folded. */
+function cellsOf(rank: Int32Array, links: Links): number[][] {
+  const byRank: number[][] = [];
+  rank.forEach((r, member) => {
+    byRank[r] ??= [];
+    byRank[r].push(member);
+  });
+  const row = new Float64Array(rank.length);
+  const columns: number[][] = [];
+  for (const column of byRank) {
+    const key = new Map(column.map((member) => [member, meanOf(links.preds[member] ?? [], row, member)]));
+    column.sort((a, b) => (key.get(a) ?? 0) - (key.get(b) ?? 0) || a - b);
+    column.forEach((member, index) => {
+      row[member] = index;
+    });
+    for (let at = 0; at < column.length; at += 10) columns.push(column.slice(at, at + 10));
+  }
+  return columns;
+}
+
+function meanOf(list: readonly number[], of: Float64Array, fallback: number): number {
+  if (list.length === 0) return fallback;
+  return list.reduce((sum, one) => sum + (of[one] ?? 0), 0) / list.length;
+}
+
+const band = (group: Group): number => {
+  switch (group.bucket) {
+    case "forward":
+    case "input":
+      return 0;
+    case "backward":
+      return 1;
+    case "communication":
+      return group.afterUpdate ? 4 : 2;
+    case "optimize":
+      return 3;
+  }
+};
+
+/** Column of every group, from 0. Groups are visited in dependency order, so predecessors are placed first. */
+export function columnsOf(groups: readonly Group[], links: Links): Int32Array {
+  const column = new Int32Array(groups.length);
+  const order = visitOrder(groups.length, links);
+  for (const g of order) if (band(groups[g] as Group) === 0) column[g] = forwardColumn(g, groups, links, column);
+  const forwardOf = new Map<string, number>();
+  let last = 0;
+  groups.forEach((group, g) => {
+    if (band(group) !== 0) return;
+    last = Math.max(last, column[g] ?? 0);
+    if (group.bucket === "forward") forwardOf.set(group.module, column[g] ?? 0);
+  });
+  for (const g of order) {
+    if (band(groups[g] as Group) === 1) column[g] = backwardColumn(g, groups, links, column, forwardOf, last);
+  }
+  for (const g of order) if (band(groups[g] as Group) > 1) column[g] = lowerColumn(g, groups, links, column);
+  const lowest = column.reduce((least, one) => Math.min(least, one), 0);
+  return column.map((one) => one - lowest);
+}
+
+function visitOrder(count: number, links: Links): number[] {
+  const rank = longestPath(count, links);
+  return Array.from({ length: count }, (_, index) => index).sort((a, b) => (rank[a] ?? 0) - (rank[b] ?? 0) || a - b);
+}
+
+function forwardColumn(g: number, groups: readonly Group[], links: Links, column: Int32Array): number {
+  let at = 0;
+  for (const pred of links.preds[g] ?? []) {
+    if (band(groups[pred] as Group) === 0) at = Math.max(at, (column[pred] ?? 0) + 1);
+  }
+  return at;
+}
+
+function backwardColumn(
+  g: number,
+  groups: readonly Group[],
+  links: Links,
+  column: Int32Array,
+  forwardOf: ReadonlyMap<string, number>,
+  last: number,
+): number {
+  let limit = last;
+  for (const pred of links.preds[g] ?? []) {
+    if (band(groups[pred] as Group) === 1) limit = Math.min(limit, (column[pred] ?? 0) - 1);
+  }
+  const twin = forwardOf.get((groups[g] as Group).module);
+  return twin === undefined ? limit : Math.min(limit, twin);
+}
+
+/** Exchange and updates stand where most of what they take comes from. */
+function lowerColumn(g: number, groups: readonly Group[], links: Links, column: Int32Array): number {
+  const group = groups[g] as Group;
+  const near = (links.preds[g] ?? []).filter((pred) => band(groups[pred] as Group) >= 1);
+  const twin = near.find((pred) => (groups[pred] as Group).module === group.module && group.module !== "");
+  if (twin !== undefined) return column[twin] ?? 0;
+  const from = near.length > 0 ? near : (links.preds[g] ?? []);
+  if (from.length === 0) return 0;
+  return Math.round(from.reduce((sum, pred) => sum + (column[pred] ?? 0), 0) / from.length);
+}
+
+function placeBands(
+  boxes: readonly Box[],
+  groups: readonly Group[],
+  columns: Int32Array,
+  links: Links,
+): { width: number; height: number } {
+  const numColumns = columns.reduce((most, one) => Math.max(most, one + 1), 0);
+  const x: number[] = [];
+  let width = 0;
+  for (let c = 0; c < numColumns; c++) {
+    const widest = boxes.reduce((most, box, g) => (columns[g] === c ? Math.max(most, box.w) : most), 0);
+    x.push(width);
+    boxes.forEach((box, g) => {
+      if (columns[g] === c) box.x = width + (widest - box.w) / 2;
+    });
+    width += widest + (widest > 0 ? GAP_X : 0);
+  }
+  let top = 0;
+  for (let b = 0; b <= 4; b++) {
+    const height = placeBand(b, boxes, groups, columns, links, top);
+    if (height > 0) top += height + BAND_GAP;
+  }
+  return { width: Math.max(0, width - GAP_X), height: Math.max(0, top - BAND_GAP) };
+}
+
+function placeBand(
+  b: number,
+  boxes: readonly Box[],
+  groups: readonly Group[],
+  columns: Int32Array,
+  links: Links,
+  top: number,
+): number {
+  const stacks = new Map<number, number[]>();
+  groups.forEach((group, g) => {
+    if (band(group) !== b) return;
+    const stack = stacks.get(columns[g] ?? 0) ?? [];
+    stack.push(g);
+    stacks.set(columns[g] ?? 0, stack);
+  });
+  const heightOf = (stack: readonly number[]) => stack.reduce((sum, g) => sum + (boxes[g]?.h ?? 0) + GAP_Y, 0) - GAP_Y;
+  const height = [...stacks.values()].reduce((most, stack) => Math.max(most, heightOf(stack)), 0);
+  const centre = new Float64Array(boxes.length);
+  for (let sweep = 0; sweep < 4; sweep++) {
+    for (const [, stack] of [...stacks].sort((a, c) => (sweep % 2 === 0 ? a[0] - c[0] : c[0] - a[0]))) {
+      sortByNeighbours(stack, links, centre);
+      let y = top + (b === 0 ? (height - heightOf(stack)) / 2 : 0);
+      for (const g of stack) {
+        const box = boxes[g] as Box;
+        box.y = y;
+        centre[g] = y + box.h / 2;
+        y += box.h + GAP_Y;
+      }
+    }
+  }
+  return Math.max(0, height);
+}
+
+function sortByNeighbours(stack: number[], links: Links, centre: Float64Array): void {
+  const key = new Map<number, number>();
+  for (const g of stack) {
+    const near = [...(links.preds[g] ?? []), ...(links.succs[g] ?? [])].filter((one) => (centre[one] ?? 0) > 0);
+    key.set(g, meanOf(near, centre, centre[g] ?? 0));
+  }
+  stack.sort((a, b) => (key.get(a) ?? 0) - (key.get(b) ?? 0) || a - b);
+}
+
+/** Mark every edge that a longer path implies; without it a training graph is a hairball of saved tensors. */
+export function reduceEdges(links: Links): Edge[] {
+  const n = links.succs.length;
+  const words = Math.ceil(n / 32);
+  const reach = n <= REDUCE_LIMIT ? new Uint32Array(n * words) : null;
+  const order = visitOrder(n, links).reverse();
+  const edges: Edge[] = [];
+  for (const a of order) {
+    const mine = (box: number) => (((reach?.[a * words + (box >> 5)] ?? 0) >>> (box & 31)) & 1) === 1;
+    const rank = new Map(order.map((box, index) => [box, index]));
+    const next = [...(links.succs[a] ?? [])].sort((p, q) => (rank.get(q) ?? 0) - (rank.get(p) ?? 0));
+    for (const b of next) {
+      edges.push({ from: a, to: b, implied: mine(b) });
+      if (reach === null) continue;
+      for (let w = 0; w < words; w++) {
+        reach[a * words + w] = (reach[a * words + w] ?? 0) | (reach[b * words + w] ?? 0);
+      }
+      reach[a * words + (b >> 5)] = (reach[a * words + (b >> 5)] ?? 0) | (1 << (b & 31));
+    }
+  }
+  return edges;
+}
+
+function addInside(index: number, inside: Inside | null, boxes: Box[], edges: Edge[], boxOfOp: Int32Array): void {
+  if (inside === null) return;
+  const frame = boxes[index] as Box;
+  const base = boxes.length;
+  inside.boxes.forEach((box, member) => {
+    box.x += frame.x;
+    box.y += frame.y;
+    boxes.push(box);
+    for (const op of box.op?.ops ?? []) boxOfOp[op] = base + member;
+  });
+  for (const edge of inside.edges) edges.push({ from: edge.from + base, to: edge.to + base, implied: edge.implied });
+}

@@ -1,0 +1,101 @@
+/** Where the page begins: session, routes, the frame around every view. */
+import "uplot/dist/uPlot.min.css";
+import "./styles/app.css";
+import "./styles/job.css";
+import { effect } from "@preact/signals";
+import { render } from "preact";
+import { listenToKeys } from "./keyboard";
+import { Empty, ErrorCard, Link } from "./parts/basics";
+import { Overlays } from "./parts/overlays";
+import { Top } from "./parts/top";
+import { navigate, route } from "./router";
+import { currentJob, jobsStore } from "./store/current";
+import { JobsStore } from "./store/jobs";
+import { askSession, session } from "./store/session";
+import { exposeForTests } from "./testhooks";
+import { JobPage } from "./views/job";
+import { JobsPage } from "./views/jobs";
+import { LoginPage } from "./views/login";
+import { NodesPage } from "./views/nodes";
+
+function Page() {
+  const at = route.value;
+  const who = session.value;
+  if (who.state === "out" || at.page === "login") return <LoginPage />;
+  if (who.state === "asking") return <main class="page" aria-busy="true" />;
+  if (who.state === "unreachable") {
+    return (
+      <main class="page">
+        <ErrorCard error={who.error} retry={() => void askSession()} />
+      </main>
+    );
+  }
+  switch (at.page) {
+    case "jobs":
+      return <JobsPage />;
+    case "nodes":
+      return <NodesPage />;
+    case "job":
+      return <JobPage key={at.jobId} jobId={at.jobId} />;
+    case "missing":
+      return (
+        <main class="page">
+          <Empty title="There is no such page">
+            <span>
+              Nothing is at <code>{at.path}</code>.
+            </span>
+            <Link href="/" class="btn">
+              Go to jobs
+            </Link>
+          </Empty>
+        </main>
+      );
+  }
+}
+
+function App() {
+  const scrolls = route.value.page === "job" ? "scrolls" : "";
+  return (
+    <div class={`app ${scrolls}`}>
+      <a class="skip" href="#main">
+        Skip to content
+      </a>
+      <Top />
+      <Page />
+      <div class="sr" role="status" aria-live="polite" data-testid="announcer">
+        {announcement()}
+      </div>
+      <Overlays />
+    </div>
+  );
+}
+
+function announcement(): string {
+  const job = currentJob.value?.job.value;
+  return job ? `${job.name} is ${job.state.toLowerCase()}` : "";
+}
+
+effect(() => {
+  const job = currentJob.value?.job.value;
+  document.title = job ? `${job.name} · ${job.state.toLowerCase()} · Penstock` : "Penstock";
+});
+
+effect(() => {
+  const inside = session.value.state === "in";
+  const store = jobsStore.peek();
+  if (inside && store === null) jobsStore.value = new JobsStore();
+  if (!inside && store !== null) {
+    store.dispose();
+    jobsStore.value = null;
+  }
+});
+
+effect(() => {
+  if (session.value.state === "in" && route.value.page === "login") navigate("/", "replace");
+});
+
+listenToKeys();
+exposeForTests();
+if (route.value.page !== "login") void askSession();
+const root = document.getElementById("app");
+if (root !== null) render(<App />, root);

@@ -1,0 +1,59 @@
+/** The colours of the style sheet, for canvases. Read again when the theme changes; tokens.css is the one source. */
+import type { Bucket } from "./graph/group";
+import { theme } from "./store/session";
+
+export interface Palette {
+  readonly bg: string;
+  readonly surface: string;
+  readonly raised: string;
+  readonly line: string;
+  readonly edge: string;
+  readonly text: string;
+  readonly muted: string;
+  readonly faint: string;
+  readonly accent: string;
+  readonly critical: string;
+  readonly onFill: string;
+  readonly sans: string;
+  readonly mono: string;
+  readonly bucket: Readonly<Record<Bucket, string>>;
+}
+
+let cached: { readonly of: string; readonly palette: Palette } | null = null;
+
+export function palette(): Palette {
+  if (cached?.of === theme.value) return cached.palette;
+  const style = getComputedStyle(document.documentElement);
+  const read = (name: string) => style.getPropertyValue(`--${name}`).trim();
+  const made: Palette = {
+    bg: read("bg"),
+    surface: read("surface"),
+    raised: read("raised"),
+    line: read("line"),
+    edge: read("edge"),
+    text: read("text"),
+    muted: read("muted"),
+    faint: read("faint"),
+    accent: read("accent"),
+    critical: read("critical"),
+    onFill: read("on-fill"),
+    sans: read("sans"),
+    mono: read("mono"),
+    bucket: {
+      forward: read("fwd"),
+      backward: read("bwd"),
+      optimize: read("opt"),
+      communication: read("comm"),
+      input: read("input"),
+    },
+  };
+  cached = { of: theme.value, palette: made };
+  return made;
+}
+
+/** `colour` (#rrggbb) with an alpha; canvases have no color-mix. */
+export function alpha(colour: string, opacity: number): string {
+  const hex = colour.slice(1);
+  const part = (at: number) => Number.parseInt(hex.slice(at, at + 2), 16);
+  return `rgba(${part(0)},${part(2)},${part(4)},${opacity})`;
+}

@@ -1,0 +1,290 @@
+/**
+ * Everything the page knows about one job, fed by one subscription; made by the job page and disposed with it.
+ *
+ * State, metrics and logs arrive as text and are complete; operator frames may be dropped, and `droppedRows`
+ * says how many. Signals are published at most four times a second: figures that change faster cannot be read.
+ */
+import { batch, computed, signal } from "@preact/signals";
+import { ApiError, api } from "../api";
+import { decodeFrames, type Frame, Kind } from "../codec";
+import { throttled } from "../frameloop";
+import { stream } from "../socket";
+import type { EventRow, GraphDocument, GraphUse, Job, NodeRow, ServerMessage } from "../types";
+import { LogStore } from "./logs";
+import { OpsStore } from "./ops";
+import { SeriesStore } from "./series";
+import { endOfFrameMs, StepStore } from "./steps";
+import { SyncStore } from "./sync";
+
+const PUBLISH_MS = 250;
+const REPLAY_BYTES = 8 << 20;
+const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
+
+interface Parts {
+  metrics: boolean;
+  logs: boolean;
+  ops: boolean;
+  sync: boolean;
+  step: boolean;
+}
+const NOTHING: Parts = { metrics: false, logs: false, ops: false, sync: false, step: false };
+
+export const isTerminal = (job: Job): boolean => TERMINAL.has(job.state);
+
+export class JobStore {
+  readonly job = signal<Job | null>(null);
+  readonly error = signal<ApiError | null>(null);
+  readonly nodes = signal<readonly NodeRow[]>([]);
+  readonly events = signal<readonly EventRow[]>([]);
+  readonly degraded = signal<string | null>(null);
+  /** Bumped when the part changed; views read the plain stores below and depend on these. */
+  readonly metricsVersion = signal(0);
+  readonly logsVersion = signal(0);
+  readonly opsVersion = signal(0);
+  readonly syncVersion = signal(0);
+  readonly stepVersion = signal(0);
+  readonly graphVersion = signal(0);
+  readonly behindMs = signal<number | null>(null);
+  readonly lastFrameMs = signal(Number.NEGATIVE_INFINITY);
+  readonly droppedRows = signal(0);
+  /** A graph that the person chose; null shows the one that runs most. */
+  readonly chosenGraph = signal<string | null>(null);
+
+  readonly series = new SeriesStore();
+  readonly logs = new LogStore();
+  readonly sync = new SyncStore();
+  readonly steps = new StepStore();
+  readonly ops = new OpsStore((hash) => void this.#fetchGraph(hash));
+
+  readonly shownHash = computed(() => {
+    this.graphVersion.value;
+    return this.chosenGraph.value ?? this.#autoHash();
+  });
+  readonly shownDocument = computed<GraphDocument | null>(() => {
+    const hash = this.shownHash.value;
+    return hash === null ? null : (this.ops.graphs.get(hash)?.document ?? null);
+  });
+
+  #unsubscribe: () => void;
+  #gapRows = 0;
+  #pending: Parts = { ...NOTHING };
+  #behind: number | null = null;
+  #publish: () => void;
+  #frameListeners = new Set<() => void>();
+  #disposed = false;
+  #replayed = false;
+
+  constructor(readonly jobId: string) {
+    this.#publish = throttled(PUBLISH_MS, () => this.#flush());
+    this.#unsubscribe = stream.subscribe({
+      request: () => ({
+        topic: "job",
+        job_id: jobId,
+        parts: ["state", "metrics", "logs", "ops", "sync"],
+        log_offsets: this.logs.offsets(),
+      }),
+      onMessage: (message) => this.#receive(message),
+      onFrame: (frame) => this.#frame(frame, "live"),
+    });
+    void this.#fetchEvents();
+  }
+
+  dispose(): void {
+    this.#disposed = true;
+    this.#unsubscribe();
+    this.#frameListeners.clear();
+  }
+
+  /** Call `listener` for every operator frame that arrived, so that a canvas can ask for an animation frame. */
+  onFrame(listener: () => void): () => void {
+    this.#frameListeners.add(listener);
+    return () => this.#frameListeners.delete(listener);
+  }
+
+  #autoHash(): string | null {
+    return this.ops.busiest()?.hash ?? null;
+  }
+
+  #receive(message: ServerMessage): void {
+    switch (message.type) {
+      case "snapshot":
+        if ("job" in message) this.#snapshot(message);
+        return;
+      case "job":
+        this.job.value = message.job;
+        return;
+      case "metrics":
+        this.series.append(message.series);
+        this.#note("metrics");
+        return;
+      case "log":
+        this.logs.of(message.replica_id).append(message.offset, message.text);
+        this.#note("logs");
+        return;
+      case "graph":
+        this.ops.use(message.stream, message.hash);
+        return;
+      case "gap":
+        this.#gap(message.dropped);
+        return;
+      case "degraded":
+        this.degraded.value = message.reason;
+        return;
+      case "event":
+        this.#addEvents([message.event]);
+        return;
+      case "nodes":
+        this.nodes.value = message.nodes;
+        return;
+      case "error":
+        this.error.value = new ApiError(404, message.detail);
+        return;
+      default:
+        // A newer server may say more than this page knows; what it knows stays right without it.
+        message satisfies never;
+    }
+  }
+
+  #snapshot(message: Extract<ServerMessage, { type: "snapshot"; job: Job }>): void {
+    batch(() => {
+      this.error.value = null;
+      this.degraded.value = null;
+      this.job.value = message.job;
+      this.nodes.value = message.nodes ?? [];
+      this.series.append(message.metrics ?? {});
+      this.#note("metrics");
+      for (const use of message.graphs ?? []) this.ops.use(use.stream, use.hash);
+    });
+    if (isTerminal(message.job)) void this.#replay(message.graphs ?? []);
+  }
+
+  #frame(frame: Frame, mode: "live" | "replay"): void {
+    const replica = this.job.value?.replicas.find((one) => one.stream === frame.stream);
+    if (replica === undefined && this.ops.of(frame.stream) === undefined) return;
+    const now = performance.now();
+    switch (frame.kind) {
+      case Kind.OP_EVENTS:
+      case Kind.OP_SUMS:
+        this.#opFrame(frame, now, mode);
+        break;
+      case Kind.SYNC:
+        this.#syncFrame(frame, now);
+        break;
+      case Kind.GAP:
+        this.#gap(frame.body as Readonly<Record<string, number>>);
+        break;
+      case Kind.GRAPH_USED:
+        this.ops.use(frame.stream, (frame.body as { hash: string }).hash);
+        break;
+      default:
+        break;
+    }
+    if (mode === "live") this.#measure(frame, now);
+  }
+
+  #opFrame(frame: Frame, now: number, mode: "live" | "replay"): void {
+    const graph = this.ops.ingest(frame, now, mode);
+    if (graph === undefined) return;
+    this.#note("ops");
+    if (frame.kind === Kind.OP_EVENTS) {
+      this.steps.ingest(graph.hash, frame);
+      this.#note("step");
+    }
+    for (const listener of this.#frameListeners) listener();
+  }
+
+  #syncFrame(frame: Frame, now: number): void {
+    const graph = this.ops.of(frame.stream);
+    if (graph === undefined) return;
+    this.sync.ingest(graph.hash, frame, now);
+    this.#note("sync");
+  }
+
+  #measure(frame: Frame, now: number): void {
+    this.lastFrameMs.value = now;
+    if (frame.kind !== Kind.OP_EVENTS && frame.kind !== Kind.OP_SUMS) return;
+    const behind = Math.max(0, Date.now() - endOfFrameMs(frame));
+    // A moving mean: one late frame should show, a hundred prompt ones should outweigh it.
+    this.#behind = this.#behind === null ? behind : this.#behind * 0.8 + behind * 0.2;
+    stream.lagMs = this.#behind;
+  }
+
+  #gap(dropped: Readonly<Record<string, number>>): void {
+    for (const rows of Object.values(dropped)) this.#gapRows += rows;
+    this.#note("ops");
+  }
+
+  #note(part: keyof Parts): void {
+    this.#pending[part] = true;
+    this.#publish();
+  }
+
+  #flush(): void {
+    const due = this.#pending;
+    this.#pending = { ...NOTHING };
+    batch(() => {
+      if (due.metrics) this.metricsVersion.value += 1;
+      if (due.logs) this.logsVersion.value += 1;
+      if (due.sync) this.syncVersion.value += 1;
+      if (due.step) this.stepVersion.value += 1;
+      if (due.ops) {
+        this.opsVersion.value += 1;
+        if (this.#autoHash() !== this.shownHash.value) this.graphVersion.value += 1;
+      }
+      this.behindMs.value = this.#behind;
+      this.droppedRows.value = this.#gapRows + this.ops.lostRows;
+    });
+  }
+
+  async #fetchGraph(hash: string): Promise<void> {
+    try {
+      const document = await api.graph(hash);
+      if (this.#disposed) return;
+      this.ops.ensure(hash).setDocument(document);
+      this.graphVersion.value += 1;
+      this.#note("ops");
+      for (const listener of this.#frameListeners) listener();
+    } catch (error) {
+      this.#fail(error, () => void this.#fetchGraph(hash));
+    }
+  }
+
+  async #fetchEvents(): Promise<void> {
+    try {
+      const page = await api.events(this.jobId);
+      if (!this.#disposed) this.#addEvents(page.items);
+    } catch (error) {
+      this.#fail(error, null);
+    }
+  }
+
+  /** A finished job sends nothing: its kept frames go through the same stores, and light nothing. */
+  async #replay(graphs: readonly GraphUse[]): Promise<void> {
+    if (this.#replayed || graphs.length === 0) return;
+    this.#replayed = true;
+    try {
+      const kinds = [Kind.OP_EVENTS, Kind.OP_SUMS, Kind.SYNC, Kind.GAP, Kind.GRAPH_USED];
+      const body = await api.frames(this.jobId, kinds, REPLAY_BYTES);
+      if (this.#disposed) return;
+      for (const frame of decodeFrames(body)) this.#frame(frame, "replay");
+    } catch (error) {
+      this.#fail(error, null);
+    }
+  }
+
+  #addEvents(more: readonly EventRow[]): void {
+    const byId = new Map(this.events.value.map((event) => [event.id, event]));
+    for (const event of more) byId.set(event.id, event);
+    this.events.value = [...byId.values()].sort((a, b) => (a.at < b.at ? 1 : -1));
+  }
+
+  #fail(error: unknown, retry: (() => void) | null): void {
+    if (!(error instanceof ApiError)) throw error;
+    if (error.status === 404 && retry !== null) {
+      // The document may be a moment behind the message that names it.
+      setTimeout(() => !this.#disposed && retry(), 1000);
+      return;
+    }
+    this.error.value = error;
+  }
+}

@@ -1,0 +1,165 @@
+/**
+ * What operators did, as far as received frames say so.
+ *
+ * One `GraphRuntime` for each graph document of the job. Numbers are sums since the page subscribed. `freshAt`
+ * is the arrival of the last frame that named the operator, `litAt` the animation frame that first showed it:
+ * nothing else ever lights an operator. Frames that arrive before their document wait in a bounded queue.
+ */
+import { Column, type Frame, smallColumn, wideColumn } from "../codec";
+import type { GraphDocument } from "../types";
+
+/** A frame that waited longer than this for an animation frame no longer lights anything. */
+export const FRESH_MS = 1500;
+/** How long a lit operator takes to fade. */
+export const DECAY_MS = 900;
+const MAX_WAITING_FRAMES = 512;
+
+export class GraphRuntime {
+  document: GraphDocument | null = null;
+  /** Rows received, over all kinds: the graph with most of them is what the page shows unless told otherwise. */
+  rows = 0;
+  lastRowMs = 0;
+  count = new Float64Array(0);
+  totalNs = new Float64Array(0);
+  maxNs = new Float64Array(0);
+  received = new Uint8Array(0);
+  lit = new Uint8Array(0);
+  freshAt = new Float64Array(0);
+  litAt = new Float64Array(0);
+  waiting: Frame[] = [];
+  /** Rows that named an operator the document does not have, or waited too long: counted as dropped. */
+  lostRows = 0;
+
+  constructor(readonly hash: string) {}
+
+  setDocument(document: GraphDocument): void {
+    const n = document.ops.length;
+    this.document = document;
+    this.count = new Float64Array(n);
+    this.totalNs = new Float64Array(n);
+    this.maxNs = new Float64Array(n);
+    this.received = new Uint8Array(n);
+    this.lit = new Uint8Array(n);
+    this.freshAt = new Float64Array(n).fill(Number.NEGATIVE_INFINITY);
+    this.litAt = new Float64Array(n).fill(Number.NEGATIVE_INFINITY);
+    const waiting = this.waiting;
+    this.waiting = [];
+    for (const frame of waiting) this.ingest(frame, performance.now(), "live");
+  }
+
+  /** Take an OP_EVENTS or OP_SUMS frame. A replayed frame counts, but lights nothing: it did not just run. */
+  ingest(frame: Frame, nowMs: number, mode: "live" | "replay"): void {
+    this.rows += frame.count;
+    this.lastRowMs = nowMs;
+    if (this.document === null) {
+      this.waiting.push(frame);
+      if (this.waiting.length > MAX_WAITING_FRAMES) this.lostRows += this.waiting.shift()?.count ?? 0;
+      return;
+    }
+    const ops = smallColumn(frame, Column.OP);
+    for (let i = 0; i < ops.length; i++) {
+      const op = ops[i] ?? 0;
+      if (op >= this.received.length) {
+        this.lostRows += 1;
+        continue;
+      }
+      this.received[op] = 1;
+      if (mode === "live") this.freshAt[op] = nowMs;
+    }
+    this.#sum(frame, ops);
+  }
+
+  #sum(frame: Frame, ops: Uint16Array | Uint32Array): void {
+    const counts = smallColumn(frame, Column.COUNT);
+    const totals = wideColumn(frame, Column.TOTAL_NS);
+    const maxima = smallColumn(frame, Column.MAX_NS);
+    // OP_EVENTS frames have no such columns: their operators are in OP_SUMS too, and must not count twice.
+    for (let i = 0; i < counts.length; i++) {
+      const op = ops[i] ?? 0;
+      if (op >= this.received.length) continue;
+      this.count[op] = (this.count[op] ?? 0) + (counts[i] ?? 0);
+      this.totalNs[op] = (this.totalNs[op] ?? 0) + Number(totals[i] ?? 0n);
+      this.maxNs[op] = Math.max(this.maxNs[op] ?? 0, maxima[i] ?? 0);
+    }
+  }
+
+  /** Note, in an animation frame that draws the graph, what is lit in it; answer whether anything still fades. */
+  light(nowMs: number): boolean {
+    let fading = false;
+    for (let op = 0; op < this.received.length; op++) {
+      const fresh = this.freshAt[op] ?? Number.NEGATIVE_INFINITY;
+      if (fresh > Number.NEGATIVE_INFINITY) {
+        this.freshAt[op] = Number.NEGATIVE_INFINITY;
+        if (nowMs - fresh < FRESH_MS) {
+          this.litAt[op] = nowMs;
+          this.lit[op] = 1;
+        }
+      }
+      if (nowMs - (this.litAt[op] ?? Number.NEGATIVE_INFINITY) < DECAY_MS) fading = true;
+    }
+    return fading;
+  }
+
+  /** 1 in the frame that lights the operator, 0 when it has faded. */
+  glow(op: number, nowMs: number): number {
+    const since = nowMs - (this.litAt[op] ?? Number.NEGATIVE_INFINITY);
+    return since >= DECAY_MS ? 0 : 1 - since / DECAY_MS;
+  }
+
+  meanNs(op: number): number {
+    const count = this.count[op] ?? 0;
+    return count === 0 ? Number.NaN : (this.totalNs[op] ?? 0) / count;
+  }
+}
+
+/** All graphs of a job, and which one each stream (replica) runs now. */
+export class OpsStore {
+  readonly graphs = new Map<string, GraphRuntime>();
+  readonly hashOfStream = new Map<number, string>();
+  /** Rows whose stream has not yet said which graph they index. */
+  orphanRows = 0;
+
+  constructor(private readonly onNewGraph: (hash: string) => void) {}
+
+  use(stream: number, hash: string): void {
+    this.hashOfStream.set(stream, hash);
+    this.ensure(hash);
+  }
+
+  ensure(hash: string): GraphRuntime {
+    let graph = this.graphs.get(hash);
+    if (graph === undefined) {
+      graph = new GraphRuntime(hash);
+      this.graphs.set(hash, graph);
+      this.onNewGraph(hash);
+    }
+    return graph;
+  }
+
+  of(stream: number): GraphRuntime | undefined {
+    const hash = this.hashOfStream.get(stream);
+    return hash === undefined ? undefined : this.graphs.get(hash);
+  }
+
+  ingest(frame: Frame, nowMs: number, mode: "live" | "replay"): GraphRuntime | undefined {
+    const graph = this.of(frame.stream);
+    if (graph === undefined) this.orphanRows += frame.count;
+    graph?.ingest(frame, nowMs, mode);
+    return graph;
+  }
+
+  /** The graph that ran most, so that a short last batch or a test pass does not flip the page. */
+  busiest(): GraphRuntime | undefined {
+    let best: GraphRuntime | undefined;
+    for (const graph of this.graphs.values()) {
+      if (best === undefined || graph.rows > best.rows) best = graph;
+    }
+    return best;
+  }
+
+  get lostRows(): number {
+    let rows = this.orphanRows;
+    for (const graph of this.graphs.values()) rows += graph.lostRows;
+    return rows;
+  }
+}

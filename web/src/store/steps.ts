@@ -1,0 +1,50 @@
+/** The newest step that was sampled whole, per stream and graph: what the timeline draws. */
+import { Column, FLAG_WHOLE_STEP, type Frame, smallColumn } from "../codec";
+
+export interface StepTrace {
+  readonly stream: number;
+  readonly hash: string;
+  readonly step: number;
+  readonly t0Ns: bigint;
+  readonly start: Uint16Array | Uint32Array;
+  readonly duration: Uint16Array | Uint32Array;
+  readonly op: Uint16Array | Uint32Array;
+  readonly thread: Uint16Array | Uint32Array;
+}
+
+export class StepStore {
+  #traces = new Map<string, StepTrace>();
+  /** Steps received, so that a held timeline can say how many newer ones there are. */
+  steps = 0;
+
+  ingest(hash: string, frame: Frame): void {
+    if (frame.count === 0 || (frame.flags & FLAG_WHOLE_STEP) === 0) return;
+    const trace: StepTrace = {
+      stream: frame.stream,
+      hash,
+      step: frame.step,
+      t0Ns: frame.t0Ns,
+      start: smallColumn(frame, Column.START_NS),
+      duration: smallColumn(frame, Column.DURATION_NS),
+      op: smallColumn(frame, Column.OP),
+      thread: smallColumn(frame, Column.THREAD),
+    };
+    this.#traces.set(`${frame.stream}/${hash}`, trace);
+    this.steps += 1;
+  }
+
+  /** The newest step of every stream that runs this graph, by stream. */
+  of(hash: string): StepTrace[] {
+    return [...this.#traces.values()].filter((trace) => trace.hash === hash).sort((a, b) => a.stream - b.stream);
+  }
+}
+
+/** When the last event of a frame ended, in Unix milliseconds: what "behind" is measured from. */
+export function endOfFrameMs(frame: Frame): number {
+  const t0Ms = Number(frame.t0Ns / 1000n) / 1000;
+  const start = smallColumn(frame, Column.START_NS);
+  const duration = smallColumn(frame, Column.DURATION_NS);
+  let last = 0;
+  for (let i = 0; i < start.length; i++) last = Math.max(last, (start[i] ?? 0) + (duration[i] ?? 0));
+  return t0Ms + last / 1e6;
+}

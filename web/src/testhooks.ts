@@ -1,0 +1,57 @@
+/** `window.__penstock`: what a test may read of a page whose content is on canvases. Read-only, always there. */
+import { currentJob, currentTimeline } from "./store/current";
+import type { GraphRuntime } from "./store/ops";
+
+export interface TestHooks {
+  graphHash(): string | null;
+  /** Operators that were lit in some animation frame since the page loaded, of the shown graph. */
+  litOperators(): number[];
+  /** Operators that some received frame named, of the shown graph. */
+  receivedOperators(): number[];
+  paintedSlices(): number;
+  lossPoints(): number;
+  syncRows(): { parameter: string; count: number; bytes: number; timeNs: number; waitNs: number }[];
+  droppedRows(): number;
+}
+
+declare global {
+  interface Window {
+    readonly __penstock: TestHooks;
+  }
+}
+
+function shown(): GraphRuntime | undefined {
+  const store = currentJob.value;
+  const hash = store?.shownHash.value ?? null;
+  return hash === null ? undefined : store?.ops.graphs.get(hash);
+}
+
+function indices(marks: Uint8Array | undefined): number[] {
+  const found: number[] = [];
+  marks?.forEach((mark, index) => {
+    if (mark === 1) found.push(index);
+  });
+  return found;
+}
+
+function syncRows(): ReturnType<TestHooks["syncRows"]> {
+  const store = currentJob.value;
+  const graph = shown();
+  if (store === null || graph?.document == null) return [];
+  return store.sync
+    .rows(graph.document, graph.hash)
+    .map(({ parameter, count, bytes, timeNs, waitNs }) => ({ parameter, count, bytes, timeNs, waitNs }));
+}
+
+export function exposeForTests(): void {
+  const hooks: TestHooks = Object.freeze({
+    graphHash: () => currentJob.value?.shownHash.value ?? null,
+    litOperators: () => indices(shown()?.lit),
+    receivedOperators: () => indices(shown()?.received),
+    paintedSlices: () => currentTimeline.value?.paintedSlices ?? 0,
+    lossPoints: () => currentJob.value?.series.byName.get("loss")?.arrived ?? 0,
+    syncRows,
+    droppedRows: () => currentJob.value?.droppedRows.value ?? 0,
+  });
+  Object.defineProperty(window, "__penstock", { value: hooks, writable: false, configurable: false });
+}

@@ -1,0 +1,203 @@
+/**
+ * The timeline behind its canvas. Shows the newest sampled step at most once a second; a zoom, a pan or "hold"
+ * keeps the step that one is looking at, and says how many newer ones have come since.
+ */
+import { signal } from "@preact/signals";
+import { type Again, addPainter, invalidate } from "../frameloop";
+import { palette } from "../palette";
+import type { JobStore } from "../store/job";
+import type { GraphDocument } from "../types";
+import { buildTimeline, EMPTY_MODEL, sliceAt, type TimelineModel } from "./model";
+import { AXIS_H, LANE_H, paintTimeline, TOP } from "./paint";
+
+const REFRESH_MS = 1000;
+
+export interface Hover {
+  readonly lane: number;
+  readonly slice: number;
+  readonly x: number;
+  readonly y: number;
+}
+
+export class TimelineController {
+  readonly model = signal<TimelineModel>(EMPTY_MODEL);
+  readonly held = signal(false);
+  readonly newer = signal(0);
+  readonly hover = signal<Hover | null>(null);
+  selectedOps: ReadonlySet<number> = new Set();
+  critical: ReadonlySet<number> = new Set();
+  paintedSlices = 0;
+
+  #from = 0;
+  #to = 0;
+  #canvas: HTMLCanvasElement | null = null;
+  #document: GraphDocument | null = null;
+  #refreshedAt = Number.NEGATIVE_INFINITY;
+  #stepsAtHold = 0;
+  #painter = (): Again => this.#paint();
+
+  constructor(readonly store: JobStore) {}
+
+  get left(): number {
+    return (this.#canvas?.clientWidth ?? 800) < 640 ? 92 : 150;
+  }
+
+  attach(canvas: HTMLCanvasElement): () => void {
+    this.#canvas = canvas;
+    const observer = new ResizeObserver(() => this.#resize());
+    observer.observe(canvas.parentElement ?? canvas);
+    const remove = addPainter(this.#painter);
+    this.#resize();
+    return () => {
+      remove();
+      observer.disconnect();
+      this.#canvas = null;
+    };
+  }
+
+  repaint(): void {
+    invalidate(this.#painter);
+  }
+
+  /** Take the newest sampled step of the shown graph, unless a step is held or the last one is too recent to read. */
+  refresh(force: "force" | "gently" = "gently"): void {
+    const hash = this.store.shownHash.value;
+    const document = this.store.shownDocument.value;
+    if (hash === null || document === null) return;
+    const changed = document !== this.#document;
+    if (this.held.value && !changed) {
+      this.newer.value = this.store.steps.steps - this.#stepsAtHold;
+      return;
+    }
+    const now = performance.now();
+    if (force === "gently" && !changed && now - this.#refreshedAt < REFRESH_MS) return;
+    this.#document = document;
+    this.#refreshedAt = now;
+    const next = buildTimeline(document, this.store.steps.of(hash), (stream) => this.#nameOf(stream));
+    this.model.value = next;
+    this.hover.value = null;
+    this.#from = 0;
+    this.#to = next.spanNs;
+    this.#resize();
+  }
+
+  #nameOf(stream: number): string {
+    const replica = this.store.job.value?.replicas.find((one) => one.stream === stream);
+    return replica === undefined ? `stream ${stream}` : `${replica.role}-${replica.index}`;
+  }
+
+  hold(on: boolean): void {
+    if (on && !this.held.value) this.#stepsAtHold = this.store.steps.steps;
+    this.held.value = on;
+    this.newer.value = 0;
+    if (!on) this.refresh("force");
+  }
+
+  fit(): void {
+    this.#from = 0;
+    this.#to = this.model.value.spanNs;
+    this.repaint();
+  }
+
+  zoom(factor: number, px = this.left + this.#width() / 2): void {
+    const span = this.#to - this.#from;
+    const next = Math.min(this.model.value.spanNs, Math.max(200, span / factor));
+    const anchor = this.#from + ((px - this.left) / this.#width()) * span;
+    this.#setRange(anchor - ((anchor - this.#from) * next) / span, next);
+  }
+
+  pan(px: number): void {
+    const span = this.#to - this.#from;
+    this.#setRange(this.#from - (px / this.#width()) * span, span);
+  }
+
+  #setRange(from: number, span: number): void {
+    if (this.model.value.spanNs === 0) return;
+    this.hold(true);
+    this.#from = Math.min(Math.max(0, from), this.model.value.spanNs - span);
+    this.#to = this.#from + span;
+    this.repaint();
+  }
+
+  point(px: number, py: number): void {
+    const next = this.#at(px, py);
+    const last = this.hover.value;
+    if (next === null && last === null) return;
+    this.hover.value = next;
+    if (next?.lane !== last?.lane || next?.slice !== last?.slice) this.repaint();
+  }
+
+  leave(): void {
+    if (this.hover.value === null) return;
+    this.hover.value = null;
+    this.repaint();
+  }
+
+  /** Move the marked slice along its lane or to another lane; how the keyboard reads a timeline. */
+  stepSlice(along: number, across: number): void {
+    const { lanes } = this.model.value;
+    const now = this.hover.value ?? { lane: 0, slice: -1, x: 0, y: 0 };
+    const laneIndex = Math.min(lanes.length - 1, Math.max(0, now.lane + across));
+    const lane = lanes[laneIndex];
+    if (lane === undefined) return;
+    const wanted = across === 0 ? now.slice + along : Math.min(now.slice, lane.start.length - 1);
+    const slice = Math.min(lane.start.length - 1, Math.max(0, wanted));
+    const at = ((lane.start[slice] ?? 0) - this.#from) / (this.#to - this.#from);
+    this.hold(true);
+    this.hover.value = {
+      lane: laneIndex,
+      slice,
+      x: this.left + at * this.#width(),
+      y: TOP + laneIndex * LANE_H + LANE_H,
+    };
+    this.repaint();
+  }
+
+  opAt(hover: Hover | null): number {
+    return hover === null ? -1 : (this.model.value.lanes[hover.lane]?.op[hover.slice] ?? -1);
+  }
+
+  #at(px: number, py: number): Hover | null {
+    const index = Math.floor((py - TOP) / LANE_H);
+    const lane = this.model.value.lanes[index];
+    if (lane === undefined || px < this.left) return null;
+    const perPixel = (this.#to - this.#from) / this.#width();
+    const slice = sliceAt(lane, this.#from + (px - this.left) * perPixel, perPixel);
+    return slice < 0 ? null : { lane: index, slice, x: px, y: py };
+  }
+
+  #width(): number {
+    return Math.max(1, (this.#canvas?.clientWidth ?? 800) - this.left - 8);
+  }
+
+  #resize(): void {
+    const canvas = this.#canvas;
+    if (canvas === null) return;
+    const ratio = devicePixelRatio || 1;
+    const height = TOP + Math.max(2, this.model.value.lanes.length) * LANE_H + AXIS_H;
+    canvas.style.height = `${height}px`;
+    canvas.width = Math.round(canvas.clientWidth * ratio);
+    canvas.height = Math.round(height * ratio);
+    this.repaint();
+  }
+
+  #paint(): Again {
+    const ctx = this.#canvas?.getContext("2d");
+    const canvas = this.#canvas;
+    if (!ctx || canvas === null || this.#document === null || this.#to <= this.#from) return "done";
+    const ratio = devicePixelRatio || 1;
+    ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.paintedSlices = paintTimeline(ctx, canvas.clientWidth - 8, canvas.clientHeight, {
+      model: this.model.value,
+      document: this.#document,
+      palette: palette(),
+      from: this.#from,
+      to: this.#to,
+      left: this.left,
+      selectedOps: this.selectedOps,
+      critical: this.critical,
+      hover: this.hover.value,
+    });
+    return "done";
+  }
+}

@@ -1,0 +1,126 @@
+/** A sampled step as lanes of slices, and what share of it was computing, exchanging, feeding or idle. Pure. */
+import { type Bucket, bucketOf } from "../graph/group";
+import type { StepTrace } from "../store/steps";
+import type { GraphDocument } from "../types";
+
+export interface Lane {
+  readonly label: string;
+  readonly stream: number;
+  readonly thread: number;
+  /** Nanoseconds from the left edge, ascending. */
+  readonly start: Float64Array;
+  readonly duration: Float64Array;
+  readonly op: Int32Array;
+}
+
+export interface TimelineModel {
+  readonly lanes: readonly Lane[];
+  readonly spanNs: number;
+  /** Step of each stream, ascending and without repetition; more than one when trainers sampled different steps. */
+  readonly steps: readonly number[];
+  readonly shares: Readonly<Record<"compute" | "sync" | "input" | "idle", number>>;
+  readonly numSlices: number;
+}
+
+export const EMPTY_MODEL: TimelineModel = {
+  lanes: [],
+  spanNs: 0,
+  steps: [],
+  shares: { compute: 0, sync: 0, input: 0, idle: 0 },
+  numSlices: 0,
+};
+
+export function buildTimeline(
+  document: GraphDocument,
+  traces: readonly StepTrace[],
+  nameOf: (stream: number) => string,
+): TimelineModel {
+  if (traces.length === 0) return EMPTY_MODEL;
+  const steps = [...new Set(traces.map((trace) => trace.step))].sort((a, b) => a - b);
+  // Trainers that sampled the same step share a clock axis; different steps are each drawn from their own start.
+  const origin = traces.reduce((least, trace) => (trace.t0Ns < least ? trace.t0Ns : least), traces[0]?.t0Ns ?? 0n);
+  const lanes = traces.flatMap((trace) => {
+    const shift = steps.length === 1 ? Number(trace.t0Ns - origin) : 0;
+    return lanesOf(trace, shift, nameOf(trace.stream));
+  });
+  const first = lanes.reduce((least, lane) => Math.min(least, lane.start[0] ?? least), Number.POSITIVE_INFINITY);
+  for (const lane of lanes) {
+    for (let i = 0; i < lane.start.length; i++) lane.start[i] = (lane.start[i] ?? 0) - first;
+  }
+  const spanNs = lanes.reduce((most, lane) => Math.max(most, endOf(lane)), 0);
+  return {
+    lanes,
+    spanNs,
+    steps,
+    shares: sharesOf(document, lanes, spanNs),
+    numSlices: lanes.reduce((sum, lane) => sum + lane.start.length, 0),
+  };
+}
+
+function lanesOf(trace: StepTrace, shiftNs: number, name: string): Lane[] {
+  const byThread = new Map<number, number[]>();
+  for (let i = 0; i < trace.op.length; i++) {
+    const thread = trace.thread[i] ?? 0;
+    const rows = byThread.get(thread) ?? [];
+    rows.push(i);
+    byThread.set(thread, rows);
+  }
+  return [...byThread]
+    .sort((a, b) => a[0] - b[0])
+    .map(([thread, rows]) => {
+      rows.sort((a, b) => (trace.start[a] ?? 0) - (trace.start[b] ?? 0));
+      return {
+        label: `${name} · thread ${thread}`,
+        stream: trace.stream,
+        thread,
+        start: Float64Array.from(rows, (i) => (trace.start[i] ?? 0) + shiftNs),
+        duration: Float64Array.from(rows, (i) => trace.duration[i] ?? 0),
+        op: Int32Array.from(rows, (i) => trace.op[i] ?? 0),
+      };
+    });
+}
+
+function endOf(lane: Lane): number {
+  let end = 0;
+  for (let i = 0; i < lane.start.length; i++) end = Math.max(end, (lane.start[i] ?? 0) + (lane.duration[i] ?? 0));
+  return end;
+}
+
+const PART: Readonly<Record<Bucket, "compute" | "sync" | "input">> = {
+  forward: "compute",
+  backward: "compute",
+  optimize: "compute",
+  communication: "sync",
+  input: "input",
+};
+
+function sharesOf(document: GraphDocument, lanes: readonly Lane[], spanNs: number): TimelineModel["shares"] {
+  const sums = { compute: 0, sync: 0, input: 0 };
+  for (const lane of lanes) {
+    for (let i = 0; i < lane.op.length; i++) {
+      const op = document.ops[lane.op[i] ?? -1];
+      if (op !== undefined) sums[PART[bucketOf(op)]] += lane.duration[i] ?? 0;
+    }
+  }
+  const all = Math.max(1, spanNs * lanes.length);
+  const busy = sums.compute + sums.sync + sums.input;
+  return {
+    compute: sums.compute / all,
+    sync: sums.sync / all,
+    input: sums.input / all,
+    idle: Math.max(0, 1 - busy / all),
+  };
+}
+
+/** Index of the slice of `lane` at time `at`, -1 for none. */
+export function sliceAt(lane: Lane, at: number, slackNs: number): number {
+  let low = 0;
+  let high = lane.start.length - 1;
+  while (low <= high) {
+    const middle = (low + high) >> 1;
+    if ((lane.start[middle] ?? 0) <= at + slackNs) low = middle + 1;
+    else high = middle - 1;
+  }
+  const end = (lane.start[high] ?? 0) + (lane.duration[high] ?? 0);
+  return high >= 0 && end + slackNs >= at ? high : -1;
+}

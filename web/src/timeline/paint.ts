@@ -1,0 +1,149 @@
+/** Draws a timeline: lanes of slices, an axis, and nothing that would be thinner than half a pixel on its own. */
+
+import { nanos, shortType } from "../format";
+import { type Bucket, bucketOf } from "../graph/group";
+import { alpha, type Palette } from "../palette";
+import type { GraphDocument } from "../types";
+import type { Lane, TimelineModel } from "./model";
+
+export const LANE_H = 24;
+export const TOP = 6;
+export const AXIS_H = 24;
+
+export interface TimelineScene {
+  readonly model: TimelineModel;
+  readonly document: GraphDocument;
+  readonly palette: Palette;
+  readonly from: number;
+  readonly to: number;
+  readonly left: number;
+  readonly selectedOps: ReadonlySet<number>;
+  readonly critical: ReadonlySet<number>;
+  readonly hover: { readonly lane: number; readonly slice: number } | null;
+}
+
+/** Paint, and answer how many slices were drawn (those merged into one pixel count as drawn). */
+export function paintTimeline(ctx: CanvasRenderingContext2D, w: number, h: number, scene: TimelineScene): number {
+  const { model, palette } = scene;
+  ctx.clearRect(0, 0, w, h);
+  paintAxis(ctx, w, TOP + model.lanes.length * LANE_H, scene);
+  let painted = 0;
+  model.lanes.forEach((lane, index) => {
+    const y = TOP + index * LANE_H;
+    ctx.fillStyle = palette.muted;
+    ctx.font = `11px ${palette.sans}`;
+    ctx.textAlign = "left";
+    ctx.textBaseline = "alphabetic";
+    ctx.fillText(lane.label, 14, y + 15, scene.left - 20);
+    painted += paintLane(ctx, w, y, lane, index, scene);
+  });
+  return painted;
+}
+
+function paintAxis(ctx: CanvasRenderingContext2D, w: number, bottom: number, scene: TimelineScene): void {
+  const { palette } = scene;
+  const width = w - scene.left;
+  const span = scene.to - scene.from;
+  const step = niceStep((span * 120) / Math.max(120, width));
+  ctx.font = `11px ${palette.sans}`;
+  ctx.textBaseline = "alphabetic";
+  ctx.textAlign = "left";
+  ctx.lineWidth = 1;
+  for (let at = Math.ceil(scene.from / step) * step; at <= scene.to; at += step) {
+    const x = Math.round(scene.left + ((at - scene.from) / span) * width) + 0.5;
+    ctx.strokeStyle = palette.line;
+    ctx.beginPath();
+    ctx.moveTo(x, 0);
+    ctx.lineTo(x, bottom + 6);
+    ctx.stroke();
+    if (x > w - 54) continue;
+    ctx.fillStyle = palette.muted;
+    ctx.fillText(at === 0 ? "0" : nanos(at), x + 4, bottom + 17);
+  }
+}
+
+/** The next of 1, 2, 5 × 10^k at or above `value`. */
+export function niceStep(value: number): number {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, value)));
+  const mantissa = value / power;
+  return power * (mantissa <= 1 ? 1 : mantissa <= 2 ? 2 : mantissa <= 5 ? 5 : 10);
+}
+
+function paintLane(
+  ctx: CanvasRenderingContext2D,
+  w: number,
+  y: number,
+  lane: Lane,
+  laneIndex: number,
+  scene: TimelineScene,
+): number {
+  const width = w - scene.left;
+  const perNs = width / (scene.to - scene.from);
+  let painted = 0;
+  let filledTo = Number.NEGATIVE_INFINITY;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(scene.left, y, width, LANE_H);
+  ctx.clip();
+  for (let i = 0; i < lane.start.length; i++) {
+    const start = lane.start[i] ?? 0;
+    const duration = lane.duration[i] ?? 0;
+    if (start + duration < scene.from || start > scene.to) continue;
+    painted += 1;
+    const x = scene.left + (start - scene.from) * perNs;
+    const wide = duration * perNs;
+    if (x + wide < filledTo + 0.5) continue; // nothing of it would show beside its neighbour
+    const op = scene.document.ops[lane.op[i] ?? -1];
+    if (op === undefined) continue;
+    filledTo = x + Math.max(1, wide);
+    paintSlice(ctx, x, y, wide, {
+      bucket: bucketOf(op),
+      text: shortType(op.type),
+      even: i % 2 === 0,
+      hot: scene.hover?.lane === laneIndex && scene.hover.slice === i,
+      selected: scene.selectedOps.has(lane.op[i] ?? -1),
+      critical: scene.critical.has(lane.op[i] ?? -1),
+      dim: scene.selectedOps.size > 0 && !scene.selectedOps.has(lane.op[i] ?? -1),
+      palette: scene.palette,
+    });
+  }
+  ctx.restore();
+  return painted;
+}
+
+interface SliceStyle {
+  readonly bucket: Bucket;
+  readonly text: string;
+  readonly even: boolean;
+  readonly hot: boolean;
+  readonly selected: boolean;
+  readonly critical: boolean;
+  readonly dim: boolean;
+  readonly palette: Palette;
+}
+
+function paintSlice(ctx: CanvasRenderingContext2D, x: number, y: number, wide: number, style: SliceStyle): void {
+  const { palette } = style;
+  const colour = palette.bucket[style.bucket];
+  const h = LANE_H - 5;
+  const w = Math.max(0.8, wide > 3 ? wide - 1 : wide);
+  // Neighbours of one colour alternate slightly, so that a row of short operators reads as many, not as one.
+  const base = style.even ? 0.92 : 0.74;
+  ctx.fillStyle = alpha(colour, style.hot || style.selected ? 1 : style.dim ? base * 0.45 : base);
+  ctx.fillRect(x, y, w, h);
+  if (style.critical && wide > 1.5) {
+    ctx.fillStyle = palette.critical;
+    ctx.fillRect(x, y + h, w, 2);
+  }
+  if (style.hot || style.selected) {
+    ctx.strokeStyle = palette.text;
+    ctx.lineWidth = 1.4;
+    ctx.strokeRect(x + 0.7, y + 0.7, Math.max(1, w - 1.4), h - 1.4);
+  }
+  if (wide < 34) return;
+  ctx.font = `10px ${palette.sans}`;
+  if (ctx.measureText(style.text).width > wide - 8) return;
+  ctx.fillStyle = palette.onFill;
+  ctx.textAlign = "left";
+  ctx.fillText(style.text, x + 4, y + 13);
+}

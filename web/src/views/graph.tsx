@@ -1,0 +1,234 @@
+/** The live SSA graph: canvas, its keys and mouse, and the table that says the same. */
+import { useSignalEffect } from "@preact/signals";
+import type { TargetedKeyboardEvent } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { integer, plural } from "../format";
+import type { GraphController } from "../graph/controller";
+import { Empty } from "../parts/basics";
+import { setQuery, url } from "../router";
+import type { JobStore } from "../store/job";
+import type { JobParts } from "./job";
+import { OperatorTable } from "./operators";
+
+export const tableShown = (): boolean => url.value.searchParams.get("view") === "table";
+
+export function GraphView({ parts }: { parts: JobParts }) {
+  const { store, graph } = parts;
+  const document = store.shownDocument.value;
+  useSignalEffect(() => {
+    const shown = store.shownDocument.value;
+    graph.replica.value;
+    graph.relayout(shown);
+  });
+  return (
+    <section class="panel" aria-labelledby="graph-title">
+      <div class="panel-title">
+        <h2 id="graph-title">SSA graph</h2>
+        <em class="clip">{document === null ? "" : describe(parts)}</em>
+        {document !== null && <GraphTools parts={parts} />}
+      </div>
+      {document === null ? (
+        <NoGraph store={store} />
+      ) : tableShown() ? (
+        <OperatorTable store={store} graph={graph} />
+      ) : (
+        <GraphCanvas graph={graph} />
+      )}
+    </section>
+  );
+}
+
+function describe({ store, graph }: JobParts): string {
+  const document = store.shownDocument.value;
+  if (document === null) return "";
+  graph.layoutVersion.value;
+  const opened = graph.expanded.value.size;
+  const how = opened === 0 ? "collapsed by module" : `${plural(opened, "module")} expanded`;
+  return `${plural(document.ops.length, "operator")} · ${plural(document.num_replicas, "replica")} · ${document.mode.replace("_", "-")} · ${how}`;
+}
+
+function NoGraph({ store }: { store: JobStore }) {
+  const job = store.job.value;
+  const waiting = job?.state === "QUEUED" || job?.state === "STARTING" || job?.state === "CREATED";
+  return (
+    <Empty title={waiting ? "The graph appears when the first trainer has built it" : "No graph was reported"}>
+      <span>
+        {waiting ? job?.why : "A job sends its graph when it runs a ParallelExecutor or an Executor with telemetry."}
+      </span>
+    </Empty>
+  );
+}
+
+function GraphTools({ parts }: { parts: JobParts }) {
+  const { store, graph } = parts;
+  const document = store.shownDocument.value;
+  const table = tableShown();
+  store.graphVersion.value;
+  const graphs = [...store.ops.graphs.values()].filter((one) => one.document !== null);
+  return (
+    <div class="tools">
+      {graphs.length > 1 && (
+        <select
+          aria-label="Graph"
+          value={store.shownHash.value ?? ""}
+          onChange={(event) => {
+            store.chosenGraph.value = event.currentTarget.value;
+          }}
+        >
+          {graphs.map((one) => (
+            <option key={one.hash} value={one.hash}>
+              {one.document?.program} · batch {one.document?.batch.join("+")} · {integer(one.document?.ops.length ?? 0)}{" "}
+              ops
+            </option>
+          ))}
+        </select>
+      )}
+      <ReplicaSelect graph={graph} count={document?.num_replicas ?? 1} />
+      <button type="button" class="btn small" onClick={() => expandAll(graph)} data-testid="expand-all">
+        {graph.expanded.value.size === 0 ? "Expand all" : "Collapse all"}
+      </button>
+      <button type="button" class="btn small" onClick={() => graph.fit()}>
+        Fit
+      </button>
+      <button
+        type="button"
+        class="btn small"
+        aria-pressed={table}
+        onClick={() => setQuery({ view: table ? null : "table" })}
+        data-testid="graph-table-toggle"
+      >
+        Table
+      </button>
+    </div>
+  );
+}
+
+function expandAll(graph: GraphController): void {
+  const opened = graph.expanded.value.size > 0;
+  graph.setExpanded(opened ? new Set() : new Set(graph.groups.map((group) => group.id)));
+}
+
+function ReplicaSelect({ graph, count }: { graph: GraphController; count: number }) {
+  if (count < 2) return null;
+  return (
+    <select
+      aria-label="Replica"
+      value={String(graph.replica.value)}
+      onChange={(event) => {
+        const value = event.currentTarget.value;
+        graph.replica.value = value === "all" ? "all" : Number(value);
+      }}
+    >
+      <option value="all">all replicas</option>
+      {Array.from({ length: count }, (_, index) => (
+        <option key={index} value={String(index)}>
+          replica {index}
+        </option>
+      ))}
+    </select>
+  );
+}
+
+function GraphCanvas({ graph }: { graph: GraphController }) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useEffect(() => {
+    const element = canvas.current;
+    if (element === null) return;
+    const detach = graph.attach(element);
+    const release = listenToMouse(element, graph);
+    return () => {
+      release();
+      detach();
+    };
+  }, [graph]);
+  return (
+    <div class="canvas-box">
+      <canvas
+        ref={canvas}
+        tabIndex={0}
+        role="application"
+        aria-label="SSA graph. Arrow keys move between boxes, Enter expands, v shows a table of the same operators."
+        data-testid="graph"
+        onKeyDown={(event) => onKey(event, graph)}
+      />
+      <span class="hint">
+        <span aria-hidden="true">●</span> ran in the last events · <span class="critical">▬</span> critical path ·
+        double-click or Enter expands · f fits · ? keys
+      </span>
+    </div>
+  );
+}
+
+const ARROWS: Readonly<Record<string, readonly [number, number]>> = {
+  ArrowLeft: [-1, 0],
+  ArrowRight: [1, 0],
+  ArrowUp: [0, -1],
+  ArrowDown: [0, 1],
+};
+
+function onKey(event: TargetedKeyboardEvent<HTMLCanvasElement>, graph: GraphController): void {
+  const arrow = ARROWS[event.key];
+  const middle = [event.currentTarget.clientWidth / 2, event.currentTarget.clientHeight / 2] as const;
+  if (arrow !== undefined) {
+    graph.step(arrow[0], arrow[1]);
+    linkSelection(graph);
+  } else if (event.key === "Enter" || event.key === " ") toggleSelected(graph);
+  else if (event.key === "+" || event.key === "=") graph.zoom(1.25, ...middle);
+  else if (event.key === "-") graph.zoom(1 / 1.25, ...middle);
+  else return;
+  event.preventDefault();
+}
+
+function toggleSelected(graph: GraphController): void {
+  const box = graph.layout?.boxes[graph.selected];
+  if (box !== undefined) graph.toggle(box.group.id);
+}
+
+/** The address names an operator; a group is a state of the page only. */
+function linkSelection(graph: GraphController): void {
+  const box = graph.layout?.boxes[graph.selected];
+  const op = box?.op?.ops[0] ?? (box !== undefined && box.group.ops.length === 1 ? box.group.ops[0] : undefined);
+  setQuery({ op: op === undefined ? null : String(op) });
+}
+
+function listenToMouse(canvas: HTMLCanvasElement, graph: GraphController): () => void {
+  let drag: { x: number; y: number; moved: boolean } | null = null;
+  const at = (event: MouseEvent) => {
+    const box = canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top] as const;
+  };
+  const handlers = {
+    wheel: (event: WheelEvent) => {
+      event.preventDefault();
+      graph.zoom(Math.exp(-event.deltaY * 0.0015), ...at(event));
+    },
+    pointerdown: (event: PointerEvent) => {
+      drag = { x: event.clientX, y: event.clientY, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    },
+    pointermove: (event: PointerEvent) => {
+      if (drag === null) {
+        graph.hover(graph.at(...at(event)));
+        return;
+      }
+      const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
+      if (!drag.moved && Math.hypot(dx, dy) < 4) return;
+      graph.pan(dx, dy);
+      drag = { x: event.clientX, y: event.clientY, moved: true };
+    },
+    pointerup: (event: PointerEvent) => {
+      const click = drag !== null && !drag.moved;
+      drag = null;
+      if (!click) return;
+      graph.select(graph.at(...at(event)));
+      linkSelection(graph);
+    },
+    dblclick: () => toggleSelected(graph),
+    pointerleave: () => graph.hover(-1),
+  };
+  const entries = Object.entries(handlers) as [string, EventListener][];
+  for (const [name, handler] of entries) canvas.addEventListener(name, handler, { passive: false });
+  return () => {
+    for (const [name, handler] of entries) canvas.removeEventListener(name, handler);
+  };
+}

@@ -1,0 +1,160 @@
+/** Name, state, progress, the sentence that says why, the figures that decide, and Stop. */
+import { useState } from "preact/hooks";
+import { ApiError, api } from "../api";
+import { age, clock, compact, figure, integer, percent, plural, seconds } from "../format";
+import { Dialog, ErrorCard, Progress, StateChip, toneOf } from "../parts/basics";
+import { isTerminal, type JobStore } from "../store/job";
+import { nowMs } from "../store/session";
+import type { Job } from "../types";
+
+export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
+  return (
+    <section class="jobhead" aria-label="Job">
+      <div>
+        <h1>
+          <span class="clip">{job.name}</span>
+          <StateChip state={job.state} />
+        </h1>
+        <div class="sub" data-testid="attempt">
+          {subtitle(job)}
+        </div>
+        <HeaderProgress job={job} />
+      </div>
+      {job.why === "" ? (
+        <span />
+      ) : (
+        <div class={`why tone-${whyTone(job)}`} data-testid="why">
+          {job.why}
+        </div>
+      )}
+      <div>
+        <Kpis job={job} store={store} />
+        <div class="row" style={{ justifyContent: "flex-end", marginTop: "4px" }}>
+          {!isTerminal(job) && <StopButton job={job} store={store} />}
+        </div>
+      </div>
+    </section>
+  );
+}
+
+/** Quiet while all is well: a running job's sentence carries no colour of alarm. */
+function whyTone(job: Job): string {
+  return job.state === "RUNNING" || job.state === "SUCCEEDED" ? "quiet" : toneOf(job.state);
+}
+
+function subtitle(job: Job): string {
+  const trainers = job.replicas.filter((one) => one.role === "trainer" && one.attempt === job.attempt).length;
+  const pservers = job.replicas.filter((one) => one.role === "pserver" && one.attempt === job.attempt).length;
+  const parts = [`attempt ${job.attempt}`, `epoch ${job.epoch}`, plural(trainers, "trainer")];
+  if (pservers > 0) parts.push(plural(pservers, "pserver"));
+  if (job.kind === "attached") parts.push("attached");
+  if (job.started_at !== null) parts.push(`started ${clock(job.started_at)}`);
+  if (job.finished_at !== null && job.started_at !== null) {
+    parts.push(`took ${age(job.started_at, Date.parse(job.finished_at))}`);
+  }
+  return parts.join(" · ");
+}
+
+function HeaderProgress({ job }: { job: Job }) {
+  const progress = job.progress;
+  if (progress === null || progress.total <= 0) return null;
+  const tone = job.state === "SUCCEEDED" ? "done" : job.state === "FAILED" ? "bad" : undefined;
+  return (
+    <div class="row" data-testid="progress">
+      <div style={{ width: "340px", maxWidth: "60vw" }}>
+        <Progress share={progress.done / progress.total} label="Progress" {...(tone === undefined ? {} : { tone })} />
+      </div>
+      <small class="muted" style={{ marginTop: "5px", whiteSpace: "nowrap" }}>
+        {percent(progress.done / progress.total)}
+        {job.eta_s !== null && !isTerminal(job) ? ` · ${seconds(job.eta_s)} left` : ""}
+      </small>
+    </div>
+  );
+}
+
+/** Share of the last steps that went into gradient exchange; NaN before anything was reported. */
+function syncShare(store: JobStore): number {
+  const sync = store.series.byName.get("sync_ms")?.value.slice(-100) ?? [];
+  const step = store.series.byName.get("step_ms")?.value.slice(-100) ?? [];
+  const sum = (list: readonly number[]) => list.reduce((total, one) => total + one, 0);
+  return step.length === 0 ? Number.NaN : sum(sync) / Math.max(1, sync.length) / (sum(step) / step.length);
+}
+
+function Kpis({ job, store }: { job: Job; store: JobStore }) {
+  store.metricsVersion.value;
+  const { progress } = job;
+  const steps = store.series.byName.get("loss")?.step ?? store.series.byName.get("step_ms")?.step;
+  const step = Math.max(job.latest.step ?? 0, steps?.[steps.length - 1] ?? 0);
+  const total = progress?.unit.startsWith("step") ? progress.total : null;
+  const rate = store.series.latest("samples_per_s") ?? job.latest.samples_per_s ?? Number.NaN;
+  const auc = store.series.latest("test_auc");
+  const share = syncShare(store);
+  return (
+    <dl class="kpis" data-testid="kpis">
+      <Kpi name="step" value={step === 0 ? "–" : integer(step)} unit={total === null ? "" : `/ ${integer(total)}`} />
+      <Kpi name="samples/s" value={compact(rate)} />
+      <Kpi name="loss" value={figure(store.series.latest("loss") ?? job.latest.loss)} />
+      {auc !== undefined && <Kpi name="test AUC" value={auc.toFixed(4)} />}
+      <Kpi
+        name="sync share"
+        value={Number.isFinite(share) ? (share * 100).toFixed(1) : "–"}
+        unit={Number.isFinite(share) ? "%" : ""}
+      />
+      {job.started_at !== null && !isTerminal(job) && (
+        <Kpi name="running for" value={age(job.started_at, nowMs.value)} />
+      )}
+    </dl>
+  );
+}
+
+function Kpi({ name, value, unit }: { name: string; value: string; unit?: string }) {
+  return (
+    <div class="kpi">
+      <dt>{name}</dt>
+      <dd data-testid={`kpi-${name}`}>
+        {value}
+        {unit !== undefined && unit !== "" && <small>{unit}</small>}
+      </dd>
+    </div>
+  );
+}
+
+function StopButton({ job, store }: { job: Job; store: JobStore }) {
+  const [asking, setAsking] = useState(false);
+  const [error, setError] = useState<ApiError | null>(null);
+  const stopping = job.state === "STOPPING";
+  const stop = async () => {
+    try {
+      store.job.value = await api.cancel(job.id);
+      setAsking(false);
+    } catch (failure) {
+      if (!(failure instanceof ApiError)) throw failure;
+      setError(failure);
+    }
+  };
+  return (
+    <>
+      <button type="button" class="btn danger" disabled={stopping} onClick={() => setAsking(true)} data-testid="stop">
+        {stopping ? "Stopping…" : "Stop"}
+      </button>
+      {asking && (
+        <Dialog label="Stop the job" onClose={() => setAsking(false)}>
+          <h2>Stop {job.name}?</h2>
+          <p class="muted">
+            Its {plural(job.replicas.length, "process").replace("processs", "processes")} will end, and the job will be
+            CANCELLED. This cannot be undone.
+          </p>
+          {error !== null && <ErrorCard error={error} />}
+          <div class="dialog-actions">
+            <button type="button" class="btn" onClick={() => setAsking(false)}>
+              Keep running
+            </button>
+            <button type="button" class="btn danger" onClick={() => void stop()} data-testid="stop-confirm">
+              Stop the job
+            </button>
+          </div>
+        </Dialog>
+      )}
+    </>
+  );
+}

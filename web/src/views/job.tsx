@@ -1,0 +1,161 @@
+/** One job: header, tabs, and the view that the address names. Owns the job's store and controllers. */
+import { useSignalEffect } from "@preact/signals";
+import { useEffect, useMemo } from "preact/hooks";
+import { GraphController } from "../graph/controller";
+import { BUCKETS } from "../graph/group";
+import { Empty, ErrorCard, Link } from "../parts/basics";
+import { jobHref, route, TABS, type Tab } from "../router";
+import { currentGraph, currentJob, currentTimeline } from "../store/current";
+import { JobStore } from "../store/job";
+import { TimelineController } from "../timeline/controller";
+import { ConfigView, EventsView } from "./facts";
+import { GraphView } from "./graph";
+import { JobHeader } from "./header";
+import { LogsView } from "./logs";
+import { MetricsView } from "./metrics";
+import { SidePanel } from "./side";
+import { SyncView } from "./sync";
+import { TimelineView } from "./timeline";
+
+export interface JobParts {
+  readonly store: JobStore;
+  readonly graph: GraphController;
+  readonly timeline: TimelineController;
+}
+
+export function JobPage({ jobId }: { jobId: string }) {
+  const parts = useMemo<JobParts>(() => {
+    const store = new JobStore(jobId);
+    return { store, graph: new GraphController(store), timeline: new TimelineController(store) };
+  }, [jobId]);
+  useEffect(() => {
+    currentJob.value = parts.store;
+    currentGraph.value = parts.graph;
+    currentTimeline.value = parts.timeline;
+    return () => {
+      parts.store.dispose();
+      currentJob.value = null;
+      currentGraph.value = null;
+      currentTimeline.value = null;
+    };
+  }, [parts]);
+  // One selection for graph, timeline and side panel: the operator in the address.
+  useSignalEffect(() => {
+    const at = route.value;
+    const document = parts.store.shownDocument.value;
+    const op = at.page === "job" ? at.op : null;
+    if (op !== null && document !== null) parts.graph.reveal(op);
+  });
+  const { store } = parts;
+  if (store.job.value === null) {
+    return (
+      <main class="page" id="main" aria-busy={store.error.value === null}>
+        {store.error.value === null ? <Empty title="Loading the job…" /> : <Missing jobId={jobId} store={store} />}
+      </main>
+    );
+  }
+  return (
+    <>
+      <JobHeader job={store.job.value} store={store} />
+      {store.degraded.value !== null && (
+        <div class="banner" role="status">
+          The server slowed this page's event stream down: {store.degraded.value}
+        </div>
+      )}
+      <Tabs jobId={jobId} />
+      <TabBody parts={parts} />
+    </>
+  );
+}
+
+function Missing({ jobId, store }: { jobId: string; store: JobStore }) {
+  return (
+    <>
+      {store.error.value !== null && <ErrorCard error={store.error.value} />}
+      <Empty title="This job cannot be shown">
+        <span class="mono">{jobId}</span>
+        <Link href="/" class="btn">
+          Go to jobs
+        </Link>
+      </Empty>
+    </>
+  );
+}
+
+function currentTab(): Tab {
+  return route.value.page === "job" ? route.value.tab : "overview";
+}
+
+function Tabs({ jobId }: { jobId: string }) {
+  const tab = currentTab();
+  return (
+    <nav class="tabs" role="tablist" aria-label="Views of the job">
+      {TABS.map(([id, label]) => (
+        <Link
+          key={id}
+          role="tab"
+          href={jobHref(jobId, id)}
+          aria-selected={id === tab}
+          id={`tab-${id}`}
+          aria-controls="main"
+          data-testid={`tab-${id}`}
+        >
+          {label}
+        </Link>
+      ))}
+      <div class="legend" role="note" aria-label="Colours of operator roles">
+        {BUCKETS.map((bucket) => (
+          <span key={bucket}>
+            <i class={`swatch c-${bucket}`} />
+            {bucket}
+          </span>
+        ))}
+      </div>
+    </nav>
+  );
+}
+
+function TabBody({ parts }: { parts: JobParts }) {
+  const tab = currentTab();
+  const layout = tab === "overview" || tab === "graph" ? tab : "single";
+  return (
+    <main class="work-frame" id="main">
+      <div class={`work ${layout}`} role="tabpanel" aria-labelledby={`tab-${tab}`}>
+        <View tab={tab} parts={parts} />
+      </div>
+    </main>
+  );
+}
+
+function View({ tab, parts }: { tab: Tab; parts: JobParts }) {
+  const { store } = parts;
+  switch (tab) {
+    case "overview":
+      return (
+        <>
+          <GraphView parts={parts} />
+          <SidePanel parts={parts} what="all" />
+          <TimelineView parts={parts} wide />
+        </>
+      );
+    case "graph":
+      return (
+        <>
+          <GraphView parts={parts} />
+          <SidePanel parts={parts} what="operator" />
+        </>
+      );
+    case "timeline":
+      return <TimelineView parts={parts} />;
+    case "sync":
+      return <SyncView store={store} />;
+    case "metrics":
+      return <MetricsView store={store} />;
+    case "logs":
+      return <LogsView store={store} />;
+    case "events":
+      return <EventsView store={store} />;
+    case "config":
+      return <ConfigView store={store} />;
+  }
+}

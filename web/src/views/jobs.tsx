@@ -1,0 +1,153 @@
+/** Jobs, newest first, and the trainers and pservers that are registered; all by websocket, nothing is polled. */
+
+import { ApiError } from "../api";
+import { age, compact, figure, percent, plural, seconds } from "../format";
+import { Empty, ErrorCard, Link, Progress, StateChip } from "../parts/basics";
+import { jobHref, navigate } from "../router";
+import { stream } from "../socket";
+import { jobsStore } from "../store/current";
+import { isTerminal } from "../store/job";
+import { nowMs } from "../store/session";
+import type { Job } from "../types";
+import { ReplicaTable } from "./replicas";
+
+const ENDED = new Set(["EXITED", "KILLED", "LOST"]);
+
+export function JobsPage() {
+  const jobs = jobsStore.value?.jobs.value ?? null;
+  const offline = stream.state.value === "waiting" && jobs === null;
+  return (
+    <main class="page" id="main">
+      <div class="page-head">
+        <h1>Jobs</h1>
+        {jobs !== null && <span class="muted">{summary(jobs)}</span>}
+      </div>
+      {offline && (
+        <ErrorCard
+          error={new ApiError(0, "The live connection failed.", "Trying again by itself.")}
+          retry={() => stream.retryNow()}
+        />
+      )}
+      <div class="card">{jobs?.length === 0 ? <NoJobs /> : <JobTable jobs={jobs} />}</div>
+      {jobs !== null && <Registered jobs={jobs} />}
+    </main>
+  );
+}
+
+function summary(jobs: readonly Job[]): string {
+  const running = jobs.filter((job) => job.state === "RUNNING").length;
+  const waiting = jobs.filter((job) => job.state === "QUEUED" || job.state === "STARTING").length;
+  return `${running} running · ${waiting} waiting · ${plural(jobs.length, "job")}`;
+}
+
+function NoJobs() {
+  return (
+    <Empty title="No jobs yet">
+      <span>Submit one, or start a training script with PENSTOCK_URL and PENSTOCK_TOKEN set.</span>
+      <code>penstock submit job.yaml</code>
+    </Empty>
+  );
+}
+
+function JobTable({ jobs }: { jobs: readonly Job[] | null }) {
+  return (
+    <table data-testid="jobs" aria-busy={jobs === null}>
+      <thead>
+        <tr>
+          <th scope="col">Job</th>
+          <th scope="col">State</th>
+          <th scope="col">Progress</th>
+          <th scope="col" class="num">
+            Loss
+          </th>
+          <th scope="col" class="num">
+            Samples/s
+          </th>
+          <th scope="col" class="num narrow-hide">
+            Age
+          </th>
+          <th scope="col" class="narrow-hide">
+            Why
+          </th>
+        </tr>
+      </thead>
+      <tbody>{jobs === null ? <Skeleton /> : jobs.map((job) => <JobRow key={job.id} job={job} />)}</tbody>
+    </table>
+  );
+}
+
+function Skeleton() {
+  return [1, 2, 3].map((row) => (
+    <tr key={row} class="skeleton">
+      {[1, 2, 3, 4, 5, 6, 7].map((cell) => (
+        <td key={cell} />
+      ))}
+    </tr>
+  ));
+}
+
+function JobRow({ job }: { job: Job }) {
+  const href = jobHref(job.id);
+  return (
+    // The link in the first cell is what the keyboard uses; a click anywhere in the row is for the mouse.
+    <tr class="link" onClick={() => navigate(href)} data-testid="job-row" data-job={job.id}>
+      <td>
+        <Link href={href} class="jobname">
+          {job.name}
+        </Link>
+        {job.kind === "attached" && <span class="tag">attached</span>}
+      </td>
+      <td>
+        <StateChip state={job.state} />
+      </td>
+      <td style={{ minWidth: "150px" }}>
+        <JobProgress job={job} />
+      </td>
+      <td class="num">{figure(job.latest.loss)}</td>
+      <td class="num">{job.latest.samples_per_s == null ? "–" : compact(job.latest.samples_per_s)}</td>
+      <td class="num narrow-hide">{age(job.created_at, nowMs.value)}</td>
+      <td class="why-cell clip narrow-hide" title={job.why}>
+        {job.why}
+      </td>
+    </tr>
+  );
+}
+
+export function JobProgress({ job }: { job: Job }) {
+  const progress = job.progress;
+  if (progress === null || progress.total <= 0) return <span class="faint">–</span>;
+  const share = progress.done / progress.total;
+  const tone = job.state === "SUCCEEDED" ? "done" : job.state === "FAILED" ? "bad" : undefined;
+  const left = !isTerminal(job) && job.eta_s !== null ? ` · ${seconds(job.eta_s)} left` : "";
+  return (
+    <>
+      <Progress share={share} label={`Progress of ${job.name}`} {...(tone === undefined ? {} : { tone })} />
+      <small class="muted">
+        {percent(share)} {left}
+      </small>
+    </>
+  );
+}
+
+function Registered({ jobs }: { jobs: readonly Job[] }) {
+  const live = jobs.flatMap((job) => job.replicas.filter((one) => !ENDED.has(one.state)).map((one) => ({ job, one })));
+  const trainers = live.filter(({ one }) => one.role === "trainer").length;
+  const pservers = live.filter(({ one }) => one.role === "pserver").length;
+  return (
+    <section aria-labelledby="registered">
+      <div class="page-head">
+        <h2 id="registered">Trainers and parameter servers</h2>
+        <span class="muted">
+          {plural(trainers, "trainer")} · {plural(pservers, "pserver")} registered
+        </span>
+      </div>
+      <div class="card">
+        {live.length === 0 ? (
+          <Empty title="Nothing is registered now" />
+        ) : (
+          <ReplicaTable replicas={live.map(({ one }) => one)} jobs={live.map(({ job }) => job)} />
+        )}
+      </div>
+    </section>
+  );
+}

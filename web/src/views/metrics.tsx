@@ -1,0 +1,71 @@
+/** Every series that the job reported, the usual ones first. */
+
+import { bytes, figure } from "../format";
+import { Empty } from "../parts/basics";
+import { Chart } from "../parts/chart";
+import type { JobStore } from "../store/job";
+
+const FIRST = ["loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
+const TITLE: Readonly<Record<string, string>> = {
+  loss: "Loss",
+  samples_per_s: "Samples/s",
+  step_ms: "Step, ms",
+  sync_ms: "Gradient sync, ms",
+  sync_bytes: "Gradient bytes per step",
+  test_auc: "Test AUC",
+};
+
+export function MetricsView({ store }: { store: JobStore }) {
+  store.metricsVersion.value;
+  const names = [...store.series.byName.keys()].filter((name) => (store.series.byName.get(name)?.step.length ?? 0) > 0);
+  names.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
+  return (
+    <section class="panel" aria-labelledby="metrics-title">
+      <div class="panel-title">
+        <h2 id="metrics-title">Metrics</h2>
+        {names.length > 0 && <em>{names.length} series by step · drag to zoom, double-click to zoom out</em>}
+      </div>
+      {names.length === 0 ? (
+        <Empty title="No metrics yet">
+          <span>Steps report loss and speed by themselves; add your own with</span>
+          <code>penstock.telemetry.log(name=value)</code>
+        </Empty>
+      ) : (
+        <div class="scroll">
+          <div class="charts">
+            {names.map((name) => (
+              <MetricCard key={name} store={store} name={name} />
+            ))}
+          </div>
+        </div>
+      )}
+    </section>
+  );
+}
+
+function place(name: string): number {
+  const at = FIRST.indexOf(name);
+  return at < 0 ? FIRST.length : at;
+}
+
+const COLOUR = {
+  samples_per_s: "forward",
+  step_ms: "backward",
+  sync_ms: "communication",
+  sync_bytes: "communication",
+  test_auc: "optimize",
+} as const;
+
+function MetricCard({ store, name }: { store: JobStore; name: string }) {
+  const latest = store.series.latest(name);
+  const colour = name in COLOUR ? COLOUR[name as keyof typeof COLOUR] : "accent";
+  return (
+    <section class="chart" aria-label={TITLE[name] ?? name}>
+      <header>
+        <span>{TITLE[name] ?? name}</span>
+        <b>{name === "sync_bytes" && latest !== undefined ? bytes(latest) : figure(latest)}</b>
+      </header>
+      <Chart store={store} name={name} height={190} colour={colour} />
+    </section>
+  );
+}

@@ -1,0 +1,137 @@
+/** The graph as a table: every operator with its figures. What the canvas shows, for eyes and ears that want text. */
+import { useState } from "preact/hooks";
+import { integer, nanos, percent } from "../format";
+import type { GraphController } from "../graph/controller";
+import { bucketOf, modulesOf } from "../graph/group";
+import { setQuery } from "../router";
+import type { JobStore } from "../store/job";
+import type { GraphRuntime } from "../store/ops";
+import type { GraphDocument } from "../types";
+
+const MAX_ROWS = 500;
+
+interface Row {
+  readonly index: number;
+  readonly name: string;
+  readonly type: string;
+  readonly bucket: string;
+  readonly module: string;
+  readonly replica: string;
+  readonly count: number;
+  readonly meanNs: number;
+  readonly maxNs: number;
+  readonly share: number;
+}
+
+function rowsOf(document: GraphDocument, graph: GraphRuntime, words: readonly string[]): Row[] {
+  const modules = modulesOf(document);
+  const total = graph.totalNs.reduce((sum, one) => sum + one, 0);
+  return document.ops
+    .map((op, index) => ({
+      index,
+      name: op.name,
+      type: op.type,
+      bucket: bucketOf(op),
+      module: modules[index] ?? "",
+      replica: op.replica < 0 ? "all" : String(op.replica),
+      count: graph.count[index] ?? 0,
+      meanNs: graph.meanNs(index),
+      maxNs: graph.maxNs[index] ?? 0,
+      share: total === 0 ? Number.NaN : (graph.totalNs[index] ?? 0) / total,
+    }))
+    .filter((row) =>
+      words.every((word) => `${row.name} ${row.type} ${row.module} ${row.bucket}`.toLowerCase().includes(word)),
+    )
+    .sort((a, b) => (b.share || 0) - (a.share || 0) || a.index - b.index);
+}
+
+export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphController }) {
+  const [text, setText] = useState("");
+  store.opsVersion.value;
+  const hash = store.shownHash.value;
+  const runtime = hash === null ? undefined : store.ops.graphs.get(hash);
+  const document = store.shownDocument.value;
+  if (runtime === undefined || document === null) return null;
+  const rows = rowsOf(document, runtime, text.toLowerCase().split(/\s+/).filter(Boolean));
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label="Operators" data-testid="operator-table">
+      <div style={{ padding: "4px 14px 8px", maxWidth: "340px" }}>
+        <input
+          class="field"
+          placeholder="Filter by name, type, module or role"
+          aria-label="Filter operators"
+          value={text}
+          onInput={(event) => setText(event.currentTarget.value)}
+        />
+      </div>
+      <table>
+        <Heads />
+        <tbody>
+          {rows.slice(0, MAX_ROWS).map((row) => (
+            <OperatorRow key={row.index} row={row} critical={graph.critical.ops.has(row.index)} />
+          ))}
+        </tbody>
+      </table>
+      {rows.length > MAX_ROWS && (
+        <p class="muted" style={{ padding: "8px 14px" }}>
+          {integer(rows.length - MAX_ROWS)} more; filter to see them.
+        </p>
+      )}
+    </div>
+  );
+}
+
+function Heads() {
+  return (
+    <thead>
+      <tr>
+        <th scope="col" class="num">
+          #
+        </th>
+        <th scope="col">Operator</th>
+        <th scope="col">Type</th>
+        <th scope="col">Module</th>
+        <th scope="col">Role</th>
+        <th scope="col">Replica</th>
+        <th scope="col" class="num">
+          Ran
+        </th>
+        <th scope="col" class="num">
+          Mean
+        </th>
+        <th scope="col" class="num">
+          Max
+        </th>
+        <th scope="col" class="num">
+          Share
+        </th>
+        <th scope="col">Critical</th>
+      </tr>
+    </thead>
+  );
+}
+
+function OperatorRow({ row, critical }: { row: Row; critical: boolean }) {
+  return (
+    <tr>
+      <td class="num">{row.index}</td>
+      <td>
+        <button type="button" class="linkish" onClick={() => setQuery({ op: String(row.index), view: null })}>
+          {row.name}
+        </button>
+      </td>
+      <td class="mono">{row.type}</td>
+      <td>{row.module || "–"}</td>
+      <td>
+        <i class={`swatch c-${row.bucket}`} />
+        {row.bucket}
+      </td>
+      <td>{row.replica}</td>
+      <td class="num">{integer(row.count)}</td>
+      <td class="num">{nanos(row.meanNs)}</td>
+      <td class="num">{row.count === 0 ? "–" : nanos(row.maxNs)}</td>
+      <td class="num">{percent(row.share)}</td>
+      <td class="critical">{critical ? "yes" : ""}</td>
+    </tr>
+  );
+}

@@ -1,0 +1,91 @@
+/** Replicas (trainers and parameter servers): who they are, where they run, how they ended. */
+
+import { age } from "../format";
+import { Link, StateChip } from "../parts/basics";
+import { jobHref } from "../router";
+import { nowMs } from "../store/session";
+import type { Job, NodeRow, Replica } from "../types";
+
+interface Props {
+  readonly replicas: readonly Replica[];
+  /** The job of each replica; shown as a first column when given. */
+  readonly jobs?: readonly Job[];
+  readonly nodes?: readonly NodeRow[];
+}
+
+export function ReplicaTable({ replicas, jobs, nodes }: Props) {
+  return (
+    <table data-testid="replicas">
+      <thead>
+        <tr>
+          {jobs !== undefined && <th scope="col">Job</th>}
+          <th scope="col">Role</th>
+          <th scope="col">State</th>
+          <th scope="col">Host</th>
+          <th scope="col" class="num">
+            Process
+          </th>
+          <th scope="col">Endpoint</th>
+          <th scope="col" class="num">
+            Up
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {replicas.map((one, index) => (
+          <tr key={one.id} data-testid="replica-row" data-role={one.role}>
+            {jobs !== undefined && (
+              <td>
+                <Link href={jobHref(one.job_id)}>{jobs[index]?.name ?? one.job_id}</Link>
+              </td>
+            )}
+            <td class="mono">
+              {one.role}-{one.index}
+            </td>
+            <td>
+              <StateChip state={one.state} />
+              {ending(one) !== "" && <span class="tag">{ending(one)}</span>}
+            </td>
+            <td>{hostOf(one, nodes)}</td>
+            <td class="num">{one.pid ?? "–"}</td>
+            <td class="mono">{one.endpoint ?? "–"}</td>
+            <td class="num">{one.finished_at === null ? age(one.started_at, nowMs.value) : "ended"}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+function hostOf(one: Replica, nodes: readonly NodeRow[] | undefined): string {
+  const node = nodes?.find((candidate) => candidate.id === one.node_id);
+  return node?.name ?? one.host ?? "–";
+}
+
+function ending(one: Replica): string {
+  if (one.signal !== null) return `signal ${one.signal}`;
+  return one.exit_code === null ? "" : `exit ${one.exit_code}`;
+}
+
+/** The short list in the side panel of a job. */
+export function ReplicaList({ replicas }: { replicas: readonly Replica[] }) {
+  return (
+    <table data-testid="replica-list">
+      <tbody>
+        {replicas.map((one) => (
+          <tr key={one.id} data-testid="replica-row" data-role={one.role}>
+            <td class="mono">
+              {one.role}-{one.index}
+            </td>
+            <td class="muted clip" style={{ maxWidth: "120px" }} title={`${one.host ?? ""} ${one.pid ?? ""}`}>
+              {one.endpoint ?? `${one.host ?? "–"}:${one.pid ?? "–"}`}
+            </td>
+            <td class="right">
+              <StateChip state={one.state} />
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

@@ -1,0 +1,294 @@
+/** The side panel: what is selected, who waits, how the loss goes, who takes part. */
+
+import { bytes, compact, figure, integer, millis, nanos, percent, plural, shape, shortType } from "../format";
+import type { GraphController } from "../graph/controller";
+import { bucketOf, modulesOf } from "../graph/group";
+import { Link } from "../parts/basics";
+import { Chart } from "../parts/chart";
+import { jobHref, setQuery } from "../router";
+import type { JobStore } from "../store/job";
+import type { GraphRuntime } from "../store/ops";
+import type { GraphOp } from "../types";
+import type { JobParts } from "./job";
+import { ReplicaList } from "./replicas";
+import { shownSyncRows } from "./sync";
+
+export function SidePanel({ parts, what }: { parts: JobParts; what: "all" | "operator" }) {
+  const { store } = parts;
+  const job = store.job.value;
+  return (
+    <aside class="side" aria-label="Details">
+      <Selection parts={parts} />
+      {what === "all" && <SyncSummary store={store} />}
+      {what === "all" && <Spark store={store} name="loss" title="Loss" text={figure} />}
+      {what === "all" && <Spark store={store} name="samples_per_s" title="Samples/s" text={compact} />}
+      {what === "all" && job !== null && job.replicas.length > 0 && (
+        <div>
+          <h2>Registered</h2>
+          <ReplicaList replicas={job.replicas.filter((one) => one.attempt === job.attempt)} />
+        </div>
+      )}
+    </aside>
+  );
+}
+
+function runtimeOf(store: JobStore): GraphRuntime | undefined {
+  const hash = store.shownHash.value;
+  return hash === null ? undefined : store.ops.graphs.get(hash);
+}
+
+function Selection({ parts }: { parts: JobParts }) {
+  const { store, graph } = parts;
+  graph.layoutVersion.value;
+  store.opsVersion.value;
+  const runtime = runtimeOf(store);
+  const index = graph.hovered.value >= 0 && graph.selected < 0 ? graph.hovered.value : graph.selected;
+  const box = graph.layout?.boxes[index];
+  if (runtime?.document == null) return null;
+  if (box === undefined) return <Hottest runtime={runtime} />;
+  const ops = box.op?.ops ?? box.group.ops;
+  if (box.op === null && box.group.members.length > 1)
+    return <GroupFacts graph={graph} box={index} runtime={runtime} />;
+  return <OperatorFacts ops={ops} runtime={runtime} graph={graph} />;
+}
+
+function sumOf(
+  runtime: GraphRuntime,
+  ops: readonly number[],
+): { total: number; count: number; max: number; share: number } {
+  const all = runtime.totalNs.reduce((sum, one) => sum + one, 0);
+  let total = 0;
+  let count = 0;
+  let max = 0;
+  for (const op of ops) {
+    total += runtime.totalNs[op] ?? 0;
+    count += runtime.count[op] ?? 0;
+    max = Math.max(max, runtime.maxNs[op] ?? 0);
+  }
+  return { total, count, max, share: all === 0 ? Number.NaN : total / all };
+}
+
+function OperatorFacts({
+  ops,
+  runtime,
+  graph,
+}: {
+  ops: readonly number[];
+  runtime: GraphRuntime;
+  graph: GraphController;
+}) {
+  const document = runtime.document;
+  const index = ops[0] ?? -1;
+  const op = document?.ops[index];
+  if (document === null || op === undefined) return null;
+  const { total, count, max, share } = sumOf(runtime, ops);
+  const critical = ops.some((one) => graph.critical.ops.has(one));
+  return (
+    <div data-testid="operator-panel">
+      <h2>
+        <span>
+          <i class={`swatch c-${bucketOf(op)}`} />
+          {op.name}
+        </span>
+        <span class="mono">#{ops.join(" #")}</span>
+      </h2>
+      <dl>
+        <dt>type</dt>
+        <dd>{op.type}</dd>
+        <dt>module</dt>
+        <dd>{modulesOf(document)[index] || "–"}</dd>
+        <dt>role</dt>
+        <dd>{op.role}</dd>
+        <Values name="in" values={op.inputs} />
+        <Values name="out" values={op.outputs} />
+        <dt>bytes</dt>
+        <dd>{op.bytes === 0 ? "–" : bytes(op.bytes)}</dd>
+        <dt>line</dt>
+        <dd>{op.source || "–"}</dd>
+        <dt>mean · max</dt>
+        <dd>{count === 0 ? "has not run" : `${nanos(total / count)} · ${nanos(max)}`}</dd>
+        <dt>ran</dt>
+        <dd>{integer(count)} × since this page opened</dd>
+        {op.flops > 0 && count > 0 && <Rate op={op} meanNs={total / count} />}
+        <dt>critical</dt>
+        <dd class={critical ? "critical" : ""}>
+          {critical ? `yes, ${percent(share)} of operator time` : `no · ${percent(share)} of operator time`}
+        </dd>
+      </dl>
+    </div>
+  );
+}
+
+function Rate({ op, meanNs }: { op: GraphOp; meanNs: number }) {
+  return (
+    <>
+      <dt>rate</dt>
+      <dd>{compact(op.flops / meanNs)} Gflop/s</dd>
+    </>
+  );
+}
+
+function Values({ name, values }: { name: string; values: GraphOp["inputs"] }) {
+  if (values.length === 0) return null;
+  const shown = values.slice(0, 4);
+  return (
+    <>
+      <dt>{name}</dt>
+      <dd>
+        {shown.map((value) => (
+          <div key={value.name} title={value.name}>
+            {shape(value.dtype, value.shape)}
+          </div>
+        ))}
+        {values.length > shown.length && <span class="faint">and {values.length - shown.length} more</span>}
+      </dd>
+    </>
+  );
+}
+
+function GroupFacts({ graph, box, runtime }: { graph: GraphController; box: number; runtime: GraphRuntime }) {
+  const group = graph.layout?.boxes[box]?.group;
+  if (group === undefined) return null;
+  const { share } = sumOf(runtime, group.ops);
+  const members = [...group.members]
+    .map((member) => ({ member, ...sumOf(runtime, member.ops) }))
+    .sort((a, b) => b.total - a.total)
+    .slice(0, 6);
+  const opened = graph.expanded.value.has(group.id);
+  return (
+    <div data-testid="group-panel">
+      <h2>
+        <span>
+          <i class={`swatch c-${group.bucket}`} />
+          {group.label}
+        </span>
+        <button type="button" class="btn small" onClick={() => graph.toggle(group.id)}>
+          {opened ? "Collapse" : "Expand"}
+        </button>
+      </h2>
+      <p class="muted" style={{ fontSize: "12px" }}>
+        {plural(group.members.length, "operator")} · {percent(share)} of operator time
+        {group.module !== "" ? ` · ${group.module}` : ""}
+      </p>
+      <table>
+        <tbody>
+          {members.map(({ member, total, count }) => (
+            <tr key={member.id}>
+              <td>
+                <button type="button" class="linkish" onClick={() => setQuery({ op: String(member.ops[0] ?? 0) })}>
+                  {member.name}
+                </button>
+              </td>
+              <td class="num">{count === 0 ? "–" : nanos(total / count)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Hottest({ runtime }: { runtime: GraphRuntime }) {
+  const document = runtime.document;
+  const all = runtime.totalNs.reduce((sum, one) => sum + one, 0);
+  if (document === null) return null;
+  const top = [...runtime.totalNs.keys()]
+    .sort((a, b) => (runtime.totalNs[b] ?? 0) - (runtime.totalNs[a] ?? 0))
+    .slice(0, 5);
+  return (
+    <div data-testid="hottest">
+      <h2>
+        <span>Where the time goes</span>
+        <span class="faint">mean · share</span>
+      </h2>
+      {all === 0 ? (
+        <p class="muted">No operator has reported yet.</p>
+      ) : (
+        <table>
+          <tbody>
+            {top.map((op) => (
+              <tr key={op}>
+                <td>
+                  <i class={`swatch c-${bucketOf(document.ops[op] as GraphOp)}`} />
+                  <button type="button" class="linkish" onClick={() => setQuery({ op: String(op) })}>
+                    {shortType(document.ops[op]?.type ?? "")}
+                  </button>{" "}
+                  <span class="faint">{document.ops[op]?.module}</span>
+                </td>
+                <td class="num">{nanos(runtime.meanNs(op))}</td>
+                <td class="num">{percent((runtime.totalNs[op] ?? 0) / all)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </div>
+  );
+}
+
+function SyncSummary({ store }: { store: JobStore }) {
+  const rows = shownSyncRows(store);
+  if (rows.length === 0) return null;
+  const top = [...rows].sort((a, b) => b.waitNs + b.timeNs - a.waitNs - a.timeNs).slice(0, 5);
+  const most = Math.max(1, ...top.map((row) => row.waitNs));
+  const job = store.job.value;
+  return (
+    <div data-testid="sync-summary">
+      <h2>
+        <span>Gradient sync, last 10 s</span>
+        {job !== null && (
+          <Link href={jobHref(job.id, "sync")} class="faint">
+            all {rows.length}
+          </Link>
+        )}
+      </h2>
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">parameter</th>
+            <th scope="col" class="num">
+              bytes
+            </th>
+            <th scope="col" class="num">
+              wait
+            </th>
+            <th>
+              <span class="sr">wait, as a bar</span>
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {top.map((row) => (
+            <tr key={row.index}>
+              <td class="mono clip" style={{ maxWidth: "130px" }} title={row.parameter}>
+                {row.parameter}
+              </td>
+              <td class="num">{bytes(row.bytes)}</td>
+              <td class="num">{millis(row.waitNs)}</td>
+              <td class="meter-cell">
+                <i class="meter" style={{ width: `${(row.waitNs / most) * 100}%` }} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Spark(props: { store: JobStore; name: string; title: string; text: (value: number) => string }) {
+  props.store.metricsVersion.value;
+  const latest = props.store.series.latest(props.name);
+  if (latest === undefined) return null;
+  return (
+    <div>
+      <h2>
+        <span>{props.title}</span>
+        <span class="mono">{props.text(latest)}</span>
+      </h2>
+      <div class="spark">
+        <Chart store={props.store} name={props.name} height={74} compact />
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,99 @@
+/** Gradient exchange per parameter, live: who owns it, how large, how long, and how long somebody waited. */
+
+import { bytes, integer, millis, plural } from "../format";
+import { Empty } from "../parts/basics";
+import type { JobStore } from "../store/job";
+import type { SyncRow } from "../store/sync";
+
+export function shownSyncRows(store: JobStore): SyncRow[] {
+  store.syncVersion.value;
+  const hash = store.shownHash.value;
+  const document = store.shownDocument.value;
+  return hash === null || document === null ? [] : store.sync.rows(document, hash);
+}
+
+export function SyncView({ store }: { store: JobStore }) {
+  const rows = shownSyncRows(store).sort((a, b) => b.waitNs - a.waitNs || b.timeNs - a.timeNs || a.index - b.index);
+  const total = rows.reduce((sum, row) => sum + row.bytes, 0);
+  const wait = rows.reduce((sum, row) => sum + row.waitNs, 0);
+  return (
+    <section class="panel" aria-labelledby="sync-title">
+      <div class="panel-title">
+        <h2 id="sync-title">Gradient sync</h2>
+        {rows.length > 0 && (
+          <em>
+            {plural(rows.length, "parameter")} · {bytes(total)} and {millis(wait)} waited per step · mean of the last 10
+            s
+          </em>
+        )}
+      </div>
+      {rows.length === 0 ? (
+        <Empty title="No gradients are exchanged">
+          <span>A graph of one replica has nothing to exchange; with more, its parameters appear here.</span>
+        </Empty>
+      ) : (
+        <div class="scroll" tabIndex={0} role="region" aria-label="Gradient sync">
+          <SyncTable rows={rows} />
+        </div>
+      )}
+    </section>
+  );
+}
+
+function SyncTable({ rows }: { rows: readonly SyncRow[] }) {
+  const mostWait = Math.max(1, ...rows.map((row) => row.waitNs));
+  const mostTime = Math.max(1, ...rows.map((row) => row.timeNs));
+  return (
+    <table data-testid="sync-table">
+      <thead>
+        <tr>
+          <th scope="col">Parameter</th>
+          <th scope="col">Mode</th>
+          <th scope="col">Owner</th>
+          <th scope="col" class="num">
+            Bytes
+          </th>
+          <th scope="col" class="num">
+            Time / step
+          </th>
+          <th>
+            <span class="sr">time, as a bar</span>
+          </th>
+          <th scope="col" class="num">
+            Wait / step
+          </th>
+          <th>
+            <span class="sr">wait, as a bar</span>
+          </th>
+          <th scope="col" class="num">
+            Exchanges
+          </th>
+        </tr>
+      </thead>
+      <tbody>
+        {rows.map((row) => (
+          <tr key={row.index} data-testid="sync-row" data-parameter={row.parameter}>
+            <td class="mono">
+              {row.parameter}
+              {row.sparse && <span class="tag">sparse rows</span>}
+            </td>
+            <td>{row.mode.replace("_", "-")}</td>
+            <td>{row.owner < 0 ? "every replica" : `replica ${row.owner}`}</td>
+            <td class="num">{bytes(row.bytes)}</td>
+            <td class="num">{millis(row.timeNs)}</td>
+            <td class="meter-cell">
+              <i class="meter c-forward" style={{ width: `${(row.timeNs / mostTime) * 100}%` }} />
+            </td>
+            <td class="num">{millis(row.waitNs)}</td>
+            <td class="meter-cell">
+              <i class="meter" style={{ width: `${(row.waitNs / mostWait) * 100}%` }} />
+            </td>
+            <td class="num" data-testid="sync-count">
+              {integer(row.count)}
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}

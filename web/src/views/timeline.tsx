@@ -1,0 +1,248 @@
+/** The timeline of the newest sampled step: canvas, keys, tooltip, and its table twin. */
+import { useSignalEffect } from "@preact/signals";
+import type { TargetedKeyboardEvent } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { integer, nanos, percent, plural } from "../format";
+import { bucketOf } from "../graph/group";
+import { Empty } from "../parts/basics";
+import { setQuery } from "../router";
+import type { TimelineController } from "../timeline/controller";
+import type { TimelineModel } from "../timeline/model";
+import type { GraphDocument } from "../types";
+import { tableShown } from "./graph";
+import type { JobParts } from "./job";
+
+export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean }) {
+  const { store, graph, timeline } = parts;
+  useSignalEffect(() => {
+    store.stepVersion.value;
+    store.shownDocument.value;
+    timeline.refresh();
+  });
+  useSignalEffect(() => {
+    graph.layoutVersion.value;
+    const some = new Set(graph.selectedOps());
+    timeline.selectedOps = some;
+    timeline.critical = graph.critical.ops;
+    timeline.repaint();
+  });
+  const model = timeline.model.value;
+  const asTable = tableShown() && wide !== true;
+  return (
+    <section class={`panel ${wide ? "wide" : ""}`} aria-labelledby="timeline-title">
+      <div class="panel-title">
+        <h2 id="timeline-title">Timeline</h2>
+        <em class="clip" data-testid="timeline-summary">
+          {describe(model)}
+        </em>
+        <Tools timeline={timeline} table={asTable} wide={wide === true} />
+      </div>
+      {model.numSlices === 0 ? (
+        <Empty title="No sampled step yet">
+          <span>A trainer sends whole steps now and then; the first appears here.</span>
+        </Empty>
+      ) : asTable ? (
+        <SliceTable model={model} document={store.shownDocument.value} />
+      ) : (
+        <TimelineCanvas parts={parts} />
+      )}
+    </section>
+  );
+}
+
+function describe(model: TimelineModel): string {
+  if (model.numSlices === 0) return "";
+  const { compute, sync, input, idle } = model.shares;
+  const steps = model.steps.map((step) => integer(step)).join(", ");
+  return `step ${steps} · ${nanos(model.spanNs)} · compute ${percent(compute)} · sync ${percent(sync)} · input ${percent(input)} · idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
+}
+
+function Tools({ timeline, table, wide }: { timeline: TimelineController; table: boolean; wide: boolean }) {
+  const held = timeline.held.value;
+  const newer = timeline.newer.value;
+  return (
+    <div class="tools">
+      {held && newer > 0 && <span class="muted">{plural(newer, "newer step")}</span>}
+      <button
+        type="button"
+        class="btn small"
+        aria-pressed={held}
+        onClick={() => timeline.hold(!held)}
+        data-testid="hold"
+      >
+        {held ? "Back to live" : "Hold"}
+      </button>
+      <button type="button" class="btn small" onClick={() => timeline.fit()}>
+        Fit
+      </button>
+      {!wide && (
+        <button
+          type="button"
+          class="btn small"
+          aria-pressed={table}
+          onClick={() => setQuery({ view: table ? null : "table" })}
+        >
+          Table
+        </button>
+      )}
+    </div>
+  );
+}
+
+function TimelineCanvas({ parts }: { parts: JobParts }) {
+  const { timeline } = parts;
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useEffect(() => {
+    const element = canvas.current;
+    if (element === null) return;
+    const detach = timeline.attach(element);
+    const release = listenToMouse(element, timeline);
+    return () => {
+      release();
+      detach();
+    };
+  }, [timeline]);
+  return (
+    <div class="timeline-box">
+      <canvas
+        ref={canvas}
+        tabIndex={0}
+        role="application"
+        aria-label="Timeline of a sampled step: threads by time. W and S zoom, A and D pan, arrow keys move between slices."
+        data-testid="timeline"
+        onKeyDown={(event) => onKey(event, timeline)}
+      />
+      <Tip parts={parts} />
+    </div>
+  );
+}
+
+function Tip({ parts }: { parts: JobParts }) {
+  const hover = parts.timeline.hover.value;
+  const op = parts.timeline.opAt(hover);
+  const found = parts.store.shownDocument.value?.ops[op];
+  const lane = hover === null ? undefined : parts.timeline.model.value.lanes[hover.lane];
+  if (hover === null || found === undefined || lane === undefined) return null;
+  const right = hover.x > innerWidth - 340;
+  return (
+    <div
+      class="tip"
+      role="status"
+      style={{ left: `${right ? hover.x - 260 : hover.x + 14}px`, top: `${Math.max(0, hover.y - 30)}px` }}
+    >
+      <b>{found.name}</b> <span class="faint">#{op}</span>
+      <div class="muted mono">{found.type}</div>
+      <div>
+        <i class={`swatch c-${bucketOf(found)}`} />
+        {bucketOf(found)} · {nanos(lane.duration[hover.slice] ?? 0)} at {nanos(lane.start[hover.slice] ?? 0)}
+      </div>
+      {found.module !== "" && <div class="muted">{found.module}</div>}
+    </div>
+  );
+}
+
+function onKey(event: TargetedKeyboardEvent<HTMLCanvasElement>, timeline: TimelineController): void {
+  if (event.key === "ArrowRight") timeline.stepSlice(1, 0);
+  else if (event.key === "ArrowLeft") timeline.stepSlice(-1, 0);
+  else if (event.key === "ArrowUp") timeline.stepSlice(0, -1);
+  else if (event.key === "ArrowDown") timeline.stepSlice(0, 1);
+  else if (event.key === "Enter") selectHovered(timeline);
+  else return;
+  event.preventDefault();
+}
+
+function selectHovered(timeline: TimelineController): void {
+  const op = timeline.opAt(timeline.hover.value);
+  setQuery({ op: op < 0 ? null : String(op) });
+}
+
+function listenToMouse(canvas: HTMLCanvasElement, timeline: TimelineController): () => void {
+  let drag: { x: number; moved: boolean } | null = null;
+  const at = (event: MouseEvent) => {
+    const box = canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top] as const;
+  };
+  const handlers = {
+    wheel: (event: WheelEvent) => {
+      event.preventDefault();
+      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) timeline.pan(-event.deltaX);
+      else timeline.zoom(Math.exp(-event.deltaY * 0.002), at(event)[0]);
+    },
+    pointerdown: (event: PointerEvent) => {
+      drag = { x: event.clientX, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    },
+    pointermove: (event: PointerEvent) => {
+      if (drag === null) {
+        timeline.point(...at(event));
+        return;
+      }
+      const dx = event.clientX - drag.x;
+      if (!drag.moved && Math.abs(dx) < 4) return;
+      timeline.pan(dx);
+      drag = { x: event.clientX, moved: true };
+    },
+    pointerup: (event: PointerEvent) => {
+      const click = drag !== null && !drag.moved;
+      drag = null;
+      if (!click) return;
+      timeline.point(...at(event));
+      selectHovered(timeline);
+    },
+    pointerleave: () => timeline.leave(),
+  };
+  const entries = Object.entries(handlers) as [string, EventListener][];
+  for (const [name, handler] of entries) canvas.addEventListener(name, handler, { passive: false });
+  return () => {
+    for (const [name, handler] of entries) canvas.removeEventListener(name, handler);
+  };
+}
+
+const MAX_ROWS = 400;
+
+function SliceTable({ model, document }: { model: TimelineModel; document: GraphDocument | null }) {
+  const rows = model.lanes
+    .flatMap((lane) =>
+      Array.from(lane.start, (start, i) => ({ lane, start, duration: lane.duration[i] ?? 0, op: lane.op[i] ?? -1 })),
+    )
+    .sort((a, b) => b.duration - a.duration);
+  return (
+    <div
+      class="scroll"
+      tabIndex={0}
+      role="region"
+      aria-label="Events of the step, longest first"
+      data-testid="slice-table"
+    >
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Thread</th>
+            <th scope="col">Operator</th>
+            <th scope="col">Role</th>
+            <th scope="col" class="num">
+              Start
+            </th>
+            <th scope="col" class="num">
+              Duration
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {rows.slice(0, MAX_ROWS).map((row) => {
+            const op = document?.ops[row.op];
+            return (
+              <tr key={`${row.lane.label}${row.start}`}>
+                <td>{row.lane.label}</td>
+                <td>{op?.name ?? row.op}</td>
+                <td>{op === undefined ? "" : bucketOf(op)}</td>
+                <td class="num">{nanos(row.start)}</td>
+                <td class="num">{nanos(row.duration)}</td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </div>
+  );
+}
