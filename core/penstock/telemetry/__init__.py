@@ -5,14 +5,14 @@ neither an agent nor PENSTOCK_URL and PENSTOCK_TOKEN runs exactly the same, and 
 Needs numpy and pydantic, not torch.
 
     events, sums, sync, sampling, metrics, collector, outbox    decide; no thread, no socket
-    watch, session, sender, link                                the threads and connections around them
+    watch, sessions, process, sender, link                      the threads and connections around them
 """
 
 from __future__ import annotations
 
 from penstock.telemetry.events import TraceSource
 from penstock.telemetry.process import close, log, progress, session
-from penstock.telemetry.session import Session
+from penstock.telemetry.sessions import Session
 from penstock.telemetry.watch import Watch
 
 __all__ = ["Session", "TraceSource", "Watch", "close", "log", "progress", "session"]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from penstock.ids import GraphHash
 from penstock.protocol.frames import COLUMNS, FLAG_WHOLE_STEP, HEADER_BYTES, Array, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument
-from penstock.telemetry.events import Events, Index, Mask, concatenate
+from penstock.telemetry.events import Events, Index, Ints, Mask, concatenate
 from penstock.telemetry.metrics import ROW, Rows
 from penstock.telemetry.sampling import Sampler, SlowSteps
 from penstock.telemetry.sums import op_sums
@@ -182,15 +182,16 @@ class Collector:
 
     def _split(self, events: Events, steps: npt.NDArray[np.int64], got: Collected) -> _Complete:
         """Take the events of complete steps out of the pending ones."""
-        at = np.searchsorted(steps, events.step)
-        found = steps[np.minimum(at, len(steps) - 1)] == events.step
+        self._pending = []
+        at, found = _position(steps, events.step)
+        if found.all():
+            return _Complete(steps, events, at)
         later = events.step > steps[-1]
         torn = ~found & ~later & (events.step > self._newest)
         if torn.any():
             got.drafts += self._torn(events.select(torn))
-        self._pending = [events.select(later)] if later.any() else []
-        if found.all():
-            return _Complete(steps, events, at)
+        if later.any():
+            self._pending = [events.select(later)]
         return _Complete(steps, events.select(found), at[found])
 
     def _exchange(self, complete: _Complete, whole: Mask, rows: Rows, got: Collected, now_ns: int) -> None:
@@ -269,6 +270,15 @@ class Collector:
         current = [i for i, (begin, _) in enumerate(self._plans) if begin <= oldest]
         if current:
             del self._plans[: current[-1]]
+
+
+def _position(steps: npt.NDArray[np.int64], wanted: Ints) -> tuple[Index, Mask]:
+    """Return where in the ascending `steps` each of `wanted` stands, and whether it is there at all."""
+    if int(steps[-1]) - int(steps[0]) + 1 == len(steps):  # no step is missing: ten times cheaper than a search
+        at = wanted - steps[0]
+        return at, (at >= 0) & (at < len(steps))
+    at = np.searchsorted(steps, wanted)
+    return at, steps[np.minimum(at, len(steps) - 1)] == wanted
 
 
 def _restrict(complete: _Complete, chosen: Mask) -> _Complete:

@@ -46,18 +46,13 @@ class Events:
         return cls(
             np.asarray(columns["start_ns"], np.int64),
             np.asarray(columns["duration_ns"], np.uint32),
-            np.asarray(columns["op"], np.uint32),
+            np.asarray(columns["op"], np.intp),  # what numpy indexes with: converted once here, not in each use
             np.asarray(columns["step"], np.int64),  # signed: differences of steps are taken
             np.asarray(columns["thread"], np.uint16),
         )
 
     def __len__(self) -> int:
         return len(self.op)
-
-    @property
-    def end_ns(self) -> Ints:
-        """When each operator ended."""
-        return self.start_ns + self.duration_ns
 
     def select(self, rows: Index | Mask | slice) -> Events:
         """Return some of the events."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.protocol import contract
-from penstock.telemetry.session import Session, Unwatched, Watched
+from penstock.telemetry.sessions import Session, Unwatched, Watched
 
 _log = logging.getLogger("penstock.telemetry")
 _lock = threading.Lock()

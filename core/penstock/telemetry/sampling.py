@@ -8,6 +8,7 @@ any long time keep within the budget.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -23,6 +24,8 @@ SMOOTHING_S = 1.0  # time constant of the measured rates
 SLOW_QUANTILE = 0.99
 SLOW_WINDOW = 1024  # steps
 SLOW_MIN_STEPS = 100  # before that many are known no step is called slow
+
+SLOW_REFRESH = SLOW_MIN_STEPS  # new steps after which the threshold is computed again
 
 
 class Sampler:
@@ -42,9 +45,9 @@ class Sampler:
 
     def choose(self, step_bytes: npt.NDArray[np.int64], slow: Mask) -> Mask:
         """Return which of these steps, oldest first, are sent whole."""
-        regular = (self._seen + np.arange(len(step_bytes))) % self.every == 0
         chosen = np.zeros(len(step_bytes), np.bool_)
-        for i in np.flatnonzero(regular | slow):  # few: N follows the budget
+        regular = range(-self._seen % self.every, len(step_bytes), self.every)
+        for i in sorted({*regular, *np.flatnonzero(slow).tolist()}):  # few: N follows the budget
             if self._tokens > 0:
                 chosen[i] = True
                 self._tokens -= float(step_bytes[i])
@@ -74,15 +77,16 @@ class SlowSteps:
     """Tells the steps that took longer than 99 % of those before them. One for each watch."""
 
     def __init__(self) -> None:
+        self.threshold_ns = math.inf
         self._recent: deque[int] = deque(maxlen=SLOW_WINDOW)
-        self.threshold_ns = np.inf
+        self._new = 0  # steps since the threshold was computed
 
     def classify(self, duration_ns: npt.NDArray[np.int64]) -> Mask:
         """Return which of the steps are slow, against the steps of earlier calls; then learn from them."""
         slow: Mask = duration_ns > self.threshold_ns
         self._recent.extend(duration_ns.tolist())
-        if len(self._recent) >= SLOW_MIN_STEPS:
-            known = np.fromiter(self._recent, np.int64, len(self._recent))
-            rank = int(SLOW_QUANTILE * (len(known) - 1))
-            self.threshold_ns = float(np.partition(known, rank)[rank])
+        self._new += len(duration_ns)
+        if len(self._recent) >= SLOW_MIN_STEPS and self._new >= SLOW_REFRESH:
+            self._new = 0
+            self.threshold_ns = sorted(self._recent)[int(SLOW_QUANTILE * (len(self._recent) - 1))]
         return slow

@@ -23,7 +23,7 @@ from penstock.protocol.frames import Array, Column
 from penstock.protocol.graphdoc import GraphDocument, Sync
 from penstock.telemetry.events import Events, Index, Mask
 
-_NEVER = np.iinfo(np.int64).max
+_NEVER = np.int64(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +54,22 @@ class SyncPlan:
         self.num_params = len(document.syncs)
         self.bytes = np.array([_bytes(sync, document) for sync in document.syncs], np.int64)
         self._num_slots = len(relevant) + 1
-        self._slot = np.full(max(len(document.ops), 1), -1, np.intp)
+        self._slot = np.full(len(document.ops) + 1, -1, np.intp)
         self._slot[relevant] = np.arange(len(relevant))
         self._exchanges = _group(exchanges, slot_of, unused=len(relevant))
         self._producers = _group(producers, slot_of, unused=len(relevant))
 
     def exchanged(self, events: Events, row: Index, *, num_rows: int) -> Exchanged:
         """Return the exchanges of whole steps. `row`: for each event, which of `num_rows` steps it belongs to."""
-        known = events.op < len(self._slot)
-        slot = np.where(known, self._slot[np.where(known, events.op, 0)], -1)
+        slot = self._slot.take(events.op, mode="clip")  # an operator that the document lacks falls on the last, -1
         used = np.flatnonzero(slot >= 0)
-        where = (row[used], slot[used])
-        start = np.full((num_rows, self._num_slots), _NEVER, np.int64)
-        end = np.full((num_rows, self._num_slots), _NEVER, np.int64)
-        time = np.zeros((num_rows, self._num_slots), np.int64)
-        start[where] = events.start_ns[used]
-        end[where] = events.end_ns[used]
-        time[where] = events.duration_ns[used]
+        where = row[used] * self._num_slots + slot[used]
+        started, took = events.start_ns[used], events.duration_ns[used]
+        shape = (num_rows, self._num_slots)
+        start, end, time = np.full(shape, _NEVER), np.full(shape, _NEVER), np.zeros(shape, np.int64)
+        start.reshape(-1)[where] = started
+        end.reshape(-1)[where] = started + took
+        time.reshape(-1)[where] = took
         first_start = np.minimum.reduceat(start[:, self._exchanges.flat], self._exchanges.begin, axis=1)
         first_end = np.minimum.reduceat(end[:, self._producers.flat], self._producers.begin, axis=1)
         time_ns = np.add.reduceat(time[:, self._exchanges.flat], self._exchanges.begin, axis=1)
