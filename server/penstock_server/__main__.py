@@ -1,0 +1,38 @@
+"""`python -m penstock_server`: the control plane alone. `penstock up` starts it with an agent beside it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from penstock_server.run import serve
+from penstock_server.settings import Settings
+
+EXIT_USAGE = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the server with settings from the environment and, over them, the command line."""
+    parser = argparse.ArgumentParser(prog="python -m penstock_server", description="Penstock's control plane")
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (default 7080; 0: any free one)")
+    parser.add_argument("--state-dir", type=Path, help="folder that holds everything (default ~/.penstock/server)")
+    parser.add_argument("--database-url", help="postgresql://… instead of SQLite in the state folder")
+    parser.add_argument("--static-dir", type=Path, help="folder of the built dashboard")
+    parser.add_argument("--log-format", choices=["console", "json"])
+    given: dict[str, Any] = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        for item in error.errors():
+            print(f"penstock server: setting {'.'.join(map(str, item['loc']))}: {item['msg']}", file=sys.stderr)
+        return EXIT_USAGE
+    return serve(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The one door: a dependency of the root router that every HTTP route and websocket passes.
+
+Deny by default: an endpoint that declares no scope is open to nobody. What is open to everybody says so
+with `@unauthenticated`; static files are such an endpoint. Nothing is decided by how a path looks.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import HTTPConnection
+
+from penstock_server.auth.origin import COOKIE, SAFE_METHODS, origin_allowed
+from penstock_server.auth.principal import OPEN, Principal, scopes_of
+from penstock_server.problems import Problem
+from penstock_server.runtime import Runtime
+
+
+async def guard(conn: HTTPConnection) -> None:
+    """Let the request pass, or raise a problem (401 who are you, 403 you may not)."""
+    needed = scopes_of(conn.scope.get("endpoint"))
+    if OPEN in needed:
+        return
+    runtime: Runtime = conn.app.state.runtime
+    principal = await _authenticate(conn, runtime)
+    if principal is None:
+        raise Problem(
+            401,
+            "unauthenticated",
+            "no valid token or session came with this request",
+            hint="send 'Authorization: Bearer <token>'; the administrator's token lies in admin.token of the "
+            "server's state folder. In a browser, log in with a code from `penstock login`.",
+        )
+    if principal.by_cookie:
+        _check_origin(conn, runtime)
+    if not principal.may(needed):
+        wanted = " or ".join(sorted(needed)) or "none that can be given"
+        raise Problem(403, "forbidden", f"token {principal.name!r} lacks the scope that this needs: {wanted}")
+    conn.state.principal = principal
+
+
+async def _authenticate(conn: HTTPConnection, runtime: Runtime) -> Principal | None:
+    header = conn.headers.get("authorization")
+    if header is not None:
+        scheme, _, secret = header.partition(" ")
+        return await runtime.tokens.bearer(secret.strip()) if scheme.lower() == "bearer" else None
+    cookie = conn.cookies.get(COOKIE)
+    return await runtime.tokens.session(cookie) if cookie else None
+
+
+def _check_origin(conn: HTTPConnection, runtime: Runtime) -> None:
+    if conn.scope["type"] == "http" and conn.scope["method"] in SAFE_METHODS:
+        return
+    origin = conn.headers.get("origin")
+    allowed = origin_allowed(
+        origin,
+        scheme=conn.url.scheme,
+        host=conn.headers.get("host"),
+        extra=runtime.settings.allowed_origins,
+    )
+    if not allowed:
+        raise Problem(403, "foreign_origin", f"a browser at {origin or 'an unnamed origin'} may not do this")
+
+
+def principal_of(conn: HTTPConnection) -> Principal:
+    """Return who asks. Only for endpoints that the guard let pass with a token."""
+    found = conn.state.principal
+    assert isinstance(found, Principal)
+    return found

@@ -1,0 +1,153 @@
+"""Tokens: making them, finding their holder, taking one-time ones, revoking."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import cast
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.engine import CursorResult
+
+from penstock_server.auth.principal import Principal
+from penstock_server.auth.secrets import TokenKind, keyed_hash, load_pepper, new_secret, write_private
+from penstock_server.clock import Clock
+from penstock_server.db import Database, Tx
+from penstock_server.problems import NotFound
+from penstock_server.tables import TokenRow
+from penstock_server.uuid7 import uuid7
+
+ADMIN_FILE = "admin.token"
+SESSION_S = 7 * 24 * 3600.0
+LOGIN_S = 300.0
+_BEARERS: frozenset[TokenKind] = frozenset({"user", "node"})
+_LAST_USED_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Minted:
+    """A new token. `secret` exists here and nowhere else."""
+
+    row: TokenRow
+    secret: str
+
+
+class Tokens:
+    """All tokens of one server. Cost of a lookup: one indexed read."""
+
+    def __init__(self, database: Database, clock: Clock, state_dir: Path) -> None:
+        self._db, self._clock, self._state_dir = database, clock, state_dir
+        self._pepper = load_pepper(state_dir)
+        self._noted: dict[str, float] = {}
+
+    async def ensure_admin(self) -> Path:
+        """Make the administrator's token at the first start; return the file that holds it.
+
+        A file whose token the database does not know (another database, for instance) is written anew.
+        """
+        path = self._state_dir / ADMIN_FILE
+        if path.exists() and await self._find(path.read_text().strip(), _BEARERS) is not None:
+            return path
+        async with self._db.write() as tx:
+            minted = self.mint(tx, "user", "admin", ["read", "submit", "admin", "attach"])
+            write_private(path, minted.secret.encode() + b"\n")
+        return path
+
+    def mint(
+        self,
+        tx: Tx,
+        kind: TokenKind,
+        name: str,
+        scopes: Collection[str],
+        *,
+        expires_in_s: float | None = None,
+        node_id: str | None = None,
+    ) -> Minted:
+        """Add a new token to the transaction."""
+        now = self._clock.now()
+        secret = new_secret(kind)
+        row = TokenRow(
+            id=uuid7(),
+            kind=kind,
+            name=name,
+            hash=keyed_hash(self._pepper, secret),
+            scopes=sorted(scopes),
+            node_id=node_id,
+            created_at=now,
+            expires_at=None if expires_in_s is None else now + timedelta(seconds=expires_in_s),
+        )
+        tx.session.add(row)
+        return Minted(row, secret)
+
+    async def bearer(self, secret: str) -> Principal | None:
+        """Return the holder of a bearer token, or None."""
+        return await self._principal(secret, _BEARERS, by_cookie=False)
+
+    async def session(self, secret: str) -> Principal | None:
+        """Return the holder of a browser session, or None."""
+        return await self._principal(secret, frozenset({"session"}), by_cookie=True)
+
+    async def take(self, tx: Tx, kind: TokenKind, secret: str) -> TokenRow | None:
+        """Use up a one-time token. Of two that race for it, one gets it; the other None."""
+        now = self._clock.now()
+        statement = (
+            update(TokenRow)
+            .where(
+                TokenRow.hash == keyed_hash(self._pepper, secret),
+                TokenRow.kind == kind,
+                TokenRow.used_at.is_(None),
+                TokenRow.revoked_at.is_(None),
+                or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now),
+            )
+            .values(used_at=now)
+            .returning(TokenRow)
+        )
+        return (await tx.session.execute(statement)).scalar_one_or_none()
+
+    async def revoke(self, token_id: str) -> None:
+        """Revoke one token for good. Raises NotFound."""
+        async with self._db.write() as tx:
+            statement = (
+                update(TokenRow)
+                .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
+                .values(revoked_at=self._clock.now())
+            )
+            result = cast("CursorResult[object]", await tx.session.execute(statement))
+            if result.rowcount == 0:
+                raise NotFound("token", token_id)
+
+    async def revoke_node(self, tx: Tx, node_id: str) -> None:
+        """Revoke every token of a node, because it joins again."""
+        statement = update(TokenRow).where(TokenRow.node_id == node_id, TokenRow.revoked_at.is_(None))
+        await tx.session.execute(statement.values(revoked_at=self._clock.now()))
+
+    async def _principal(self, secret: str, kinds: Collection[TokenKind], *, by_cookie: bool) -> Principal | None:
+        row = await self._find(secret, kinds)
+        if row is None:
+            return None
+        await self._note_use(row.id)
+        kind = cast("TokenKind", row.kind)
+        return Principal(row.id, kind, row.name, frozenset(row.scopes), row.node_id, by_cookie)
+
+    async def _find(self, secret: str, kinds: Collection[TokenKind]) -> TokenRow | None:
+        statement = select(TokenRow).where(TokenRow.hash == keyed_hash(self._pepper, secret))
+        async with self._db.read() as session:
+            row = (await session.execute(statement)).scalar_one_or_none()
+        if row is None or row.kind not in kinds or not _valid(row, self._clock.now()):
+            return None
+        return row
+
+    async def _note_use(self, token_id: str) -> None:
+        now = self._clock.monotonic()
+        if now - self._noted.get(token_id, float("-inf")) < _LAST_USED_EVERY_S:
+            return
+        self._noted[token_id] = now
+        async with self._db.write() as tx:
+            statement = update(TokenRow).where(TokenRow.id == token_id).values(last_used_at=self._clock.now())
+            await tx.session.execute(statement)
+
+
+def _valid(row: TokenRow, now: datetime) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or now < row.expires_at)

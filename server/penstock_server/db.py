@@ -1,0 +1,96 @@
+"""The database: one engine, read sessions, and write transactions that remember what they changed.
+
+`write()` commits explicitly at its end, or rolls everything back; after the commit (never before) the
+effects that it gathered go to `on_commit`, which wakes pipelines and subscribers. On SQLite a write
+begins IMMEDIATE, so that a read followed by a write never fails half way with SQLITE_BUSY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from penstock_server.tables import EventRow
+
+BUSY_TIMEOUT_MS = 30_000
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a transaction changed: told to the rest of the server once it is committed."""
+
+    jobs: set[str] = field(default_factory=set)
+    nodes: set[str] = field(default_factory=set)
+    events: list[EventRow] = field(default_factory=list)
+    schedule: bool = False
+
+
+@dataclass(slots=True)
+class Tx:
+    """A write transaction. `session` is for statements; `effects` for what follows the commit."""
+
+    session: AsyncSession
+    effects: Effects = field(default_factory=Effects)
+
+
+class Database:
+    """An engine and its sessions. Closed by `close()`; usable from one event loop."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.is_sqlite = url.startswith("sqlite")
+        options: dict[str, Any] = {} if self.is_sqlite else {"pool_size": 10, "max_overflow": 10}
+        self.engine = create_async_engine(url, **options)
+        if self.is_sqlite:
+            event.listen(self.engine.sync_engine, "connect", _on_sqlite_connect)
+            event.listen(self.engine.sync_engine, "begin", _on_sqlite_begin)
+        writing = self.engine.execution_options(penstock_write=True)
+        self._read = async_sessionmaker(self.engine, expire_on_commit=False, autoflush=False)
+        self._write = async_sessionmaker(writing, expire_on_commit=False)
+        # One writer at a time in this process: SQLite would only make the second wait in its thread.
+        self._lock = asyncio.Lock()
+        self.on_commit: Callable[[Effects], None] = lambda effects: None
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncSession]:
+        """Open a session for reading; nothing is committed."""
+        async with self._read() as session:
+            yield session
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[Tx]:
+        """Open a write transaction; commit when the block ends, roll back when it raises."""
+        async with self._lock if self.is_sqlite else nullcontext(), self._write() as session:
+            tx = Tx(session)
+            yield tx
+            await session.commit()
+        self.on_commit(tx.effects)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self.engine.dispose()
+
+
+def _on_sqlite_connect(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver begins nothing by itself: `_on_sqlite_begin` does
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=NORMAL",
+        "foreign_keys=ON",
+        f"busy_timeout={BUSY_TIMEOUT_MS}",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("penstock_write", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,95 @@
+"""What every request passes, as pure ASGI: request id, security headers, body limits, counts."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import structlog
+from fastapi import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock import __version__
+from penstock_server.problems import response
+from penstock_server.runtime import Runtime
+from penstock_server.uuid7 import uuid7
+
+SNAPSHOT_PATH = "/api/v1/snapshots"
+_REQUEST_ID = re.compile(rb"^[A-Za-z0-9._-]{1,64}$")
+_SECURITY: tuple[tuple[bytes, bytes], ...] = (
+    (
+        b"content-security-policy",
+        b"default-src 'self'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        b"connect-src 'self' ws: wss:; worker-src 'self' blob:; object-src 'none'; base-uri 'none'; "
+        b"frame-ancestors 'none'; form-action 'self'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Envelope:
+    """The outermost layer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if _REQUEST_ID.match(given) else uuid7()
+        scope["penstock.request_id"] = request_id
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            if scope["type"] == "websocket":
+                await self._app(scope, receive, send)
+            else:
+                await self._http(scope, receive, send, request_id)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        status, started = 500, time.perf_counter()
+        runtime: Runtime = scope["app"].state.runtime
+        extra = [*_SECURITY, (b"x-request-id", request_id.encode()), (b"x-server-version", __version__.encode())]
+
+        async def on_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        limit = runtime.settings.max_body_bytes
+        if scope["path"] == SNAPSHOT_PATH:
+            limit = runtime.settings.max_snapshot_bytes
+        try:
+            await self._limited(scope, receive, on_send, limit)
+        finally:
+            route = getattr(scope.get("route"), "path", "(none)")
+            runtime.meters.requests.labels(scope["method"], route, str(status)).inc()
+            runtime.meters.request_s.labels(route).observe(time.perf_counter() - started)
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
+        detail = f"the body is larger than {limit} bytes"
+        length = dict(scope["headers"]).get(b"content-length", b"")
+        if length.isdigit() and int(length) > limit:
+            answer = response(HTTPConnection(scope), 413, "body_too_large", detail)
+            await answer(scope, receive, send)
+            return
+        taken = 0
+
+        async def on_receive() -> Message:
+            nonlocal taken
+            message = await receive()
+            if message["type"] == "http.request":
+                taken += len(message.get("body", b""))
+                if taken > limit:
+                    raise HTTPException(413, detail)  # the framework lets only its own kind through here
+            return message
+
+        await self._app(scope, on_receive, send)

@@ -1,0 +1,46 @@
+"""A background loop: run a step when woken or when its time has come; record what fails, and go on.
+
+A step that raises is logged and tried again after a pause; one bad row never ends a pipeline. Only
+cancellation ends the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+FAILURE_PAUSE_S = 1.0
+
+
+class Loop:
+    """One pipeline. `wake()` may be called from anywhere in the event loop, any number of times."""
+
+    def __init__(self, name: str, step: Callable[[], Awaitable[object]], *, every_s: float) -> None:
+        self.name, self._step, self._every_s = name, step, every_s
+        self._event = asyncio.Event()
+        self.failures = 0
+
+    def wake(self) -> None:
+        """Have the step run soon."""
+        self._event.set()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            self._event.clear()
+            try:
+                await self._step()
+            except Exception:  # a boundary: recorded and tried again
+                self.failures += 1
+                log.exception("pipeline step failed", pipeline=self.name)
+                await asyncio.sleep(FAILURE_PAUSE_S)
+                continue
+            try:
+                async with asyncio.timeout(self._every_s):
+                    await self._event.wait()
+            except TimeoutError:
+                continue

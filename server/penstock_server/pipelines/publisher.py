@@ -1,0 +1,79 @@
+"""After a commit: tell agents what is wanted of them now, and browsers what has changed. Newest state only."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+
+from penstock_server.db import Database, Effects
+from penstock_server.instruments import Instruments
+from penstock_server.services.nodes import desired
+from penstock_server.services.views import event_view, job_views, node_views
+from penstock_server.streams.agents import Agents
+from penstock_server.streams.hub import Hub
+from penstock_server.streams.live import Live
+from penstock_server.tables import EventRow, JobRow, NodeRow
+
+
+class Publisher:
+    """Gathers what changed, and sends each changed thing once, as it is when its turn comes."""
+
+    def __init__(self, database: Database, hub: Hub, live: Live, agents: Agents, meters: Instruments) -> None:
+        self._db, self._hub, self._live, self._agents, self._meters = database, hub, live, agents, meters
+        self._jobs: set[str] = set()
+        self._nodes: set[str] = set()
+        self._events: list[EventRow] = []
+
+    def mark(self, effects: Effects) -> None:
+        """Note what a transaction changed."""
+        self._jobs |= effects.jobs
+        self._nodes |= effects.nodes
+        self._events += effects.events
+
+    def mark_jobs(self, job_ids: set[str]) -> None:
+        """Note jobs whose figures changed."""
+        self._jobs |= job_ids
+
+    async def step(self) -> None:
+        """Send everything that was noted."""
+        jobs, self._jobs = self._jobs, set()
+        nodes, self._nodes = self._nodes, set()
+        events, self._events = self._events, []
+        for node_id in nodes:
+            await self.push_desired(node_id)
+        for event in events:
+            self._hub.publish_event(event.job_id, event_view(event).model_dump(mode="json", by_alias=True))
+        await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)})
+        if nodes and self._hub.lists_followed:
+            await self._publish_nodes()
+        if events:
+            await self._count()
+
+    async def push_desired(self, node_id: str) -> None:
+        """Send a node's whole wanted set to its agent, if it is connected."""
+        link = self._agents.get(node_id)
+        if link is not None:
+            replicas = await desired(self._db, node_id, without=link.missing)
+            link.outbox.put("desired", {"type": "desired", "replicas": replicas})
+
+    async def _publish_jobs(self, job_ids: set[str]) -> None:
+        if not job_ids:
+            return
+        async with self._db.read() as session:
+            rows = (await session.execute(select(JobRow).where(JobRow.id.in_(job_ids)))).scalars().all()
+            for view in await job_views(session, rows, self._live):
+                self._hub.publish_job(view.id, view.model_dump(mode="json"))
+
+    async def _publish_nodes(self) -> None:
+        async with self._db.read() as session:
+            rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
+            nodes = await node_views(session, rows)
+        self._hub.publish_nodes([node.model_dump(mode="json") for node in nodes])
+
+    async def _count(self) -> None:
+        self._meters.agents.set(len(self._agents.all()))
+        tables = ((JobRow.state, self._meters.jobs), (NodeRow.state, self._meters.nodes))
+        async with self._db.read() as session:
+            for column, gauge in tables:
+                gauge.clear()
+                for state, count in await session.execute(select(column, func.count()).group_by(column)):
+                    gauge.labels(state).set(count)

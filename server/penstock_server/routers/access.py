@@ -1,0 +1,117 @@
+"""Tokens, login codes and browser sessions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from sqlalchemy import select
+
+from penstock.errors import Bug
+from penstock_server.auth.origin import COOKIE, origin_allowed
+from penstock_server.auth.principal import authenticated, scoped, unauthenticated
+from penstock_server.auth.tokens import LOGIN_S, SESSION_S, Minted
+from penstock_server.problems import Problem
+from penstock_server.routers.deps import Asker, Server
+from penstock_server.schemas import api
+from penstock_server.tables import TokenRow
+
+router = APIRouter(prefix="/api/v1", tags=["access"])
+
+_BROWSER_SCOPES = ("read", "submit", "admin")
+
+
+@router.get("/me", operation_id="getMe")
+@authenticated
+async def get_me(asker: Asker) -> api.Me:
+    """Say who asks."""
+    return api.Me(name=asker.name, scopes=sorted(asker.scopes))
+
+
+@router.post("/tokens", status_code=201, operation_id="createToken")
+@scoped("admin")
+async def create_token(server: Server, body: api.TokenRequest) -> api.TokenMade:
+    """Make a token; its secret is in this answer and nowhere else."""
+    async with server.database.write() as tx:
+        minted = server.tokens.mint(tx, "user", body.name, body.scopes, expires_in_s=body.expires_in_s)
+    return api.TokenMade(**_fields(minted.row), token=minted.secret)
+
+
+@router.get("/tokens", operation_id="listTokens")
+@scoped("admin")
+async def list_tokens(server: Server) -> api.Items[api.Token]:
+    """List tokens of people and nodes, oldest first, without their secrets."""
+    statement = select(TokenRow).where(TokenRow.kind.in_(["user", "node"])).order_by(TokenRow.id)
+    async with server.database.read() as session:
+        rows = (await session.execute(statement)).scalars().all()
+    return api.Items(items=[api.Token(**_fields(row)) for row in rows])
+
+
+@router.delete("/tokens/{token_id}", status_code=204, operation_id="revokeToken")
+@scoped("admin")
+async def revoke_token(server: Server, token_id: str) -> None:
+    """Revoke a token for good."""
+    await server.tokens.revoke(token_id)
+
+
+@router.post("/join-tokens", status_code=201, operation_id="createJoinToken")
+@scoped("admin")
+async def create_join_token(server: Server, body: api.Expiry | None = None) -> api.OneTimeToken:
+    """Make a token with which one node can join."""
+    expires_in_s = (body or api.Expiry()).expires_in_s
+    async with server.database.write() as tx:
+        minted = server.tokens.mint(tx, "join", "join token", [], expires_in_s=expires_in_s)
+    return api.OneTimeToken(token=minted.secret, expires_at=_expiry(minted))
+
+
+@router.post("/login-codes", status_code=201, operation_id="createLoginCode")
+@scoped("admin")
+async def create_login_code(server: Server) -> api.LoginCode:
+    """Make a code that opens one browser session: `/login#code=<code>`."""
+    async with server.database.write() as tx:
+        minted = server.tokens.mint(tx, "login", "login code", [], expires_in_s=LOGIN_S)
+    return api.LoginCode(code=minted.secret, expires_at=_expiry(minted))
+
+
+@router.post("/session", status_code=204, operation_id="openSession")
+@unauthenticated  # the code in the body is what opens it, once
+async def open_session(server: Server, request: Request, response: Response, body: api.SessionRequest) -> None:
+    """Turn a login code into a session cookie."""
+    origin = request.headers.get("origin")
+    host, extra = request.headers.get("host"), server.settings.allowed_origins
+    if origin is not None and not origin_allowed(origin, scheme=request.url.scheme, host=host, extra=extra):
+        raise Problem(403, "foreign_origin", f"a page of {origin!r} may not log in here")
+    async with server.database.write() as tx:
+        if await server.tokens.take(tx, "login", body.code) is None:
+            raise Problem(
+                401,
+                "login_code_refused",
+                "the login code is unknown, expired or used",
+                hint="make a new one with `penstock login`",
+            )
+        minted = server.tokens.mint(tx, "session", "browser", _BROWSER_SCOPES, expires_in_s=SESSION_S)
+    response.set_cookie(
+        COOKIE,
+        minted.secret,
+        max_age=int(SESSION_S),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+
+
+@router.delete("/session", status_code=204, operation_id="closeSession")
+@authenticated
+async def close_session(server: Server, asker: Asker, response: Response) -> None:
+    """End the session of this cookie."""
+    if asker.kind == "session":
+        await server.tokens.revoke(asker.token_id)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+
+
+def _expiry(minted: Minted) -> api.Timestamp:
+    if minted.row.expires_at is None:
+        raise Bug("a one-time token was made without an expiry: report it")
+    return minted.row.expires_at
+
+
+def _fields(row: TokenRow) -> dict[str, object]:
+    return {name: getattr(row, name) for name in api.Token.model_fields}

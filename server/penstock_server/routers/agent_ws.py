@@ -1,0 +1,129 @@
+"""The agent's websocket: a thin shell between messages and services."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+
+import structlog
+from fastapi import APIRouter, WebSocket
+
+from penstock.errors import PeerError
+from penstock_server.auth.guard import principal_of
+from penstock_server.auth.principal import scoped
+from penstock_server.routers.deps import runtime_of
+from penstock_server.runtime import Runtime
+from penstock_server.schemas import wire
+from penstock_server.services.reports import StaleEpoch
+from penstock_server.streams.agents import AgentLink
+from penstock_server.streams.ingest import Sender
+from penstock_server.streams.socket import close, converse, receive, send_outbox
+
+router = APIRouter(prefix="/api/v1")
+log = structlog.get_logger(__name__)
+
+HELLO_DEADLINE_S = 10.0
+
+
+@router.websocket("/agent")
+@scoped("agent")
+async def agent(socket: WebSocket) -> None:
+    """Serve one agent's connection until it ends."""
+    runtime = runtime_of(socket)
+    node_id = principal_of(socket).node_id
+    assert node_id is not None  # scope agent is given to node tokens only
+    await socket.accept()
+    with structlog.contextvars.bound_contextvars(node=node_id):
+        link = AgentLink(node_id, runtime.clock.monotonic())
+        try:
+            await converse(socket, _read(socket, runtime, link), send_outbox(socket, link.outbox))
+        finally:
+            runtime.agents.disconnect(link)
+            await close(socket, 1000, "")
+            log.info("agent disconnected")
+
+
+async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
+    async with asyncio.timeout(HELLO_DEADLINE_S):
+        first = await receive(socket)
+    if first is None:
+        return
+    hello = wire.parse(wire.AGENT, first) if isinstance(first, str) else None
+    if not isinstance(hello, wire.AgentHello):
+        raise PeerError("the first message of an agent has to be hello")
+    await _welcome(runtime, link, hello)
+    sender = Sender(node_id=link.node_id)
+    while (message := await receive(socket)) is not None:
+        if isinstance(message, bytes):
+            await _frame(runtime, sender, message)
+        else:
+            await _message(runtime, link, wire.parse(wire.AGENT, message))
+
+
+async def _welcome(runtime: Runtime, link: AgentLink, hello: wire.AgentHello) -> None:
+    runtime.agents.connect(link)
+    link.missing = await runtime.reports.hello(link.node_id, hello)
+    runtime.leases.connected(link.node_id)
+    offsets = await runtime.log_offsets(link.node_id)
+    settings = runtime.settings
+    link.outbox.put(
+        "welcome",
+        {
+            "type": "welcome",
+            "node_id": link.node_id,
+            "lease_ttl_s": settings.lease_ttl_s,
+            "grace_s": settings.grace_s,
+            "log_offsets": offsets,
+        },
+    )
+    await runtime.publisher.push_desired(link.node_id)
+    log.info("agent connected", version=hello.version, replicas=len(hello.replicas), missing=len(link.missing))
+
+
+async def _frame(runtime: Runtime, sender: Sender, data: bytes) -> None:
+    try:
+        await runtime.ingest.take(sender, data)
+    except PeerError as error:  # one bad frame of one trainer must not cut its whole node off
+        runtime.meters.refused.labels("bad_frame").inc()
+        log.warning("frame refused", error=str(error))
+
+
+async def _message(runtime: Runtime, link: AgentLink, message: wire.AgentMessage) -> None:
+    match message:
+        case wire.AgentBeat():
+            runtime.leases.beat(link.node_id)
+            link.outbox.put("lease", {"type": "lease", "ttl_s": runtime.settings.lease_ttl_s})
+        case wire.ReplicaReport():
+            await _report(runtime, link, message)
+        case wire.AgentLog():
+            await _log(runtime, link, message)
+        case wire.AgentHello():
+            raise PeerError("hello came twice on one connection")
+
+
+async def _report(runtime: Runtime, link: AgentLink, message: wire.ReplicaReport) -> None:
+    link.missing.discard(message.replica_id)
+    try:
+        await runtime.reports.report(link.node_id, message)
+    except StaleEpoch as error:
+        runtime.meters.refused.labels("stale_epoch").inc()
+        log.warning("report refused", error=str(error))
+        await runtime.publisher.push_desired(link.node_id)  # so that the agent ends what is over
+    except PeerError as error:
+        runtime.meters.refused.labels("foreign_replica").inc()
+        log.warning("report refused", error=str(error))
+
+
+async def _log(runtime: Runtime, link: AgentLink, message: wire.AgentLog) -> None:
+    job_id = await runtime.job_of_replica(link.node_id, message.replica_id, message.epoch)
+    if job_id is None:
+        runtime.meters.refused.labels("foreign_log").inc()
+        return
+    try:
+        content = base64.b64decode(message.text_b64, validate=True)
+    except binascii.Error as error:
+        raise PeerError(f"text_b64 of a log message is no base64: {error}") from error
+    offset = runtime.ingest.take_log(job_id, message.replica_id, message.offset, content)
+    key = f"ack:{message.replica_id}"
+    link.outbox.put(key, {"type": "ack", "replica_id": message.replica_id, "log_offset": offset})

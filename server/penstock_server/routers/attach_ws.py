@@ -1,0 +1,76 @@
+"""The websocket of a process that a person started by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, WebSocket
+
+from penstock.errors import PeerError
+from penstock.protocol.frames import Kind, decode_header
+from penstock_server.auth.principal import scoped
+from penstock_server.routers.deps import runtime_of
+from penstock_server.runtime import Runtime
+from penstock_server.schemas import wire
+from penstock_server.services.attach import Registered
+from penstock_server.streams.ingest import Sender
+from penstock_server.streams.outbox import Outbox
+from penstock_server.streams.socket import close, converse, receive, send_outbox
+
+router = APIRouter(prefix="/api/v1")
+
+REGISTER_DEADLINE_S = 10.0
+
+
+@router.websocket("/attach")
+@scoped("attach")
+async def attach(socket: WebSocket) -> None:
+    """Serve one attached process until its connection ends."""
+    runtime = runtime_of(socket)
+    await socket.accept()
+    outbox = Outbox()
+    try:
+        await converse(socket, _read(socket, runtime, outbox), send_outbox(socket, outbox))
+    finally:
+        await close(socket, 1000, "")
+
+
+async def _read(socket: WebSocket, runtime: Runtime, outbox: Outbox) -> None:
+    async with asyncio.timeout(REGISTER_DEADLINE_S):
+        first = await receive(socket)
+    if first is None:
+        return
+    register = wire.parse(wire.ATTACH, first) if isinstance(first, str) else None
+    if not isinstance(register, wire.Register):
+        raise PeerError("the first message of an attached process has to be register")
+    registered = await runtime.attach.register(register)
+    try:
+        await _serve(socket, runtime, outbox, registered)
+    finally:
+        runtime.attach.disconnected(registered.replica_id)
+
+
+async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered: Registered) -> None:
+    outbox.put(
+        "registered",
+        {
+            "type": "registered",
+            "job_id": registered.job_id,
+            "replica_id": registered.replica_id,
+            "stream": registered.stream,
+            "epoch": registered.epoch,
+            "lease_ttl_s": runtime.settings.lease_ttl_s,
+        },
+    )
+    sender = Sender(replica_id=registered.replica_id)
+    while (message := await receive(socket)) is not None:
+        if isinstance(message, bytes):
+            await runtime.ingest.take(sender, message)
+            runtime.attach.beat(registered.replica_id)
+            header = decode_header(message)
+            if header.kind is Kind.GOODBYE and header.stream == registered.stream:
+                await runtime.attach.goodbye(registered.replica_id)
+        elif not isinstance(wire.parse(wire.ATTACH, message), wire.AttachBeat):
+            raise PeerError("register came twice on one connection")
+        else:
+            runtime.attach.beat(registered.replica_id)

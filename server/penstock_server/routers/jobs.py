@@ -1,0 +1,170 @@
+"""Jobs: submit, look at, cancel; their events, logs, metrics, graphs and frames."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+
+from penstock.protocol.frames import Kind
+from penstock.protocol.jobspec import Role
+from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
+from penstock_server.auth.principal import scoped
+from penstock_server.problems import NotFound, Problem
+from penstock_server.routers.deps import Asker, PageSize, PageToken, Server
+from penstock_server.schemas import api
+from penstock_server.services.pages import DEFAULT_SIZE
+
+router = APIRouter(prefix="/api/v1", tags=["jobs"])
+
+MAX_LOG_BYTES = 1 << 20
+MAX_FRAMES_BYTES = 16 << 20
+FRAMES = "application/vnd.penstock.frames"
+
+
+@router.post("/jobs", status_code=201, operation_id="submitJob")
+@scoped("submit")
+async def submit_job(
+    server: Server,
+    asker: Asker,
+    body: api.Submission,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> api.Job:
+    """Queue a job."""
+    return await server.jobs.submit(body.spec, asker, idempotency_key)
+
+
+@router.get("/jobs", operation_id="listJobs")
+@scoped("read")
+async def list_jobs(
+    server: Server,
+    state: JobState | None = None,
+    name: str | None = None,
+    page_size: PageSize = DEFAULT_SIZE,
+    page_token: PageToken = None,
+) -> api.Page[api.Job]:
+    """List jobs, newest first."""
+    return await server.jobs.page(state=state, name=name, size=page_size, token=page_token)
+
+
+@router.get("/jobs/{job_id}", operation_id="getJob")
+@scoped("read")
+async def get_job(server: Server, job_id: str) -> api.Job:
+    """Return one job."""
+    return await server.jobs.get(job_id)
+
+
+@router.post("/jobs/{job_id}:cancel", status_code=202, operation_id="cancelJob")
+@scoped("submit")
+async def cancel_job(server: Server, asker: Asker, job_id: str) -> api.Job:
+    """Stop a job; one that has ended stays as it is."""
+    return await server.jobs.cancel(job_id, asker)
+
+
+@router.get("/jobs/{job_id}/events", operation_id="listJobEvents")
+@scoped("read")
+async def list_job_events(
+    server: Server, job_id: str, page_size: PageSize = DEFAULT_SIZE, page_token: PageToken = None
+) -> api.Page[api.Event]:
+    """List a job's changes of state, oldest first."""
+    return await server.jobs.events(job_id, size=page_size, token=page_token)
+
+
+@router.get("/jobs/{job_id}/logs", operation_id="readJobLog")
+@scoped("read")
+async def read_job_log(
+    server: Server,
+    job_id: str,
+    replica_id: str | None = None,
+    offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=4, le=MAX_LOG_BYTES)] = 64 << 10,
+) -> api.LogChunk:
+    """Return a piece of a replica's log; without `replica_id`, of trainer 0 of the newest attempt."""
+    replica = await server.jobs.replica_of(job_id, replica_id)
+    piece = server.logs.read(job_id, replica.id, offset, limit)
+    ended = ReplicaState(replica.state) in TERMINAL_REPLICA
+    return api.LogChunk(
+        replica_id=replica.id,
+        offset=offset,
+        next_offset=piece.next_offset,
+        text=piece.text,
+        eof=ended and piece.next_offset >= server.logs.size(job_id, replica.id),
+    )
+
+
+@router.get("/jobs/{job_id}/metrics", operation_id="readJobMetrics")
+@scoped("read")
+async def read_job_metrics(
+    server: Server,
+    job_id: str,
+    names: Annotated[str | None, Query(description="comma-separated; default: all series")] = None,
+    max_points: Annotated[int, Query(ge=4, le=100_000)] = 2000,
+) -> api.Metrics:
+    """Return a job's series, thinned so that extremes stay."""
+    wanted = None if names is None else [name for name in names.split(",") if name]
+    return api.Metrics(series=await server.storage.metrics(job_id, wanted, max_points))
+
+
+@router.get("/jobs/{job_id}/graphs", operation_id="listJobGraphs")
+@scoped("read")
+async def list_job_graphs(server: Server, job_id: str) -> api.Items[api.GraphUse]:
+    """List the graphs that a job used."""
+    return api.Items(items=await server.storage.graphs(job_id))
+
+
+@router.get(
+    "/jobs/{job_id}/frames",
+    operation_id="readJobFrames",
+    response_class=Response,
+    responses={200: {"content": {FRAMES: {"schema": {"type": "string", "format": "binary"}}}}},
+)
+@scoped("read")
+async def read_job_frames(
+    server: Server,
+    job_id: str,
+    stream: Annotated[int | None, Query(ge=0)] = None,
+    kinds: Annotated[str, Query(description="comma-separated numbers of frame kinds")] = "3,4,6,7",
+    after_seq: Annotated[int | None, Query(ge=0)] = None,
+    limit_bytes: Annotated[int, Query(ge=1, le=MAX_FRAMES_BYTES)] = 4 << 20,
+) -> Response:
+    """Return recorded telemetry frames, oldest kept first, each preceded by its length (u32, little-endian)."""
+    await server.jobs.get(job_id)
+    content = await server.recorder.read(
+        job_id, stream=stream, kinds=_kinds(kinds), after_seq=after_seq, limit_bytes=limit_bytes
+    )
+    return Response(content, media_type=FRAMES)
+
+
+def _kinds(text: str) -> frozenset[Kind]:
+    try:
+        return frozenset(Kind(int(part)) for part in text.split(",") if part)
+    except ValueError as error:
+        known = ", ".join(f"{kind.value} {kind.name}" for kind in Kind)
+        raise Problem(422, "invalid_request", f"kinds is {text[:80]!r}; expected some of: {known}") from error
+
+
+replicas = APIRouter(prefix="/api/v1", tags=["replicas"])
+
+
+@replicas.get("/replicas", operation_id="listReplicas")
+@scoped("read")
+async def list_replicas(
+    server: Server,
+    role: Role | None = None,
+    job_id: str | None = None,
+    page_size: PageSize = DEFAULT_SIZE,
+    page_token: PageToken = None,
+) -> api.Page[api.Replica]:
+    """List registered trainers and pservers of all attempts, newest first."""
+    return await server.jobs.replicas(role=role, job_id=job_id, size=page_size, token=page_token)
+
+
+@replicas.get("/graphs/{graph_hash}", operation_id="getGraph", tags=["graphs"], response_class=Response)
+@scoped("read")
+async def get_graph(server: Server, graph_hash: str) -> Response:
+    """Return a graph document. It never changes."""
+    if len(graph_hash) != 64:
+        raise NotFound("graph", graph_hash[:80])
+    text = await server.storage.graph(graph_hash)
+    headers = {"Cache-Control": "private, max-age=31536000, immutable"}
+    return Response(text, media_type="application/json", headers=headers)

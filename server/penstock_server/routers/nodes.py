@@ -1,0 +1,78 @@
+"""Nodes and snapshots: what agents use, and what an administrator does with nodes."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import FileResponse
+
+from penstock_server.auth.principal import scoped, unauthenticated
+from penstock_server.problems import NotFound
+from penstock_server.routers.deps import Server
+from penstock_server.schemas import api
+
+router = APIRouter(prefix="/api/v1", tags=["nodes"])
+
+
+@router.get("/nodes", operation_id="listNodes")
+@scoped("read")
+async def list_nodes(server: Server) -> api.Page[api.Node]:
+    """List all nodes."""
+    return api.Page(items=await server.nodes.page())
+
+
+@router.post("/nodes", status_code=201, operation_id="joinNode")
+@unauthenticated  # the join token in the body is what opens it, once
+async def join_node(server: Server, body: api.NodeJoin) -> api.NodeJoined:
+    """Turn a join token into a node's identity."""
+    return await server.nodes.join(body)
+
+
+@router.post("/nodes/{node_id}:cordon", status_code=202, operation_id="cordonNode")
+@scoped("admin")
+async def cordon_node(server: Server, node_id: str) -> api.Node:
+    """Place nothing more on a node."""
+    return await server.nodes.want(node_id, "cordon")
+
+
+@router.post("/nodes/{node_id}:uncordon", status_code=202, operation_id="uncordonNode")
+@scoped("admin")
+async def uncordon_node(server: Server, node_id: str) -> api.Node:
+    """Use a node again."""
+    return await server.nodes.want(node_id, "run")
+
+
+@router.post("/nodes/{node_id}:drain", status_code=202, operation_id="drainNode")
+@scoped("admin")
+async def drain_node(server: Server, node_id: str) -> api.Node:
+    """Place nothing more on a node, and call it drained once what runs there has ended."""
+    return await server.nodes.want(node_id, "drain")
+
+
+snapshots = APIRouter(prefix="/api/v1", tags=["snapshots"])
+
+
+@snapshots.post(
+    "/snapshots",
+    status_code=201,
+    operation_id="uploadSnapshot",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+)
+@scoped("submit")
+async def upload_snapshot(server: Server, request: Request) -> api.Snapshot:
+    """Store the tar.gz of a workdir under its SHA-256."""
+    return await server.storage.save_snapshot(request.stream())
+
+
+@snapshots.get("/snapshots/{sha256}", operation_id="downloadSnapshot", response_class=FileResponse)
+@scoped("agent", "read")
+async def download_snapshot(server: Server, sha256: str) -> FileResponse:
+    """Return the tar.gz of a workdir."""
+    path = await server.storage.snapshot(sha256)
+    if not path.is_file():
+        raise NotFound("snapshot", sha256)
+    return FileResponse(path, media_type="application/gzip")

@@ -1,0 +1,50 @@
+"""What operators and their tools ask: health, metrics, the API's own description."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import generate_latest
+from sqlalchemy import text
+
+from penstock_server.auth.principal import scoped, unauthenticated
+from penstock_server.problems import Problem
+from penstock_server.routers.deps import Server
+from penstock_server.schemas import api
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/healthz", operation_id="getHealth")
+@unauthenticated
+async def get_health() -> api.Health:
+    """The process lives."""
+    return api.Health()
+
+
+@router.get("/readyz", operation_id="getReadiness")
+@unauthenticated
+async def get_readiness(server: Server) -> api.Health:
+    """The server can do its work: the database answers."""
+    try:
+        async with server.database.read() as session:
+            await session.execute(text("SELECT 1"))
+    except Exception as error:  # whatever the driver raises, the answer is the same
+        raise Problem(503, "database_away", f"the database does not answer: {type(error).__name__}") from error
+    return api.Health()
+
+
+@router.get("/metrics", operation_id="getServerMetrics", response_class=Response)
+@scoped("read")
+async def get_server_metrics(server: Server) -> Response:
+    """Prometheus metrics of the server."""
+    return Response(generate_latest(server.meters.registry), media_type="text/plain; version=0.0.4")
+
+
+@router.get("/openapi.json", operation_id="getOpenApi", include_in_schema=False)
+@scoped("read")
+async def get_openapi(request: Request) -> dict[str, Any]:
+    """The description of this API."""
+    described: dict[str, Any] = request.app.openapi()
+    return described

@@ -1,0 +1,125 @@
+"""The browser's websocket: subscriptions in, snapshots and deltas out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, WebSocket
+
+from penstock.errors import PeerError
+from penstock.protocol.frames import Kind
+from penstock.protocol.states import TERMINAL_JOB
+from penstock_server.auth.principal import scoped
+from penstock_server.routers.deps import runtime_of
+from penstock_server.runtime import Runtime
+from penstock_server.schemas import wire
+from penstock_server.streams.browser import MAX_REPLAY_BYTES, Browser, SlowBrowser, replay
+from penstock_server.streams.hub import SHOWN, Subscription
+from penstock_server.streams.queue import SLOW, BrowserQueue, LogWish
+from penstock_server.streams.socket import close, converse, receive
+
+router = APIRouter(prefix="/api/v1")
+
+LISTED_JOBS = 200
+SNAPSHOT_POINTS = 2000
+
+
+@router.websocket("/stream")
+@scoped("read")
+async def stream(socket: WebSocket) -> None:
+    """Serve one browser until it leaves or is too slow."""
+    runtime = runtime_of(socket)
+    await socket.accept()
+    wake = asyncio.Event()
+    settings = runtime.settings
+    queue = BrowserQueue(
+        settings.browser_high_water_bytes,
+        settings.browser_limit_bytes,
+        settings.browser_slow_s,
+        runtime.clock.monotonic,
+        wake.set,
+    )
+    browser = Browser(socket, queue, wake, hub=runtime.hub, logs=runtime.logs)
+    runtime.meters.browsers.inc()
+    try:
+        await converse(socket, _read(socket, runtime, browser, queue), browser.run(runtime.meters))
+    except* SlowBrowser:
+        await close(socket, SLOW, "this browser is too slow; subscribe again to go on from storage")
+    finally:
+        browser.close()
+        runtime.meters.browsers.dec()
+        await close(socket, 1000, "")
+
+
+async def _read(socket: WebSocket, runtime: Runtime, browser: Browser, queue: BrowserQueue) -> None:
+    while (text := await receive(socket)) is not None:
+        if isinstance(text, bytes):
+            raise PeerError("a browser sends text messages only")
+        message: wire.BrowserMessage = wire.parse(wire.BROWSER, text)
+        match message:
+            case wire.SubscribeJobs():
+                await _follow_jobs(runtime, browser, queue, message.id)
+            case wire.SubscribeJob():
+                await _follow_job(runtime, browser, queue, message)
+            case wire.Unsubscribe():
+                browser.unsubscribe(message.id)
+            case wire.Credit():
+                continue  # the transport's back-pressure already says how far the browser is
+
+
+async def _follow_jobs(runtime: Runtime, browser: Browser, queue: BrowserQueue, number: int) -> None:
+    browser.subscribe(number, None, frozenset({"state"}), {})
+    jobs = await runtime.jobs.newest(LISTED_JOBS)
+    nodes = await runtime.nodes.page()
+    queue.put_state(
+        f"snapshot:{number}",
+        {
+            "type": "snapshot",
+            "id": number,
+            "jobs": [job.model_dump(mode="json") for job in jobs],
+            "nodes": [node.model_dump(mode="json") for node in nodes],
+        },
+    )
+
+
+async def _follow_job(runtime: Runtime, browser: Browser, queue: BrowserQueue, message: wire.SubscribeJob) -> None:
+    await runtime.jobs.get(message.job_id)  # raises NotFound before anything is subscribed
+    async with runtime.metrics.lock:  # no flush between the stored points and the first delta
+        subscription = browser.subscribe(message.id, message.job_id, frozenset(message.parts), message.log_offsets)
+        series = await runtime.storage.metrics(message.job_id, None, SNAPSHOT_POINTS)
+    job = await runtime.jobs.get(message.job_id)
+    nodes = await runtime.nodes.page()
+    snapshot: dict[str, Any] = {
+        "type": "snapshot",
+        "id": message.id,
+        "job": job.model_dump(mode="json"),
+        "metrics": {name: one.model_dump() for name, one in series.items()},
+        "graphs": await runtime.storage.current_graphs(message.job_id),
+        "nodes": [node.model_dump(mode="json") for node in nodes],
+    }
+    queue.put_state(f"snapshot:{message.id}", snapshot)
+    await _catch_up(runtime, subscription, over=job.state in TERMINAL_JOB)
+
+
+async def _catch_up(runtime: Runtime, subscription: Subscription, *, over: bool) -> None:
+    """Queue what happened before: the rest of the logs, and the newest frames (of a job that is over: its last)."""
+    assert subscription.job_id is not None  # only jobs have a past
+    replicas = await runtime.jobs.streams(subscription.job_id)
+    frames: list[bytes] = []
+    if over and {"ops", "sync"} & subscription.parts:
+        frames = await runtime.recorder.last(subscription.job_id, _wanted(subscription), MAX_REPLAY_BYTES)
+    # From here on nothing waits, so that no live frame overtakes an older one.
+    replay(subscription, frames, {row.stream: row.id for row in replicas})
+    if not over:
+        runtime.hub.replay_recent(subscription)
+    subscription.ready = True
+    if "logs" in subscription.parts:
+        for row in replicas:
+            offset = subscription.log_offsets.get(row.id, 0)
+            subscription.queue.put_log(LogWish(subscription.id, subscription.job_id, row.id, offset))
+
+
+def _wanted(subscription: Subscription) -> frozenset[Kind]:
+    ops = SHOWN - {Kind.SYNC} if "ops" in subscription.parts else frozenset()
+    return ops | (frozenset({Kind.SYNC}) if "sync" in subscription.parts else frozenset())

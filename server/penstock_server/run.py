@@ -1,0 +1,106 @@
+"""Serve: bind, open the runtime, run uvicorn until a signal, close everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import structlog
+import uvicorn
+
+from penstock.errors import PenstockError, Unavailable
+from penstock.protocol.frames import MAX_FRAME_BYTES
+from penstock_server.app import app_of
+from penstock_server.logsetup import configure_logging
+from penstock_server.runtime import open_runtime
+from penstock_server.settings import Settings
+from penstock_server.statedir import write_address
+
+EXIT_OK, EXIT_UNAVAILABLE = 0, 6
+_STOP_S = 5
+
+log = structlog.get_logger(__name__)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code. A cause that a person can mend is one line on stderr."""
+    configure_logging(settings)
+    try:
+        with _bound(settings) as listener:
+            asyncio.run(_serve(settings, listener))
+    except PenstockError as error:
+        print(f"penstock server: {error}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    return EXIT_OK
+
+
+@contextmanager
+def _bound(settings: Settings) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, settings.port))
+        except (OSError, OverflowError) as error:
+            raise _cannot_listen(settings, error) from error
+        yield listener
+
+
+def _cannot_listen(settings: Settings, error: Exception) -> Unavailable:
+    where = f"{settings.host}:{settings.port}"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return Unavailable(
+            f"cannot listen on {where}: the port is in use. Stop what listens there (`ss -ltnp` names it), "
+            "or choose another port with --port (0: any free one)."
+        )
+    return Unavailable(f"cannot listen on {where}: {error}. Choose another address with --host and --port.")
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
+    async with open_runtime(settings) as runtime:
+        config = uvicorn.Config(
+            app_of(runtime),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws_per_message_deflate=False,
+            ws_max_size=MAX_FRAME_BYTES + (1 << 20),
+            timeout_graceful_shutdown=_STOP_S,
+        )
+        server = _Server(config)
+        host, port = listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        write_address(settings.state_dir, url)
+        log.info("server listens", url=url, state_dir=str(settings.state_dir))
+        _stop_on_signals(server)
+        await server.serve(sockets=[listener])
+    log.info("server stopped")
+
+
+def _stop_on_signals(server: uvicorn.Server) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def stop() -> None:
+        if server.should_exit:
+            server.force_exit = True  # asked twice: do not wait for connections
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn raises a signal again once it has stopped, which would kill us before the runtime is closed."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield

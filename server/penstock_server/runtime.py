@@ -1,0 +1,166 @@
+"""Everything that a running server has, put together once. Opened before the first request, closed after the last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from penstock.protocol.states import TERMINAL_JOB
+from penstock_server.auth.tokens import Tokens
+from penstock_server.clock import Clock, SystemClock
+from penstock_server.db import Database, Effects
+from penstock_server.instruments import Instruments
+from penstock_server.migrate import upgrade
+from penstock_server.pipelines.leases import LeaseWatch
+from penstock_server.pipelines.loop import Loop
+from penstock_server.pipelines.publisher import Publisher
+from penstock_server.services.attach import Attach
+from penstock_server.services.jobs import Jobs
+from penstock_server.services.leases import Leases
+from penstock_server.services.nodes import Nodes
+from penstock_server.services.reports import Reports
+from penstock_server.services.scheduling import Scheduling
+from penstock_server.services.storage import Storage
+from penstock_server.services.telemetry import Telemetry
+from penstock_server.settings import Settings
+from penstock_server.statedir import locked
+from penstock_server.streams.agents import Agents
+from penstock_server.streams.hub import Hub
+from penstock_server.streams.ingest import Ingest
+from penstock_server.streams.live import Live
+from penstock_server.streams.logstore import LogStore
+from penstock_server.streams.metricswriter import MetricsWriter
+from penstock_server.streams.recorder import Recorder
+
+SCHEDULE_EVERY_S = 5.0
+PUBLISH_EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class Runtime:
+    """The parts of one server, for routers."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    meters: Instruments
+    tokens: Tokens
+    jobs: Jobs
+    nodes: Nodes
+    reports: Reports
+    attach: Attach
+    storage: Storage
+    agents: Agents
+    hub: Hub
+    ingest: Ingest
+    logs: LogStore
+    recorder: Recorder
+    metrics: MetricsWriter
+    leases: LeaseWatch
+    publisher: Publisher
+    scheduling: Scheduling
+    loops: list[Loop]
+
+    async def log_offsets(self, node_id: str) -> dict[str, int]:
+        """Return how much of each log is stored, for the replicas on a node that may still send some."""
+        rows = await self.reports.recent_on(node_id)
+        return {replica_id: self.logs.size(job_id, replica_id) for replica_id, job_id in rows}
+
+    async def job_of_replica(self, node_id: str, replica_id: str, epoch: int) -> str | None:
+        """Return the job of a replica, if it is of this node and epoch."""
+        return await self.reports.job_of(node_id, replica_id, epoch)
+
+
+@asynccontextmanager
+async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Runtime]:
+    """Lock the state folder, migrate, start the pipelines; undo all of it at the end.
+
+    Raises Unavailable if another server holds the folder.
+    """
+    with locked(settings.state_dir):
+        database = Database(settings.url)
+        try:
+            await upgrade(database)
+            runtime = _build(settings, clock or SystemClock(), database)
+            await runtime.tokens.ensure_admin()
+            async with _running(runtime):
+                yield runtime
+            await runtime.metrics.flush()
+        finally:
+            await database.close()
+
+
+@asynccontextmanager
+async def _running(runtime: Runtime) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(loop.run(), name=loop.name) for loop in runtime.loops]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            runtime.recorder.close()
+
+
+def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
+    jobs_dir = settings.state_dir / "jobs"
+    meters, hub, live, agents = Instruments(), Hub(), Live(), Agents()
+    logs = LogStore(jobs_dir, quota_bytes=settings.log_quota_bytes)
+    recorder = Recorder(jobs_dir, segment_bytes=settings.segment_bytes, quota_bytes=settings.segment_quota_bytes)
+    tokens = Tokens(database, clock, settings.state_dir)
+    grace_s = settings.grace_s
+    jobs = Jobs(database, clock, live, logs.tail, grace_s=grace_s)
+    nodes = Nodes(database, clock, tokens)
+    reports = Reports(database, clock, nodes, logs.tail, grace_s=grace_s, stop_patience_s=settings.stop_patience_s)
+    attach = Attach(database, clock, Leases(settings.lease_ttl_s, grace_s), logs.tail, grace_s=grace_s)
+    metrics = MetricsWriter(database, hub, live, meters)
+    telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub)
+    ingest = Ingest(telemetry.find, telemetry.on_frame, hub=hub, recorder=recorder, logs=logs, meters=meters)
+    leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
+    publisher = Publisher(database, hub, live, agents, meters)
+    scheduling = Scheduling(database, clock)
+    runtime = Runtime(
+        settings, clock, database, meters, tokens, jobs, nodes, reports, attach,
+        Storage(database, clock, settings.state_dir / "snapshots"),
+        agents, hub, ingest, logs, recorder, metrics, leases, publisher, scheduling, [],
+    )  # fmt: skip
+    _wire(runtime, live)
+    return runtime
+
+
+def _wire(runtime: Runtime, live: Live) -> None:
+    """Connect commits to the pipelines that follow from them."""
+    publisher = Loop("publisher", runtime.publisher.step, every_s=PUBLISH_EVERY_S)
+    scheduler = Loop("scheduler", runtime.scheduling.run, every_s=SCHEDULE_EVERY_S)
+
+    async def flush() -> None:
+        changed = await runtime.metrics.flush()
+        if changed:
+            runtime.publisher.mark_jobs(changed)
+            publisher.wake()
+
+    async def watch() -> None:
+        await runtime.leases.step()
+        await runtime.attach.step()
+
+    def on_commit(effects: Effects) -> None:
+        for job_id in effects.jobs:
+            runtime.ingest.forget_job(job_id)
+        for event in effects.events:
+            if event.kind == "job" and event.to_state in TERMINAL_JOB:
+                runtime.hub.drop(event.subject)
+                runtime.recorder.release(event.subject)
+        runtime.publisher.mark(effects)
+        publisher.wake()
+        if effects.schedule:
+            scheduler.wake()
+
+    runtime.database.on_commit = on_commit
+    runtime.loops = [
+        publisher,
+        scheduler,
+        Loop("metrics", flush, every_s=runtime.settings.metrics_flush_s),
+        Loop("leases", watch, every_s=runtime.settings.tick_s),
+    ]

@@ -1,0 +1,261 @@
+"""What the REST API takes and gives. OpenAPI, and with it the TypeScript types, comes from here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+
+from penstock.protocol.jobspec import JobSpec, Role
+from penstock.protocol.states import JobState, NodeState, ReplicaState
+
+
+def iso(value: datetime) -> str:
+    """Return ISO 8601 in UTC with microseconds."""
+    return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+Timestamp = Annotated[datetime, PlainSerializer(iso, return_type=str), Field(json_schema_extra={"format": "date-time"})]
+T = TypeVar("T")
+
+
+class Answer(BaseModel):
+    """Base of what the server gives."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Request(BaseModel):
+    """Base of what the server takes: a field that it does not know is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Page(Answer, Generic[T]):
+    """One page of a list. `next_page_token`: null on the last page."""
+
+    items: list[T]
+    next_page_token: str | None = None
+
+
+class Progress(Answer):
+    """How far a job says it is."""
+
+    done: float
+    total: float
+    unit: str = ""
+
+
+class Replica(Answer):
+    """One process of a job: trainer or pserver."""
+
+    id: str
+    job_id: str
+    attempt: int
+    epoch: int
+    role: Role
+    index: int
+    state: ReplicaState
+    node_id: str | None
+    host: str
+    pid: int | None
+    endpoint: str | None
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    stream: int
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
+    graph_hash: str | None
+
+
+class Job(Answer):
+    """A job, with the replicas of its current attempt."""
+
+    id: str
+    name: str
+    kind: Literal["managed", "attached"]
+    state: JobState
+    reason: str
+    reason_detail: str
+    spec: JobSpec
+    epoch: int
+    attempt: int
+    created_at: Timestamp
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
+    progress: Progress | None
+    eta_s: float | None
+    latest: dict[str, float]
+    why: str
+    replicas: list[Replica]
+    version: int
+
+
+class Submission(Request):
+    """A job to run."""
+
+    spec: JobSpec
+
+
+class Event(Answer):
+    """One change of state."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+    id: str
+    at: Timestamp
+    kind: Literal["job", "replica", "node"]
+    subject: str
+    from_: str | None = Field(alias="from")
+    to: str
+    reason: str
+    detail: str
+
+
+class LogChunk(Answer):
+    """A piece of a replica's log, by byte offset. `eof`: the replica ended and this reaches its end."""
+
+    replica_id: str
+    offset: int
+    next_offset: int
+    text: str
+    eof: bool
+
+
+class Series(Answer):
+    """Points of one series, by time."""
+
+    step: list[int]
+    time_ns: list[int]
+    value: list[float]
+
+
+class Metrics(Answer):
+    """Series by name."""
+
+    series: dict[str, Series]
+
+
+class GraphUse(Answer):
+    """That a replica of a job used a graph."""
+
+    hash: str
+    program: str
+    first_seen_at: Timestamp
+    replica_id: str
+
+
+class Items(Answer, Generic[T]):
+    """A list that is never paged."""
+
+    items: list[T]
+
+
+class Node(Answer):
+    """A machine whose agent joined."""
+
+    id: str
+    name: str
+    host: str
+    state: NodeState
+    cpus: int
+    gpus: int
+    memory_bytes: int
+    cpus_used: int
+    last_seen_at: Timestamp | None
+    version: str
+
+
+class NodeJoin(Request):
+    """What an agent says of its machine when it joins."""
+
+    join_token: str
+    name: Annotated[str, Field(min_length=1, max_length=255)]
+    host: Annotated[str, Field(min_length=1, max_length=255)]
+    cpus: Annotated[int, Field(ge=1, le=65536)]
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    memory_bytes: Annotated[int, Field(ge=1, le=1 << 60)]
+    version: Annotated[str, Field(max_length=64)] = ""
+
+
+class NodeJoined(Answer):
+    """A node's identity. The token is shown once."""
+
+    node_id: str
+    node_token: str
+
+
+class TokenRequest(Request):
+    """A token to make."""
+
+    name: Annotated[str, Field(min_length=1, max_length=255)]
+    scopes: Annotated[list[Literal["read", "submit", "admin", "attach"]], Field(min_length=1)]
+    expires_in_s: Annotated[float, Field(gt=0)] | None = None
+
+
+class Token(Answer):
+    """A token, without its secret."""
+
+    id: str
+    kind: str
+    name: str
+    scopes: list[str]
+    created_at: Timestamp
+    expires_at: Timestamp | None
+    revoked_at: Timestamp | None
+    last_used_at: Timestamp | None
+
+
+class TokenMade(Token):
+    """A new token with its secret, which is shown once."""
+
+    token: str
+
+
+class Expiry(Request):
+    """How long a one-time token stays good."""
+
+    expires_in_s: Annotated[float, Field(gt=0, le=86400)] = 300.0
+
+
+class OneTimeToken(Answer):
+    """A join token."""
+
+    token: str
+    expires_at: Timestamp
+
+
+class LoginCode(Answer):
+    """A code that opens a browser session, once."""
+
+    code: str
+    expires_at: Timestamp
+
+
+class SessionRequest(Request):
+    """A login code to be turned into a session."""
+
+    code: str
+
+
+class Me(Answer):
+    """Who asks."""
+
+    name: str
+    scopes: list[str]
+
+
+class Snapshot(Answer):
+    """An uploaded workdir."""
+
+    sha256: str
+    size_bytes: int
+
+
+class Health(Answer):
+    """That the server lives."""
+
+    status: Literal["ok"] = "ok"
+    detail: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,199 @@
+"""Jobs: submit, find, list, cancel, and their history."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from penstock.protocol.jobspec import JobSpec
+from penstock.protocol.states import TERMINAL_JOB, JobState, StopReason
+from penstock_server.auth.principal import Principal
+from penstock_server.clock import Clock
+from penstock_server.db import Database, Tx
+from penstock_server.problems import Conflict, NotFound, Problem
+from penstock_server.schemas import api
+from penstock_server.services.pages import from_token, to_token
+from penstock_server.services.settle import LogTail, locked_job, settle
+from penstock_server.services.transitions import created, transition
+from penstock_server.services.views import event_view, job_views, replica_view
+from penstock_server.streams.live import Live
+from penstock_server.tables import EventRow, IdempotencyRow, JobRow, ReplicaRow, SnapshotRow
+from penstock_server.uuid7 import uuid7
+
+KEY_LIFE = timedelta(hours=24)
+
+
+class Jobs:
+    """The jobs of this server."""
+
+    def __init__(self, database: Database, clock: Clock, live: Live, tail: LogTail, *, grace_s: float) -> None:
+        self._db, self._clock, self._live, self._tail, self._grace_s = database, clock, live, tail, grace_s
+
+    async def submit(self, spec: JobSpec, principal: Principal, key: str | None) -> api.Job:
+        """Queue a job. With an idempotency key, the same submission again gives the same job.
+
+        Raises a problem if the key was used for another submission, or the snapshot is not here.
+        """
+        fingerprint = hashlib.sha256(json.dumps(spec.model_dump(), sort_keys=True).encode()).hexdigest()
+        async with self._db.write() as tx:
+            known = await self._known(tx, principal, key, fingerprint) if key else None
+            row = known or await self._create(tx, spec)
+            if key and known is None:
+                await tx.session.flush()
+                now = self._clock.now()
+                tx.session.add(
+                    IdempotencyRow(
+                        token_id=principal.token_id, key=key, fingerprint=fingerprint, job_id=row.id, created_at=now
+                    )
+                )
+        async with self._db.read() as session:
+            return (await job_views(session, [row], self._live))[0]
+
+    async def get(self, job_id: str) -> api.Job:
+        """Return a job. Raises NotFound."""
+        async with self._db.read() as session:
+            return (await job_views(session, [await job_row(session, job_id)], self._live))[0]
+
+    async def page(
+        self, *, state: JobState | None, name: str | None, size: int, token: str | None
+    ) -> api.Page[api.Job]:
+        """List jobs, newest first."""
+        statement = select(JobRow).order_by(JobRow.id.desc()).limit(size + 1)
+        if state is not None:
+            statement = statement.where(JobRow.state == state)
+        if name is not None:
+            statement = statement.where(JobRow.name == name)
+        after = from_token(token)
+        if after is not None:
+            statement = statement.where(JobRow.id < after)
+        async with self._db.read() as session:
+            rows = (await session.execute(statement)).scalars().all()
+            items = await job_views(session, rows[:size], self._live)
+        return api.Page(items=items, next_page_token=to_token(rows[size - 1].id) if len(rows) > size else None)
+
+    async def newest(self, limit: int) -> list[api.Job]:
+        """Return the newest jobs, and every job that has not ended."""
+        newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
+        active = JobRow.state.not_in([s.value for s in TERMINAL_JOB])
+        statement = select(JobRow).where(active | JobRow.id.in_(newest)).order_by(JobRow.id.desc())
+        async with self._db.read() as session:
+            return await job_views(session, (await session.execute(statement)).scalars().all(), self._live)
+
+    async def cancel(self, job_id: str, principal: Principal) -> api.Job:
+        """Stop a job. A job that has ended or is stopping stays as it is."""
+        async with self._db.write() as tx:
+            job = await locked_job(tx, job_id)
+            if job is None:
+                raise NotFound("job", job_id)
+            if JobState(job.state) not in TERMINAL_JOB | {JobState.STOPPING}:
+                why = f"cancelled by {principal.name!r}"
+                now = self._clock.now()
+                transition(tx, job, JobState.STOPPING, at=now, reason=StopReason.CANCELLED, detail=why)
+                job.why = why
+                await settle(tx, job, at=now, tail=self._tail, grace_s=self._grace_s)
+                replicas = select(ReplicaRow.node_id).where(ReplicaRow.job_id == job.id)
+                tx.effects.nodes.update(n for n in (await tx.session.execute(replicas)).scalars() if n)
+        return await self.get(job_id)
+
+    async def events(self, job_id: str, *, size: int, token: str | None) -> api.Page[api.Event]:
+        """List a job's changes of state and its replicas', oldest first."""
+        statement = select(EventRow).where(EventRow.job_id == job_id).order_by(EventRow.id).limit(size + 1)
+        after = from_token(token)
+        if after is not None:
+            statement = statement.where(EventRow.id > after)
+        async with self._db.read() as session:
+            await job_row(session, job_id)
+            rows = (await session.execute(statement)).scalars().all()
+        more = to_token(rows[size - 1].id) if len(rows) > size else None
+        return api.Page(items=[event_view(row) for row in rows[:size]], next_page_token=more)
+
+    async def replicas(
+        self, *, role: str | None, job_id: str | None, size: int, token: str | None
+    ) -> api.Page[api.Replica]:
+        """List replicas of all attempts, newest first."""
+        statement = select(ReplicaRow).order_by(ReplicaRow.id.desc()).limit(size + 1)
+        if role is not None:
+            statement = statement.where(ReplicaRow.role == role)
+        if job_id is not None:
+            statement = statement.where(ReplicaRow.job_id == job_id)
+        after = from_token(token)
+        if after is not None:
+            statement = statement.where(ReplicaRow.id < after)
+        async with self._db.read() as session:
+            rows = (await session.execute(statement)).scalars().all()
+        more = to_token(rows[size - 1].id) if len(rows) > size else None
+        return api.Page(items=[replica_view(row) for row in rows[:size]], next_page_token=more)
+
+    async def replica_of(self, job_id: str, replica_id: str | None) -> ReplicaRow:
+        """Return a replica of a job; without an id, trainer 0 of its newest attempt. Raises NotFound."""
+        statement = select(ReplicaRow).where(ReplicaRow.job_id == job_id)
+        if replica_id is not None:
+            statement = statement.where(ReplicaRow.id == replica_id)
+        order = (ReplicaRow.epoch.desc(), ReplicaRow.role.desc(), ReplicaRow.index, ReplicaRow.id)
+        async with self._db.read() as session:
+            await job_row(session, job_id)
+            row = (await session.execute(statement.order_by(*order).limit(1))).scalar_one_or_none()
+        if row is None:
+            raise NotFound("replica", replica_id or "trainer 0")
+        return row
+
+    async def streams(self, job_id: str) -> Sequence[ReplicaRow]:
+        """Return every replica of a job, of all attempts, oldest first."""
+        statement = select(ReplicaRow).where(ReplicaRow.job_id == job_id).order_by(ReplicaRow.id)
+        async with self._db.read() as session:
+            return (await session.execute(statement)).scalars().all()
+
+    async def _create(self, tx: Tx, spec: JobSpec) -> JobRow:
+        if spec.snapshot is not None and await tx.session.get(SnapshotRow, spec.snapshot) is None:
+            raise Problem(
+                422,
+                "snapshot_not_found",
+                f"/spec/snapshot: there is no snapshot {spec.snapshot}",
+                hint="upload it with POST /api/v1/snapshots first",
+            )
+        now = self._clock.now()
+        row = JobRow(
+            id=uuid7(),
+            name=spec.name,
+            kind="managed",
+            state=JobState.CREATED.value,
+            spec=spec.model_dump(mode="json"),
+            why="waits to be placed",
+            created_at=now,
+            state_at=now,
+            latest={},
+            reason="",
+            reason_detail="",
+            epoch=0,
+            restarts=0,
+        )
+        await created(tx, row, at=now)
+        transition(tx, row, JobState.QUEUED, at=now)
+        return row
+
+    async def _known(self, tx: Tx, principal: Principal, key: str, fingerprint: str) -> JobRow | None:
+        limit = self._clock.now() - KEY_LIFE
+        await tx.session.execute(delete(IdempotencyRow).where(IdempotencyRow.created_at < limit))
+        found = await tx.session.get(IdempotencyRow, (principal.token_id, key))
+        if found is None:
+            return None
+        if found.fingerprint != fingerprint:
+            raise Conflict(
+                "idempotency_key_reused",
+                f"Idempotency-Key {key!r} came before with another job",
+                hint="use a new key for a new job",
+            )
+        return await tx.session.get(JobRow, found.job_id)
+
+
+async def job_row(session: AsyncSession, job_id: str) -> JobRow:
+    """Load a job. Raises NotFound."""
+    row = await session.get(JobRow, job_id)
+    if row is None:
+        raise NotFound("job", job_id)
+    return row

@@ -1,0 +1,50 @@
+"""Leases of nodes and attached processes. Pure arithmetic on one monotonic clock, kept in memory.
+
+A holder that beat within the TTL is alive; then it is unreachable, and after a further grace it is gone.
+After a restart of the server every holder starts with a fresh grace, because the server was the one away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Standing(Enum):
+    """How a lease stands."""
+
+    ALIVE = "alive"
+    MISSED = "missed"
+    GONE = "gone"
+
+
+@dataclass(slots=True)
+class Leases:
+    """When each holder's lease ends."""
+
+    ttl_s: float
+    grace_s: float
+    _ends: dict[str, float] = field(default_factory=dict)
+
+    def beat(self, holder: str, now: float) -> None:
+        """Extend a lease by the TTL; never shorten it."""
+        self._ends[holder] = max(self._ends.get(holder, 0.0), now + self.ttl_s)
+
+    def ensure(self, holder: str, now: float) -> None:
+        """Give a holder that is not known a lease of TTL and grace: the server has just started."""
+        self._ends.setdefault(holder, now + self.ttl_s + self.grace_s)
+
+    def cut(self, holder: str, now: float) -> None:
+        """End a fresh grace: the holder has been heard of again, so the TTL counts from now."""
+        self._ends[holder] = now + self.ttl_s
+
+    def drop(self, holder: str) -> None:
+        """Forget a holder that ended."""
+        self._ends.pop(holder, None)
+
+    def standing(self, holder: str, now: float) -> Standing:
+        """Return how the lease of a holder stands. An unknown holder is alive until `ensure` is called."""
+        end = self._ends.get(holder)
+        if end is None or now < end:
+            return Standing.ALIVE
+        return Standing.MISSED if now < end + self.grace_s else Standing.GONE

@@ -1,0 +1,196 @@
+"""What becomes of a job, given its replicas. Pure: facts in, the next step out; the shell applies it.
+
+`decide` looks at the replicas of the current epoch only, in a fixed order of precedence: a replica that
+failed, then a lost one, then "all trainers are done", then "all are up". Of several failures the one that
+ended first is the cause; the others are usually its consequences.
+"""
+
+from __future__ import annotations
+
+import signal as signals
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.protocol.states import (
+    TERMINAL_JOB,
+    TERMINAL_REPLICA,
+    JobState,
+    ReplicaState,
+    StopReason,
+    terminal_of,
+)
+
+NO_SUCH_PROGRAM = 127
+"""Exit code with which an agent reports that the entrypoint could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """What is known of one process of the current attempt."""
+
+    id: str
+    role: str
+    index: int
+    state: ReplicaState
+    place: str
+    exit_code: int | None = None
+    signal: int | None = None
+    detail: str = ""
+    started: bool = False
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is known of a job. `replicas`: those of the current epoch."""
+
+    state: JobState
+    attached: bool
+    reason: str
+    detail: str
+    restarts: int
+    max_restarts: int
+    restart_on: frozenset[str]
+    replicas: tuple[ReplicaFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Go to `to`, for `reason`. `why`: one sentence for a person. `culprit`: replica whose log explains it."""
+
+    to: JobState
+    reason: str
+    why: str
+    culprit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    reason: StopReason
+    retry_class: str
+    replica: ReplicaFacts
+
+
+def decide(job: JobFacts) -> Step | None:
+    """Return the next change of the job's state, or None while there is nothing to do."""
+    if job.state in TERMINAL_JOB or job.state in (JobState.CREATED, JobState.QUEUED, JobState.RECOVERING):
+        return None
+    if job.state is JobState.STOPPING:
+        return _finish(job)
+    if job.attached:
+        return _decide_attached(job)
+    failure = _first_failure(job.replicas)
+    if failure is not None:
+        return _fail(job, failure)
+    if job.state is JobState.STARTING and all(_is_up(r) for r in job.replicas):
+        return Step(JobState.RUNNING, "", _running(job.replicas))
+    if all(_is_done(r) for r in job.replicas if r.role == "trainer"):
+        return Step(JobState.STOPPING, StopReason.COMPLETED, "every trainer ended with exit code 0")
+    return None
+
+
+def sentence(replica: ReplicaFacts) -> str:
+    """Say how a replica ended."""
+    who = f"{replica.role} {replica.index} on {replica.place}"
+    if replica.state is ReplicaState.LOST:
+        return f"{who} was lost: {replica.detail or 'nothing has been heard of it'}"
+    if _could_not_start(replica):
+        return f"{who} could not start: {replica.detail}"
+    if replica.signal is not None:
+        how = f"was ended by signal {replica.signal} ({_signal_name(replica.signal)})"
+    elif replica.state is ReplicaState.KILLED:
+        how = "was ended by its agent"
+    else:
+        how = f"exited with code {replica.exit_code}"
+    return f"{who} {how}" + (f": {replica.detail}" if replica.detail else "")
+
+
+def watching(replicas: tuple[ReplicaFacts, ...], grace_s: float) -> str:
+    """Say what a running job does, its unreachable replicas first."""
+    away = [r for r in replicas if r.state is ReplicaState.UNKNOWN]
+    if not away:
+        return _running(replicas)
+    who = ", ".join(f"{r.role} {r.index}" for r in away[:4]) + (" …" if len(away) > 4 else "")
+    return f"{away[0].place} is unreachable; {who} may still run there and count as lost after {grace_s:g} s"
+
+
+def _running(replicas: tuple[ReplicaFacts, ...]) -> str:
+    places = sorted({r.place for r in replicas})
+    where = places[0] if len(places) == 1 else f"{len(places)} nodes"
+    parts = []
+    for role in ("trainer", "pserver"):
+        count = sum(r.role == role and r.state not in TERMINAL_REPLICA for r in replicas)
+        if count:
+            parts.append(f"{count} {role}{'s' if count > 1 else ''}")
+    return f"runs {' and '.join(parts) or 'nothing more'} on {where}"
+
+
+def _decide_attached(job: JobFacts) -> Step | None:
+    if not job.replicas or any(r.state not in TERMINAL_REPLICA for r in job.replicas):
+        return None
+    lost = next((r for r in job.replicas if r.state is ReplicaState.LOST), None)
+    if lost is not None:
+        return Step(JobState.STOPPING, StopReason.NODE_LOST, sentence(lost))
+    return Step(JobState.STOPPING, StopReason.DETACHED, "every attached process closed its telemetry on purpose")
+
+
+def _finish(job: JobFacts) -> Step | None:
+    if any(r.state not in TERMINAL_REPLICA for r in job.replicas):
+        return None
+    reason = StopReason(job.reason)
+    culprit = _first_failure(job.replicas)
+    replica_id = culprit.replica.id if culprit is not None and terminal_of(reason) is JobState.FAILED else None
+    return Step(terminal_of(reason), reason, job.detail, replica_id)
+
+
+def _fail(job: JobFacts, failure: _Failure) -> Step:
+    why = sentence(failure.replica)
+    if failure.retry_class in job.restart_on and job.restarts < job.max_restarts:
+        why = f"{why}; restart {job.restarts + 1} of {job.max_restarts} follows"
+        return Step(JobState.RECOVERING, failure.reason, why, failure.replica.id)
+    return Step(JobState.STOPPING, failure.reason, why, failure.replica.id)
+
+
+def _first_failure(replicas: tuple[ReplicaFacts, ...]) -> _Failure | None:
+    failures = [found for r in replicas if (found := _failure(r)) is not None]
+
+    def order(failure: _Failure) -> tuple[bool, float, int]:
+        at = failure.replica.ended_at
+        return failure.reason is StopReason.NODE_LOST, at.timestamp() if at else 0.0, failure.replica.index
+
+    return min(failures, key=order, default=None)
+
+
+def _failure(replica: ReplicaFacts) -> _Failure | None:
+    match replica.state:
+        case ReplicaState.LOST:
+            return _Failure(StopReason.NODE_LOST, "infra", replica)
+        case ReplicaState.KILLED:  # nobody asked for it: this is looked at before the job stops
+            return _Failure(StopReason.REPLICA_FAILED, "infra", replica)
+        case ReplicaState.EXITED if _could_not_start(replica):
+            return _Failure(StopReason.START_FAILED, "user", replica)
+        case ReplicaState.EXITED if replica.exit_code != 0 or replica.signal is not None:
+            return _Failure(StopReason.REPLICA_FAILED, "user", replica)
+        case _:
+            return None
+
+
+def _could_not_start(replica: ReplicaFacts) -> bool:
+    return replica.exit_code == NO_SUCH_PROGRAM and bool(replica.detail) and not replica.started
+
+
+def _is_up(replica: ReplicaFacts) -> bool:
+    return replica.state in (ReplicaState.RUNNING, ReplicaState.EXITED) or (
+        replica.state is ReplicaState.UNKNOWN and replica.started
+    )
+
+
+def _is_done(replica: ReplicaFacts) -> bool:
+    return replica.state is ReplicaState.EXITED and replica.exit_code == 0 and replica.signal is None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return "unknown"

@@ -1,0 +1,160 @@
+"""Nodes: joining, what an administrator wants of them, what their agents say, and what is wanted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+
+from penstock.protocol.jobspec import JobSpec
+from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock_server.auth.tokens import Tokens
+from penstock_server.clock import Clock
+from penstock_server.db import Database, Tx
+from penstock_server.problems import Conflict, NotFound, Problem
+from penstock_server.schemas import api, wire
+from penstock_server.services.transitions import created, transition
+from penstock_server.services.views import node_views
+from penstock_server.tables import JobRow, NodeRow, ReplicaRow
+from penstock_server.uuid7 import uuid7
+
+_BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
+_AWAY = frozenset({NodeState.JOINING, NodeState.UNREACHABLE, NodeState.DOWN})
+_WANTED = {"run": NodeState.READY, "cordon": NodeState.CORDONED, "drain": NodeState.DRAINING}
+
+
+class Nodes:
+    """The nodes of this server."""
+
+    def __init__(self, database: Database, clock: Clock, tokens: Tokens) -> None:
+        self._db, self._clock, self._tokens = database, clock, tokens
+
+    async def join(self, request: api.NodeJoin) -> api.NodeJoined:
+        """Take a join token and give a node its identity. Raises a problem if the token is no good.
+
+        A node of the same name and host that is away gets its old row back, with a new token.
+        """
+        async with self._db.write() as tx:
+            if await self._tokens.take(tx, "join", request.join_token) is None:
+                raise Problem(
+                    401,
+                    "join_token_refused",
+                    "the join token is unknown, expired or used",
+                    hint="make a new one with `penstock agent token` (or POST /api/v1/join-tokens)",
+                )
+            now = self._clock.now()
+            row = await self._away(tx, request)
+            if row is None:
+                row = NodeRow(id=uuid7(), state=NodeState.JOINING.value, wanted="run", joined_at=now, state_at=now)
+                _describe(row, request)
+                await created(tx, row, at=now)
+            else:
+                _describe(row, request)
+                await self._tokens.revoke_node(tx, row.id)
+            await tx.session.flush()
+            minted = self._tokens.mint(tx, "node", f"node {row.name}", ["agent"], node_id=row.id)
+        return api.NodeJoined(node_id=row.id, node_token=minted.secret)
+
+    async def page(self) -> list[api.Node]:
+        """List all nodes, oldest first."""
+        async with self._db.read() as session:
+            rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
+            return await node_views(session, rows)
+
+    async def want(self, node_id: str, wanted: str) -> api.Node:
+        """Cordon, uncordon ('run') or drain a node. An away node takes it up when it comes back."""
+        async with self._db.write() as tx:
+            row = await tx.session.get(NodeRow, node_id, with_for_update=True)
+            if row is None:
+                raise NotFound("node", node_id)
+            row.wanted = wanted
+            if NodeState(row.state) not in _AWAY:
+                self._follow(tx, row, wanted)
+        async with self._db.read() as session:
+            return (await node_views(session, [row]))[0]
+
+    async def drained(self, tx: Tx, now: datetime) -> None:
+        """Move draining nodes without replicas on to DRAINED."""
+        busy = select(ReplicaRow.node_id).where(ReplicaRow.state.in_(_BUSY), ReplicaRow.node_id.is_not(None))
+        statement = select(NodeRow).where(NodeRow.state == NodeState.DRAINING, NodeRow.id.not_in(busy))
+        for row in (await tx.session.execute(statement)).scalars():
+            transition(tx, row, NodeState.DRAINED, at=now, reason="drained")
+
+    async def connected(self, tx: Tx, node_id: str, hello: wire.AgentHello) -> NodeRow:
+        """Note that an agent is there. Raises NotFound if its node was removed."""
+        row = await tx.session.get(NodeRow, node_id, with_for_update=True)
+        if row is None:
+            raise NotFound("node", node_id)
+        now = self._clock.now()
+        row.agent_version, row.boot_id, row.last_seen_at = hello.version, hello.boot_id, now
+        if NodeState(row.state) in _AWAY:
+            transition(tx, row, NodeState.READY, at=now, reason="connected")
+            self._follow(tx, row, row.wanted)
+        return row
+
+    def _follow(self, tx: Tx, row: NodeRow, wanted: str) -> None:
+        target, state = _WANTED[wanted], NodeState(row.state)
+        if state is target or (state is NodeState.DRAINED and target is NodeState.DRAINING):
+            return
+        if target is NodeState.CORDONED and state is not NodeState.READY:
+            raise Conflict("node_drains", f"node {row.name!r} is {state}; uncordon it first")
+        transition(tx, row, target, at=self._clock.now(), reason=wanted)
+
+    async def _away(self, tx: Tx, request: api.NodeJoin) -> NodeRow | None:
+        statement = (
+            select(NodeRow)
+            .where(NodeRow.name == request.name, NodeRow.host == request.host)
+            .where(NodeRow.state.in_([s.value for s in _AWAY]))
+            .order_by(NodeRow.id.desc())
+            .limit(1)
+        )
+        return (await tx.session.execute(statement)).scalar_one_or_none()
+
+
+def _describe(row: NodeRow, request: api.NodeJoin) -> None:
+    row.name, row.host = request.name, request.host
+    row.cpus, row.gpus, row.memory_bytes = request.cpus, request.gpus, request.memory_bytes
+    row.agent_version = request.version
+    row.boot_id = row.boot_id or ""
+
+
+async def desired(database: Database, node_id: str, *, without: Collection[str]) -> list[dict[str, Any]]:
+    """Return the replicas that a node should run, as the agent's `desired` message has them.
+
+    A replica is wanted while its job starts or runs, its epoch is the job's, and it has not ended.
+    `without`: replicas whose agent lost them; they are never started a second time.
+    """
+    statement = (
+        select(ReplicaRow, JobRow)
+        .join(JobRow, JobRow.id == ReplicaRow.job_id)
+        .where(
+            ReplicaRow.node_id == node_id,
+            ReplicaRow.state.in_(_BUSY),
+            ReplicaRow.epoch == JobRow.epoch,
+            JobRow.state.in_([JobState.STARTING, JobState.RUNNING]),
+        )
+        .order_by(ReplicaRow.id)
+    )
+    async with database.read() as session:
+        pairs: Sequence[Any] = (await session.execute(statement)).all()
+    return [_wish(replica, job) for replica, job in pairs if replica.id not in without]
+
+
+def _wish(replica: ReplicaRow, job: JobRow) -> dict[str, Any]:
+    spec = JobSpec.model_validate(job.spec)
+    return {
+        "replica_id": replica.id,
+        "job_id": job.id,
+        "job_name": job.name,
+        "role": replica.role,
+        "index": replica.index,
+        "epoch": replica.epoch,
+        "stream": replica.stream,
+        "entrypoint": spec.entrypoint,
+        "env": spec.env,
+        "snapshot": spec.snapshot,
+        "cpus": replica.cpus,
+        "stop_grace_s": spec.stop_grace_s,
+    }

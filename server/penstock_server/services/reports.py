@@ -1,0 +1,192 @@
+"""What agents report of replicas, and what silence means. Every write is fenced by node and epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+
+from penstock.errors import PeerError
+from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock_server.clock import Clock
+from penstock_server.db import Database, Tx
+from penstock_server.schemas import wire
+from penstock_server.services.nodes import Nodes
+from penstock_server.services.settle import LogTail, locked_job, settle
+from penstock_server.services.transitions import allowed, transition
+from penstock_server.tables import JobRow, NodeRow, ReplicaRow
+
+_BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
+_FORWARD = {ReplicaState.ASSIGNED: 0, ReplicaState.PREPARING: 1, ReplicaState.UNKNOWN: 1, ReplicaState.RUNNING: 2}
+NEVER_STARTED_S = 2.0
+"""How long an agent has to say that it had started a replica which its job no longer wants."""
+
+
+class StaleEpoch(PeerError):
+    """A message of an attempt that is over."""
+
+    code = "stale_epoch"
+
+
+class Reports:
+    """Reports of agents, and the time limits on them."""
+
+    def __init__(
+        self, database: Database, clock: Clock, nodes: Nodes, tail: LogTail, *, grace_s: float, stop_patience_s: float
+    ) -> None:
+        self._db, self._clock, self._nodes, self._tail = database, clock, nodes, tail
+        self._grace_s, self._stop_patience_s = grace_s, stop_patience_s
+
+    async def hello(self, node_id: str, hello: wire.AgentHello) -> set[str]:
+        """Note that an agent connected; return the replicas that it should have and does not."""
+        async with self._db.write() as tx:
+            await self._nodes.connected(tx, node_id, hello)
+            rows = await self._busy_on(tx, node_id)
+            present = {(r.replica_id, r.epoch): r for r in hello.replicas}
+            missing: set[str] = set()
+            jobs: set[str] = set()
+            for row in rows:
+                found = present.get((row.id, row.epoch))
+                if found is not None:
+                    self._readopt(tx, row, found)
+                    jobs.add(row.job_id)
+                elif row.state != ReplicaState.ASSIGNED:
+                    missing.add(row.id)
+            await self._settle_all(tx, jobs)
+        return missing
+
+    async def report(self, node_id: str, message: wire.ReplicaReport) -> None:
+        """Apply a report. A repeated one changes nothing. Raises StaleEpoch, or PeerError if it is not its to make."""
+        async with self._db.write() as tx:
+            row = await tx.session.get(ReplicaRow, message.replica_id)
+            if row is None or row.node_id != node_id:
+                raise PeerError(f"replica {message.replica_id!r} is not of this node")
+            job = await locked_job(tx, row.job_id)
+            assert job is not None  # foreign key
+            if message.epoch != row.epoch:
+                raise StaleEpoch(f"replica {row.id} has epoch {row.epoch}; the report has {message.epoch}")
+            await tx.session.refresh(row)
+            if ReplicaState(row.state) in TERMINAL_REPLICA:
+                return
+            self._take_over(tx, row, message)
+            await settle(tx, job, at=self._clock.now(), tail=self._tail, grace_s=self._grace_s)
+
+    async def recent_on(self, node_id: str) -> list[tuple[str, str]]:
+        """Return (replica, job) for what runs on a node or ended there within the last day."""
+        since = self._clock.now() - timedelta(days=1)
+        statement = select(ReplicaRow.id, ReplicaRow.job_id).where(ReplicaRow.node_id == node_id)
+        statement = statement.where(ReplicaRow.state.in_(_BUSY) | (ReplicaRow.finished_at >= since))
+        async with self._db.read() as session:
+            return [(replica_id, job_id) for replica_id, job_id in await session.execute(statement)]
+
+    async def job_of(self, node_id: str, replica_id: str, epoch: int) -> str | None:
+        """Return the job of a replica, if it is of this node and epoch."""
+        statement = select(ReplicaRow.job_id).where(
+            ReplicaRow.id == replica_id, ReplicaRow.node_id == node_id, ReplicaRow.epoch == epoch
+        )
+        async with self._db.read() as session:
+            return (await session.execute(statement)).scalar_one_or_none()
+
+    async def lost(self, replica_ids: Iterable[str], detail: str) -> None:
+        """Declare replicas lost, for instance because their agent came back without them."""
+        async with self._db.write() as tx:
+            jobs = set()
+            for replica_id in replica_ids:
+                row = await tx.session.get(ReplicaRow, replica_id)
+                if row is not None and ReplicaState(row.state) not in TERMINAL_REPLICA:
+                    transition(tx, row, ReplicaState.LOST, at=self._clock.now(), reason="lost", detail=detail)
+                    jobs.add(row.job_id)
+            await self._settle_all(tx, jobs)
+
+    async def node_missed(self, node_id: str) -> None:
+        """An agent missed its lease: its node is unreachable, and what ran there is unknown."""
+        async with self._db.write() as tx:
+            node = await tx.session.get(NodeRow, node_id, with_for_update=True)
+            if node is None or not allowed(NodeState(node.state), NodeState.UNREACHABLE):
+                return
+            now = self._clock.now()
+            transition(tx, node, NodeState.UNREACHABLE, at=now, reason="lease_missed")
+            jobs = set()
+            for row in await self._busy_on(tx, node_id):
+                if allowed(ReplicaState(row.state), ReplicaState.UNKNOWN):
+                    transition(tx, row, ReplicaState.UNKNOWN, at=now, reason="lease_missed")
+                    jobs.add(row.job_id)
+            await self._settle_all(tx, jobs)
+
+    async def node_gone(self, node_id: str) -> None:
+        """A node was silent for the whole grace: it is down, and its replicas are lost."""
+        async with self._db.write() as tx:
+            node = await tx.session.get(NodeRow, node_id, with_for_update=True)
+            if node is None or not allowed(NodeState(node.state), NodeState.DOWN):
+                return
+            now = self._clock.now()
+            transition(tx, node, NodeState.DOWN, at=now, reason="lease_missed")
+            detail = f"node {node.name!r} has not been heard of for {self._grace_s:g} s beyond its lease"
+            jobs = set()
+            for row in await self._busy_on(tx, node_id):
+                transition(tx, row, ReplicaState.LOST, at=now, reason="node_lost", detail=detail)
+                jobs.add(row.job_id)
+            await self._settle_all(tx, jobs)
+
+    async def overdue(self) -> None:
+        """Give up on replicas of stopping jobs whose agent says nothing, so that no job stops for ever."""
+        now = self._clock.now()
+        statement = (
+            select(ReplicaRow, JobRow)
+            .join(JobRow, JobRow.id == ReplicaRow.job_id)
+            .where(ReplicaRow.state.in_(_BUSY), JobRow.kind == "managed")
+            .where(JobRow.state.in_([JobState.STOPPING, JobState.RECOVERING]))
+        )
+        async with self._db.read() as session:
+            pairs = (await session.execute(statement)).all()
+        late = [replica.id for replica, job in pairs if self._is_overdue(replica, job, now)]
+        if not late:
+            return
+        async with self._db.write() as tx:
+            jobs = set()
+            for replica_id in late:
+                row = await tx.session.get(ReplicaRow, replica_id)
+                if row is None or ReplicaState(row.state) in TERMINAL_REPLICA:
+                    continue
+                if row.state == ReplicaState.ASSIGNED:
+                    transition(tx, row, ReplicaState.KILLED, at=now, reason="stopped", detail="it was never started")
+                else:
+                    detail = "its agent did not report its end in time"
+                    transition(tx, row, ReplicaState.LOST, at=now, reason="stopped", detail=detail)
+                jobs.add(row.job_id)
+            await self._settle_all(tx, jobs)
+
+    def _is_overdue(self, replica: ReplicaRow, job: JobRow, now: datetime) -> bool:
+        waited = now - job.state_at
+        if replica.state == ReplicaState.ASSIGNED:
+            return waited >= timedelta(seconds=NEVER_STARTED_S)
+        if replica.state == ReplicaState.UNKNOWN:
+            return False  # its node's lease decides
+        patience = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
+        return waited >= timedelta(seconds=patience)
+
+    def _readopt(self, tx: Tx, row: ReplicaRow, found: wire.RunningReplica) -> None:
+        row.pid = found.pid or row.pid
+        state = ReplicaState(row.state)
+        back = ReplicaState.RUNNING if found.state is ReplicaState.RUNNING or state is ReplicaState.UNKNOWN else None
+        if back is not None and state is not back:
+            transition(tx, row, back, at=self._clock.now(), reason="readopted")
+
+    def _take_over(self, tx: Tx, row: ReplicaRow, message: wire.ReplicaReport) -> None:
+        row.pid = message.pid or row.pid
+        row.exit_code, row.signal = message.exit_code, message.signal
+        before, after = ReplicaState(row.state), ReplicaState(message.state)
+        if before is after or (after in _FORWARD and _FORWARD[after] <= _FORWARD[before]):
+            return  # told again, or overtaken
+        transition(tx, row, after, at=self._clock.now(), reason="reported", detail=message.detail or "")
+
+    async def _busy_on(self, tx: Tx, node_id: str) -> list[ReplicaRow]:
+        statement = select(ReplicaRow).where(ReplicaRow.node_id == node_id, ReplicaRow.state.in_(_BUSY))
+        return list((await tx.session.execute(statement)).scalars())
+
+    async def _settle_all(self, tx: Tx, job_ids: Iterable[str]) -> None:
+        for job_id in sorted(job_ids):  # in one order, so that two transactions never wait for each other
+            job = await locked_job(tx, job_id)
+            assert job is not None  # foreign key
+            await settle(tx, job, at=self._clock.now(), tail=self._tail, grace_s=self._grace_s)

@@ -1,0 +1,138 @@
+"""Place queued jobs on nodes: a thin shell around `placement`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import func, select
+
+from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
+from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock_server.clock import Clock
+from penstock_server.db import Database, Tx
+from penstock_server.services.counters import next_numbers
+from penstock_server.services.placement import Amounts, Need, Placed, Room, Waits, behind, place, take
+from penstock_server.services.transitions import created, transition
+from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
+from penstock_server.uuid7 import uuid7
+
+_BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
+
+
+class Scheduling:
+    """Places jobs. One pass looks at every waiting job, in the order of submission."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._db, self._clock = database, clock
+
+    async def run(self) -> int:
+        """Place what fits; return how many jobs were placed. All or nothing for each job."""
+        if not await self._any_waiting():
+            return 0
+        placed = 0
+        async with self._db.write() as tx:
+            rooms = await _rooms(tx)
+            held_by: str | None = None
+            for job in await self._waiting(tx):
+                if held_by is not None:
+                    _explain(job, behind(held_by))
+                    continue
+                needs = needs_of(JobSpec.model_validate(job.spec))
+                answer = place(needs, rooms)
+                if isinstance(answer, Waits):
+                    _explain(job, answer.why)
+                    held_by = None if answer.forever else job.name
+                    continue
+                rooms = take(rooms, needs, answer)
+                await _start(tx, job, needs, answer, self._clock.now())
+                placed += 1
+            tx.effects.jobs.update(row.id for row in tx.session.dirty if isinstance(row, JobRow))
+        return placed
+
+    async def _any_waiting(self) -> bool:
+        statement = select(JobRow.id).where(JobRow.state.in_([JobState.QUEUED, JobState.RECOVERING])).limit(1)
+        async with self._db.read() as session:
+            return (await session.execute(statement)).first() is not None
+
+    async def _waiting(self, tx: Tx) -> Sequence[JobRow]:
+        busy = select(ReplicaRow.job_id).where(ReplicaRow.state.in_(_BUSY))
+        statement = (
+            select(JobRow)
+            .where(
+                (JobRow.state == JobState.QUEUED)
+                | ((JobRow.state == JobState.RECOVERING) & JobRow.id.not_in(busy))  # the old attempt is gone
+            )
+            .order_by(JobRow.id)
+            .with_for_update()
+        )
+        return (await tx.session.execute(statement)).scalars().all()
+
+
+def needs_of(spec: JobSpec) -> list[Need]:
+    """Return what each replica of a job needs: trainers first, then pservers."""
+    return [
+        Need(role, index, _amounts(resources))
+        for role, resources in (("trainer", spec.trainers), ("pserver", spec.pservers))
+        for index in range(resources.count)
+    ]
+
+
+def _amounts(resources: Resources) -> Amounts:
+    return resources.cpus, resources.gpus, memory_bytes(resources.memory)
+
+
+def _explain(job: JobRow, why: str) -> None:
+    if job.why != why:
+        job.why = why
+
+
+async def _rooms(tx: Tx) -> list[Room]:
+    used: dict[str | None, Amounts] = defaultdict(lambda: (0, 0, 0))
+    sums = (func.sum(ReplicaRow.cpus), func.sum(ReplicaRow.gpus), func.sum(ReplicaRow.memory_bytes))
+    statement = select(ReplicaRow.node_id, sums[0], sums[1], sums[2]).where(ReplicaRow.state.in_(_BUSY))
+    for node_id, cpus, gpus, memory in await tx.session.execute(statement.group_by(ReplicaRow.node_id)):
+        used[node_id] = (int(cpus), int(gpus), int(memory))
+    nodes = await tx.session.execute(select(NodeRow).where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
+    rooms = []
+    for node in nodes.scalars():
+        total = (node.cpus, node.gpus, node.memory_bytes)
+        mine = used[node.id]
+        free = (total[0] - mine[0], total[1] - mine[1], total[2] - mine[2])
+        rooms.append(Room(node.id, node.name, total, free))
+    return rooms
+
+
+async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now: datetime) -> None:
+    job.epoch += 1
+    attempt = AttemptRow(id=uuid7(), job_id=job.id, number=job.epoch, epoch=job.epoch, created_at=now)
+    tx.session.add(attempt)
+    await tx.session.flush()
+    chosen = select(NodeRow.id, NodeRow.host, NodeRow.name).where(NodeRow.id.in_(set(placed.node_ids)))
+    hosts = {node_id: (host, name) for node_id, host, name in await tx.session.execute(chosen)}
+    first = await next_numbers(tx, "stream", len(needs))
+    for offset, (need, node_id) in enumerate(zip(needs, placed.node_ids, strict=True)):
+        row = ReplicaRow(
+            id=uuid7(),
+            job_id=job.id,
+            attempt_id=attempt.id,
+            epoch=job.epoch,
+            role=need.role,
+            index=need.index,
+            state=ReplicaState.ASSIGNED.value,
+            node_id=node_id,
+            host=hosts[node_id][0],
+            stream=first + offset,
+            cpus=need.amounts[0],
+            gpus=need.amounts[1],
+            memory_bytes=need.amounts[2],
+            created_at=now,
+            state_at=now,
+            reason="",
+        )
+        await created(tx, row, at=now)
+    transition(tx, job, JobState.STARTING, at=now)
+    names = sorted({hosts[node_id][1] for node_id in placed.node_ids})
+    where = f"node {names[0]!r}" if len(names) == 1 else f"{len(names)} nodes"
+    job.why = f"starts {len(needs)} replica{'s' if len(needs) > 1 else ''} on {where}"

@@ -1,0 +1,102 @@
+"""Apply `lifecycle.decide` to a job until nothing is left to decide, inside the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from sqlalchemy import select
+
+from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
+from penstock_server.db import Tx
+from penstock_server.services.lifecycle import JobFacts, ReplicaFacts, Step, decide, watching
+from penstock_server.services.transitions import transition
+from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
+
+LogTail = Callable[[str, str], str]
+"""(job id, replica id) -> the last lines of the replica's log, or ''."""
+
+
+async def locked_job(tx: Tx, job_id: str) -> JobRow | None:
+    """Load a job, and keep other transactions from changing it until this one ends."""
+    statement = select(JobRow).where(JobRow.id == job_id).with_for_update()
+    return (await tx.session.execute(statement)).scalar_one_or_none()
+
+
+async def replicas_of(tx: Tx, job: JobRow) -> Sequence[ReplicaRow]:
+    """Load the replicas of the job's current epoch."""
+    statement = select(ReplicaRow).where(ReplicaRow.job_id == job.id, ReplicaRow.epoch == job.epoch)
+    return (await tx.session.execute(statement.order_by(ReplicaRow.id))).scalars().all()
+
+
+async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: float) -> None:
+    """Bring the job's state up to date with its replicas, and its `why` with both."""
+    replicas = await replicas_of(tx, job)
+    names = await _node_names(tx, replicas)
+    while True:
+        facts = _facts(job, replicas, names)
+        step = decide(facts)
+        if step is None:
+            break
+        await _apply(tx, job, step, at=at, tail=tail)
+    if job.state == JobState.RUNNING:
+        job.why = watching(facts.replicas, grace_s)
+    tx.effects.jobs.add(job.id)
+
+
+async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail) -> None:
+    transition(tx, job, step.to, at=at, reason=step.reason, detail=step.why)
+    job.why = step.why
+    if step.culprit is not None:
+        lines = tail(job.id, step.culprit)
+        job.why = f"{step.why}\n{lines}" if lines else step.why
+    if step.to is JobState.RECOVERING:
+        job.restarts += 1
+    if step.to in TERMINAL_JOB or step.to is JobState.RECOVERING:
+        await _close_attempt(tx, job, at)
+
+
+async def _close_attempt(tx: Tx, job: JobRow, at: datetime) -> None:
+    statement = select(AttemptRow).where(AttemptRow.job_id == job.id, AttemptRow.epoch == job.epoch)
+    attempt = (await tx.session.execute(statement)).scalar_one_or_none()
+    if attempt is not None and attempt.finished_at is None:
+        attempt.finished_at, attempt.reason = at, job.reason
+
+
+async def _node_names(tx: Tx, replicas: Sequence[ReplicaRow]) -> dict[str, str]:
+    ids = {r.node_id for r in replicas if r.node_id is not None}
+    if not ids:
+        return {}
+    rows = (await tx.session.execute(select(NodeRow.id, NodeRow.name).where(NodeRow.id.in_(ids)))).all()
+    return {row.id: row.name for row in rows}
+
+
+def _facts(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str]) -> JobFacts:
+    restart = job.spec.get("restart", {})
+    return JobFacts(
+        state=JobState(job.state),
+        attached=job.kind == "attached",
+        reason=job.reason,
+        detail=job.reason_detail,
+        restarts=job.restarts,
+        max_restarts=restart.get("max_restarts", 0),
+        restart_on=frozenset(restart.get("on", ())),
+        replicas=tuple(_replica_facts(r, names) for r in replicas),
+    )
+
+
+def _replica_facts(row: ReplicaRow, names: dict[str, str]) -> ReplicaFacts:
+    place = f"node {names[row.node_id]!r}" if row.node_id in names else f"host {row.host!r}"
+    ended = ReplicaState(row.state) in TERMINAL_REPLICA
+    return ReplicaFacts(
+        id=row.id,
+        role=row.role,
+        index=row.index,
+        state=ReplicaState(row.state),
+        place=place,
+        exit_code=row.exit_code,
+        signal=row.signal,
+        detail=row.reason,
+        started=row.started_at is not None,
+        ended_at=row.finished_at if ended else None,
+    )

@@ -1,0 +1,170 @@
+"""What the decoded frames change: figures, progress, graph documents, and a replica's own registration."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock.errors import PeerError
+from penstock.protocol.frames import Column, Frame, Kind
+from penstock.protocol.graphdoc import GraphDocument, canonical, graph_hash
+from penstock_server.clock import Clock
+from penstock_server.db import Database
+from penstock_server.streams.hub import Hub
+from penstock_server.streams.ingest import Source
+from penstock_server.streams.live import Live
+from penstock_server.streams.metricswriter import MetricsWriter
+from penstock_server.tables import GraphRow, JobGraphRow, JobRow, ReplicaRow
+
+MAX_SERIES_NAME = 96
+
+
+class Telemetry:
+    """Takes the frames that are decoded. A frame that does not hold what its kind promises is a PeerError."""
+
+    def __init__(self, database: Database, clock: Clock, *, live: Live, metrics: MetricsWriter, hub: Hub) -> None:
+        self._db, self._clock, self._live, self._metrics, self._hub = database, clock, live, metrics, hub
+
+    async def find(self, stream: int) -> Source | None:
+        """Return what a stream stands for."""
+        statement = (
+            select(ReplicaRow, JobRow.epoch)
+            .join(JobRow, JobRow.id == ReplicaRow.job_id)
+            .where(ReplicaRow.stream == stream)
+        )
+        async with self._db.read() as session:
+            found = (await session.execute(statement)).one_or_none()
+        if found is None:
+            return None
+        row, epoch = found
+        return Source(
+            stream, row.id, row.job_id, row.epoch, row.role, row.index, row.node_id, current=row.epoch == epoch
+        )
+
+    async def on_frame(self, source: Source, frame: Frame) -> None:
+        """Apply one frame."""
+        match frame.kind:
+            case Kind.METRICS:
+                self._on_metrics(source, frame)
+            case Kind.SCALARS:
+                self._on_scalars(source, _object(frame))
+            case Kind.PROGRESS:
+                self._on_progress(source, frame)
+            case Kind.HELLO:
+                await self._on_hello(source, _object(frame))
+            case Kind.GRAPH:
+                await self._on_graph(source, frame)
+            case Kind.GRAPH_USED:
+                await self._on_graph_used(source, _object(frame))
+            case _:
+                return
+
+    def _on_metrics(self, source: Source, frame: Frame) -> None:
+        for row in step_figures(frame):
+            for name, value in row.values.items():
+                self._put(source, name, row.step, row.time_ns, value)
+
+    def _on_scalars(self, source: Source, body: Mapping[str, Any]) -> None:
+        values = body.get("values")
+        step, time_ns = body.get("step", 0), body.get("time_ns") or time.time_ns()
+        if not isinstance(values, dict) or not isinstance(step, int) or not isinstance(time_ns, int):
+            raise PeerError(f"a SCALARS frame holds {str(body)[:120]!r}; expected step, time_ns and values")
+        for name, value in values.items():
+            if isinstance(value, int | float) and math.isfinite(value) and 0 < len(name) <= MAX_SERIES_NAME:
+                self._put(source, name, step, time_ns, float(value))
+
+    def _on_progress(self, source: Source, frame: Frame) -> None:
+        if source.suffix:
+            return  # trainer 0 speaks for the job
+        body = _object(frame)
+        if not self._live.of(source.job_id).advance(body, frame.t0_ns or time.time_ns()):
+            raise PeerError(f"a PROGRESS frame holds {str(body)[:120]!r}; expected numbers done and total")
+        self._metrics.touch(source.job_id)
+
+    def _put(self, source: Source, name: str, step: int, time_ns: int, value: float) -> None:
+        self._metrics.add(source.job_id, name + source.suffix, step, time_ns, value)
+        if not source.suffix:
+            latest = self._live.of(source.job_id).latest
+            latest[name] = value
+            latest["step"] = max(step, latest.get("step", 0))
+
+    async def _on_hello(self, source: Source, body: Mapping[str, Any]) -> None:
+        values: dict[str, Any] = {}
+        if isinstance(body.get("host"), str) and body["host"]:
+            values["host"] = body["host"][:255]
+        if isinstance(body.get("pid"), int):
+            values["pid"] = body["pid"]
+        if isinstance(body.get("endpoint"), str):
+            values["endpoint"] = body["endpoint"][:255]
+        if not values:
+            return
+        async with self._db.write() as tx:
+            await tx.session.execute(update(ReplicaRow).where(ReplicaRow.id == source.replica_id).values(**values))
+            tx.effects.jobs.add(source.job_id)
+
+    async def _on_graph(self, source: Source, frame: Frame) -> None:
+        try:
+            document = GraphDocument.model_validate(frame.body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = "/".join(str(part) for part in first["loc"])
+            raise PeerError(f"a GRAPH frame holds no graph document: /{where}: {first['msg']}") from error
+        found = graph_hash(document)
+        text = canonical(document).decode()
+        async with self._db.write() as tx:
+            insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
+            row = {"hash": found, "program": document.program, "document": text, "first_seen_at": self._clock.now()}
+            await tx.session.execute(insert(GraphRow).values(row).on_conflict_do_nothing())
+
+    async def _on_graph_used(self, source: Source, body: Mapping[str, Any]) -> None:
+        found = str(body.get("hash", ""))
+        async with self._db.write() as tx:
+            if await tx.session.get(GraphRow, found) is None:
+                raise PeerError(f"a GRAPH_USED frame names graph {found[:64]!r}, which was never sent")
+            insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
+            use = {"job_id": source.job_id, "replica_id": source.replica_id, "hash": found}
+            use_row = insert(JobGraphRow).values({**use, "first_seen_at": self._clock.now()})
+            await tx.session.execute(use_row.on_conflict_do_nothing())
+            statement = update(ReplicaRow).where(ReplicaRow.id == source.replica_id).values(graph_hash=found)
+            await tx.session.execute(statement)
+            tx.effects.jobs.add(source.job_id)
+        self._hub.publish_graph(source.job_id, source.replica_id, source.stream, found)
+
+
+class StepFigures:
+    """The series values of one reported step. A loss that was not fetched (NaN) is left out."""
+
+    __slots__ = ("step", "time_ns", "values")
+
+    def __init__(self, step: int, time_ns: int, values: dict[str, float]) -> None:
+        self.step, self.time_ns, self.values = step, time_ns, values
+
+
+def step_figures(frame: Frame) -> list[StepFigures]:
+    """Turn the rows of a METRICS frame into series values. Raises PeerError if a column is missing."""
+    names = ("STEP", "TIME_NS", "LOSS", "SAMPLES", "STEP_NS", "SYNC_BYTES", "SYNC_NS")
+    try:
+        columns = [frame.columns[Column[name]].tolist() for name in names]
+    except KeyError as error:
+        raise PeerError(f"a METRICS frame has no column {error.args[0].name}") from error
+    rows = []
+    for step, time_ns, loss, samples, step_ns, sync_bytes, sync_ns in zip(*columns, strict=True):
+        values = {"step_ms": step_ns / 1e6, "sync_bytes": float(sync_bytes), "sync_ms": sync_ns / 1e6}
+        if step_ns > 0:
+            values["samples_per_s"] = samples * 1e9 / step_ns
+        if math.isfinite(loss):
+            values["loss"] = loss
+        rows.append(StepFigures(step, time_ns, values))
+    return rows
+
+
+def _object(frame: Frame) -> Mapping[str, Any]:
+    if not isinstance(frame.body, dict):
+        raise PeerError(f"a {frame.kind.name} frame holds {str(frame.body)[:80]!r}; expected an object")
+    return frame.body

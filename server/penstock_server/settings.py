@@ -1,0 +1,58 @@
+"""Settings of the control plane. Environment variables start with `PENSTOCK_SERVER_`.
+
+Everything that the server writes lies under `state_dir`; whoever can read that folder is an administrator.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Where the server listens, where it keeps its state, how patient it is, how much it stores."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_SERVER_", extra="forbid")
+
+    host: str = "127.0.0.1"
+    port: int = Field(7080, ge=0, le=65535, description="0: any free port")
+    state_dir: Path = Field(default_factory=lambda: Path.home() / ".penstock" / "server")
+    database_url: str | None = Field(None, description="postgresql+asyncpg://…; default: SQLite in state_dir")
+    static_dir: Path | None = Field(None, description="built dashboard; default: the packaged one, else web/dist")
+    allowed_origins: list[str] = Field(
+        default_factory=list, description="further origins a browser may use, e.g. https://penstock.example.org"
+    )
+
+    lease_ttl_s: float = Field(15.0, gt=0)
+    grace_s: float = Field(60.0, ge=0, description="how long replicas outlive a lost lease")
+    tick_s: float = Field(0.5, gt=0, description="how often leases and time limits are looked at")
+    stop_patience_s: float = Field(30.0, gt=0, description="beyond stop_grace_s, until a silent replica counts as lost")
+    metrics_flush_s: float = Field(0.25, gt=0)
+
+    max_body_bytes: int = Field(1 << 20, ge=1024)
+    max_snapshot_bytes: int = Field(64 << 20, ge=1024)
+    log_quota_bytes: int = Field(64 << 20, ge=1024, description="of each replica")
+    segment_bytes: int = Field(4 << 20, ge=4096)
+    segment_quota_bytes: int = Field(512 << 20, ge=4096, description="of each job; the oldest segments go first")
+    browser_high_water_bytes: int = Field(1 << 20, ge=1024)
+    browser_limit_bytes: int = Field(4 << 20, ge=1024)
+    browser_slow_s: float = Field(5.0, gt=0)
+
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def url(self) -> str:
+        """Return the database URL, with an async driver."""
+        given = self.database_url
+        if given is None:
+            return f"sqlite+aiosqlite:///{self.state_dir / 'penstock.db'}"
+        for scheme in ("postgresql://", "postgres://"):
+            if given.startswith(scheme):
+                return "postgresql+asyncpg://" + given.removeprefix(scheme)
+        if given.startswith("sqlite:///"):
+            return "sqlite+aiosqlite:///" + given.removeprefix("sqlite:///")
+        return given

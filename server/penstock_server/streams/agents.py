@@ -1,0 +1,46 @@
+"""The agents that are connected, by node. A node has one connection: a new one replaces the old."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock_server.streams.outbox import Outbox
+
+REPLACED = 4409
+
+
+@dataclass(slots=True, eq=False)
+class AgentLink:
+    """One agent's connection. `missing`: replicas that should run there and did not come back with it."""
+
+    node_id: str
+    connected_at: float
+    outbox: Outbox = field(default_factory=Outbox)
+    missing: set[str] = field(default_factory=set)
+
+
+class Agents:
+    """Connected agents."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, AgentLink] = {}
+
+    def connect(self, link: AgentLink) -> None:
+        """Take a new connection; the node's old one, if any, is closed."""
+        old = self._links.get(link.node_id)
+        if old is not None:
+            old.outbox.close(REPLACED, "another connection of this node replaced this one")
+        self._links[link.node_id] = link
+
+    def disconnect(self, link: AgentLink) -> None:
+        """Forget a connection, unless another has replaced it."""
+        if self._links.get(link.node_id) is link:
+            del self._links[link.node_id]
+
+    def get(self, node_id: str) -> AgentLink | None:
+        """Return a node's connection, if there is one."""
+        return self._links.get(node_id)
+
+    def all(self) -> list[AgentLink]:
+        """Return every connection."""
+        return list(self._links.values())

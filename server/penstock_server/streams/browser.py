@@ -1,0 +1,134 @@
+"""One browser's connection: its subscriptions, and the task that sends what waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Protocol
+
+import structlog
+
+from penstock.errors import PeerError
+from penstock.protocol.frames import Kind, decode, decode_header
+from penstock_server.instruments import Instruments
+from penstock_server.streams.hub import Hub, Subscription, offer
+from penstock_server.streams.logstore import LogStore
+from penstock_server.streams.queue import SLOW, BrowserQueue, LogWish
+
+log = structlog.get_logger(__name__)
+
+LOG_PIECE_BYTES = 64 << 10
+MAX_SUBSCRIPTIONS = 64
+MAX_REPLAY_BYTES = 768 << 10
+SEND_DEADLINE_S = 10.0
+
+
+class Socket(Protocol):
+    """What a browser's connection can do."""
+
+    async def send_text(self, data: str) -> None:
+        """Send a text message; returns when the transport took it."""
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send a binary message; returns when the transport took it."""
+
+
+class SlowBrowser(Exception):
+    """The browser could not keep up; its connection is to be closed with `SLOW`."""
+
+    code = SLOW
+
+
+class Browser:
+    """Subscriptions and sender of one connection. Publishing to it never waits for it."""
+
+    def __init__(self, socket: Socket, queue: BrowserQueue, wake: asyncio.Event, *, hub: Hub, logs: LogStore) -> None:
+        self._socket, self._queue, self._wake, self._hub, self._logs = socket, queue, wake, hub, logs
+        self._subscriptions: dict[int, Subscription] = {}
+
+    def subscribe(
+        self, number: int, job_id: str | None, parts: frozenset[str], log_offsets: dict[str, int]
+    ) -> Subscription:
+        """Begin a subscription; changes gather for it from now on. Raises PeerError on a number in use."""
+        if number in self._subscriptions:
+            raise PeerError(f"subscription {number} exists already")
+        if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise PeerError(f"more than {MAX_SUBSCRIPTIONS} subscriptions on one connection")
+        made = Subscription(number, job_id, parts, self._queue, dict(log_offsets))
+        self._subscriptions[number] = made
+        self._hub.add(made)
+        return made
+
+    def unsubscribe(self, number: int) -> None:
+        """End a subscription; one that is not there is ended already."""
+        subscription = self._subscriptions.pop(number, None)
+        if subscription is not None:
+            self._hub.remove(subscription)
+
+    def close(self) -> None:
+        """End every subscription."""
+        for number in list(self._subscriptions):
+            self.unsubscribe(number)
+
+    async def run(self, meters: Instruments) -> None:
+        """Send what waits, until cancelled. Raises SlowBrowser when the ladder is at its end."""
+        sent_drops = 0
+        while True:
+            self._wake.clear()
+            if self._queue.slow:
+                meters.slow_closed.inc()
+                raise SlowBrowser
+            if not await self._send_round():
+                await self._wake.wait()
+            meters.dropped.inc(self._queue.dropped_rows - sent_drops)
+            sent_drops = self._queue.dropped_rows
+
+    async def _send_round(self) -> bool:
+        now = self._queue.take()
+        if now is None:
+            return False
+        for message in now.messages:
+            await self._send(message)
+        for wish in now.logs:
+            await self._send_log(wish)
+        for item in now.stream:
+            await self._send(item)
+            if self._queue.slow:
+                break
+        return True
+
+    async def _send(self, item: bytes | dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(SEND_DEADLINE_S):
+                if isinstance(item, bytes):
+                    await self._socket.send_bytes(item)
+                else:
+                    await self._socket.send_text(json.dumps(item, separators=(",", ":")))
+        except TimeoutError as error:
+            raise SlowBrowser from error
+
+    async def _send_log(self, wish: LogWish) -> None:
+        subscription = self._subscriptions.get(wish.subscription)
+        if subscription is None:
+            return
+        offset = subscription.log_offsets.get(wish.replica_id, 0)
+        piece = self._logs.read(wish.job_id, wish.replica_id, offset, LOG_PIECE_BYTES)
+        if piece.next_offset == offset:
+            return
+        subscription.log_offsets[wish.replica_id] = piece.next_offset
+        message = {"type": "log", "id": wish.subscription, "replica_id": wish.replica_id}
+        await self._send({**message, "offset": offset, "text": piece.text})
+        more = LogWish(wish.subscription, wish.job_id, wish.replica_id, piece.next_offset)
+        self._queue.put_log(more)  # read on until there is nothing, other messages in between
+
+
+def replay(subscription: Subscription, frames: list[bytes], replicas: dict[int, str]) -> None:
+    """Queue recorded frames for one subscription; a GRAPH_USED among them becomes its message."""
+    for frame in frames:
+        header = decode_header(frame)
+        if header.kind is Kind.GRAPH_USED:
+            body = decode(frame).body
+            message = {"type": "graph", "replica_id": replicas.get(header.stream, ""), "stream": header.stream}
+            offer(subscription, None, {**message, "hash": str(body.get("hash", ""))})
+        else:
+            offer(subscription, header, frame)

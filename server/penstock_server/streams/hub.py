@@ -1,0 +1,144 @@
+"""Who follows what. Publishing never waits: it only puts into the followers' queues."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.protocol.frames import Header, Kind
+from penstock_server.streams.queue import BrowserQueue, LogWish, Points
+
+RING_BYTES = 1 << 20
+_PART: dict[Kind, str] = {Kind.OP_EVENTS: "ops", Kind.OP_SUMS: "ops", Kind.GAP: "ops", Kind.SYNC: "sync"}
+SHOWN = frozenset(_PART)
+
+
+@dataclass(slots=True, eq=False)
+class Subscription:
+    """One browser's interest in one job (`job_id`), or in the list of jobs (None)."""
+
+    id: int
+    job_id: str | None
+    parts: frozenset[str]
+    queue: BrowserQueue
+    log_offsets: dict[str, int] = field(default_factory=dict)
+    ready: bool = False
+
+
+@dataclass(slots=True)
+class Recent:
+    """The newest frames of a job, so that a page which opens now is not empty. Bounded by bytes."""
+
+    items: deque[tuple[Header | None, bytes | dict[str, Any]]] = field(default_factory=deque)
+    size: int = 0
+
+    def add(self, header: Header | None, content: bytes | dict[str, Any]) -> None:
+        """Add a frame, or a message among the frames; the oldest go."""
+        self.items.append((header, content))
+        self.size += len(content) if isinstance(content, bytes) else 0
+        while self.size > RING_BYTES:
+            _, old = self.items.popleft()
+            self.size -= len(old) if isinstance(old, bytes) else 0
+
+
+class Hub:
+    """Subscriptions and the fan-out to them. One event loop."""
+
+    def __init__(self) -> None:
+        self._of_job: dict[str, set[Subscription]] = defaultdict(set)
+        self._of_list: set[Subscription] = set()
+        self._recent: dict[str, Recent] = defaultdict(Recent)
+
+    def add(self, subscription: Subscription) -> None:
+        """Start delivering to a subscription."""
+        if subscription.job_id is None:
+            self._of_list.add(subscription)
+        else:
+            self._of_job[subscription.job_id].add(subscription)
+
+    def remove(self, subscription: Subscription) -> None:
+        """Stop delivering to a subscription."""
+        subscription.queue.forget(subscription.id)
+        self._of_list.discard(subscription)
+        if subscription.job_id is not None:
+            self._of_job[subscription.job_id].discard(subscription)
+            if not self._of_job[subscription.job_id]:
+                del self._of_job[subscription.job_id]
+
+    def follows(self, job_id: str) -> bool:
+        """Whether anybody would see a change of this job."""
+        return bool(self._of_list) or job_id in self._of_job
+
+    def publish_job(self, job_id: str, view: dict[str, Any]) -> None:
+        """Send a job's newest state."""
+        for sub in [*self._of_list, *self._of_job.get(job_id, ())]:
+            if "state" in sub.parts:
+                sub.queue.put_state(f"job:{sub.id}:{job_id}", {"type": "job", "id": sub.id, "job": view})
+
+    @property
+    def lists_followed(self) -> bool:
+        """Whether anybody follows the list of jobs and nodes."""
+        return bool(self._of_list)
+
+    def publish_nodes(self, nodes: list[dict[str, Any]]) -> None:
+        """Send the nodes as they are now."""
+        for sub in self._of_list:
+            sub.queue.put_state(f"nodes:{sub.id}", {"type": "nodes", "id": sub.id, "nodes": nodes})
+
+    def publish_event(self, job_id: str | None, event: dict[str, Any]) -> None:
+        """Send a change of state."""
+        for sub in self._of_job.get(job_id, ()) if job_id is not None else self._of_list:
+            if "state" in sub.parts:
+                key = f"event:{sub.id}:{event['id']}"
+                sub.queue.put_state(key, {"type": "event", "id": sub.id, "event": event})
+
+    def publish_metrics(self, job_id: str, points: Points) -> None:
+        """Send points that are in the database by now."""
+        for sub in self._of_job.get(job_id, ()):
+            if "metrics" in sub.parts:
+                sub.queue.put_metrics(sub.id, points)
+
+    def publish_log(self, job_id: str, replica_id: str) -> None:
+        """Say that a log has grown; each follower reads on from where it is."""
+        for sub in self._of_job.get(job_id, ()):
+            if "logs" in sub.parts and sub.ready:
+                offset = sub.log_offsets.get(replica_id, 0)
+                sub.queue.put_log(LogWish(sub.id, job_id, replica_id, offset))
+
+    def publish_frame(self, job_id: str, header: Header, frame: bytes) -> None:
+        """Send one frame: the same bytes object to everybody."""
+        self._recent[job_id].add(header, frame)
+        part = _PART[header.kind]
+        for sub in self._of_job.get(job_id, ()):
+            if part in sub.parts and sub.ready:
+                sub.queue.put_frame(sub.id, header.kind, header.count, frame)
+
+    def publish_graph(self, job_id: str, replica_id: str, stream: int, graph_hash: str) -> None:
+        """Say which graph the following frames of a stream index."""
+        message = {"type": "graph", "replica_id": replica_id, "stream": stream, "hash": graph_hash}
+        self._recent[job_id].add(None, message)
+        for sub in self._of_job.get(job_id, ()):
+            if sub.ready:
+                sub.queue.put_in_stream(sub.id, {**message, "id": sub.id})
+
+    def replay_recent(self, subscription: Subscription) -> bool:
+        """Queue the newest frames of a job for one subscription; False if none are in memory."""
+        if subscription.job_id not in self._recent:
+            return False
+        for header, content in self._recent[subscription.job_id].items:
+            offer(subscription, header, content)
+        return True
+
+    def drop(self, job_id: str) -> None:
+        """Forget the newest frames of a job that ended; its segments have them."""
+        self._recent.pop(job_id, None)
+
+
+def offer(subscription: Subscription, header: Header | None, content: bytes | dict[str, Any]) -> None:
+    """Queue one frame, or message among frames, for one subscription if it asked for such."""
+    if isinstance(content, bytes):
+        if header is not None and _PART[header.kind] in subscription.parts:
+            subscription.queue.put_frame(subscription.id, header.kind, header.count, content)
+    else:
+        subscription.queue.put_in_stream(subscription.id, {**content, "id": subscription.id})

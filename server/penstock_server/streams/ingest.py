@@ -1,0 +1,120 @@
+"""Telemetry frames as they arrive: checked against who may send them, stored, and handed on undecoded.
+
+The header says whose a frame is; its stream and epoch have to belong to the sender, and to the job's
+current attempt, else it is refused and counted. Operator events are never decoded here. Figures, graph
+documents, progress and logs are few, and are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from penstock.protocol.frames import Column, Frame, Header, Kind, decode, decode_header
+from penstock_server.instruments import Instruments
+from penstock_server.streams.hub import SHOWN, Hub
+from penstock_server.streams.logstore import LogStore
+from penstock_server.streams.recorder import Recorder
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a stream stands for. `current`: its epoch is still the job's."""
+
+    stream: int
+    replica_id: str
+    job_id: str
+    epoch: int
+    role: str
+    index: int
+    node_id: str | None
+    current: bool
+
+    @property
+    def suffix(self) -> str:
+        """Return what sets this replica's series apart: nothing for trainer 0."""
+        return "" if (self.role, self.index) == ("trainer", 0) else f".{self.role}{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who is on the other side: the agent of a node, or one attached process."""
+
+    node_id: str | None = None
+    replica_id: str | None = None
+
+    def owns(self, source: Source) -> bool:
+        """Whether the sender may speak for this stream."""
+        if self.replica_id is not None:
+            return source.replica_id == self.replica_id
+        return self.node_id is not None and source.node_id == self.node_id
+
+
+FindSource = Callable[[int], Awaitable[Source | None]]
+OnFrame = Callable[[Source, Frame], Awaitable[None]]
+
+
+class Ingest:
+    """The way of a frame through the server. Sources are looked up once and kept until their job changes."""
+
+    def __init__(
+        self, find: FindSource, on_frame: OnFrame, *, hub: Hub, recorder: Recorder, logs: LogStore, meters: Instruments
+    ) -> None:
+        self._find, self._on_frame = find, on_frame
+        self._hub, self._recorder, self._logs, self._meters = hub, recorder, logs, meters
+        self._sources: dict[int, Source] = {}
+
+    def forget_job(self, job_id: str) -> None:
+        """Look the job's streams up again: its epoch may have changed."""
+        self._sources = {n: s for n, s in self._sources.items() if s.job_id != job_id}
+
+    async def take(self, sender: Sender, data: bytes) -> None:
+        """Take one frame; one that is not the sender's is counted and dropped. Raises PeerError if it is no frame."""
+        header = decode_header(data)
+        source = self._sources.get(header.stream) or await self._look_up(header.stream)
+        refusal = _refusal(sender, source, header)
+        if refusal is not None or source is None:
+            self._meters.refused.labels(refusal or "unknown_stream").inc()
+            log.warning("frame refused", reason=refusal, stream=header.stream, epoch=header.epoch)
+            return
+        self._meters.frames.labels(header.kind.name).inc()
+        self._meters.frame_bytes.inc(len(data))
+        if header.kind in SHOWN:
+            self._recorder.append(source.job_id, header, data)
+            self._hub.publish_frame(source.job_id, header, data)
+            return
+        frame = decode(data)
+        if header.kind is Kind.LOG:
+            text = frame.columns[Column.TEXT].tobytes() if Column.TEXT in frame.columns else b""
+            self.take_log(source.job_id, source.replica_id, header.step, text)
+            return
+        await self._on_frame(source, frame)
+        if header.kind is Kind.GRAPH_USED:  # kept among the frames: a replay has to know what they index
+            self._recorder.append(source.job_id, header, data)
+
+    def take_log(self, job_id: str, replica_id: str, offset: int, content: bytes) -> int:
+        """Store bytes of a log; return the offset to acknowledge."""
+        appended = self._logs.append(job_id, replica_id, offset, content)
+        if appended.grew:
+            self._hub.publish_log(job_id, replica_id)
+        return appended.next_offset
+
+    async def _look_up(self, stream: int) -> Source | None:
+        source = await self._find(stream)
+        if source is not None:
+            self._sources[stream] = source
+        return source
+
+
+def _refusal(sender: Sender, source: Source | None, header: Header) -> str | None:
+    if source is None:
+        return "unknown_stream"
+    if not sender.owns(source):
+        return "foreign_stream"
+    if header.epoch != source.epoch or not source.current:
+        return "stale_epoch"
+    return None

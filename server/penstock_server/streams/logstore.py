@@ -1,0 +1,96 @@
+"""Logs of replicas as files: bytes at their offset, none twice, none lost, bounded by a quota.
+
+The length of the file is the acknowledged offset. Bytes beyond it wait until the missing ones come (the
+agent sends again from the acknowledged offset); bytes before it are repetitions. At the quota one line
+says so, and what follows is acknowledged and not kept. Calls are short appends to the page cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+TAIL_BYTES = 4096
+TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """`next_offset`: what to acknowledge. `grew`: whether subscribers have something to read."""
+
+    next_offset: int
+    grew: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole characters of a log from `offset` up to `next_offset`."""
+
+    offset: int
+    next_offset: int
+    text: str
+
+
+class LogStore:
+    """The logs of every job, under `root/<job id>/logs/<replica id>.log`."""
+
+    def __init__(self, root: Path, *, quota_bytes: int) -> None:
+        self._root, self._quota = root, quota_bytes
+
+    def append(self, job_id: str, replica_id: str, offset: int, content: bytes) -> Appended:
+        """Append what is new of `content`, which stands at `offset` of the replica's log."""
+        path = self._path(job_id, replica_id)
+        size = self.size(job_id, replica_id)
+        if size >= self._quota:
+            return Appended(max(size, offset + len(content)), grew=False)
+        if offset > size or offset + len(content) <= size:
+            return Appended(size, grew=False)
+        fresh = content[size - offset :]
+        kept = fresh[: self._quota - size]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(kept)
+            if size + len(kept) >= self._quota:
+                file.write(f"\n[penstock: log cut here, its quota of {self._quota} bytes is used up]\n".encode())
+        return Appended(offset + len(content), grew=True)
+
+    def size(self, job_id: str, replica_id: str) -> int:
+        """Return the bytes kept of a replica's log."""
+        try:
+            return self._path(job_id, replica_id).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def read(self, job_id: str, replica_id: str, offset: int, limit: int) -> Piece:
+        """Read at most `limit` bytes from `offset`; a character cut in two is left for the next piece."""
+        try:
+            with self._path(job_id, replica_id).open("rb") as file:
+                file.seek(offset)
+                content = file.read(limit)
+        except FileNotFoundError:
+            content = b""
+        whole = content[: whole_characters(content)]
+        return Piece(offset, offset + len(whole), whole.decode(errors="replace"))
+
+    def tail(self, job_id: str, replica_id: str) -> str:
+        """Return the last lines of a replica's log."""
+        size = self.size(job_id, replica_id)
+        start = max(0, size - TAIL_BYTES)
+        lines = self.read(job_id, replica_id, start, TAIL_BYTES).text.splitlines()
+        if start:
+            lines = lines[1:]
+        return "\n".join(lines[-TAIL_LINES:])
+
+    def _path(self, job_id: str, replica_id: str) -> Path:
+        return self._root / job_id / "logs" / f"{replica_id}.log"
+
+
+def whole_characters(content: bytes) -> int:
+    """Return the length of `content` without a UTF-8 character that its end cuts in two."""
+    for back in range(1, min(4, len(content)) + 1):
+        byte = content[-back]
+        if byte & 0xC0 == 0x80:
+            continue  # inside a character
+        length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return len(content) - back if length > back and back < len(content) else len(content)
+    return len(content)

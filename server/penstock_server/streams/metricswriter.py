@@ -1,0 +1,86 @@
+"""Metric points and newest figures on their way into the database: gathered, written in one go, then published.
+
+Points are published after they are stored, under the lock that a subscriber's snapshot takes: so a page
+gets each point once, in its snapshot or as a delta. Nothing is dropped when a write fails: it is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from sqlalchemy import update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from penstock_server.db import Database
+from penstock_server.instruments import Instruments
+from penstock_server.streams.hub import Hub
+from penstock_server.streams.live import Live
+from penstock_server.tables import JobRow, MetricRow
+
+Columns = dict[str, list[Any]]
+
+
+class MetricsWriter:
+    """The buffer in front of the metrics table."""
+
+    def __init__(self, database: Database, hub: Hub, live: Live, instruments: Instruments) -> None:
+        self._db, self._hub, self._live, self._instruments = database, hub, live, instruments
+        self._points: dict[str, dict[str, Columns]] = {}
+        self._touched: set[str] = set()
+        self.lock = asyncio.Lock()
+
+    def add(self, job_id: str, series: str, step: int, time_ns: int, value: float) -> None:
+        """Take one finite point."""
+        columns = self._points.setdefault(job_id, {}).setdefault(series, {"step": [], "time_ns": [], "value": []})
+        columns["step"].append(step)
+        columns["time_ns"].append(time_ns)
+        columns["value"].append(value)
+
+    def touch(self, job_id: str) -> None:
+        """Have a job's newest figures written with the next flush."""
+        self._touched.add(job_id)
+
+    async def flush(self) -> set[str]:
+        """Write what was gathered; return the jobs whose figures changed."""
+        if not self._points and not self._touched:
+            return set()
+        async with self.lock:
+            points, self._points = self._points, {}
+            touched, self._touched = self._touched | set(points), set()
+            try:
+                await self._write(points, touched)
+            except BaseException:
+                self._take_back(points, touched)
+                raise
+            for job_id, series in points.items():
+                self._hub.publish_metrics(job_id, series)
+        return touched
+
+    async def _write(self, points: dict[str, dict[str, Columns]], touched: set[str]) -> None:
+        rows = [
+            {"job_id": job_id, "series": name, "step": step, "time_ns": time_ns, "value": value}
+            for job_id, series in points.items()
+            for name, c in series.items()
+            for step, time_ns, value in zip(c["step"], c["time_ns"], c["value"], strict=True)
+        ]
+        async with self._db.write() as tx:
+            if rows:
+                insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
+                await tx.session.execute(insert(MetricRow).on_conflict_do_nothing(), rows)
+            for job_id in sorted(touched):
+                live = self._live.get(job_id)
+                if live is not None:
+                    values = {"latest": dict(live.latest), "eta_s": live.eta_s}
+                    if live.progress is not None:
+                        values["progress"] = live.progress
+                    await tx.session.execute(update(JobRow).where(JobRow.id == job_id).values(**values))
+        self._instruments.metric_points.inc(len(rows))
+
+    def _take_back(self, points: dict[str, dict[str, Columns]], touched: set[str]) -> None:
+        newer, self._points = self._points, points
+        self._touched |= touched
+        for job_id, series in newer.items():
+            for name, columns in series.items():
+                for step, time_ns, value in zip(*columns.values(), strict=True):
+                    self.add(job_id, name, step, time_ns, value)

@@ -1,0 +1,171 @@
+"""What waits for one browser, and the ladder for one that is slow. Decides without I/O.
+
+State and metrics are merged (only the newest state waits, points are appended), logs are positions in a
+file, telemetry frames are bytes. When frames pass the high water, (1) the oldest OP_EVENTS go, and are
+counted; (2) after a second of this, OP_EVENTS are not queued at all and the browser is told; (3) at the
+limit, or when it has not caught up for `slow_s`, the connection is to be closed with 4408. Nothing but
+frames is ever dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.protocol.frames import Kind
+
+SLOW = 4408
+DEGRADE_AFTER_S = 1.0
+ROUND_BYTES = 256 << 10
+
+Points = Mapping[str, Mapping[str, list[Any]]]
+"""Series by name: {step, time_ns, value}."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogWish:
+    """The browser is to get what a log holds from `offset`."""
+
+    subscription: int
+    job_id: str
+    replica_id: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What to send next: messages first, then a piece of each log, then frames (or messages among them)."""
+
+    messages: list[dict[str, Any]]
+    logs: list[LogWish]
+    stream: list[bytes | dict[str, Any]]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    content: bytes | dict[str, Any]
+    subscription: int
+    kind: Kind | None
+    rows: int
+    size: int
+
+
+@dataclass(slots=True)
+class BrowserQueue:
+    """The queue of one browser connection. `wake` is called whenever something new waits."""
+
+    high_water_bytes: int
+    limit_bytes: int
+    slow_s: float
+    monotonic: Callable[[], float]
+    wake: Callable[[], None]
+    frame_bytes: int = 0
+    dropped_rows: int = 0
+    slow: bool = False
+    _state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _metrics: dict[int, dict[str, dict[str, list[Any]]]] = field(default_factory=dict)
+    _gaps: dict[int, dict[str, int]] = field(default_factory=dict)
+    _logs: dict[tuple[int, str], LogWish] = field(default_factory=dict)
+    _frames: deque[_Waiting] = field(default_factory=deque)
+    _congested_since: float | None = None
+    _degraded: bool = False
+
+    def put_state(self, key: str, message: dict[str, Any]) -> None:
+        """Queue a message; it replaces the one of the same key that waits."""
+        self._state.pop(key, None)
+        self._state[key] = message
+        self.wake()
+
+    def put_metrics(self, subscription: int, points: Points) -> None:
+        """Queue points behind those that wait."""
+        mine = self._metrics.setdefault(subscription, {})
+        for name, series in points.items():
+            waiting = mine.setdefault(name, {"step": [], "time_ns": [], "value": []})
+            for column, values in series.items():
+                waiting[column].extend(values)
+        self.wake()
+
+    def put_log(self, wish: LogWish) -> None:
+        """Queue the rest of a log; a wish that waits for the same log is kept."""
+        self._logs.setdefault((wish.subscription, wish.replica_id), wish)
+        self.wake()
+
+    def put_in_stream(self, subscription: int, message: dict[str, Any]) -> None:
+        """Queue a message that keeps its place among the frames."""
+        self._frames.append(_Waiting(message, subscription, None, 0, 0))
+        self.wake()
+
+    def put_frame(self, subscription: int, kind: Kind, rows: int, frame: bytes) -> None:
+        """Queue a frame, and climb the ladder if the browser is behind."""
+        if self.slow:
+            return
+        if self._degraded and kind is Kind.OP_EVENTS:
+            self._drop(subscription, kind, rows)
+        else:
+            self._frames.append(_Waiting(frame, subscription, kind, rows, len(frame)))
+            self.frame_bytes += len(frame)
+        if self.frame_bytes > self.high_water_bytes:
+            self._relieve()
+        self._judge(subscription)
+        self.wake()
+
+    def take(self) -> Round | None:
+        """Take what to send next; None if nothing waits."""
+        if not (self._state or self._metrics or self._gaps or self._logs or self._frames):
+            return None
+        messages = list(self._state.values())
+        messages += [{"type": "gap", "id": n, "dropped": dropped} for n, dropped in self._gaps.items()]
+        messages += [{"type": "metrics", "id": n, "series": series} for n, series in self._metrics.items()]
+        logs = list(self._logs.values())
+        self._state, self._gaps, self._metrics, self._logs = {}, {}, {}, {}
+        stream: list[bytes | dict[str, Any]] = []
+        size = 0
+        while self._frames and size < ROUND_BYTES:
+            waiting = self._frames.popleft()
+            size += waiting.size
+            stream.append(waiting.content)
+        self.frame_bytes -= size
+        if not self._frames:
+            self._congested_since, self._degraded = None, False
+        return Round(messages, logs, stream)
+
+    def forget(self, subscription: int) -> None:
+        """Drop everything that waits for a subscription which ended."""
+        self._metrics.pop(subscription, None)
+        self._gaps.pop(subscription, None)
+        self._logs = {key: wish for key, wish in self._logs.items() if key[0] != subscription}
+        self._frames = deque(w for w in self._frames if w.subscription != subscription)
+        self._state = {key: m for key, m in self._state.items() if m.get("id") != subscription}
+        self.frame_bytes = sum(w.size for w in self._frames)
+
+    def _relieve(self) -> None:
+        kept: deque[_Waiting] = deque()
+        over = self.frame_bytes - self.high_water_bytes
+        for waiting in self._frames:
+            if over > 0 and waiting.kind is Kind.OP_EVENTS:
+                over -= waiting.size
+                self.frame_bytes -= waiting.size
+                self._drop(waiting.subscription, waiting.kind, waiting.rows)
+            else:
+                kept.append(waiting)
+        self._frames = kept
+        if self._congested_since is None:
+            self._congested_since = self.monotonic()
+
+    def _judge(self, subscription: int) -> None:
+        if self._congested_since is None:
+            return
+        behind_s = self.monotonic() - self._congested_since
+        if self.frame_bytes > self.limit_bytes or behind_s >= self.slow_s:
+            self.slow = True
+        elif behind_s >= DEGRADE_AFTER_S and not self._degraded:
+            self._degraded = True
+            reason = "this browser is behind: operator events are left out until it has caught up"
+            self.put_state(f"degraded:{subscription}", {"type": "degraded", "id": subscription, "reason": reason})
+
+    def _drop(self, subscription: int, kind: Kind, rows: int) -> None:
+        gaps = self._gaps.setdefault(subscription, {})
+        gaps[kind.name] = gaps.get(kind.name, 0) + rows
+        self.dropped_rows += rows

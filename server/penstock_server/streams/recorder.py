@@ -1,0 +1,67 @@
+"""Segment files by job, opened when needed. A disk that fails costs the recording, never the live view."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Collection
+from pathlib import Path
+
+import structlog
+
+from penstock.protocol.frames import Header, Kind
+from penstock_server.streams.segments import Segments
+
+log = structlog.get_logger(__name__)
+
+
+class Recorder:
+    """The recordings of all jobs, under `root/<job id>/segments/`."""
+
+    def __init__(self, root: Path, *, segment_bytes: int, quota_bytes: int) -> None:
+        self._root, self._segment_bytes, self._quota_bytes = root, segment_bytes, quota_bytes
+        self._jobs: dict[str, Segments] = {}
+        self._failed: set[str] = set()
+
+    def append(self, job_id: str, header: Header, frame: bytes) -> None:
+        """Append a frame to its job's recording."""
+        try:
+            self._of(job_id).append(header, frame)
+        except OSError:
+            if job_id not in self._failed:
+                self._failed.add(job_id)
+                log.exception("recording failed; live views go on", job=job_id)
+
+    async def read(
+        self, job_id: str, *, stream: int | None, kinds: Collection[Kind], after_seq: int | None, limit_bytes: int
+    ) -> bytes:
+        """Return the oldest frames that fit the filter, each preceded by its length as u32."""
+        segments = self._of(job_id)
+        entries = segments.select(stream=stream, kinds=kinds, after_seq=after_seq, limit_bytes=limit_bytes)
+        frames = await asyncio.to_thread(lambda: list(segments.read(entries)))
+        return b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
+
+    async def last(self, job_id: str, kinds: Collection[Kind], limit_bytes: int) -> list[bytes]:
+        """Return the newest frames of a job, oldest first, with the GRAPH_USED frames that they rest on."""
+        segments = self._of(job_id)
+        entries = segments.last(kinds, limit_bytes)
+        return await asyncio.to_thread(lambda: list(segments.read(entries)))
+
+    def release(self, job_id: str) -> None:
+        """Close a job that ended; its index is read again if somebody asks."""
+        segments = self._jobs.pop(job_id, None)
+        if segments is not None:
+            segments.close()
+
+    def close(self) -> None:
+        """Close every file."""
+        for job_id in list(self._jobs):
+            self.release(job_id)
+
+    def _of(self, job_id: str) -> Segments:
+        found = self._jobs.get(job_id)
+        if found is None:
+            folder = self._root / job_id / "segments"
+            found = Segments(folder, segment_bytes=self._segment_bytes, quota_bytes=self._quota_bytes)
+            self._jobs[job_id] = found
+        return found

@@ -1,0 +1,173 @@
+"""Segment files: the telemetry frames of a job, as they came, kept for replay.
+
+A segment is a magic number and records `{u32 length, u32 crc32, frame}`; a new one begins when the next
+record would pass the size limit. What lies in each is indexed in memory by stream, kind, seq and time,
+and read back from the files when a job is first looked at after a start. A torn or damaged record ends
+its file: what follows in that file is not trusted, and appending goes on in a new one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from penstock.errors import PeerError
+from penstock.protocol.frames import HEADER_BYTES, MAX_FRAME_BYTES, Header, Kind, decode_header
+
+log = structlog.get_logger(__name__)
+
+MAGIC = b"PSSEG\x00\x00\x01"
+RECORD = struct.Struct("<II")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one frame lies, and what it is."""
+
+    segment: int
+    offset: int
+    size_bytes: int
+    stream: int
+    kind: Kind
+    seq: int
+    t0_ns: int
+    count: int
+
+
+class Segments:
+    """The segment files of one job. Used from one thread; `read` may run in another."""
+
+    def __init__(self, folder: Path, *, segment_bytes: int, quota_bytes: int) -> None:
+        self._folder, self._segment_bytes, self._quota_bytes = folder, segment_bytes, quota_bytes
+        self._sizes: dict[int, int] = {}
+        self.entries: list[Entry] = []
+        self._fd: int | None = None
+        self._current = 0
+        for path in sorted(folder.glob("*.seg")) if folder.is_dir() else ():
+            self._current = max(self._current, int(path.stem))
+            self._sizes[int(path.stem)] = path.stat().st_size
+            self.entries.extend(_scan(path))
+
+    def append(self, header: Header, frame: bytes) -> Entry:
+        """Append one frame. Raises OSError when the disk does."""
+        needed = RECORD.size + len(frame)
+        if self._fd is None or self._sizes[self._current] + needed > self._segment_bytes:
+            self._begin()
+        assert self._fd is not None
+        at = self._sizes[self._current]
+        record = RECORD.pack(len(frame), zlib.crc32(frame)) + frame
+        written = os.write(self._fd, record)
+        if written != len(record):
+            self.close()  # the torn record ends this file
+            raise OSError(f"wrote {written} of {len(record)} bytes to {self._path(self._current)}")
+        self._sizes[self._current] = at + needed
+        entry = _entry(self._current, at + RECORD.size, header, len(frame))
+        self.entries.append(entry)
+        return entry
+
+    def read(self, entries: Iterable[Entry]) -> Iterator[bytes]:
+        """Read frames back. One that was deleted by the quota in the meantime is left out."""
+        for entry in entries:
+            try:
+                with self._path(entry.segment).open("rb") as file:
+                    file.seek(entry.offset)
+                    frame = file.read(entry.size_bytes)
+            except FileNotFoundError:
+                continue
+            if len(frame) == entry.size_bytes:
+                yield frame
+
+    def select(
+        self, *, stream: int | None, kinds: Collection[Kind], after_seq: int | None, limit_bytes: int
+    ) -> list[Entry]:
+        """Return the oldest entries that fit the filter, together at most `limit_bytes` (but at least one)."""
+        chosen: list[Entry] = []
+        size = 0
+        for entry in self.entries:
+            if (stream is not None and entry.stream != stream) or entry.kind not in kinds:
+                continue
+            if after_seq is not None and entry.seq <= after_seq:
+                continue
+            size += entry.size_bytes + 4
+            if chosen and size > limit_bytes:
+                break
+            chosen.append(entry)
+        return chosen
+
+    def last(self, kinds: Collection[Kind], limit_bytes: int) -> list[Entry]:
+        """Return the newest entries of these kinds, oldest first, together at most `limit_bytes`.
+
+        Before them stands the GRAPH_USED of each stream that says which graph they index.
+        """
+        chosen: list[Entry] = []
+        size = 0
+        open_streams: set[int] = set()
+        for entry in reversed(self.entries):
+            if entry.kind is Kind.GRAPH_USED and entry.stream in open_streams:
+                chosen.append(entry)
+                open_streams.discard(entry.stream)
+            elif entry.kind in kinds and size + entry.size_bytes <= limit_bytes:
+                size += entry.size_bytes
+                chosen.append(entry)
+                open_streams.add(entry.stream)
+            elif size + entry.size_bytes > limit_bytes:
+                limit_bytes = 0  # nothing older is taken, so that no gap is hidden in the middle
+                if not open_streams:
+                    break
+        return chosen[::-1]
+
+    def close(self) -> None:
+        """Close the file that is being written; the next append begins a new one."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _begin(self) -> None:
+        self.close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._current += 1
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(self._path(self._current), flags, 0o600)
+        os.write(self._fd, MAGIC)
+        self._sizes[self._current] = len(MAGIC)
+        while sum(self._sizes.values()) > self._quota_bytes and len(self._sizes) > 1:
+            oldest = min(self._sizes)
+            del self._sizes[oldest]
+            self._path(oldest).unlink(missing_ok=True)
+            self.entries = [entry for entry in self.entries if entry.segment != oldest]
+
+    def _path(self, segment: int) -> Path:
+        return self._folder / f"{segment:06d}.seg"
+
+
+def _entry(segment: int, offset: int, header: Header, size: int) -> Entry:
+    return Entry(segment, offset, size, header.stream, header.kind, header.seq, header.t0_ns, header.count)
+
+
+def _scan(path: Path) -> list[Entry]:
+    """Return the entries of one file, up to its end or its first damaged record."""
+    content = path.read_bytes()
+    entries: list[Entry] = []
+    if not content.startswith(MAGIC):
+        log.warning("segment is not readable", path=str(path))
+        return entries
+    at = len(MAGIC)
+    while at + RECORD.size <= len(content):
+        size, crc = RECORD.unpack_from(content, at)
+        frame = content[at + RECORD.size : at + RECORD.size + size]
+        if not HEADER_BYTES <= size <= MAX_FRAME_BYTES or len(frame) != size or zlib.crc32(frame) != crc:
+            break
+        try:
+            entries.append(_entry(int(path.stem), at + RECORD.size, decode_header(frame), size))
+        except PeerError:
+            break
+        at += RECORD.size + size
+    if at != len(content):
+        log.warning("segment ends in a damaged record", path=str(path), good_bytes=at, bytes=len(content))
+    return entries

@@ -1,0 +1,235 @@
+"""Rows of the control plane. `version` guards every update of a row that has states: a stale write fails.
+
+`state` of jobs, replicas and nodes is written by `services.transitions` and nothing else. Operator
+events are never rows: they lie in segment files. Identifiers are UUIDv7 text, so they sort by age.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import JSON, BigInteger, DateTime, ForeignKey, Index, String, Text, UniqueConstraint
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+
+class Utc(TypeDecorator[datetime]):
+    """A time in UTC. SQLite keeps no zone, so it is taken off and put back."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"time {value!r} has no zone")
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    """Root of the rows."""
+
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        datetime: Utc(),
+        dict[str, Any]: JSON(),
+        list[str]: JSON(),
+        str: String(255),
+    }
+
+
+_ID = String(36)
+
+
+class JobRow(Base):
+    """A job. `epoch` fences: it is the number of the latest attempt, 0 before the first."""
+
+    __tablename__ = "jobs"
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    name: Mapped[str] = mapped_column(index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    reason: Mapped[str] = mapped_column(String(32), default="")
+    reason_detail: Mapped[str] = mapped_column(Text, default="")
+    why: Mapped[str] = mapped_column(Text, default="")
+    spec: Mapped[dict[str, Any]]
+    epoch: Mapped[int] = mapped_column(default=0)
+    restarts: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[datetime]
+    state_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    eta_s: Mapped[float | None]
+    latest: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    version: Mapped[int] = mapped_column(default=1)
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - a ClassVar would clash with the base class
+
+
+class AttemptRow(Base):
+    """One try of a job; a retry is a new row with a higher epoch."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (UniqueConstraint("job_id", "epoch", name="uq_attempts_job_id_epoch"),)
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    epoch: Mapped[int]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]
+    reason: Mapped[str] = mapped_column(String(32), default="")
+
+
+class NodeRow(Base):
+    """A machine whose agent joined. `wanted`: what an administrator asked for ('run', 'cordon', 'drain')."""
+
+    __tablename__ = "nodes"
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    name: Mapped[str] = mapped_column(index=True)
+    host: Mapped[str]
+    state: Mapped[str] = mapped_column(String(16))
+    wanted: Mapped[str] = mapped_column(String(8), default="run")
+    cpus: Mapped[int]
+    gpus: Mapped[int]
+    memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    agent_version: Mapped[str] = mapped_column(String(64), default="")
+    boot_id: Mapped[str] = mapped_column(String(64), default="")
+    joined_at: Mapped[datetime]
+    state_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime | None]
+    version: Mapped[int] = mapped_column(default=1)
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - a ClassVar would clash with the base class
+
+
+class ReplicaRow(Base):
+    """One process of one attempt: trainer or pserver. `stream` stands for it in telemetry frames."""
+
+    __tablename__ = "replicas"
+    __table_args__ = (
+        Index("ix_replicas_job_id_epoch", "job_id", "epoch"),
+        Index("ix_replicas_node_id_state", "node_id", "state"),
+    )
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt_id: Mapped[str] = mapped_column(_ID, ForeignKey("attempts.id", ondelete="CASCADE"))
+    epoch: Mapped[int]
+    role: Mapped[str] = mapped_column(String(16))
+    index: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    node_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("nodes.id"))
+    host: Mapped[str] = mapped_column(default="")
+    pid: Mapped[int | None]
+    endpoint: Mapped[str | None]
+    exit_code: Mapped[int | None]
+    signal: Mapped[int | None]
+    reason: Mapped[str] = mapped_column(Text, default="")
+    stream: Mapped[int] = mapped_column(BigInteger, unique=True)
+    cpus: Mapped[int] = mapped_column(default=0)
+    gpus: Mapped[int] = mapped_column(default=0)
+    memory_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
+    created_at: Mapped[datetime]
+    state_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    graph_hash: Mapped[str | None] = mapped_column(String(64))
+    version: Mapped[int] = mapped_column(default=1)
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - a ClassVar would clash with the base class
+
+
+class TokenRow(Base):
+    """A secret that opens something; only its keyed hash is kept. `kind`: user, node, join, login, session."""
+
+    __tablename__ = "tokens"
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    name: Mapped[str]
+    hash: Mapped[str] = mapped_column(String(64), unique=True)
+    scopes: Mapped[list[str]]
+    node_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("nodes.id"))
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    used_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+
+class EventRow(Base):
+    """One change of state, written in the same transaction as the change."""
+
+    __tablename__ = "events"
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    at: Mapped[datetime]
+    kind: Mapped[str] = mapped_column(String(16))
+    subject: Mapped[str] = mapped_column(_ID, index=True)
+    job_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    from_state: Mapped[str | None] = mapped_column(String(16))
+    to_state: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(String(64), default="")
+    detail: Mapped[str] = mapped_column(Text, default="")
+
+
+class MetricRow(Base):
+    """One point of a series. The whole key makes a repeated insert harmless."""
+
+    __tablename__ = "metrics"
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    series: Mapped[str] = mapped_column(String(128), primary_key=True)
+    time_ns: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    value: Mapped[float]
+
+
+class GraphRow(Base):
+    """A graph document; immutable, addressed by its hash."""
+
+    __tablename__ = "graphs"
+    hash: Mapped[str] = mapped_column(String(64), primary_key=True)
+    program: Mapped[str] = mapped_column(Text)
+    document: Mapped[str] = mapped_column(Text)
+    first_seen_at: Mapped[datetime]
+
+
+class JobGraphRow(Base):
+    """That a replica of a job used a graph."""
+
+    __tablename__ = "job_graphs"
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    replica_id: Mapped[str] = mapped_column(_ID, ForeignKey("replicas.id", ondelete="CASCADE"), primary_key=True)
+    hash: Mapped[str] = mapped_column(String(64), ForeignKey("graphs.hash"), primary_key=True)
+    first_seen_at: Mapped[datetime]
+
+
+class SnapshotRow(Base):
+    """An uploaded workdir; its bytes lie in `state_dir/snapshots`."""
+
+    __tablename__ = "snapshots"
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime]
+
+
+class IdempotencyRow(Base):
+    """What a write with an `Idempotency-Key` made, for 24 hours."""
+
+    __tablename__ = "idempotency_keys"
+    token_id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
+    created_at: Mapped[datetime]
+
+
+class CounterRow(Base):
+    """A number that only grows, such as the last stream given out."""
+
+    __tablename__ = "counters"
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    value: Mapped[int] = mapped_column(BigInteger)
