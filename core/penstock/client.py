@@ -123,6 +123,9 @@ class Token(TypedDict):
     id: str
     name: str
     scopes: list[str]
+    created_at: str
+    expires_at: str | None
+    revoked_at: str | None
     token: NotRequired[str]
 
 

@@ -35,6 +35,7 @@ BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 5.0
 IDLE_S = 0.1  # how often a quiet sender looks whether a log has grown
 # Of a signalled stop, together below 10 s: SIGTERM's turn, SIGKILL's, telling the server, closing the connection.
 STOP_GRACE_MAX_S, KILL_MAX_S, FAREWELL_S, CLOSE_S = 5.0, 2.0, 1.0, 0.5
+KEEP_UNACKED_S = 600.0  # a server that no longer knows a replica never acknowledges its log
 MAX_MESSAGE_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
 
@@ -228,7 +229,7 @@ class Agent:
             for message in outgoing.turn(lease.now()):
                 await websocket.send(message)
                 idle = False
-            if lease.now() >= self._beat_at:
+            if lease.now() >= self._beat_at and not outgoing.awaiting:
                 self._beat_at = lease.now() + ttl_s / 3
                 outgoing.beat_sent(lease.now())
                 used = psutil.virtual_memory().used
@@ -263,7 +264,8 @@ def life(replica: Replica) -> Life:
     """Return how far a replica is, as `reconcile` needs it."""
     if not replica.report.terminal:
         return Life.STOPPING if replica.stopping else Life.ALIVE
-    if replica.confirmed and replica.log.settled and replica.frames.empty:
+    relayed = replica.log.settled and replica.frames.empty
+    if replica.confirmed and (relayed or lease.now() - replica.ended_at > KEEP_UNACKED_S):
         return Life.SETTLED
     return Life.ENDED
 

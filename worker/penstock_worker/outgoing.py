@@ -84,6 +84,11 @@ class Outgoing:
                 return
             yield payload
 
+    @property
+    def awaiting(self) -> bool:
+        """True while a beat is unanswered: no other may go out, since a server may answer two beats once."""
+        return bool(self._beats)
+
     def beat_sent(self, now: float) -> None:
         """Note that a beat goes out now, and what went out before it."""
         ended = [replica_id for replica_id, report in self._reported.items() if report.terminal]

@@ -55,8 +55,11 @@ def list_tokens(url: Url = None, token: Token = None, json: Json = False) -> Non
     if json:
         emit_json(found)
         return
-    rows = [[item["id"], item["name"], ",".join(item["scopes"])] for item in found]
-    emit_table(["TOKEN", "NAME", "SCOPES"], rows, empty="there are no tokens")
+    rows = [
+        [item["id"], item["name"], ",".join(item["scopes"]), item["expires_at"] or "never", item["revoked_at"] or "-"]
+        for item in found
+    ]
+    emit_table(["TOKEN", "NAME", "SCOPES", "EXPIRES", "REVOKED"], rows, empty="there are no tokens")
 
 
 @token_commands.command("revoke")

@@ -1,0 +1,141 @@
+"""The real command, server and agent as processes with a HOME of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_worker import processes
+
+TTL_S = "1.5"
+
+
+def until(condition: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
+    """Wait for a condition of the world outside."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"did not come true within {timeout_s} s"
+        time.sleep(0.05)
+
+
+class Site:
+    """One HOME with whatever is started in it; knows every process that carries its mark."""
+
+    def __init__(self, home: Path, *, grace_s: float = 60.0) -> None:
+        self.home = home
+        home.mkdir(exist_ok=True)
+        base = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        self.mark = f"SITE_OF_TEST={home}"
+        self.environ = {
+            **base,
+            "HOME": str(home),
+            "SITE_OF_TEST": str(home),
+            "PENSTOCK_SERVER_LEASE_TTL_S": TTL_S,
+            "PENSTOCK_SERVER_GRACE_S": str(grace_s),
+            "COLUMNS": "200",
+        }
+        self.started: list[subprocess.Popen[str]] = []
+
+    def run(self, *arguments: str, timeout_s: float = 60.0, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run `penstock` to its end."""
+        argv = [sys.executable, "-m", "penstock.cli", *arguments]
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=timeout_s, env={**self.environ, **environ}, check=False
+        )
+
+    def json(self, *arguments: str) -> Any:
+        """Run `penstock … --json` and return its last line."""
+        result = self.run(*arguments, "--json")
+        assert result.stdout, f"exit {result.returncode}: {result.stderr}"
+        return json.loads(result.stdout.splitlines()[-1])
+
+    def start(self, *argv: str) -> subprocess.Popen[str]:
+        """Start a Python module that goes on."""
+        errors = (self.home / f"stderr-{len(self.started)}").open("w")
+        with errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *argv], env=self.environ, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        self.started.append(process)
+        return process
+
+    def up(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `penstock up` on a free port and wait until it serves."""
+        process = self.start("penstock.cli", "up", "--port", "0", "--json", *arguments)
+        assert process.stdout is not None
+        assert process.stdout.readline(), (self.home / f"stderr-{len(self.started) - 1}").read_text()
+        return process
+
+    def job(self, name: str, code: str, **fields: Any) -> Path:
+        """Write a job file whose entrypoint is Python code."""
+        path = self.home / f"{name}.yaml"
+        spec = {"name": name, "entrypoint": ["python", "-c", code], "mode": "command", **fields}
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        return path
+
+    def submit(self, path: Path) -> str:
+        """Submit a job file; return the job's id."""
+        result = self.run("submit", str(path))
+        assert result.returncode == 0, result.stderr
+        return result.stdout.strip()
+
+    def log(self, job: str) -> str:
+        """Return what the job's processes have written so far."""
+        return self.run("logs", job).stdout
+
+    def alive(self) -> list[int]:
+        """Return every process that was started here, however far down."""
+        return processes.with_environment(self.mark)
+
+    def close(self) -> None:
+        """End all, whatever a test did."""
+        for process in self.started:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.started:
+            try:
+                process.wait(12)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        processes.send(self.alive(), signal.SIGKILL)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path / "home")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def impatient_site(tmp_path: Path) -> Iterator[Site]:
+    """A site whose replicas outlive a lost lease by a second only."""
+    made = Site(tmp_path / "home", grace_s=1.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site with `penstock up`, shared by the tests of a module."""
+    made = Site(tmp_path_factory.mktemp("site") / "home")
+    made.up()
+    yield made
+    made.close()
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Callable[..., None]:
+    return until

@@ -1,0 +1,155 @@
+"""What is left running, and what goes on, when parts are stopped or killed. Real server, agent and command."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess, Popen
+from typing import Any, Protocol
+
+import pytest
+
+from penstock_worker import processes
+
+Until = Callable[..., None]
+WAITER = (
+    "import os, time\nprint(os.getpid(), flush=True)\nwhile not os.path.exists({go!r}): time.sleep(0.02)\nprint('end')"
+)
+
+
+class Site(Protocol):
+    home: Path
+    started: list[Popen[str]]
+
+    def run(self, *arguments: str, timeout_s: float = 60.0, **environ: str) -> CompletedProcess[str]: ...
+    def json(self, *arguments: str) -> Any: ...
+    def start(self, *argv: str) -> Popen[str]: ...
+    def up(self, *arguments: str) -> Popen[str]: ...
+    def job(self, name: str, code: str, **fields: Any) -> Path: ...
+    def submit(self, path: Path) -> str: ...
+    def log(self, job: str) -> str: ...
+    def alive(self) -> list[int]: ...
+
+
+def gone(pid: int) -> bool:
+    return processes.start_ticks(pid) is None
+
+
+def join(site: Site) -> Popen[str]:
+    """Start an agent of its own, as on another machine."""
+    made = site.json("agent", "token")
+    return site.start(
+        "penstock_worker", "--url", made["url"], "--join-token", made["token"], "--state-dir", str(site.home / "node")
+    )
+
+
+def run_waiter(site: Site, until: Until) -> tuple[str, int]:
+    """Submit a job that waits for a file; return its id and the pid of its process."""
+    job = site.submit(site.job("waiter", WAITER.format(go=str(site.home / "go"))))
+    until(lambda: site.json("job", job)["state"] == "RUNNING")
+    until(lambda: site.log(job).endswith("\n"))
+    return job, int(site.log(job))
+
+
+def test_a_killed_agent_that_comes_back_goes_on_with_its_job(site: Site, until: Until) -> None:
+    site.up("--no-agent")
+    agent = join(site)
+    job, pid = run_waiter(site, until)
+    agent.kill()
+    agent.wait()
+    assert not gone(pid)
+    site.start("penstock_worker", "--state-dir", str(site.home / "node"))
+    until(lambda: site.json("nodes")[0]["state"] == "READY")
+    (site.home / "go").touch()
+    assert site.run("wait", job, "--timeout", "20").returncode == 0
+    assert site.log(job) == f"{pid}\nend\n"
+
+
+def test_a_killed_agent_that_stays_away_leaves_nothing_after_the_grace(impatient_site: Site, until: Until) -> None:
+    site = impatient_site
+    site.up("--no-agent")
+    agent = join(site)
+    job, pid = run_waiter(site, until)
+    agent.kill()
+    agent.wait()
+    until(lambda: gone(pid), timeout_s=8)
+    assert site.run("wait", job, "--timeout", "30").returncode == 1
+    assert site.json("job", job)["state"] == "FAILED"
+
+
+def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, until: Until) -> None:
+    state = str(site.home / "server")
+    server = site.start("penstock_server", "--port", "0", "--state-dir", state)
+    address = site.home / "server" / "server.json"
+    until(lambda: address.exists() and (site.home / "server" / "admin.token").exists())
+    url = json.loads(address.read_text())["url"]
+    profile = {"url": url, "token_file": str(site.home / "server" / "admin.token")}
+    (site.home / ".penstock").mkdir()
+    (site.home / ".penstock" / "config.json").write_text(json.dumps(profile))
+    until(lambda: site.run("jobs").returncode == 0)
+    join(site)
+    job, pid = run_waiter(site, until)
+    server.kill()
+    server.wait()
+    (site.home / "go").touch()
+    until(lambda: gone(pid))
+    site.start("penstock_server", "--port", url.rpartition(":")[2], "--state-dir", state)
+    until(lambda: site.run("jobs").returncode == 0)
+    assert site.run("wait", job, "--timeout", "20").returncode == 0
+    assert site.log(job) == f"{pid}\nend\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_up_leaves_nothing_running_however_it_ends(site: Site, until: Until, number: signal.Signals) -> None:
+    up = site.up()
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAITER.format(go="/never")
+    job = site.submit(site.job("stubborn", code, stop_grace_s=2))
+    until(lambda: site.log(job).endswith("\n"))
+    assert len(site.alive()) >= 5, "up, server, agent, guard and the job"
+    up.send_signal(number)
+    assert up.wait(10) == (-number if number is signal.SIGKILL else 0)
+    until(lambda: site.alive() == [], timeout_s=10)
+
+
+def test_up_says_what_ails_a_child_that_ends(site: Site, until: Until) -> None:
+    first = site.up()
+    second = site.run("up", "--port", "0")
+    assert second.returncode == 6
+    assert "in use by another server" in second.stderr
+    assert first.poll() is None
+
+
+def test_the_demo_ends_with_one_line_of_figures_and_nothing_running(site: Site) -> None:
+    code = (
+        "import json, os, socket, struct, sys\n"
+        "from penstock.protocol.frames import Column, Frame, Kind, encode\n"
+        "peer = socket.socket(socket.AF_UNIX); peer.connect(os.environ['PENSTOCK_TELEMETRY_SOCKET'])\n"
+        "stream = int(os.environ['PENSTOCK_STREAM']); seq = 0\n"
+        "def send(kind, body):\n"
+        "    global seq\n"
+        "    data = encode(Frame(kind, stream, 1, seq, body=body)); seq += 1\n"
+        "    peer.sendall(struct.pack('<I', len(data)) + data)\n"
+        "send(Kind.HELLO, {'role': 'trainer', 'index': 0, 'host': 'h', 'pid': os.getpid(), 'version': '0'})\n"
+        "for step, auc in enumerate([0.7, 0.9, 0.8]):\n"
+        "    values = {'test_auc': auc, 'samples_per_s': 100.0 + step}\n"
+        "    send(Kind.SCALARS, {'step': step, 'time_ns': 1 + step, 'values': values})\n"
+        "assert sys.argv[1:] == ['--passes', '3'], sys.argv\n"
+    )
+    path = site.job("stub", code)
+    result = site.run("demo", "--exit-when-done", "--json", "--port", "0", "--passes", "3", "--job", str(path))
+    assert result.returncode == 0, result.stderr
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert (last["state"], last["auc"], last["auc_first_pass"], last["samples_per_s"]) == ("SUCCEEDED", 0.9, 0.7, 101.0)
+    assert "/login#code=" in result.stderr
+    assert site.alive() == []
+
+
+def test_a_demo_whose_job_crashes_says_why_and_exits_1(site: Site) -> None:
+    path = site.job("stub", "raise SystemExit('no luck today')")
+    result = site.run("demo", "--exit-when-done", "--json", "--port", "0", "--job", str(path))
+    assert result.returncode == 1
+    assert json.loads(result.stdout.splitlines()[-1])["state"] == "FAILED"
+    assert "no luck today" in result.stderr
+    assert site.alive() == []
