@@ -8,7 +8,9 @@ two intra-op threads, sparse embeddings with SparseAdam, fused Adam for the towe
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,11 +25,16 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "ctr_flights"))
 
 import flights_data
+import flights_model
 from flights_model import EMBEDDING_WIDTH, LEARNING_RATE, TOWER
+
+import penstock as fluid
+from bench.report import Report
 
 BATCH_SIZE = 1000
 FETCH_EVERY = 50
 INTRA_OP_THREADS = 2
+ROUNDS = 7
 
 
 class Contender(Protocol):
@@ -150,3 +157,51 @@ def alternate(contenders: Sequence[Contender], *, num_rounds: int, num_steps: in
         for contender in contenders if round_index % 2 == 0 else reversed(contenders):
             rates[contender.name].append(contender.run(num_steps))
     return rates
+
+
+class PenstockTrainer:
+    """Penstock as a contender: the example's own Program, two replicas, Reduce. Owned by one thread."""
+
+    name = "penstock"
+
+    def __init__(self, workload: Workload, *, seed: int) -> None:
+        network = flights_model.build(workload.vocabulary_sizes, seed=seed)
+        fluid.Executor(fluid.CPUPlace()).run(network.startup)
+        strategy = fluid.BuildStrategy()
+        strategy.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+        self.executor = fluid.ParallelExecutor(
+            use_cuda=False, loss_name=network.loss, main_program=network.main, build_strategy=strategy
+        )
+        self.loss_name = network.loss
+        self.batch_size = workload.batch_size
+        self.losses: list[float] = []
+        self._batches = itertools.cycle(workload.batches)
+
+    def run(self, num_steps: int) -> float:
+        start = time.perf_counter()
+        for step in range(1, num_steps + 1):
+            wanted = [self.loss_name] if step % FETCH_EVERY == 0 else []
+            fetched = self.executor.run(fetch_list=wanted, feed=flights_model.feed(next(self._batches)))
+            if wanted:
+                self.losses.append(float(fetched[0].mean()))
+        return num_steps * self.batch_size / (time.perf_counter() - start)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of this benchmark."""
+    parser.add_argument("--workload", choices=["flights"], default="flights", help="what is trained (%(default)s)")
+    parser.add_argument("--steps", type=int, default=150, help="steps of one round (%(default)s)")
+
+
+def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
+    """Run both contenders in turns; the ratio is of the medians of samples per second."""
+    os.environ["CPU_NUM"] = str(INTRA_OP_THREADS)  # as many cores for us as intra-op threads for eager
+    workload = flights_workload()
+    ours, eager = PenstockTrainer(workload, seed=1), EagerTrainer(workload, seed=1)
+    rates = alternate([ours, eager], num_rounds=rounds, num_steps=extra.steps)
+    report = Report("ctr", rounds)
+    medians = {name: report.add(f"{name}_samples_per_s", samples, digits=0) for name, samples in rates.items()}
+    for trainer in (ours, eager):
+        report.figures[f"{trainer.name}_last_loss"] = round(trainer.losses[-1], 4)
+    report.ratios[eager.name] = round(medians[ours.name] / medians[eager.name], 3)
+    return report

@@ -25,9 +25,8 @@ def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Ten
         if name not in wanted:
             known = f" Its inputs are {', '.join(repr(n) for n in wanted)}." if wanted else " It has no inputs."
             raise FeedError(f"feed {name!r}: {unknown_variable(name, wanted)}{known}", variable=name)
-    used = {n for op in program.operators for n in op.input_names()}
     for name, var in wanted.items():
-        if name not in feed and name in used:
+        if name not in feed and any(name in op.input_names() for op in program.operators):
             raise FeedError(
                 f"input {name!r} (declared at {var.source}) is not fed; feed it as {_expected(var)}", variable=name
             )
