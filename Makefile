@@ -24,7 +24,7 @@ help: ## Show this list
 
 # ---------------------------------------------------------------- setting up
 
-setup: $(STAMPS)/native web/dist/index.html ## Install what running needs: .venv, native engine, web page
+setup: $(STAMPS)/install $(STAMPS)/native web/dist/index.html ## Install what running needs: .venv, native engine, web page
 
 setup-dev: $(STAMPS)/install-dev setup ## The same, and what checking and testing need
 
@@ -41,21 +41,22 @@ $(STAMPS)/build-tools: constraints.txt | $(STAMPS)/venv
 	$(INSTALL) --requirement $(STAMPS)/build-requires.txt
 	@touch $@
 
+# before the installation, which would build the same in silence
+$(STAMPS)/native: $(NATIVE_SOURCES) | $(STAMPS)/build-tools
+	@echo "==> Native engine (about a minute, the first time)"
+	PYTHONPATH=core $(BIN)/python -m penstock.native.build
+	@touch $@
+
 # --no-build-isolation: the engine has to be compiled with the torch that will load it
-$(STAMPS)/install: pyproject.toml hatch_build.py $(STAMPS)/build-tools
-	@echo "==> Penstock, its dependencies and the native engine (compiles for about a minute)"
+$(STAMPS)/install: pyproject.toml hatch_build.py $(STAMPS)/build-tools | $(STAMPS)/native
+	@echo "==> Penstock and its dependencies"
 	$(INSTALL) --no-build-isolation --editable ".[examples]"
 	@touch $@
 
-$(STAMPS)/install-dev: pyproject.toml hatch_build.py $(STAMPS)/build-tools
-	@echo "==> Penstock, its dependencies, the native engine, checkers and test tools"
+$(STAMPS)/install-dev: pyproject.toml hatch_build.py $(STAMPS)/build-tools | $(STAMPS)/native
+	@echo "==> Penstock and its dependencies, checkers and test tools"
 	$(INSTALL) --no-build-isolation --editable ".[examples,test,check]"
 	@touch $@ $(STAMPS)/install
-
-$(STAMPS)/native: $(NATIVE_SOURCES) | $(STAMPS)/install
-	@echo "==> Native engine"
-	$(BIN)/python -m penstock.native.build
-	@touch $@
 
 web/node_modules/.stamp: web/package.json web/package-lock.json | $(STAMPS)/venv
 	@echo "==> Packages of the web page"
