@@ -26,10 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "ctr_f
 
 import flights_data
 import flights_model
-from flights_model import EMBEDDING_WIDTH, LEARNING_RATE, TOWER
-
 import penstock as fluid
 from bench.report import Report
+from flights_model import EMBEDDING_WIDTH, LEARNING_RATE, TOWER
 
 BATCH_SIZE = 1000
 FETCH_EVERY = 50

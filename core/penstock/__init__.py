@@ -12,7 +12,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Program": "program.ir",
+    "Program": "program.program",
     "default_main_program": "program.record.context",
     "default_startup_program": "program.record.context",
     "program_guard": "program.record.context",

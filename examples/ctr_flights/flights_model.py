@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Protocol
 
 import penstock as fluid
-from flights_data import CATEGORICAL, NUMERIC, Split
+from flights_data import CATEGORICAL, NUMERIC
 
 EMBEDDING_WIDTH = 10
 TOWER = (400, 400, 400)
@@ -67,9 +64,18 @@ def _embedding(slot: str, size: int) -> Any:
     )
 
 
-def feed(batch: Split) -> dict[str, NDArray[Any]]:
+class Rows(Protocol):
+    """What is fed: `categorical` int64[slots, rows], `numeric` float32[rows, features], `label` int64[rows]."""
+
+    @property
+    def categorical(self) -> Any: ...
+    @property
+    def numeric(self) -> Any: ...
+    @property
+    def label(self) -> Any: ...
+
+
+def feed(batch: Rows) -> dict[str, Any]:
     """Return the batch under the names that the network's data layers have. Ids and label get a column each."""
-    fed: dict[str, NDArray[Any]] = {
-        slot: ids[:, np.newaxis] for slot, ids in zip(CATEGORICAL, batch.categorical, strict=True)
-    }
-    return {**fed, NUMERIC_FEED: batch.numeric, LABEL_FEED: batch.label[:, np.newaxis]}
+    fed: dict[str, Any] = {slot: ids[:, None] for slot, ids in zip(CATEGORICAL, batch.categorical, strict=True)}
+    return {**fed, NUMERIC_FEED: batch.numeric, LABEL_FEED: batch.label[:, None]}

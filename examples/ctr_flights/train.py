@@ -81,7 +81,9 @@ class Training:
         self.test_exe = self.test_exe or fluid.ParallelExecutor(
             use_cuda=False, main_program=self.network.test, share_vars_from=self.train_exe
         )
-        scores = [self._late_probability(self.test_exe, batch) for batch in flights_data.in_order(test, TEST_BATCH_SIZE)]
+        scores = [
+            self._late_probability(self.test_exe, batch) for batch in flights_data.in_order(test, TEST_BATCH_SIZE)
+        ]
         return area_under_curve(test.label, np.concatenate(scores))
 
     def _late_probability(self, test_exe: fluid.ParallelExecutor, batch: Split) -> NDArray[np.float32]:
@@ -126,7 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--fetch-every", type=int, default=10, help="steps between fetched losses (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="decides initial values and order; 0: fresh ones (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="decides initial values and order; 0: fresh ones (default: %(default)s)"
+    )
     given = parser.parse_args(arguments)
     for name in ("passes", "batch_size", "fetch_every"):
         if getattr(given, name) < 1:

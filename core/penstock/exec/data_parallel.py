@@ -29,8 +29,8 @@ from penstock.graph.ssa import Graph, Mode
 from penstock.native.engine import Engine, EngineError
 from penstock.program import legality
 from penstock.program.initializers import SEED
-from penstock.program.ir import Program
 from penstock.program.kernels import operator_error
+from penstock.program.program import Program
 from penstock.telemetry.watch import NullWatch
 
 _MAX_PLANS = 32
@@ -95,7 +95,9 @@ class DataParallel:
         self._show(lowered, rows, step)
         self._execute(lowered, step, schedule_seed)
         fetched = [self._fetch(lowered, name, slots) for name, slots in lowered.fetches]
-        self._watch.step(step=step, start_ns=start, end_ns=time.time_ns(), samples=sum(rows), loss=self._loss(names, fetched, rows))
+        self._watch.step(
+            step=step, start_ns=start, end_ns=time.time_ns(), samples=sum(rows), loss=self._loss(names, fetched, rows)
+        )
         return fetched
 
     def _shares(self, feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> list[dict[str, torch.Tensor]]:
@@ -160,7 +162,9 @@ class DataParallel:
     def graph(self, active: int) -> Graph:
         """Return the graph for `active` replicas with rows."""
         if active not in self._graphs:
-            self._graphs[active] = build_graph(self.program, mode=self.mode, num_replicas=self.num_replicas, active=active)
+            self._graphs[active] = build_graph(
+                self.program, mode=self.mode, num_replicas=self.num_replicas, active=active
+            )
         return self._graphs[active]
 
     def shares(self, bindings: list[dict[str, int]], rows: list[int]) -> Shares:
@@ -201,7 +205,11 @@ class DataParallel:
 
 
 def results(
-    program: Program, fetch_list: Sequence[Any] | None, fetched: list[list[torch.Tensor]], return_numpy: bool, merged: bool
+    program: Program,
+    fetch_list: Sequence[Any] | None,
+    fetched: list[list[torch.Tensor]],
+    return_numpy: bool,
+    merged: bool,
 ) -> list[Any]:
     """Return what a user gets: merged along dimension 0, or a list with one entry for each active replica."""
     parts = iter(fetched)
@@ -220,7 +228,10 @@ def _value(parts: list[torch.Tensor], return_numpy: bool, merged: bool) -> Any:
     if merged:
         sizes = {tuple(p.shape[1:]) for p in parts}
         if len(sizes) > 1:
-            raise FetchError(f"replicas made shapes {[list(p.shape) for p in parts]}, which cannot be merged; use return_merged=False")
+            raise FetchError(
+                f"replicas made shapes {[list(p.shape) for p in parts]}, which cannot be merged; "
+                "use return_merged=False"
+            )
         tensor = merge(parts)
         return tensor.numpy() if return_numpy else tensor
     copies = [p.reshape(1).clone() if p.dim() == 0 else p.clone() for p in parts]

@@ -15,12 +15,13 @@ import torch
 
 from penstock.errors import FetchError, ProgramError, UserError
 from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
-from penstock.program.kernels import CAPTURED, concrete, operator_error, resolve, shape_text
 from penstock.exec.places import CPUPlace, Place
 from penstock.exec.scope import Scope, global_scope
 from penstock.program import legality
 from penstock.program.initializers import SEED
-from penstock.program.ir import Operator, Program
+from penstock.program.ir import Operator
+from penstock.program.kernels import CAPTURED, concrete, operator_error, resolve, shape_text
+from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.record.recording import RNG
 
@@ -70,7 +71,8 @@ class Executor:
             return list(program._run_compiled(self, feed, fetch_list, scope, return_numpy, return_merged))
         if isinstance(feed, (list, tuple)):
             feed = feed[0] if feed else None
-        return self.run_program(program or default_main_program(), feed or {}, fetch_list, scope, return_numpy)
+        given: Any = feed or {}
+        return self.run_program(program or default_main_program(), given, fetch_list, scope, return_numpy)
 
     def run_program(
         self,
@@ -177,7 +179,9 @@ def _fetched(program: Program, name: str, values: Mapping[str, Any], scope: Scop
         parts = [_fetched(program, n, values, scope, return_numpy) for n in (var.rows, var.values)]
         return SelectedRowsValue(parts[0], parts[1], int(str(var.shape[0])))
     if name not in values and not var.persistable:
-        raise FetchError(f"fetch {name!r}: no operator of this run made it (is it a feed that was not fed?)", variable=name)
+        raise FetchError(
+            f"fetch {name!r}: no operator of this run made it (is it a feed that was not fed?)", variable=name
+        )
     tensor = _value(program, name, values, scope)
     tensor = tensor.detach().clone().reshape(1) if tensor.dim() == 0 else tensor.detach().clone()
     return tensor.cpu().numpy() if return_numpy else tensor

@@ -10,7 +10,8 @@ import torch
 
 from penstock.errors import FeedError, FetchError
 from penstock.program.expr import Expr, evaluate
-from penstock.program.ir import Guard, Program, VarDesc, unknown_variable
+from penstock.program.ir import Guard, VarDesc, unknown_variable
+from penstock.program.program import Program
 
 _RELATIONS = {
     "==": lambda a, b: a == b, "!=": lambda a, b: a != b, "<": lambda a, b: a < b,
@@ -92,7 +93,8 @@ def check_guards(guards: Sequence[Guard], bindings: Mapping[str, int]) -> None:
             continue  # a symbol of an input that is not fed in this run
         if not _RELATIONS[guard.relation](left, right):
             raise FeedError(
-                f"{guard.source}: the program was recorded for sizes with {guard}, but this feed has {left} and {right}. "
+                f"{guard.source}: the program was recorded for sizes with {guard}, "
+                f"but this feed has {left} and {right}. "
                 "Record another program for such sizes, or remove the branch on the size",
                 source=guard.source,
             )
@@ -107,11 +109,9 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
             raise FetchError(f"fetch_list holds {item!r}; expected a variable or its name")
         if name not in program.variables:
             raise FetchError(
-                f"fetch {name!r}: {unknown_variable(name, program.variables)} Fetch what an operator of this program makes, "
-                "or a parameter",
+                f"fetch {name!r}: {unknown_variable(name, program.variables)} "
+                "Fetch what an operator of this program makes, or a parameter",
                 variable=name,
             )
         names.append(name)
     return names
-
-

@@ -16,9 +16,10 @@ from penstock.exec.memory import ReplicaMemory
 from penstock.graph.operands import Shares, operands
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.native.engine import TorchPlan
-from penstock.program.ir import Arg, Operator, Output, Program, Ref
+from penstock.program.ir import Arg, Operator, Output, Ref
 from penstock.program.kernels import concrete, resolve
 from penstock.program.legality import RNG
+from penstock.program.program import Program
 
 
 @dataclass(slots=True)
@@ -42,7 +43,9 @@ def lower(program: Program, graph: Graph, shares: Shares, fetches: Sequence[str]
     plan = TorchPlan(len(slots))
     for handle in graph.handles:
         name, overload, args = _call(handle, shares, slots)
-        index = plan.add(name, overload, args, [_out(o, slots) for o in handle.op.outputs], handle.index, affinity=handle.replica)
+        index = plan.add(
+            name, overload, args, [_out(o, slots) for o in handle.op.outputs], handle.index, affinity=handle.replica
+        )
         for before in handle.before:
             plan.edge(before, index)
     fetched = [(name, _fetch_slots(graph, slots, name)) for name in fetches]
@@ -55,7 +58,13 @@ def lower(program: Program, graph: Graph, shares: Shares, fetches: Sequence[str]
     plan.seal()
     made = {n for h in graph.handles for n in h.makes() if graph.variables[n].persistable}
     lowered = Lowered(
-        graph, shares, plan, slots, fetched, [], [(graph.variables[n].name, slots[n]) for n in made if graph.variables[n].replica <= 0]
+        graph,
+        shares,
+        plan,
+        slots,
+        fetched,
+        [],
+        [(graph.variables[n].name, slots[n]) for n in made if graph.variables[n].replica <= 0],
     )
     lowered.feed_slots = [_feeds(graph, slots, r) for r in range(graph.active)]
     _random_states(lowered)

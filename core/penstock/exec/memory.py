@@ -7,7 +7,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.exec.scope import Scope
 from penstock.graph.ssa import Physical
-from penstock.program.ir import Program
+from penstock.program.program import Program
 
 
 class ReplicaMemory:

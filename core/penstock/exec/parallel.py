@@ -13,7 +13,8 @@ from penstock.exec.places import cpu_num, is_compiled_with_cuda
 from penstock.exec.scope import Scope, global_scope
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy, GradientScaleStrategy, ReduceStrategy
 from penstock.graph.ssa import Mode
-from penstock.program.ir import Program, Role
+from penstock.program.ir import Role
+from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 
 
@@ -23,7 +24,9 @@ def _say(text: str) -> None:
 
 def _mode(build: BuildStrategy, num_replicas: int, trains: bool) -> Mode:
     if build.gradient_scale_strategy == GradientScaleStrategy.Customized:
-        raise SpecError("gradient_scale_strategy Customized is not supported in this version; use CoeffNumDevice or One")
+        raise SpecError(
+            "gradient_scale_strategy Customized is not supported in this version; use CoeffNumDevice or One"
+        )
     if build.reduce_strategy == ReduceStrategy.Reduce:
         if num_replicas == 1 and trains:
             _say("reduce_strategy Reduce has nothing to exchange on one replica; the program runs as in AllReduce mode")
@@ -158,7 +161,11 @@ class CompiledProgram:
         if self._settings is not None:
             raise SpecError("with_data_parallel was called already on this CompiledProgram; make another one")
         self._build = build_strategy or self._build
-        self._settings = {"loss_name": loss_name, "exec": exec_strategy or ExecutionStrategy(), "share": share_vars_from}
+        self._settings = {
+            "loss_name": loss_name,
+            "exec": exec_strategy or ExecutionStrategy(),
+            "share": share_vars_from,
+        }
         return self
 
     def _core_for(self, scope: Scope) -> DataParallel:

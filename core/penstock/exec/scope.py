@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from penstock.program.ir import Program
+from penstock.program.program import Program
 
 
 class Scope:

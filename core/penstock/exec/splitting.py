@@ -12,7 +12,7 @@ import torch
 
 from penstock.errors import FeedError
 from penstock.program.expr import Expr
-from penstock.program.ir import Program
+from penstock.program.program import Program
 
 
 def share_sizes(rows: int, num_replicas: int) -> list[int]:
@@ -39,7 +39,9 @@ def split(program: Program, tensors: Mapping[str, torch.Tensor], num_replicas: i
             raise FeedError(f"feed {name!r} has no rows; feed at least one", variable=name)
         if size != total:
             first = next(iter(rows))
-            raise FeedError(f"feeds {first!r} and {name!r} must have the same number of rows, but have {total} and {size}")
+            raise FeedError(
+                f"feeds {first!r} and {name!r} must have the same number of rows, but have {total} and {size}"
+            )
     shares: list[dict[str, torch.Tensor]] = []
     start = 0
     for size in share_sizes(total, num_replicas):

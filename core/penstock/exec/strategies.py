@@ -60,6 +60,8 @@ def _fits(value: Any, default: Any) -> bool:
 class ExecutionStrategy(_Strategy):
     """How a graph runs. `num_threads`: size of the thread pool; 0 takes 4 for each replica."""
 
+    num_threads: int
+
     _defaults: ClassVar[dict[str, Any]] = {
         "num_threads": 0,
         "use_cuda": False,
@@ -70,7 +72,13 @@ class ExecutionStrategy(_Strategy):
         "use_experimental_executor": True,
     }
     _without_effect = frozenset(
-        {"allow_op_delay", "num_iteration_per_drop_scope", "num_iteration_per_run", "use_thread_barrier", "use_experimental_executor"}
+        {
+            "allow_op_delay",
+            "num_iteration_per_drop_scope",
+            "num_iteration_per_run",
+            "use_thread_barrier",
+            "use_experimental_executor",
+        }
     )
 
 
@@ -94,6 +102,8 @@ class BuildStrategy(_Strategy):
 
     ReduceStrategy = ReduceStrategy
     GradientScaleStrategy = GradientScaleStrategy
+    reduce_strategy: ReduceStrategy
+    gradient_scale_strategy: GradientScaleStrategy
 
     _defaults: ClassVar[dict[str, Any]] = {
         "reduce_strategy": ReduceStrategy.AllReduce,

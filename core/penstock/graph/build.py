@@ -20,7 +20,8 @@ from dataclasses import replace
 from penstock.errors import ProgramError
 from penstock.graph.placement import place_updates
 from penstock.graph.ssa import SHARED, Graph, GraphBuilder, Mode, OpHandle, Physical, SyncPlan, reduce_edges
-from penstock.program.ir import Arg, Operator, Output, Program, Ref, Role, VarDesc
+from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
+from penstock.program.program import Program
 
 _UPDATE = Role.OPTIMIZE | Role.LR_SCHED
 
@@ -41,7 +42,9 @@ class _Build:
         self.builder = GraphBuilder()
         self.syncs: list[SyncPlan] = []
         self.gradient_of = {g: p for op in program.operators for p, g in op.role_vars}
-        self.part_of = {p: v.name for v in program.variables.values() if v.kind == "selected_rows" for p in (v.rows, v.values)}
+        self.part_of = {
+            p: v.name for v in program.variables.values() if v.kind == "selected_rows" for p in (v.rows, v.values)
+        }
         self.written = {
             program.variables[n].storage
             for op in program.operators
@@ -81,7 +84,13 @@ class _Build:
                 self._compute(op)
         reduce_edges(self.builder.handles)
         return Graph(
-            self.mode, self.num_replicas, self.active, self.builder.handles, self.builder.variables, self.syncs, self.owners
+            self.mode,
+            self.num_replicas,
+            self.active,
+            self.builder.handles,
+            self.builder.variables,
+            self.syncs,
+            self.owners,
         )
 
     def _producers(self) -> dict[str, int]:

@@ -63,7 +63,9 @@ def _check_reads(graph: Graph, ancestors: list[int]) -> None:
             root = graph.variables[variable.storage]
             if name in makers and makers[name] != handle.index:
                 if not ancestors[handle.index] >> makers[name] & 1:
-                    raise Bug(f"rule 4: {_text(handle)} reads {name!r} before {_text(graph.handles[makers[name]])} makes it")
+                    raise Bug(
+                        f"rule 4: {_text(handle)} reads {name!r} before {_text(graph.handles[makers[name]])} makes it"
+                    )
             elif not (variable.persistable or variable.feed or root.persistable or variable.name == RNG):
                 raise Bug(f"rule 4: {_text(handle)} reads {name!r}, which no handle makes")
 

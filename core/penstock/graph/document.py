@@ -7,8 +7,9 @@ import math
 from penstock.graph.operands import Shares
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.expr import evaluate
-from penstock.program.ir import Program, Role
+from penstock.program.ir import Role
 from penstock.program.legality import RNG
+from penstock.program.program import Program
 from penstock.protocol.graphdoc import GraphDocument, Op, RoleName, Sync, Value
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}

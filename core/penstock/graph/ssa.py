@@ -38,7 +38,7 @@ class Physical:
 
 @dataclass(slots=True)
 class OpHandle:
-    """One node. `op`: the operator with physical names as operands; `rows_of`: replica whose sizes its expressions mean."""
+    """One node. `op`: the operator on physical names; `rows_of`: the replica whose sizes its expressions mean."""
 
     index: int
     kind: OpKind
@@ -102,7 +102,9 @@ class GraphBuilder:
     def add(self, kind: OpKind, op: Operator, replica: int, rows_of: int) -> OpHandle:
         """Append a handle with the edges that the four rules give."""
         handle = OpHandle(len(self.handles), kind, op, replica, rows_of)
-        writes = {self._storage(w) for w in op.writes} | {self._storage(o) for o in op.output_names() if not self._is_view(o)}
+        writes = {self._storage(w) for w in op.writes} | {
+            self._storage(o) for o in op.output_names() if not self._is_view(o)
+        }
         reads = {self._storage(n) for n in op.input_names()}
         for name in op.input_names():
             handle.before |= _some(self._maker.get(name))  # 4, and 1 for temporaries

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.ir import Operator, Output, Program, Ref, Role, VarDesc
+from penstock.program.ir import Operator, Output, Ref, Role, VarDesc
+from penstock.program.program import Program
 from penstock.program.record.context import role
 from penstock.program.record.recording import Recording, recording_of
 from penstock.program.record.variable import Variable, recording_modes
@@ -60,7 +61,9 @@ def append_backward(
     lookups = [look for look in recording.lookups if look.table in tables]
     leaves = [program.handle(n).fake for n in dense] + [look.leaf for look in lookups]
     if not leaves or not loss.fake.requires_grad:
-        raise ProgramError(f"loss {loss.name!r} depends on no trainable parameter, so there is nothing to learn", variable=loss.name)
+        raise ProgramError(
+            f"loss {loss.name!r} depends on no trainable parameter, so there is nothing to learn", variable=loss.name
+        )
     before = len(program.operators)
     _mark_loss(program, loss.name)
     with recording_modes(recording):
@@ -78,7 +81,9 @@ def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list
     picked = None if chosen is None else {v if isinstance(v, str) else v.name for v in chosen}
     sparse = {look.table for look in recording_of(program).lookups}
     trainable = [
-        v.name for v in program.parameters() if v.trainable and v.name not in names and (picked is None or v.name in picked)
+        v.name
+        for v in program.parameters()
+        if v.trainable and v.name not in names and (picked is None or v.name in picked)
     ]
     return [n for n in trainable if n not in sparse], {n for n in trainable if n in sparse}
 
@@ -142,7 +147,15 @@ def _sparse_gradient(recording: Recording, table: str, parts: list[tuple[torch.T
         _pair(program, part, table, name)
     base = program.variables[table]
     program.add_variable(
-        VarDesc(name, base.shape, base.dtype, "selected_rows", rows=f"{name}@ROWS", values=f"{name}@VALUES", source=base.source)
+        VarDesc(
+            name,
+            base.shape,
+            base.dtype,
+            "selected_rows",
+            rows=f"{name}@ROWS",
+            values=f"{name}@VALUES",
+            source=base.source,
+        )
     )
     handle = SelectedRows(name, recording.handle(rows), recording.handle(values), int(str(base.shape[0])))
     recording.handles[name] = handle

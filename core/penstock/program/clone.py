@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.program.ir import Arg, Operator, Program, Role
+from penstock.program.ir import Arg, Operator, Role, Structure
 
 # type -> (position of the training argument, names written in training)
 _TRAINING = {
@@ -19,28 +19,28 @@ _TRAINING = {
 }
 
 
-def copy_program(program: Program) -> Program:
-    """Return an equal Program; further recording goes to the original."""
-    return Program(
+def copy_structure(program: Structure) -> Structure:
+    """Return an equal structure that shares no list with the original."""
+    return Structure(
         seed=program.seed,
         symbols=list(program.symbols),
         variables=dict(program.variables),
         operators=list(program.operators),
         guards=list(program.guards),
-        captured=dict(program.captured),
         is_test=program.is_test,
-        recording=program.recording,
     )
 
 
-def clone_for_test(program: Program) -> Program:
+def for_test_structure(program: Structure) -> Structure:
     """Return the forward part, at rest."""
-    copy = copy_program(program)
+    copy = copy_structure(program)
     kept = [op for op in program.operators if op.role in (Role.FORWARD, Role.FORWARD | Role.LOSS) and not op.train_only]
     copy.operators = [_at_rest(op) for op in kept]
     used = {n for op in copy.operators for n in (*op.input_names(), *op.output_names())}
     used |= {program.variables[n].storage for n in used}
-    copy.variables = {n: v for n, v in program.variables.items() if n in used or v.feed or (v.persistable and v.parameter)}
+    copy.variables = {
+        n: v for n, v in program.variables.items() if n in used or v.feed or (v.persistable and v.parameter)
+    }
     copy.is_test = True
     return copy
 

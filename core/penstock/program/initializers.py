@@ -11,7 +11,8 @@ import math
 from typing import Protocol
 
 from penstock.program.expr import Dim, Expr, sym
-from penstock.program.ir import Arg, Operator, Program, TorchConst, VarDesc
+from penstock.program.ir import Arg, Operator, TorchConst, VarDesc
+from penstock.program.program import Program
 
 SEED = "seed"
 """Reserved symbol: the seed of the Program that runs."""
@@ -61,7 +62,9 @@ class Constant:
         """Record `aten.full`."""
         value: Arg = self.value if "float" in var.dtype else int(self.value)
         op = _operator("aten.full.default", (_shape(var), value), var, startup)
-        return Operator(op.name, op.type, op.args, op.outputs, (("dtype", TorchConst("dtype", var.dtype)),), source=var.source)
+        return Operator(
+            op.name, op.type, op.args, op.outputs, (("dtype", TorchConst("dtype", var.dtype)),), source=var.source
+        )
 
 
 class _Random:

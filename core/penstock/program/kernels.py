@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from penstock.errors import OperatorError, ProgramError
-from penstock.native import ops as _native_ops  # registers penstock::*
+from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Expr
 from penstock.program.ir import Arg, Operator, Ref, TorchConst
 
@@ -26,11 +26,15 @@ def resolve(op: Operator) -> Any:
     """Return the torch operator overload. Raises ProgramError for a type that this installation does not know."""
     parts = op.type.split(".")
     if len(parts) != 3 or parts[0] not in _NAMESPACES:
-        raise ProgramError(f"operator {op.name!r} has the type {op.type!r}; expected namespace.name.overload", operator=op.name)
+        raise ProgramError(
+            f"operator {op.name!r} has the type {op.type!r}; expected namespace.name.overload", operator=op.name
+        )
     try:
         return getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
     except AttributeError:
-        raise ProgramError(f"operator {op.name!r}: {op.type!r} is unknown to torch {torch.__version__}", operator=op.name) from None
+        raise ProgramError(
+            f"operator {op.name!r}: {op.type!r} is unknown to torch {torch.__version__}", operator=op.name
+        ) from None
 
 
 def constant(value: TorchConst) -> Any:

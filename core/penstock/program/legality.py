@@ -17,7 +17,8 @@ from typing import Any
 from penstock.errors import ProgramError
 from penstock.program.expr import Expr
 from penstock.program.initializers import SEED
-from penstock.program.ir import Operator, Program, unknown_variable
+from penstock.program.ir import Operator, unknown_variable
+from penstock.program.program import Program
 
 RNG = "@RNG@"
 
@@ -27,7 +28,9 @@ def check(program: Program) -> None:
     for var in program.variables.values():
         root = program.variables.get(var.storage)
         if root is None or root.storage != root.name:
-            raise ProgramError(f"rule 3: {var.name!r} is a view of {var.storage!r}, which is no storage", variable=var.name)
+            raise ProgramError(
+                f"rule 3: {var.name!r} is a view of {var.storage!r}, which is no storage", variable=var.name
+            )
         if var.kind == "selected_rows" and not {var.rows, var.values} <= program.variables.keys():
             raise ProgramError(f"rule 6: parts of {var.name!r} are not described", variable=var.name)
         _check_symbols(program, var.shape, var.name)
@@ -38,9 +41,14 @@ def check(program: Program) -> None:
         _check_operator(program, op, ready)
         for name in op.output_names():
             if name not in program.variables:
-                raise ProgramError(f"rule 2: operator {op.name!r} ({op.source}) makes {name!r}, which is not described", operator=op.name)
+                raise ProgramError(
+                    f"rule 2: operator {op.name!r} ({op.source}) makes {name!r}, which is not described",
+                    operator=op.name,
+                )
             if name in made and name not in startup:
-                raise ProgramError(f"rule 2: {name!r} is made a second time by operator {op.name!r} ({op.source})", operator=op.name)
+                raise ProgramError(
+                    f"rule 2: {name!r} is made a second time by operator {op.name!r} ({op.source})", operator=op.name
+                )
             made.add(name)
         ready.update(op.output_names())
 
@@ -49,17 +57,28 @@ def _check_operator(program: Program, op: Operator, ready: set[str]) -> None:
     inputs = op.input_names()
     for name in inputs:
         if name not in program.variables and name != RNG:
-            raise ProgramError(f"rule 1: operator {op.name!r} ({op.source}): {unknown_variable(name, program.variables)}", operator=op.name)
+            raise ProgramError(
+                f"rule 1: operator {op.name!r} ({op.source}): {unknown_variable(name, program.variables)}",
+                operator=op.name,
+            )
         if name not in ready:
             later = next((o for o in program.operators if name in o.output_names()), None)
             made = f"it is made later, by {later.name!r} ({later.source})" if later else "no operator makes it"
-            raise ProgramError(f"rule 1: operator {op.name!r} ({op.source}) reads {name!r}, but {made}", operator=op.name, variable=name)
+            raise ProgramError(
+                f"rule 1: operator {op.name!r} ({op.source}) reads {name!r}, but {made}",
+                operator=op.name,
+                variable=name,
+            )
     for name in op.writes:
         if name not in inputs:
-            raise ProgramError(f"rule 4: operator {op.name!r} writes {name!r}, which is none of its operands", operator=op.name)
+            raise ProgramError(
+                f"rule 4: operator {op.name!r} writes {name!r}, which is none of its operands", operator=op.name
+            )
     for parameter, _ in op.role_vars:
         if not getattr(program.variables.get(parameter), "parameter", False):
-            raise ProgramError(f"rule 7: operator {op.name!r} names {parameter!r}, which is no parameter", operator=op.name)
+            raise ProgramError(
+                f"rule 7: operator {op.name!r} names {parameter!r}, which is no parameter", operator=op.name
+            )
     _check_symbols(program, (*op.args, *(v for _, v in op.kwargs)), op.name)
 
 
@@ -67,7 +86,9 @@ def _check_symbols(program: Program, values: Any, owner: str) -> None:
     for value in _exprs(values):
         unknown = value.symbols() - set(program.symbols) - {SEED}
         if unknown:
-            raise ProgramError(f"rule 5: {owner!r} uses the symbols {sorted(unknown)}, which the program does not declare")
+            raise ProgramError(
+                f"rule 5: {owner!r} uses the symbols {sorted(unknown)}, which the program does not declare"
+            )
 
 
 def _exprs(values: Any) -> Iterator[Expr]:

@@ -14,8 +14,9 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.backward import Gradient, SelectedRows, append_backward
-from penstock.program.ir import Operator, Program, Role
+from penstock.program.ir import Operator, Role
 from penstock.program.parameters import constant_state
+from penstock.program.program import Program
 from penstock.program.record.context import name_scope, program_guard, role
 from penstock.program.record.recording import recording_of
 from penstock.program.record.variable import Variable, recording_modes
@@ -28,7 +29,13 @@ class Optimizer:
 
     kind = "optimizer"
 
-    def __init__(self, learning_rate: float | Variable, regularization: Any = None, grad_clip: Any = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        regularization: Any = None,
+        grad_clip: Any = None,
+        name: str | None = None,
+    ) -> None:
         if regularization is not None or grad_clip is not None:
             raise ProgramError(f"{type(self).__name__}: regularization and grad_clip are not supported in this version")
         self._learning_rate = learning_rate

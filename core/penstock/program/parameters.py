@@ -10,7 +10,7 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Initializer, Xavier
-from penstock.program.ir import Program
+from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, default_startup_program
 from penstock.program.record.recording import recording_of
 from penstock.program.record.variable import Variable
@@ -49,7 +49,9 @@ class ParamAttr:
             return ParamAttr(name=attr)
         if hasattr(attr, "operator"):
             return ParamAttr(initializer=attr)
-        raise ProgramError(f"a parameter attribute is {attr!r}; expected None, False, a name, an initialiser or ParamAttr")
+        raise ProgramError(
+            f"a parameter attribute is {attr!r}; expected None, False, a name, an initialiser or ParamAttr"
+        )
 
 
 def create_parameter(
@@ -73,7 +75,8 @@ def _shared(main: Program, name: str, shape: Sequence[int], dtype: str) -> Varia
     if not old.parameter or tuple(old.shape) != tuple(shape) or old.dtype != dtype:
         raise ProgramError(
             f"parameter {name!r} is asked for with shape {list(shape)} of {dtype}, but it exists with shape "
-            f"{list(old.shape)} of {old.dtype} (created at {old.source}). Use another name, or the same shape to share it",
+            f"{list(old.shape)} of {old.dtype} (created at {old.source}). "
+            "Use another name, or the same shape to share it",
             variable=name,
         )
     return main.handle(name)  # type: ignore[no-any-return]  # a Variable
@@ -86,7 +89,9 @@ def create_persistable(
     main, startup = default_main_program(), default_startup_program()
     recording = recording_of(main)
     if any(d < 0 for d in shape):
-        raise ProgramError(f"{name!r} is asked for with shape {list(shape)}; sizes of persistable variables are positive")
+        raise ProgramError(
+            f"{name!r} is asked for with shape {list(shape)}; sizes of persistable variables are positive"
+        )
     fake = recording.fake_of_shape(shape, getattr(torch, dtype))
     var = recording.bind(fake, recording.describe(fake, name, persistable=True, parameter=parameter))
     startup.add_variable(var)

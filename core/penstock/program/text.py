@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
-from penstock.program.ir import Arg, Guard, Operator, Output, Program, Ref, Role, TorchConst, VarDesc
+from penstock.program.ir import Arg, Guard, Operator, Output, Ref, Role, Structure, TorchConst, VarDesc
 
 _FLAGS = ("persistable", "parameter", "buffer", "feed")
 _PLAIN = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@/]*\Z")
@@ -86,12 +86,12 @@ def _op_line(op: Operator) -> str:
     return " ".join(parts)
 
 
-def to_text(program: Program) -> str:
+def to_text(program: Structure) -> str:
     """Return the text form: one line a variable, guard and operator."""
-    head = f"program version=1 seed={program.seed}{' test' if program.is_test else ''} symbols=[{', '.join(program.symbols)}]"
+    test = " test" if program.is_test else ""
+    head = f"program version=1 seed={program.seed}{test} symbols=[{', '.join(program.symbols)}]"
     lines = [head, *(_var_line(v) for v in program.variables.values())]
-    for g in program.guards:
-        lines.append(f"guard {g}" + (f" at={json.dumps(g.source)}" if g.source else ""))
+    lines += [f"guard {g}" + (f" at={json.dumps(g.source)}" if g.source else "") for g in program.guards]
     lines += [_op_line(op) for op in program.operators]
     return "\n".join(lines) + "\n"
 
@@ -117,7 +117,9 @@ class _Line:
         while position < len(text.rstrip()):
             match = _TOKEN.match(text, position)
             if match is None:
-                raise ProgramError(f"line {number}, column {position + 1}: {text[position : position + 20]!r} is no token")
+                raise ProgramError(
+                    f"line {number}, column {position + 1}: {text[position : position + 20]!r} is no token"
+                )
             self.tokens.append(_Token(match.lastgroup or "", match[match.lastgroup or 0], match.start() + 1))
             position = match.end()
 
@@ -246,7 +248,7 @@ class _Line:
         return self.word()
 
 
-def parse(text: str) -> Program:
+def parse_structure(text: str) -> Structure:
     """Read a Program from its text form. Raises ProgramError with line and column."""
     lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
@@ -256,11 +258,12 @@ def parse(text: str) -> Program:
         cursor = _Line(line, number, program.symbols)
         word = cursor.word("'var', 'guard' or 'op'")
         if word == "var":
-            program.add_variable(_variable(cursor))
+            var = _variable(cursor)
+            program.variables[var.name] = var
         elif word == "guard":
             program.guards.append(_guard(cursor))
         elif word == "op":
-            program.append(_operator(cursor))
+            program.operators.append(_operator(cursor))
         else:
             cursor.at = 0
             raise cursor.fail("'var', 'guard' or 'op'")
@@ -269,7 +272,7 @@ def parse(text: str) -> Program:
     return program
 
 
-def _head(line: _Line) -> Program:
+def _head(line: _Line) -> Structure:
     line.take("program")
     line.take("version")
     line.take("=")
@@ -283,7 +286,7 @@ def _head(line: _Line) -> Program:
     is_test = line.accept("test")
     line.take("symbols")
     line.take("=")
-    return Program(seed=seed, is_test=is_test, symbols=line.names())
+    return Structure(seed=seed, is_test=is_test, symbols=line.names())
 
 
 def _variable(line: _Line) -> VarDesc:

@@ -49,7 +49,7 @@ class Restart(_Strict):
     """When a failed attempt is followed by another."""
 
     max_restarts: int = Field(0, ge=0, le=1000)
-    on: list[RetryClass] = Field(default_factory=lambda: ["infra"])
+    on: list[RetryClass] = ["infra"]
 
 
 class Checkpoint(_Strict):

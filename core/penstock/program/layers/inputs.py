@@ -19,11 +19,11 @@ _DTYPES = {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16
 
 def data(
     name: str,
-    shape: Sequence[int],
+    shape: Sequence[int | None],
     append_batch_size: bool = True,
     dtype: str = "float32",
     lod_level: int = 0,
-    type: object = None,  # noqa: A002 - Fluid's name
+    type: object = None,
     stop_gradient: bool = True,
 ) -> Variable:
     """Declare an input. `append_batch_size`: put the batch (-1) before `shape`, unless a -1 stands in it already."""
@@ -40,7 +40,9 @@ def fluid_data(name: str, shape: Sequence[int | None], dtype: str = "float32", l
 
 def _input(name: str, sizes: list[int], dtype: str, lod_level: int, stop_gradient: bool) -> Variable:
     if dtype not in _DTYPES:
-        raise ProgramError(f"input {name!r} has dtype {dtype!r}; expected one of {', '.join(sorted(_DTYPES))}", variable=name)
+        raise ProgramError(
+            f"input {name!r} has dtype {dtype!r}; expected one of {', '.join(sorted(_DTYPES))}", variable=name
+        )
     install()
     recording = recording_of(default_main_program())
     fake = recording.fake_of_shape(sizes, getattr(torch, dtype))

@@ -1,4 +1,4 @@
-"""Losses and reductions. Results keep Fluid's shapes: one value a row is [n, 1]; a scalar is fetched as [1] a replica."""
+"""Losses and reductions in Fluid's shapes: one value a row is [n, 1]; a scalar is fetched as [1] a replica."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.program.record.context import default_main_program, name_scope
 _TINY = 1e-20  # Fluid's TolerableValue: the logarithm of a probability that underflowed stays finite
 
 
-def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = -100) -> Any:  # noqa: A002 - Fluid's name
+def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = -100) -> Any:
     """Return -log p[label] for each row.
 
     Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1].
@@ -37,7 +37,7 @@ def softmax_with_cross_entropy(logits: Any, label: Any, soft_label: bool = False
         return loss if ignore_index < 0 else torch.where(label == ignore_index, torch.zeros_like(loss), loss)
 
 
-def square_error_cost(input: Any, label: Any) -> Any:  # noqa: A002 - Fluid's name
+def square_error_cost(input: Any, label: Any) -> Any:
     """Return (input - label)^2, elementwise."""
     with name_scope(default_main_program().unique("square_error_cost")):
         difference = input - label
@@ -50,13 +50,17 @@ def mean(x: Any, name: str | None = None) -> Any:
         return x.mean()
 
 
-def reduce_sum(input: Any, dim: int | Sequence[int] | None = None, keep_dim: bool = False, name: str | None = None) -> Any:  # noqa: A002 - Fluid's name
+def reduce_sum(
+    input: Any, dim: int | Sequence[int] | None = None, keep_dim: bool = False, name: str | None = None
+) -> Any:
     """Return the sum over `dim`, or over all elements."""
     with name_scope(name or default_main_program().unique("reduce_sum")):
         return input.sum() if dim is None else input.sum(dim, keepdim=keep_dim)
 
 
-def reduce_mean(input: Any, dim: int | Sequence[int] | None = None, keep_dim: bool = False, name: str | None = None) -> Any:  # noqa: A002 - Fluid's name
+def reduce_mean(
+    input: Any, dim: int | Sequence[int] | None = None, keep_dim: bool = False, name: str | None = None
+) -> Any:
     """Return the mean over `dim`, or over all elements."""
     with name_scope(name or default_main_program().unique("reduce_mean")):
         return input.mean() if dim is None else input.mean(dim, keepdim=keep_dim)

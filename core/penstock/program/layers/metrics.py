@@ -14,7 +14,7 @@ from penstock.program.record.recording import recording_of
 from penstock.program.record.variable import recording_modes, wrap
 
 
-def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any = None) -> Any:  # noqa: A002 - Fluid's name
+def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any = None) -> Any:
     """Return the share of rows whose label is among the k largest. Shapes: input [n, classes], label [n, 1]."""
     if correct is not None or total is not None:
         raise ProgramError("accuracy(correct=, total=) is not supported; fetch the result instead")
@@ -25,7 +25,7 @@ def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any
 
 
 def auc(
-    input: Any,  # noqa: A002 - Fluid's name
+    input: Any,
     label: Any,
     curve: str = "ROC",
     num_thresholds: int = 2**12 - 1,

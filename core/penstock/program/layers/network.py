@@ -32,7 +32,7 @@ def _dtype(x: Variable) -> str:
 
 
 def fc(
-    input: Variable | Sequence[Variable],  # noqa: A002 - Fluid's name
+    input: Variable | Sequence[Variable],
     size: int,
     num_flatten_dims: int = 1,
     param_attr: Any = None,
@@ -82,7 +82,7 @@ def _affine(x: Any, w: Variable, b: Variable | None, total: Any) -> Any:
 
 
 def embedding(
-    input: Variable,  # noqa: A002 - Fluid's name
+    input: Variable,
     size: Sequence[int],
     is_sparse: bool = False,
     is_distributed: bool = False,
@@ -100,7 +100,10 @@ def embedding(
     if attr is None or len(size) != 2:
         raise ProgramError(f"embedding needs a table of two sizes; got size={list(size)}, param_attr={param_attr!r}")
     if is_distributed:
-        raise ProgramError("embedding(is_distributed=True) needs parameter servers, which this version does not have; use is_sparse=True")
+        raise ProgramError(
+            "embedding(is_distributed=True) needs parameter servers, which this version does not have; "
+            "use is_sparse=True"
+        )
     prefix = default_main_program().unique("embedding")
     table = create_parameter(list(size), dtype, attr, Xavier(), prefix=prefix, suffix="w_0")
     ids: Any = input.squeeze(-1) if input.ndim > 1 and input.desc.shape[-1] == 1 else input
@@ -109,7 +112,7 @@ def embedding(
         return torch.embedding(table, ids, padding, False, is_sparse)  # type: ignore[arg-type]  # Variables stand for tensors
 
 
-def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Any:  # noqa: A002 - Fluid's name
+def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Any:
     """Concatenate along `axis`."""
     with name_scope(name or default_main_program().unique("concat")):
         return torch.cat(list(input), axis)  # type: ignore[arg-type]  # Variables stand for tensors
@@ -130,8 +133,6 @@ def tanh(x: Any, name: str | None = None) -> Any:
     return torch.tanh(x)
 
 
-def softmax(input: Any, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Any:  # noqa: A002 - Fluid's name
+def softmax(input: Any, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Any:
     """Return the softmax along `axis`."""
     return F.softmax(input, axis)
-
-

@@ -57,7 +57,7 @@ class CompositeMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def dropout(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:  # noqa: A002 - torch's name
+def dropout(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:
     """Record penstock.dropout; p == 0 is recorded too, so that a clone can be compared."""
     if not isinstance(input, torch.Tensor):
         return NotImplemented
@@ -68,7 +68,7 @@ def dropout(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = T
     return call(input, rec.rng(), float(p), bool(train), rec.num_seeds, batch_dim, rows)[0]
 
 
-def dropout_(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:  # noqa: A002 - torch's name
+def dropout_(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:
     """In place, as nn.Dropout(inplace=True) asks."""
     return input.copy_(dropout(rec, input, p, train))
 

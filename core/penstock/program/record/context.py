@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.program.ir import Program, Role
+from penstock.program.ir import Role
+from penstock.program.program import Program
 
 
 class _State(threading.local):

@@ -35,11 +35,11 @@ def undeclared_writes(schema_name: str, args: tuple[Any, ...]) -> tuple[int, ...
     return (mean, var) if args[training] else ()
 
 
-class RecordMode(TorchDispatchMode):
+class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has not typed it
     """Appends to `recording.program`; see the module."""
 
     def __init__(self, recording: Recording) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has not typed it
         self.recording = recording
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,7 +75,9 @@ class RecordMode(TorchDispatchMode):
         module, source = self._origin()
         base = schema.name.split("::")[1].rstrip("_")
         name = rec.program.unique_operator(base.lstrip("_"))
-        written = [a for a, spec in zip(args, schema.arguments, strict=False) if spec.alias_info and spec.alias_info.is_write]
+        written = [
+            a for a, spec in zip(args, schema.arguments, strict=False) if spec.alias_info and spec.alias_info.is_write
+        ]
         written += [args[i] for i in undeclared_writes(schema.name, args) if args[i] is not None]
         role, role_vars = current_role()
         writes = tuple(rec.name_of(t) for w in written for t in (w if isinstance(w, (list, tuple)) else [w]))
@@ -142,7 +144,11 @@ class RecordMode(TorchDispatchMode):
 def _refuse(func: Any) -> None:
     if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
         line = user_line()
-        what = "reads a value back into Python" if "scalar" in str(func) or "item" in str(func) else "has a size that depends on data"
+        what = (
+            "reads a value back into Python"
+            if "scalar" in str(func) or "item" in str(func)
+            else "has a size that depends on data"
+        )
         raise ProgramError(
             f"{line}: the result of {func} {what}, which a recorded program cannot do. "
             "Use torch.where, masks or topk instead of selecting, and fetch values from run() instead of .item()",
@@ -153,7 +159,7 @@ def _refuse(func: Any) -> None:
         line = user_line()
         raise ProgramError(
             f"{line}: {func} draws from torch's global generator, which would differ between replicas and runs. "
-            "Use torch.nn.functional.dropout or layers.uniform_random / gaussian_random, which are seeded by the program",
+            "Use torch.nn.functional.dropout, which is seeded by the program, or feed random numbers",
             operator=str(func),
             source=line,
         )

@@ -81,8 +81,8 @@ def _stand_ins(recording: Recording, module: torch.nn.Module, root: str) -> Iter
             for store in (part._parameters, part._buffers):
                 for key, tensor in store.items():
                     if tensor is not None:
-                        swapped.append((store, key, tensor))  # type: ignore[arg-type]  # dict of tensors
-                        store[key] = recording.capture(tensor, f"{prefix}.{key}")  # type: ignore[assignment]  # stand-in
+                        swapped.append((store, key, tensor))
+                        store[key] = recording.capture(tensor, f"{prefix}.{key}")
         yield
     finally:
         for store, key, tensor in swapped:

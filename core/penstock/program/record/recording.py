@@ -7,7 +7,7 @@ Owned by the thread that records; a Program is recorded by one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from penstock.errors import Bug, ProgramError
-from penstock.native import ops as _native_ops  # registers penstock::*
+from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Dim, Expr
-from penstock.program.ir import Operator, Program, Ref, TorchConst, VarDesc
+from penstock.program.ir import Operator, Ref, TorchConst, VarDesc
+from penstock.program.program import Program
 from penstock.program.record.context import current_scope, default_startup_program
 from penstock.program.record.source import user_line
 from penstock.program.record.symbols import SymbolTable
@@ -40,7 +41,12 @@ class SparseLookup:
 
 
 class Recording:
-    """The recorder's state for one Program; see the module."""
+    """The recorder's state for one Program; see the module.
+
+    `handle_type`: the class of the user's handles; variable.py, which knows this module, puts itself here.
+    """
+
+    handle_type: Callable[[Recording, str, torch.Tensor], Any]
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -64,7 +70,7 @@ class Recording:
         """Return a fake tensor; -1 at position 0 is the batch symbol, every other -1 a symbol of its own."""
         sizes = [self._size(d, i) for i, d in enumerate(shape)]
         with self.fake_mode:
-            return torch.empty(sizes, dtype=dtype)  # type: ignore[arg-type]  # SymInt sizes
+            return torch.empty(sizes, dtype=dtype)
 
     def _size(self, dim: int, position: int) -> int | torch.SymInt:
         if dim >= 0:
@@ -154,7 +160,9 @@ class Recording:
             raise ProgramError("a tensor on the meta device has no values; initialise it before recording")
         is_parameter = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
         if tensor.requires_grad and not tensor.is_leaf:
-            raise ProgramError("an operand is the result of eager operations with gradient; record these too, or detach it")
+            raise ProgramError(
+                "an operand is the result of eager operations with gradient; record these too, or detach it"
+            )
         name = name or self.program.unique("param" if is_parameter else "const")
         with self.fake_mode:
             fake = torch.empty_strided(tensor.shape, tensor.contiguous().stride(), dtype=tensor.dtype)
@@ -186,12 +194,10 @@ class Recording:
 
     def handle(self, tensor: torch.Tensor) -> Any:
         """Return the user's handle of a tensor's variable."""
-        from penstock.program.record.variable import Variable  # variable.py imports this module
-
         name = self.name_of(tensor)
         found = self.handles.get(name)
         if found is None:
-            found = self.handles[name] = Variable(self, name, tensor)
+            found = self.handles[name] = self.handle_type(self, name, tensor)
         return found
 
     # -- arguments -------------------------------------------------------------------------------

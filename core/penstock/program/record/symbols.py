@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]  # sympy has no types
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
@@ -13,7 +13,7 @@ from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Guard
 
-_BINARY = {FloorDiv: "//", Mod: "%", PythonMod: "%"}
+_BINARY: dict[Any, Any] = {FloorDiv: "//", Mod: "%", PythonMod: "%"}
 _RELATION: dict[Any, Any] = {
     sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",
 }  # fmt: skip
@@ -48,7 +48,7 @@ class SymbolTable:
             return self._sum_or_product(value)
         for cls, op in _BINARY.items():
             if isinstance(value, cls):
-                return Expr(op, (self.expr(value.args[0]), self.expr(value.args[1])))  # type: ignore[arg-type]  # op is one of ExprOp
+                return Expr(op, (self.expr(value.args[0]), self.expr(value.args[1])))
         if isinstance(value, (Max, sympy.Max)):
             return Expr("max", tuple(self.expr(a) for a in value.args))
         if isinstance(value, (Min, sympy.Min)):
@@ -83,7 +83,9 @@ class SymbolTable:
             return []
         relation = _RELATION.get(type(expr))
         if relation is None:
-            raise ProgramError(f"{source}: the program branches on {expr}, which cannot be kept as a guard", source=source)
+            raise ProgramError(
+                f"{source}: the program branches on {expr}, which cannot be kept as a guard", source=source
+            )
         self._refuse_pin(expr, relation, source)
         return [Guard(self._raw(expr.lhs), relation, self._raw(expr.rhs), source)]
 

@@ -13,7 +13,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from penstock.errors import ProgramError
-from penstock.program.ir import Program, VarDesc
+from penstock.program.ir import VarDesc
+from penstock.program.program import Program
 from penstock.program.record.composite import CompositeMode, plain_functional
 from penstock.program.record.dispatch import RecordMode
 from penstock.program.record.recording import Recording
@@ -103,7 +104,7 @@ class Variable:
 
     def _refuse_number(self, what: str) -> Any:
         raise ProgramError(
-            f"{user_line()}: {what} asks for a number, but variable {self.name!r} has none while a program is recorded. "
+            f"{user_line()}: {what} asks for a number, but variable {self.name!r} has none while it is recorded. "
             "Fetch its value from run(), or use torch operations on the whole tensor",
             variable=self.name,
         )
@@ -131,10 +132,11 @@ def _operator(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in (
+_DUNDERS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow rpow matmul rmatmul neg abs eq ne lt le gt ge "
     "getitem setitem iadd isub imul itruediv and or xor invert"
-).split():
+)
+for _name in _DUNDERS.split(" "):
     setattr(Variable, f"__{_name}__", _operator(f"__{_name}__"))
 
 
@@ -181,3 +183,6 @@ def wrap(recording: Recording, out: Any) -> Any:
     """Return Variables for the tensors in a nest of results; guards that arose are taken over."""
     recording.program.guards.extend(recording.symbols.new_guards(user_line()))
     return tree_map(lambda v: recording.handle(v) if isinstance(v, torch.Tensor) else v, out)
+
+
+Recording.handle_type = Variable

@@ -1,0 +1,169 @@
+"""Program: the structure with what recording and running add, under Fluid's names. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import ProgramError
+from penstock.program.clone import copy_structure, for_test_structure
+from penstock.program.ir import Operator, Structure, VarDesc, unknown_variable
+from penstock.program.text import parse_structure, to_text
+
+
+@dataclass(eq=False)
+class Program(Structure):
+    """A Program that is being recorded or run. Equality is that of its structure (captured values aside).
+
+    `captured`: values of tensors that were taken from outside, by variable name.
+    `revision`: counts changes, so that what was derived from the Program knows when it is stale.
+    """
+
+    captured: dict[str, Any] = field(default_factory=dict, repr=False)
+    revision: int = 0
+    fresh_seed: int = 0
+    _names: dict[str, int] = field(default_factory=dict, repr=False)
+    recording: Any = field(default=None, repr=False)
+
+    # -- Fluid's names ---------------------------------------------------------------------------
+
+    @property
+    def random_seed(self) -> int:
+        """Fluid's name for `seed`."""
+        return self.seed
+
+    @random_seed.setter
+    def random_seed(self, value: int) -> None:
+        self.seed = int(value)
+        self.revision += 1
+
+    def global_block(self) -> Block:
+        """Return the only block."""
+        return Block(self)
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Return the blocks; a Penstock Program has one."""
+        return [Block(self)]
+
+    def list_vars(self) -> list[Any]:
+        """Return all variables."""
+        return [self.handle(name) for name in self.variables]
+
+    def all_parameters(self) -> list[Any]:
+        """Return all parameters."""
+        return [self.handle(v.name) for v in self.variables.values() if v.parameter]
+
+    # -- structure -------------------------------------------------------------------------------
+
+    def handle(self, name: str) -> Any:
+        """Return the recorder's handle of `name` if there is one, else its description."""
+        handles = getattr(self.recording, "handles", {})
+        return handles.get(name, self.variables[name])
+
+    def unique(self, prefix: str) -> str:
+        """Return `prefix_k` with the next k of that prefix."""
+        k = self._names.get(prefix, 0)
+        while True:
+            self._names[prefix] = k + 1
+            name = f"{prefix}_{k}"
+            if name not in self.variables:
+                return name
+            k += 1
+
+    def unique_operator(self, base: str) -> str:
+        """Return the next free operator name of the form `base_k`."""
+        k = self._names.get(f"op {base}", 0)
+        self._names[f"op {base}"] = k + 1
+        return f"{base}_{k}"
+
+    def add_variable(self, var: VarDesc) -> VarDesc:
+        """Add a variable. Raises ProgramError if another one has its name."""
+        old = self.variables.get(var.name)
+        if old is not None and old != var:
+            raise ProgramError(
+                f"variable {var.name!r} exists already with shape {_shape(old)} "
+                f"(created at {old.source or 'unknown'}); now asked for with shape {_shape(var)}. "
+                "Give one of them another name.",
+                variable=var.name,
+            )
+        self.variables[var.name] = var
+        self.revision += 1
+        return var
+
+    def append(self, op: Operator) -> Operator:
+        """Append an operator."""
+        self.operators.append(op)
+        self.revision += 1
+        return op
+
+    def var(self, name: str) -> VarDesc:
+        """Return a variable. Raises ProgramError naming close matches."""
+        try:
+            return self.variables[name]
+        except KeyError:
+            raise ProgramError(unknown_variable(name, self.variables), variable=name) from None
+
+    def parameters(self) -> list[VarDesc]:
+        """Return the parameters in order of creation."""
+        return [v for v in self.variables.values() if v.parameter]
+
+    def feeds(self) -> list[VarDesc]:
+        """Return the variables that a run must feed, in order of creation."""
+        return [v for v in self.variables.values() if v.feed]
+
+    def clone(self, for_test: bool = False) -> Program:
+        """Return a copy. `for_test`: without backward and optimizer, with dropout and batch-norm at rest."""
+        structure = for_test_structure(self) if for_test else copy_structure(self)
+        return Program(**vars(structure), captured=dict(self.captured), recording=self.recording)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Program):
+            return NotImplemented
+        return copy_structure(self) == copy_structure(other)
+
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+    to_string = __str__
+
+    @staticmethod
+    def parse(text: str) -> Program:
+        """Read a Program back from its text. Raises ProgramError with line and column."""
+        return Program(**vars(parse_structure(text)))
+
+
+def _shape(var: VarDesc) -> str:
+    return "[" + ", ".join(str(d) for d in var.shape) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Fluid's view of a Program's operators and variables."""
+
+    program: Program
+
+    @property
+    def ops(self) -> list[Operator]:
+        """The operators, in order."""
+        return self.program.operators
+
+    @property
+    def vars(self) -> dict[str, VarDesc]:
+        """The variables by name."""
+        return self.program.variables
+
+    def var(self, name: str) -> Any:
+        """Return the variable called `name`."""
+        self.program.var(name)
+        return self.program.handle(name)
+
+    def has_var(self, name: str) -> bool:
+        """Whether there is a variable called `name`."""
+        return name in self.program.variables
+
+    def all_parameters(self) -> list[Any]:
+        """Return all parameters."""
+        return self.program.all_parameters()
