@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from penstock.client import Client, Job
+from penstock.command.jobs import find
 from penstock_worker import processes
 
 TTL_S = "1.5"
@@ -88,9 +90,32 @@ class Site:
         assert result.returncode == 0, result.stderr
         return result.stdout.strip()
 
+    @property
+    def client(self) -> Client:
+        """A client of the server that this site's profile names: cheaper than a command for looking again and again."""
+        profile = json.loads((self.home / ".penstock" / "config.json").read_text())
+        return Client(profile["url"], token=Path(profile["token_file"]).read_text().strip())
+
+    def look(self, job: str) -> Job:
+        """Return a job by id or name."""
+        with self.client as client:
+            return find(client, job)
+
+    def ready(self) -> bool:
+        """True if the server answers."""
+        with self.client as client:
+            return client.is_ready()
+
+    def node_states(self) -> list[str]:
+        """Return the states of the server's nodes."""
+        with self.client as client:
+            return [node["state"] for node in client.nodes()]
+
     def log(self, job: str) -> str:
         """Return what the job's processes have written so far."""
-        return self.run("logs", job).stdout
+        with self.client as client:
+            found = find(client, job)
+            return "".join(client.logs(found["id"], replica["id"])["text"] for replica in found["replicas"])
 
     def alive(self) -> list[int]:
         """Return every process that was started here, however far down."""

@@ -10,6 +10,9 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Protocol
 
+import pytest
+
+from penstock.client import Job, NotFound
 from penstock_worker import processes
 
 Until = Callable[..., None]
@@ -29,6 +32,7 @@ class Site(Protocol):
     def json(self, *arguments: str) -> Any: ...
     def job(self, name: str, code: str, **fields: Any) -> Path: ...
     def submit(self, path: Path) -> str: ...
+    def look(self, job: str) -> Job: ...
     def log(self, job: str) -> str: ...
 
 
@@ -37,8 +41,7 @@ def test_a_command_job_runs_to_its_end_and_its_log_can_be_read(serving: Site) ->
     assert result.returncode == 0, result.stderr
     job = json.loads(result.stdout)
     assert job["state"] == "SUCCEEDED"
-    assert serving.log(job["id"]) == "hello\n"
-    assert serving.log("hello") == "hello\n", "a name stands for the newest job of that name"
+    assert serving.run("logs", "hello").stdout == "hello\n", "a name stands for the newest job of that name"
     assert job["id"] in [item["id"] for item in serving.json("jobs", "--state", "succeeded")]
 
 
@@ -54,7 +57,7 @@ def test_a_missing_entrypoint_fails_the_job_and_is_named(serving: Site) -> None:
     path = serving.home / "missing.json"
     path.write_text('{"name": "missing", "entrypoint": ["no-such-program"], "mode": "command"}')
     assert serving.run("submit", str(path), "--wait").returncode == 1
-    assert "'no-such-program' not found on PATH" in serving.json("job", "missing")["why"]
+    assert "'no-such-program' not found on PATH" in serving.look("missing")["why"]
 
 
 def test_a_cancelled_job_that_ignores_term_is_gone_with_its_grandchildren(serving: Site, until: Until) -> None:
@@ -89,7 +92,7 @@ def test_the_workdir_travels_and_what_is_ignored_does_not(serving: Site) -> None
 def test_two_replicas_say_who_writes(serving: Site) -> None:
     path = serving.job("two", "import os; print('I am', os.environ['PENSTOCK_INDEX'])", trainers={"count": 2})
     assert serving.run("submit", str(path), "--wait").returncode == 0
-    lines = sorted(serving.log("two").splitlines())
+    lines = sorted(serving.run("logs", "two").stdout.splitlines())
     assert lines == ["[trainer 0] I am 0", "[trainer 1] I am 1"]
     assert serving.run("logs", "two", "--replica", "trainer/1").stdout == "I am 1\n"
 
@@ -98,16 +101,18 @@ def test_waiting_ends_after_its_timeout_and_the_job_goes_on(serving: Site) -> No
     job = serving.submit(serving.job("long", "import time; time.sleep(600)"))
     result = serving.run("wait", job, "--timeout", "0.5")
     assert result.returncode == 7
-    assert serving.json("job", job)["state"] in ("QUEUED", "STARTING", "RUNNING")
-    serving.run("cancel", job, "--wait")
+    assert serving.look(job)["state"] in ("QUEUED", "STARTING", "RUNNING")
+    assert serving.run("cancel", job).returncode == 0
 
 
 def test_an_unknown_job_is_not_found(serving: Site) -> None:
-    for name in ("no-such-job", "0190aaaa-0000-7000-8000-000000000000"):
-        result = serving.run("logs", name)
-        assert result.returncode == 3
-        assert name in result.stderr
-        assert "penstock jobs" in result.stderr
+    name = "0190aaaa-0000-7000-8000-000000000000"
+    result = serving.run("logs", name)
+    assert result.returncode == 3
+    assert name in result.stderr
+    assert "penstock jobs" in result.stderr
+    with pytest.raises(NotFound, match="no-such-job"):
+        serving.look("no-such-job")
 
 
 def test_a_wrong_token_is_refused(serving: Site) -> None:
@@ -127,7 +132,7 @@ def test_a_token_does_what_its_scope_says_until_it_is_revoked(serving: Site) -> 
 
 
 def test_the_local_agent_is_listed_and_a_login_link_is_made(serving: Site) -> None:
-    assert [node["state"] for node in serving.json("nodes")] == ["READY"]
+    assert " READY " in serving.run("nodes").stdout
     assert "/login#code=" in serving.run("login-link").stdout
 
 
