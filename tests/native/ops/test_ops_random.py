@@ -69,6 +69,57 @@ def test_bits_differ_between_seeds_steps_operators_and_rows() -> None:
             assert abs(int((mask == other).sum()) - 2048) < 6 * 32
 
 
+_WORD = 2**32 - 1
+
+
+def _philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """Philox4x32-10 as the paper defines it, in Python's integers."""
+    k0, k1 = key
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        first, second = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = (second >> 32) ^ c1 ^ k0, second & _WORD, (first >> 32) ^ c3 ^ k1, first & _WORD
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return c0, c1, c2, c3
+
+
+def _mix64(x: int) -> int:
+    x = (x + 0x9E3779B97F4A7C15) % 2**64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+    return x ^ (x >> 31)
+
+
+def _words(seed: int, op_seed: int, step: int, block: int) -> tuple[int, int, int, int]:
+    key = _mix64(_mix64(seed) ^ op_seed)
+    return _philox((key & _WORD, key >> 32), (block & _WORD, block >> 32, step & _WORD, step >> 32))
+
+
+def test_the_reference_generator_gives_the_published_answers() -> None:
+    # Known answers of the paper's own library (Random123, kat_vectors).
+    assert _philox((0, 0), (0, 0, 0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    ones = (_WORD, _WORD, _WORD, _WORD)
+    assert _philox((_WORD, _WORD), ones) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
+
+
+@pytest.mark.parametrize("first_row", [0, 77, 2**35])
+def test_dropout_bits_are_those_of_the_reference_generator(first_row: int) -> None:
+    seed, op_seed, step, p = 123, 7, 2**33 + 5, 0.3
+    _, mask = ops.dropout(torch.ones(40, 10), _rng(seed, step, first_row), p, training=True, op_seed=op_seed)
+    for index, kept in enumerate(mask.flatten().tolist()):
+        position = first_row * 10 + index
+        word = _words(seed, op_seed, step, position // 128 * 32 + position % 32)[position // 32 % 4]
+        assert kept == (word >= round(p * 2**32))
+
+
+def test_uniform_values_are_those_of_the_reference_generator_to_the_bit() -> None:
+    values = ops.uniform([200], -1.0, 2.0, seed=9, dtype=torch.float64)
+    for index, value in enumerate(values.tolist()):
+        words = _words(9, 0, 0, index // 64 * 32 + index % 32)
+        low, high = words[index // 32 % 2 * 2 :][:2]
+        assert value == -1.0 + 3.0 * (((high << 32 | low) >> 12) + 0.5) / 2**52
+
+
 def test_a_call_without_batch_takes_plain_positions() -> None:
     x = torch.ones(12, 10)
     assert torch.equal(_mask(x, _rng(1, 0, 7), batch_dim=-1), _mask(x, _rng(1, 0, 0), batch_dim=0))
