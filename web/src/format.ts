@@ -44,10 +44,12 @@ function three(value: number): string {
   return value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
 
+/** Always milliseconds, so that a column of waits can be compared by eye. */
 export function millis(valueNs: number): string {
-  return `${(valueNs / 1e6).toFixed(valueNs >= 1e8 ? 0 : valueNs >= 1e7 ? 1 : 2)} ms`;
+  return `${(valueNs / 1e6).toFixed(valueNs >= 1e8 ? 0 : valueNs >= 1e7 ? 1 : valueNs >= 1e6 ? 2 : 3)} ms`;
 }
 
+/** 0.087 → "8.7 %". */
 export function percent(share: number): string {
   if (!Number.isFinite(share)) return "–";
   return `${(share * 100).toFixed(share < 0.0995 ? 1 : 0)}${THIN}%`;
@@ -68,7 +70,12 @@ export function age(iso: string | null | undefined, nowMs: number): string {
 
 export function clock(iso: string | null | undefined): string {
   if (!iso) return "–";
-  return new Date(iso).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  return new Date(iso).toLocaleTimeString(undefined, {
+    hour: "2-digit",
+    minute: "2-digit",
+    second: "2-digit",
+    hourCycle: "h23",
+  });
 }
 
 export function figure(value: number | undefined | null): string {
@@ -96,7 +103,8 @@ const SHORT_DTYPE: Readonly<Record<string, string>> = {
 /** "aten.addmm.default" → "addmm": what fits a box. */
 export function shortType(type: string): string {
   const parts = type.split(".");
-  return (parts.length >= 2 ? parts[1] : parts[0]) ?? type;
+  const name = (parts.length >= 2 ? parts[1] : parts[0]) ?? type;
+  return name.replace(/^_+|_+$/g, "").replace(/_backward$/, " grad");
 }
 
 export function plural(count: number, noun: string): string {

@@ -54,6 +54,8 @@ export class GraphController {
       () => observer.disconnect(),
     ];
     this.#resize();
+    // The first layout was made before there was a canvas to fill.
+    this.relayout(this.#document);
     return () => {
       for (const dispose of this.#disposers) dispose();
       this.#canvas = null;
@@ -75,7 +77,7 @@ export class GraphController {
       this.layout = null;
     } else {
       this.groups = groupOps(document, this.replica.value);
-      this.layout = layoutGraph(document, this.groups, this.expanded.value);
+      this.layout = layoutGraph(document, this.groups, this.expanded.value, this.#aspect());
     }
     this.#criticalAt = Number.NEGATIVE_INFINITY;
     this.selected = op === undefined || fresh ? -1 : (this.layout?.boxOfOp[op] ?? -1);
@@ -142,6 +144,11 @@ export class GraphController {
     this.#camera = { scale, x: px - (px - this.#camera.x) * k, y: py - (py - this.#camera.y) * k };
     this.#fitted = false;
     this.repaint();
+  }
+
+  #aspect(): number {
+    const { clientWidth: w, clientHeight: h } = this.#canvas ?? { clientWidth: 0, clientHeight: 0 };
+    return h < 120 ? Number.POSITIVE_INFINITY : (w - 52) / (h - 74);
   }
 
   fit(): void {

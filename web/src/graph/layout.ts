@@ -35,9 +35,10 @@ export interface Layout {
   readonly height: number;
 }
 
-const GAP_X = 44;
+const GAP_X = 30;
 const GAP_Y = 16;
-const BAND_GAP = 38;
+const BAND_GAP = 34;
+const MAX_BAND_GAP = 86;
 const BOX_H = 42;
 const OP_W = 118;
 const OP_H = 30;
@@ -52,7 +53,13 @@ interface Links {
   readonly succs: readonly number[][];
 }
 
-export function layoutGraph(document: GraphDocument, groups: readonly Group[], expanded: ReadonlySet<string>): Layout {
+/** `aspect`: width over height of the place where it will be seen; bands spread to fill a tall one. */
+export function layoutGraph(
+  document: GraphDocument,
+  groups: readonly Group[],
+  expanded: ReadonlySet<string>,
+  aspect = Number.POSITIVE_INFINITY,
+): Layout {
   const n = document.ops.length;
   const groupOfOp = ownerOf(n, groups);
   const order = topological(document);
@@ -62,7 +69,12 @@ export function layoutGraph(document: GraphDocument, groups: readonly Group[], e
     expanded.has(group.id) ? placeInside(document, group, boxes[index] as Box, order) : null,
   );
   const columns = columnsOf(groups, links);
-  const size = placeBands(boxes, groups, columns, links);
+  let size = placeBands(boxes, groups, columns, links, BAND_GAP);
+  const gap = Math.min(
+    MAX_BAND_GAP,
+    BAND_GAP + (size.width / aspect - size.height) / Math.max(1, numBands(groups) - 1),
+  );
+  if (gap > BAND_GAP) size = placeBands(boxes, groups, columns, links, gap);
   const edges = reduceEdges(links);
   const boxOfOp = groupOfOp.slice();
   inner.forEach((inside, index) => {
@@ -126,8 +138,8 @@ function linksBetween(document: GraphDocument, owner: Int32Array, count: number,
 }
 
 function sizedBox(group: Group, isExpanded: boolean): Box {
-  const text = Math.max(group.label.length * 7.1, group.sub.length * 6 + 34);
-  const w = Math.min(196, Math.max(104, Math.round(text + 22)));
+  const text = Math.max(group.label.length * 7.1 + 26, Math.min(112, group.sub.length * 6 + 40));
+  const w = Math.min(158, Math.max(96, Math.round(text)));
   return { id: group.id, group, op: null, expanded: isExpanded, x: 0, y: 0, w, h: BOX_H };
 }
 
@@ -227,6 +239,8 @@ const band = (group: Group): number => {
   }
 };
 
+const numBands = (groups: readonly Group[]): number => new Set(groups.map(band)).size;
+
 /** Column of every group, from 0. Groups are visited in dependency order, so predecessors are placed first. */
 export function columnsOf(groups: readonly Group[], links: Links): Int32Array {
   const column = new Int32Array(groups.length);
@@ -292,6 +306,7 @@ function placeBands(
   groups: readonly Group[],
   columns: Int32Array,
   links: Links,
+  bandGap: number,
 ): { width: number; height: number } {
   const numColumns = columns.reduce((most, one) => Math.max(most, one + 1), 0);
   const x: number[] = [];
@@ -307,9 +322,9 @@ function placeBands(
   let top = 0;
   for (let b = 0; b <= 4; b++) {
     const height = placeBand(b, boxes, groups, columns, links, top);
-    if (height > 0) top += height + BAND_GAP;
+    if (height > 0) top += height + bandGap;
   }
-  return { width: Math.max(0, width - GAP_X), height: Math.max(0, top - BAND_GAP) };
+  return { width: Math.max(0, width - GAP_X), height: Math.max(0, top - bandGap) };
 }
 
 function placeBand(

@@ -35,7 +35,7 @@ function options(props: Props, width: number): uPlot.Options {
     legend: { show: false },
     padding: small ? [6, 4, 4, 4] : [8, 8, 0, 0],
     cursor: { drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(props.name, low, high) } },
     axes: [
       { ...axis, show: !small, size: 26 },
       { ...axis, show: !small, size: 58, values: (_, ticks) => ticks.map((tick) => figure(tick)) },
@@ -50,6 +50,14 @@ function options(props: Props, width: number): uPlot.Options {
       },
     ],
   };
+}
+
+/** Rates and durations are read against zero; a loss or a score against its own spread. */
+function rangeOf(name: string, low: number | null, high: number | null): [number, number] {
+  if (low === null || high === null) return [0, 1];
+  const fromZero = /_per_s$|_ms$|_bytes$/.test(name) && low >= 0;
+  const pad = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
+  return [fromZero ? 0 : low - pad, high + pad];
 }
 
 export function Chart(props: Props) {

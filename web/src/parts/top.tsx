@@ -77,13 +77,11 @@ function Crumbs() {
           / <b>{name ?? at.jobId.slice(0, 8)}</b>
         </span>
       )}
-      <Link
-        href="/nodes"
-        class={at.page === "job" ? "narrow-hide" : ""}
-        aria-current={at.page === "nodes" ? "page" : undefined}
-      >
-        Nodes
-      </Link>
+      {at.page !== "job" && (
+        <Link href="/nodes" aria-current={at.page === "nodes" ? "page" : undefined}>
+          Nodes
+        </Link>
+      )}
     </nav>
   );
 }

@@ -17,6 +17,10 @@ import { endOfFrameMs, StepStore } from "./steps";
 import { SyncStore } from "./sync";
 
 const PUBLISH_MS = 250;
+/** A frame older than this on arrival is history. */
+const STALE_MS = 5000;
+/** How long after a snapshot kept frames may still come. */
+const CATCH_UP_MS = 3000;
 const REPLAY_BYTES = 8 << 20;
 const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
@@ -61,6 +65,7 @@ export class JobStore {
     return this.chosenGraph.value ?? this.#autoHash();
   });
   readonly shownDocument = computed<GraphDocument | null>(() => {
+    this.graphVersion.value;
     const hash = this.shownHash.value;
     return hash === null ? null : (this.ops.graphs.get(hash)?.document ?? null);
   });
@@ -71,6 +76,8 @@ export class JobStore {
   #behind: number | null = null;
   #publish: () => void;
   #frameListeners = new Set<() => void>();
+  #snapshotAt = Number.POSITIVE_INFINITY;
+  #leastBehind = new Map<number, number>();
   #disposed = false;
   #replayed = false;
 
@@ -146,6 +153,7 @@ export class JobStore {
   }
 
   #snapshot(message: Extract<ServerMessage, { type: "snapshot"; job: Job }>): void {
+    this.#snapshotAt = performance.now();
     batch(() => {
       this.error.value = null;
       this.degraded.value = null;
@@ -158,10 +166,12 @@ export class JobStore {
     if (isTerminal(message.job)) void this.#replay(message.graphs ?? []);
   }
 
-  #frame(frame: Frame, mode: "live" | "replay"): void {
+  #frame(frame: Frame, asked: "live" | "replay"): void {
     const replica = this.job.value?.replicas.find((one) => one.stream === frame.stream);
     if (replica === undefined && this.ops.of(frame.stream) === undefined) return;
     const now = performance.now();
+    const behindMs = Date.now() - endOfFrameMs(frame);
+    const mode = asked === "live" && this.#fresh(frame, behindMs, now) ? "live" : "replay";
     switch (frame.kind) {
       case Kind.OP_EVENTS:
       case Kind.OP_SUMS:
@@ -179,7 +189,20 @@ export class JobStore {
       default:
         break;
     }
-    if (mode === "live") this.#measure(frame, now);
+    if (mode === "live") this.#measure(frame, behindMs, now);
+  }
+
+  /**
+   * Whether a frame tells of something that just happened. The server first sends what it kept, so that a page that
+   * opens now is not empty; that counts in every figure, and lights nothing. A trainer whose clock is off by more
+   * than the limit is recognised by all of its frames being so, once the kept ones have passed.
+   */
+  #fresh(frame: Frame, behindMs: number, now: number): boolean {
+    const settled = now - this.#snapshotAt > CATCH_UP_MS;
+    const least = this.#leastBehind.get(frame.stream) ?? Number.POSITIVE_INFINITY;
+    if (settled && behindMs < least) this.#leastBehind.set(frame.stream, behindMs);
+    const skew = this.#leastBehind.get(frame.stream) ?? 0;
+    return Math.abs(behindMs - (Math.abs(skew) > STALE_MS ? skew : 0)) < STALE_MS;
   }
 
   #opFrame(frame: Frame, now: number, mode: "live" | "replay"): void {
@@ -200,10 +223,10 @@ export class JobStore {
     this.#note("sync");
   }
 
-  #measure(frame: Frame, now: number): void {
+  #measure(frame: Frame, behindMs: number, now: number): void {
     this.lastFrameMs.value = now;
     if (frame.kind !== Kind.OP_EVENTS && frame.kind !== Kind.OP_SUMS) return;
-    const behind = Math.max(0, Date.now() - endOfFrameMs(frame));
+    const behind = Math.max(0, behindMs);
     // A moving mean: one late frame should show, a hundred prompt ones should outweigh it.
     this.#behind = this.#behind === null ? behind : this.#behind * 0.8 + behind * 0.2;
     stream.lagMs = this.#behind;

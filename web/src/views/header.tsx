@@ -4,7 +4,6 @@ import { ApiError, api } from "../api";
 import { age, clock, compact, figure, integer, percent, plural, seconds } from "../format";
 import { Dialog, ErrorCard, Progress, StateChip, toneOf } from "../parts/basics";
 import { isTerminal, type JobStore } from "../store/job";
-import { nowMs } from "../store/session";
 import type { Job } from "../types";
 
 export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
@@ -65,7 +64,7 @@ function HeaderProgress({ job }: { job: Job }) {
         <Progress share={progress.done / progress.total} label="Progress" {...(tone === undefined ? {} : { tone })} />
       </div>
       <small class="muted" style={{ marginTop: "5px", whiteSpace: "nowrap" }}>
-        {percent(progress.done / progress.total)}
+        {percent(Math.min(1, progress.done / progress.total))}
         {job.eta_s !== null && !isTerminal(job) ? ` · ${seconds(job.eta_s)} left` : ""}
       </small>
     </div>
@@ -100,9 +99,6 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
         value={Number.isFinite(share) ? (share * 100).toFixed(1) : "–"}
         unit={Number.isFinite(share) ? "%" : ""}
       />
-      {job.started_at !== null && !isTerminal(job) && (
-        <Kpi name="running for" value={age(job.started_at, nowMs.value)} />
-      )}
     </dl>
   );
 }

@@ -116,7 +116,7 @@ function JobRow({ job }: { job: Job }) {
 export function JobProgress({ job }: { job: Job }) {
   const progress = job.progress;
   if (progress === null || progress.total <= 0) return <span class="faint">–</span>;
-  const share = progress.done / progress.total;
+  const share = Math.min(1, progress.done / progress.total);
   const tone = job.state === "SUCCEEDED" ? "done" : job.state === "FAILED" ? "bad" : undefined;
   const left = !isTerminal(job) && job.eta_s !== null ? ` · ${seconds(job.eta_s)} left` : "";
   return (
