@@ -13,17 +13,20 @@ from contextlib import contextmanager
 
 import structlog
 import uvicorn
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.protocol.frames import MAX_FRAME_BYTES
 from penstock_server.app import app_of
 from penstock_server.logsetup import configure_logging
-from penstock_server.runtime import open_runtime
+from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
 from penstock_server.statedir import write_address
 
 EXIT_OK, EXIT_UNAVAILABLE = 0, 6
 _STOP_S = 5
+_LINGER_S = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -62,19 +65,25 @@ def _cannot_listen(settings: Settings, error: Exception) -> Unavailable:
     return Unavailable(f"cannot listen on {where}: {error}. Choose another address with --host and --port.")
 
 
+def make_server(runtime: Runtime) -> uvicorn.Server:
+    """Return a server over an open runtime; it takes no signals by itself."""
+    config = uvicorn.Config(
+        app_of(runtime),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws=_WebSocketProtocol,
+        ws_per_message_deflate=False,
+        ws_max_size=MAX_FRAME_BYTES + (1 << 20),
+        timeout_graceful_shutdown=_STOP_S,
+    )
+    return _Server(config)
+
+
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     async with open_runtime(settings) as runtime:
-        config = uvicorn.Config(
-            app_of(runtime),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            ws_per_message_deflate=False,
-            ws_max_size=MAX_FRAME_BYTES + (1 << 20),
-            timeout_graceful_shutdown=_STOP_S,
-        )
-        server = _Server(config)
+        server = make_server(runtime)
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         write_address(settings.state_dir, url)
@@ -96,6 +105,20 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+
+
+class _WebSocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn waits for the peer before it sends a close frame; a browser that has stalled never lets it.
+
+    Here the close frame goes behind what is buffered, and a peer that does not take it is cut off.
+    """
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send one ASGI message; a close does not wait until the transport can be written."""
+        if message["type"] == "websocket.close" and self.handshake_complete:
+            self.writable.set()
+            self.loop.call_later(_LINGER_S, self.transport.abort)
+        await super().send(message)
 
 
 class _Server(uvicorn.Server):

@@ -81,8 +81,8 @@ async def read_job_log(
 ) -> api.LogChunk:
     """Return a piece of a replica's log; without `replica_id`, of trainer 0 of the newest attempt."""
     replica = await server.jobs.replica_of(job_id, replica_id)
-    piece = server.logs.read(job_id, replica.id, offset, limit)
     ended = ReplicaState(replica.state) in TERMINAL_REPLICA
+    piece = server.logs.read(job_id, replica.id, offset, limit, final=ended)
     return api.LogChunk(
         replica_id=replica.id,
         offset=offset,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -16,7 +15,7 @@ from penstock_server.runtime import Runtime
 from penstock_server.schemas import wire
 from penstock_server.streams.browser import MAX_REPLAY_BYTES, Browser, SlowBrowser, replay
 from penstock_server.streams.hub import SHOWN, Subscription
-from penstock_server.streams.queue import SLOW, BrowserQueue, LogWish
+from penstock_server.streams.queue import SLOW, LogWish
 from penstock_server.streams.socket import close, converse, receive
 
 router = APIRouter(prefix="/api/v1")
@@ -31,19 +30,10 @@ async def stream(socket: WebSocket) -> None:
     """Serve one browser until it leaves or is too slow."""
     runtime = runtime_of(socket)
     await socket.accept()
-    wake = asyncio.Event()
-    settings = runtime.settings
-    queue = BrowserQueue(
-        settings.browser_high_water_bytes,
-        settings.browser_limit_bytes,
-        settings.browser_slow_s,
-        runtime.clock.monotonic,
-        wake.set,
-    )
-    browser = Browser(socket, queue, wake, hub=runtime.hub, logs=runtime.logs)
+    browser = Browser(socket, runtime.settings, runtime.clock, hub=runtime.hub, logs=runtime.logs)
     runtime.meters.browsers.inc()
     try:
-        await converse(socket, _read(socket, runtime, browser, queue), browser.run(runtime.meters))
+        await converse(socket, _read(socket, runtime, browser), browser.run(runtime.meters))
     except* SlowBrowser:
         await close(socket, SLOW, "this browser is too slow; subscribe again to go on from storage")
     finally:
@@ -52,27 +42,27 @@ async def stream(socket: WebSocket) -> None:
         await close(socket, 1000, "")
 
 
-async def _read(socket: WebSocket, runtime: Runtime, browser: Browser, queue: BrowserQueue) -> None:
+async def _read(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:
     while (text := await receive(socket)) is not None:
         if isinstance(text, bytes):
             raise PeerError("a browser sends text messages only")
         message: wire.BrowserMessage = wire.parse(wire.BROWSER, text)
         match message:
             case wire.SubscribeJobs():
-                await _follow_jobs(runtime, browser, queue, message.id)
+                await _follow_jobs(runtime, browser, message.id)
             case wire.SubscribeJob():
-                await _follow_job(runtime, browser, queue, message)
+                await _follow_job(runtime, browser, message)
             case wire.Unsubscribe():
                 browser.unsubscribe(message.id)
             case wire.Credit():
                 continue  # the transport's back-pressure already says how far the browser is
 
 
-async def _follow_jobs(runtime: Runtime, browser: Browser, queue: BrowserQueue, number: int) -> None:
+async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
     browser.subscribe(number, None, frozenset({"state"}), {})
     jobs = await runtime.jobs.newest(LISTED_JOBS)
     nodes = await runtime.nodes.page()
-    queue.put_state(
+    browser.queue.put_state(
         f"snapshot:{number}",
         {
             "type": "snapshot",
@@ -83,7 +73,7 @@ async def _follow_jobs(runtime: Runtime, browser: Browser, queue: BrowserQueue, 
     )
 
 
-async def _follow_job(runtime: Runtime, browser: Browser, queue: BrowserQueue, message: wire.SubscribeJob) -> None:
+async def _follow_job(runtime: Runtime, browser: Browser, message: wire.SubscribeJob) -> None:
     await runtime.jobs.get(message.job_id)  # raises NotFound before anything is subscribed
     async with runtime.metrics.lock:  # no flush between the stored points and the first delta
         subscription = browser.subscribe(message.id, message.job_id, frozenset(message.parts), message.log_offsets)
@@ -98,7 +88,7 @@ async def _follow_job(runtime: Runtime, browser: Browser, queue: BrowserQueue, m
         "graphs": await runtime.storage.current_graphs(message.job_id),
         "nodes": [node.model_dump(mode="json") for node in nodes],
     }
-    queue.put_state(f"snapshot:{message.id}", snapshot)
+    browser.queue.put_state(f"snapshot:{message.id}", snapshot)
     await _catch_up(runtime, subscription, over=job.state in TERMINAL_JOB)
 
 

@@ -18,7 +18,7 @@ from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api
 from penstock_server.services.pages import from_token, to_token
-from penstock_server.services.settle import LogTail, locked_job, settle
+from penstock_server.services.settle import LogTail, locked_job, replicas_of, settle
 from penstock_server.services.transitions import created, transition
 from penstock_server.services.views import event_view, job_views, replica_view
 from penstock_server.streams.live import Live
@@ -96,8 +96,7 @@ class Jobs:
                 transition(tx, job, JobState.STOPPING, at=now, reason=StopReason.CANCELLED, detail=why)
                 job.why = why
                 await settle(tx, job, at=now, tail=self._tail, grace_s=self._grace_s)
-                replicas = select(ReplicaRow.node_id).where(ReplicaRow.job_id == job.id)
-                tx.effects.nodes.update(n for n in (await tx.session.execute(replicas)).scalars() if n)
+                tx.effects.nodes.update(r.node_id for r in await replicas_of(tx, job) if r.node_id is not None)
         return await self.get(job_id)
 
     async def events(self, job_id: str, *, size: int, token: str | None) -> api.Page[api.Event]:

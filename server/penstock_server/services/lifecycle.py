@@ -138,17 +138,17 @@ def _finish(job: JobFacts) -> Step | None:
     if any(r.state not in TERMINAL_REPLICA for r in job.replicas):
         return None
     reason = StopReason(job.reason)
-    culprit = _first_failure(job.replicas)
-    replica_id = culprit.replica.id if culprit is not None and terminal_of(reason) is JobState.FAILED else None
-    return Step(terminal_of(reason), reason, job.detail, replica_id)
+    failure = _first_failure(job.replicas) if reason is StopReason.REPLICA_FAILED else None
+    return Step(terminal_of(reason), reason, job.detail, failure.replica.id if failure is not None else None)
 
 
 def _fail(job: JobFacts, failure: _Failure) -> Step:
     why = sentence(failure.replica)
+    culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
     if failure.retry_class in job.restart_on and job.restarts < job.max_restarts:
         why = f"{why}; restart {job.restarts + 1} of {job.max_restarts} follows"
-        return Step(JobState.RECOVERING, failure.reason, why, failure.replica.id)
-    return Step(JobState.STOPPING, failure.reason, why, failure.replica.id)
+        return Step(JobState.RECOVERING, failure.reason, why, culprit)
+    return Step(JobState.STOPPING, failure.reason, why, culprit)
 
 
 def _first_failure(replicas: tuple[ReplicaFacts, ...]) -> _Failure | None:

@@ -106,6 +106,7 @@ async def _rooms(tx: Tx) -> list[Room]:
 
 async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now: datetime) -> None:
     job.epoch += 1
+    job.reason = job.reason_detail = ""  # those of the attempt before stand in its row
     attempt = AttemptRow(id=uuid7(), job_id=job.id, number=job.epoch, epoch=job.epoch, created_at=now)
     tx.session.add(attempt)
     await tx.session.flush()

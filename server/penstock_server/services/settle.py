@@ -39,6 +39,7 @@ async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: f
         if step is None:
             break
         await _apply(tx, job, step, at=at, tail=tail)
+        tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)  # what is wanted there changes
     if job.state == JobState.RUNNING:
         job.why = watching(facts.replicas, grace_s)
     tx.effects.jobs.add(job.id)

@@ -10,7 +10,9 @@ import structlog
 
 from penstock.errors import PeerError
 from penstock.protocol.frames import Kind, decode, decode_header
+from penstock_server.clock import Clock
 from penstock_server.instruments import Instruments
+from penstock_server.settings import Settings
 from penstock_server.streams.hub import Hub, Subscription, offer
 from penstock_server.streams.logstore import LogStore
 from penstock_server.streams.queue import SLOW, BrowserQueue, LogWish
@@ -42,9 +44,17 @@ class SlowBrowser(Exception):
 class Browser:
     """Subscriptions and sender of one connection. Publishing to it never waits for it."""
 
-    def __init__(self, socket: Socket, queue: BrowserQueue, wake: asyncio.Event, *, hub: Hub, logs: LogStore) -> None:
-        self._socket, self._queue, self._wake, self._hub, self._logs = socket, queue, wake, hub, logs
+    def __init__(self, socket: Socket, settings: Settings, clock: Clock, *, hub: Hub, logs: LogStore) -> None:
+        self._socket, self._hub, self._logs = socket, hub, logs
+        self._wake, self._slow = asyncio.Event(), asyncio.Event()
         self._subscriptions: dict[int, Subscription] = {}
+        self.queue = BrowserQueue(
+            settings.browser_high_water_bytes,
+            settings.browser_limit_bytes,
+            settings.browser_slow_s,
+            clock.monotonic,
+            self._on_waiting,
+        )
 
     def subscribe(
         self, number: int, job_id: str | None, parts: frozenset[str], log_offsets: dict[str, int]
@@ -54,7 +64,7 @@ class Browser:
             raise PeerError(f"subscription {number} exists already")
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
             raise PeerError(f"more than {MAX_SUBSCRIPTIONS} subscriptions on one connection")
-        made = Subscription(number, job_id, parts, self._queue, dict(log_offsets))
+        made = Subscription(number, job_id, parts, self.queue, dict(log_offsets))
         self._subscriptions[number] = made
         self._hub.add(made)
         return made
@@ -72,19 +82,33 @@ class Browser:
 
     async def run(self, meters: Instruments) -> None:
         """Send what waits, until cancelled. Raises SlowBrowser when the ladder is at its end."""
-        sent_drops = 0
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send_all())
+                group.create_task(self._watch())
+        except* SlowBrowser:
+            meters.slow_closed.inc()
+            raise
+        finally:
+            meters.dropped.inc(self.queue.dropped_rows)
+
+    def _on_waiting(self) -> None:
+        self._wake.set()
+        if self.queue.slow:
+            self._slow.set()
+
+    async def _send_all(self) -> None:
         while True:
             self._wake.clear()
-            if self._queue.slow:
-                meters.slow_closed.inc()
-                raise SlowBrowser
             if not await self._send_round():
                 await self._wake.wait()
-            meters.dropped.inc(self._queue.dropped_rows - sent_drops)
-            sent_drops = self._queue.dropped_rows
+
+    async def _watch(self) -> None:
+        await self._slow.wait()  # the sender may hang in the transport, so it cannot be the one who notices
+        raise SlowBrowser
 
     async def _send_round(self) -> bool:
-        now = self._queue.take()
+        now = self.queue.take()
         if now is None:
             return False
         for message in now.messages:
@@ -93,8 +117,6 @@ class Browser:
             await self._send_log(wish)
         for item in now.stream:
             await self._send(item)
-            if self._queue.slow:
-                break
         return True
 
     async def _send(self, item: bytes | dict[str, Any]) -> None:
@@ -119,7 +141,7 @@ class Browser:
         message = {"type": "log", "id": wish.subscription, "replica_id": wish.replica_id}
         await self._send({**message, "offset": offset, "text": piece.text})
         more = LogWish(wish.subscription, wish.job_id, wish.replica_id, piece.next_offset)
-        self._queue.put_log(more)  # read on until there is nothing, other messages in between
+        self.queue.put_log(more)  # read on until there is nothing, other messages in between
 
 
 def replay(subscription: Subscription, frames: list[bytes], replicas: dict[int, str]) -> None:

@@ -10,6 +10,7 @@ from penstock.protocol.frames import Header, Kind
 from penstock_server.streams.queue import BrowserQueue, LogWish, Points
 
 RING_BYTES = 1 << 20
+MAX_RINGS = 64
 _PART: dict[Kind, str] = {Kind.OP_EVENTS: "ops", Kind.OP_SUMS: "ops", Kind.GAP: "ops", Kind.SYNC: "sync"}
 SHOWN = frozenset(_PART)
 
@@ -108,7 +109,7 @@ class Hub:
 
     def publish_frame(self, job_id: str, header: Header, frame: bytes) -> None:
         """Send one frame: the same bytes object to everybody."""
-        self._recent[job_id].add(header, frame)
+        self._ring(job_id).add(header, frame)
         part = _PART[header.kind]
         for sub in self._of_job.get(job_id, ()):
             if part in sub.parts and sub.ready:
@@ -117,7 +118,7 @@ class Hub:
     def publish_graph(self, job_id: str, replica_id: str, stream: int, graph_hash: str) -> None:
         """Say which graph the following frames of a stream index."""
         message = {"type": "graph", "replica_id": replica_id, "stream": stream, "hash": graph_hash}
-        self._recent[job_id].add(None, message)
+        self._ring(job_id).add(None, message)
         for sub in self._of_job.get(job_id, ()):
             if sub.ready:
                 sub.queue.put_in_stream(sub.id, {**message, "id": sub.id})
@@ -129,6 +130,11 @@ class Hub:
         for header, content in self._recent[subscription.job_id].items:
             offer(subscription, header, content)
         return True
+
+    def _ring(self, job_id: str) -> Recent:
+        while job_id not in self._recent and len(self._recent) >= MAX_RINGS:
+            del self._recent[next(iter(self._recent))]
+        return self._recent[job_id]
 
     def drop(self, job_id: str) -> None:
         """Forget the newest frames of a job that ended; its segments have them."""

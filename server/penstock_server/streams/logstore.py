@@ -61,15 +61,18 @@ class LogStore:
         except FileNotFoundError:
             return 0
 
-    def read(self, job_id: str, replica_id: str, offset: int, limit: int) -> Piece:
-        """Read at most `limit` bytes from `offset`; a character cut in two is left for the next piece."""
+    def read(self, job_id: str, replica_id: str, offset: int, limit: int, *, final: bool = False) -> Piece:
+        """Read at most `limit` bytes from `offset`; a character cut in two is left for the next piece.
+
+        `final`: the log will not grow, so what cannot become whole at its very end is given as it is.
+        """
         try:
             with self._path(job_id, replica_id).open("rb") as file:
                 file.seek(offset)
                 content = file.read(limit)
         except FileNotFoundError:
             content = b""
-        whole = content[: whole_characters(content)]
+        whole = content if final and len(content) < limit else content[: whole_characters(content)]
         return Piece(offset, offset + len(whole), whole.decode(errors="replace"))
 
     def tail(self, job_id: str, replica_id: str) -> str:

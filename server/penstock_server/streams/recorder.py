@@ -15,6 +15,9 @@ from penstock_server.streams.segments import Segments
 log = structlog.get_logger(__name__)
 
 
+MAX_OPEN = 64
+
+
 class Recorder:
     """The recordings of all jobs, under `root/<job id>/segments/`."""
 
@@ -61,6 +64,8 @@ class Recorder:
     def _of(self, job_id: str) -> Segments:
         found = self._jobs.get(job_id)
         if found is None:
+            while len(self._jobs) >= MAX_OPEN:
+                self.release(next(iter(self._jobs)))
             folder = self._root / job_id / "segments"
             found = Segments(folder, segment_bytes=self._segment_bytes, quota_bytes=self._quota_bytes)
             self._jobs[job_id] = found

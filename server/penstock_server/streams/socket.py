@@ -15,6 +15,7 @@ from penstock_server.streams.outbox import Outbox
 MALFORMED = 4400
 REFUSED = 4403
 SEND_DEADLINE_S = 10.0
+CLOSE_DEADLINE_S = 5.0
 
 
 async def receive(socket: WebSocket) -> str | bytes | None:
@@ -64,7 +65,8 @@ async def close(socket: WebSocket, code: int, reason: str) -> None:
     """Close a websocket if it is still open."""
     if socket.application_state is WebSocketState.CONNECTED:
         try:
-            # A close frame holds at most 123 bytes of reason.
-            await socket.close(code, reason.encode()[:120].decode(errors="ignore"))
-        except (RuntimeError, OSError, WebSocketDisconnect):
+            async with asyncio.timeout(CLOSE_DEADLINE_S):
+                # A close frame holds at most 123 bytes of reason.
+                await socket.close(code, reason.encode()[:120].decode(errors="ignore"))
+        except (RuntimeError, OSError, WebSocketDisconnect, TimeoutError):
             return  # closed by the peer in the meantime

@@ -1,0 +1,62 @@
+"""Fixtures of the server's tests: databases of both kinds, and a server on each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from penstock_server.db import Database
+from sqlalchemy import text
+
+from tests.server.harness import FakeClock, Server, running, settings_for
+from tests.server.postgres_cluster import cluster
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """Return the URL of a private cluster's maintenance database."""
+    with cluster() as url:
+        yield url
+
+
+@pytest_asyncio.fixture(params=["sqlite", "postgresql"])
+async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    """Return the URL of an empty database, once of each kind."""
+    if request.param == "sqlite":
+        yield f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
+        return
+    maintenance: str = request.getfixturevalue("postgres")
+    name = f"test_{uuid.uuid4().hex}"
+    admin = Database(maintenance)
+    autocommit = admin.engine.execution_options(isolation_level="AUTOCOMMIT")
+    async with autocommit.connect() as connection:
+        await connection.execute(text(f"CREATE DATABASE {name}"))
+    try:
+        yield maintenance.replace("/postgres?", f"/{name}?")
+    finally:
+        async with autocommit.connect() as connection:
+            await connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+        await admin.close()
+
+
+@pytest_asyncio.fixture
+async def server(database_url: str, tmp_path: Path) -> AsyncIterator[Server]:
+    """A server on each kind of database."""
+    async with running(settings_for(tmp_path, database_url)) as running_server:
+        yield running_server
+
+
+@pytest_asyncio.fixture
+async def sqlite_server(tmp_path: Path) -> AsyncIterator[Server]:
+    """A server on SQLite, for behaviour that the database has no part in."""
+    async with running(settings_for(tmp_path)) as running_server:
+        yield running_server
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    """Time that the test moves."""
+    return FakeClock()

@@ -1,0 +1,279 @@
+"""A real server in the test's event loop, and the other sides of its sockets: agent, attached process, browser."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from penstock.protocol.frames import Frame, Kind, encode
+from penstock_server.clock import Clock
+from penstock_server.run import make_server
+from penstock_server.runtime import Runtime, open_runtime
+from penstock_server.settings import Settings
+from websockets.asyncio.client import ClientConnection, connect
+
+T = TypeVar("T")
+PATIENCE_S = 15.0
+
+
+class FakeClock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.elapsed_s = 0.0
+
+    def now(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.elapsed_s)
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.elapsed_s
+
+    def advance(self, seconds: float) -> None:
+        self.elapsed_s += seconds
+
+
+async def until(get: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
+    """Ask until the answer is the wanted one. Fails with the last answer."""
+    answer = await get()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not wanted(answer):
+                await asyncio.sleep(0.01)
+                answer = await get()
+    except TimeoutError:
+        raise AssertionError(f"never came to pass; the last answer was {answer!r}") from None
+    return answer
+
+
+@dataclass
+class Server:
+    """A running server and a client that holds the administrator's token."""
+
+    url: str
+    runtime: Runtime
+    admin: str
+    http: httpx.AsyncClient
+
+    async def submit(self, **spec: Any) -> dict[str, Any]:
+        given = {"name": "job", "entrypoint": ["true"], **spec}
+        answer = await self.http.post("/api/v1/jobs", json={"spec": given})
+        assert answer.status_code == 201, answer.text
+        job: dict[str, Any] = answer.json()
+        return job
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        job: dict[str, Any] = (await self.http.get(f"/api/v1/jobs/{job_id}")).json()
+        return job
+
+    async def job_in(self, job_id: str, *states: str) -> dict[str, Any]:
+        return await until(lambda: self.job(job_id), lambda job: job["state"] in states)
+
+    async def token(self, *scopes: str) -> str:
+        answer = await self.http.post("/api/v1/tokens", json={"name": "test", "scopes": list(scopes)})
+        secret: str = answer.json()["token"]
+        return secret
+
+    async def join(self, name: str = "n1", cpus: int = 4, memory_gib: int = 8) -> tuple[str, str]:
+        """Join a node; return its id and token."""
+        join_token = (await self.http.post("/api/v1/join-tokens")).json()["token"]
+        body = {"join_token": join_token, "name": name, "host": f"{name}.test", "cpus": cpus, "gpus": 0}
+        answer = await self.http.post(
+            "/api/v1/nodes",
+            json={**body, "memory_bytes": memory_gib << 30, "version": "1"},
+            headers={"Authorization": ""},
+        )
+        assert answer.status_code == 201, answer.text
+        return answer.json()["node_id"], answer.json()["node_token"]
+
+    def connect(self, path: str, token: str, **options: Any) -> Any:
+        headers = {"Authorization": f"Bearer {token}"}
+        address = self.url.replace("http", "ws", 1) + path
+        return connect(address, additional_headers=headers, compression=None, max_size=None, **options)
+
+    @asynccontextmanager
+    async def agent(
+        self, node: tuple[str, str], replicas: list[dict[str, Any]] | None = None
+    ) -> AsyncIterator[FakeAgent]:
+        """Connect an agent that does what the test says."""
+        async with self.connect("/api/v1/agent", node[1]) as ws:
+            hello = {"type": "hello", "version": "1", "boot_id": "b", "replicas": replicas or []}
+            await ws.send(json.dumps(hello))
+            agent = FakeAgent(ws)
+            async with asyncio.TaskGroup() as group:
+                reader = group.create_task(agent.read())
+                await until(agent.get_welcome, lambda welcome: welcome is not None)
+                try:
+                    yield agent
+                finally:
+                    reader.cancel()
+
+    @asynccontextmanager
+    async def browser(self) -> AsyncIterator[FakeBrowser]:
+        """Connect a browser that reads everything."""
+        async with self.connect("/api/v1/stream", self.admin) as ws:
+            browser = FakeBrowser(ws)
+            async with asyncio.TaskGroup() as group:
+                reader = group.create_task(browser.read())
+                try:
+                    yield browser
+                finally:
+                    reader.cancel()
+
+    @asynccontextmanager
+    async def attached(
+        self, name: str = "by-hand", role: str = "trainer", index: int = 0, pid: int = 7
+    ) -> AsyncIterator[FakeTrainer]:
+        """Connect a process that a person started."""
+        async with self.connect("/api/v1/attach", await self.token("attach")) as ws:
+            register = {"type": "register", "job_name": name, "role": role, "index": index, "host": "h", "pid": pid}
+            if role == "pserver":
+                register["endpoint"] = "127.0.0.1:6174"
+            await ws.send(json.dumps(register))
+            yield FakeTrainer(ws, json.loads(await ws.recv()))
+
+
+@dataclass
+class FakeAgent:
+    """The agent's side of its socket."""
+
+    ws: ClientConnection
+    messages: list[dict[str, Any]] = field(default_factory=list)
+
+    async def read(self) -> None:
+        async for text in self.ws:
+            self.messages.append(json.loads(text))
+
+    async def get_welcome(self) -> dict[str, Any] | None:
+        return next((m for m in self.messages if m["type"] == "welcome"), None)
+
+    async def get_desired(self) -> list[dict[str, Any]]:
+        found = [m["replicas"] for m in self.messages if m["type"] == "desired"]
+        return found[-1] if found else []
+
+    async def desired(self, count: int) -> list[dict[str, Any]]:
+        return await until(self.get_desired, lambda replicas: len(replicas) == count)
+
+    async def send(self, **message: Any) -> None:
+        await self.ws.send(json.dumps(message))
+
+    async def report(self, replica: dict[str, Any], state: str, **fields: Any) -> None:
+        who = {"replica_id": replica["replica_id"], "epoch": replica["epoch"]}
+        await self.send(type="replica", **{**who, "state": state, "pid": 99, **fields})
+
+    async def start(self, replica: dict[str, Any]) -> None:
+        await self.report(replica, "PREPARING")
+        await self.report(replica, "RUNNING")
+
+    async def log(self, replica: dict[str, Any], offset: int, content: bytes) -> int:
+        """Send bytes of a log; return the offset that was acknowledged after it."""
+        before = len(self.messages)
+        text = base64.b64encode(content).decode()
+        who = {"replica_id": replica["replica_id"], "epoch": replica["epoch"]}
+        await self.send(type="log", **who, offset=offset, text_b64=text)
+
+        async def acks() -> list[int]:
+            return [m["log_offset"] for m in self.messages[before:] if m["type"] == "ack"]
+
+        return (await until(acks, bool))[-1]
+
+    async def frame(self, replica: dict[str, Any], kind: Kind, **fields: Any) -> bytes:
+        data = encode(
+            Frame(kind, replica["stream"], fields.pop("epoch", replica["epoch"]), fields.pop("seq", 0), **fields)
+        )
+        await self.ws.send(data)
+        return data
+
+
+@dataclass
+class FakeTrainer:
+    """An attached process's side of its socket."""
+
+    ws: ClientConnection
+    registered: dict[str, Any]
+    seq: int = 0
+
+    async def frame(self, kind: Kind, **fields: Any) -> bytes:
+        data = encode(Frame(kind, self.registered["stream"], self.registered["epoch"], self.seq, **fields))
+        self.seq += 1
+        await self.ws.send(data)
+        return data
+
+
+@dataclass
+class FakeBrowser:
+    """A browser's side of its socket."""
+
+    ws: ClientConnection
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    frames: list[bytes] = field(default_factory=list)
+
+    async def read(self) -> None:
+        async for data in self.ws:
+            if isinstance(data, bytes):
+                self.frames.append(data)
+            else:
+                self.messages.append(json.loads(data))
+
+    async def subscribe(self, number: int, **fields: Any) -> dict[str, Any]:
+        """Subscribe and return the snapshot."""
+        await self.ws.send(json.dumps({"type": "subscribe", "id": number, **fields}))
+        return (await self.of("snapshot", lambda m: m["id"] == number))[-1]
+
+    async def of(self, kind: str, wanted: Callable[[dict[str, Any]], bool] = lambda m: True) -> list[dict[str, Any]]:
+        """Wait for messages of a kind; return them all."""
+
+        async def found() -> list[dict[str, Any]]:
+            return [m for m in self.messages if m["type"] == kind and wanted(m)]
+
+        return await until(found, bool)
+
+    async def received(self, count: int) -> list[bytes]:
+        async def get() -> list[bytes]:
+            return self.frames
+
+        return await until(get, lambda frames: len(frames) >= count)
+
+    async def log_text(self, wanted: str) -> str:
+        async def text() -> str:
+            return "".join(m["text"] for m in self.messages if m["type"] == "log")
+
+        return await until(text, lambda found: wanted in found)
+
+
+@asynccontextmanager
+async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Server]:
+    """Run a server on a free port of the loopback."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with open_runtime(settings, clock) as runtime:
+            server = make_server(runtime)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            admin = (settings.state_dir / "admin.token").read_text().strip()
+            headers = {"Authorization": f"Bearer {admin}"}
+            try:
+                async with httpx.AsyncClient(base_url=url, headers=headers) as client:
+
+                    async def started() -> bool:
+                        return server.started
+
+                    await until(started, bool)
+                    yield Server(url, runtime, admin, client)
+            finally:
+                server.should_exit = True
+                await serving
+
+
+def settings_for(folder: Path, database_url: str | None = None, **changes: Any) -> Settings:
+    """Return settings of a server that is quick to notice things."""
+    given: dict[str, Any] = {"state_dir": folder / "state", "database_url": database_url, "port": 0, "tick_s": 0.02}
+    return Settings(**{**given, "metrics_flush_s": 0.02, **changes})

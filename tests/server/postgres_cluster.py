@@ -1,0 +1,76 @@
+"""A private PostgreSQL cluster for tests: found on this machine, started in a temporary folder, ended with the session."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+INSTALL = "apt-get install -y postgresql"
+
+
+def find_binaries() -> Path:
+    """Return the folder that holds initdb and postgres. Raises, naming the package, if there is none."""
+    on_path = shutil.which("initdb")
+    folders = [Path(on_path).resolve().parent] if on_path else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    for folder in folders:
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    raise FileNotFoundError(f"PostgreSQL's server programs are not on this machine; install them: {INSTALL}")
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """Run a cluster on a Unix socket; yield the URL of its maintenance database.
+
+    initdb refuses root, so as root the cluster runs as user postgres.
+    """
+    binaries = find_binaries()
+    folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+    user = _user()
+    if user is not None:
+        os.chown(folder, user.pw_uid, user.pw_gid)
+    try:
+        data = folder / "data"
+        initdb = [binaries / "initdb", "-D", data, "-U", "penstock", "--auth=trust", "--no-sync", "-E", "UTF8"]
+        _run([*initdb, "--locale=C.UTF-8"], user)
+        options = f"-k {folder} -h '' -F -c full_page_writes=off -c synchronous_commit=off -c max_connections=200"
+        pg_ctl = [binaries / "pg_ctl", "-D", data, "-w"]
+        _run([*pg_ctl, "-l", folder / "log", "-o", options, "start"], user)
+        try:
+            yield f"postgresql+asyncpg://penstock@/postgres?host={folder}"
+        finally:
+            _run([*pg_ctl, "-m", "immediate", "stop"], user)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _user() -> pwd.struct_passwd | None:
+    if os.geteuid() != 0:
+        return None
+    return pwd.getpwnam("postgres")
+
+
+def _run(command: list[str | Path], user: pwd.struct_passwd | None) -> None:
+    # The server inherits what it is started with: a pipe would be held open, so output goes to a file.
+    with tempfile.TemporaryFile() as output:
+        done = subprocess.run(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            user=None if user is None else user.pw_uid,
+            group=None if user is None else user.pw_gid,
+            extra_groups=None if user is None else [],
+            cwd="/",
+            check=False,
+        )
+        output.seek(0)
+        if done.returncode != 0:
+            raise RuntimeError(f"{command[0]} failed: {output.read().decode(errors='replace')}")
