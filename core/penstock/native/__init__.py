@@ -39,4 +39,4 @@ def load_operators() -> None:
     import torch  # this package must be importable without it
 
     check_built("_ops")
-    torch.ops.load_library(_FOLDER / "_ops.so")
+    torch.ops.load_library(_FOLDER / "_ops.so")  # type: ignore[no-untyped-call] # torch has not typed it

@@ -51,8 +51,11 @@ def libraries() -> list[Library]:
     operators = tuple(sorted((SOURCES / "ops").rglob("*.cpp")))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     torch_links = ("-lc10", "-ltorch_cpu", "-ltorch")
+    import torch  # see build()
+
+    module = ("-DTORCH_EXTENSION_NAME=_engine", f'-DPENSTOCK_TORCH=\\"{torch.__version__}\\"')
     found = [
-        Library("_engine", engine, NATIVE / f"_engine{suffix}", (*torch_links, "-ltorch_python"), ()),
+        Library("_engine", engine, NATIVE / f"_engine{suffix}", (*torch_links, "-ltorch_python"), module),
         Library("_ops", operators, NATIVE / "_ops.so", torch_links, ()),
     ]
     return [library for library in found if library.sources]
@@ -91,7 +94,8 @@ def build(*, jobs: int | None = None, debug: bool = False, verbose: bool = False
     wanted = libraries()
     with _locked(folder):
         script = folder / "build.ninja"
-        _write_if_changed(script, _ninja_script(wanted, folder, compiler(), debug=debug))
+        flags, link_flags = _torch_flags(debug=debug), _torch_link_flags()
+        _write_if_changed(script, _ninja_script(wanted, folder, flags, link_flags))
         _run_ninja(script, jobs=jobs or default_jobs(), verbose=verbose)
         record = {"torch": torch.__version__, "libraries": [library.name for library in wanted]}
         _write_if_changed(RECORD, json.dumps(record) + "\n")
@@ -120,38 +124,45 @@ def _write_if_changed(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def _ninja_script(wanted: Sequence[Library], folder: Path, cxx: str, *, debug: bool) -> str:
-    """Write the build graph as text; a change of torch, Python or flags changes it, and ninja rebuilds."""
+def _torch_flags(*, debug: bool) -> list[str]:
     import torch  # see build()
-    from torch.utils.cpp_extension import include_paths, library_paths
+    from torch.utils.cpp_extension import include_paths
 
-    includes = [*include_paths(), sysconfig.get_path("include"), str(SOURCES)]
-    flags = [*STANDARD, *WARNINGS, *(["-g"] if debug else ["-DNDEBUG"])]
-    # -isystem: torch's headers are not ours to warn about
-    flags += [f"-isystem {_escape(path)}" for path in includes[:-1]] + [f"-I{_escape(includes[-1])}"]
-    flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    # -isystem: the headers of torch and Python are not ours to warn about
+    headers = [f"-isystem {_escape(path)}" for path in (*include_paths(), sysconfig.get_path("include"))]
+    defines = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-DNDEBUG"]
+    return [*STANDARD, *WARNINGS, *headers, *defines, *(["-g"] if debug else [])]
+
+
+def _torch_link_flags() -> list[str]:
+    from torch.utils.cpp_extension import library_paths  # see build()
+
+    return ["-shared", "-pthread", *(f"-L{_escape(path)}" for path in library_paths())]
+
+
+def _ninja_script(wanted: Sequence[Library], folder: Path, flags: Sequence[str], link_flags: Sequence[str]) -> str:
+    """Write the build graph as text; a change of torch, Python or flags changes it, and ninja rebuilds."""
     lines = [
         "ninja_required_version = 1.5",
-        f"cxx = {_escape(cxx)}",
-        f"flags = {' '.join(flags)}",
-        f"ldflags = -shared -pthread {' '.join(f'-L{_escape(path)}' for path in library_paths())}",
+        f"cxx = {_escape(compiler())}",
+        f"flags = {' '.join(flags)} -I{_escape(str(SOURCES))}",
+        f"link_flags = {' '.join(link_flags)}",
         "rule compile",
         "  command = $cxx -MD -MF $out.d $flags $defines -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
         "  description = compile $in",
         "rule link",
-        "  command = $cxx $in $ldflags $links -o $out.part && mv -f $out.part $out",
+        "  command = $cxx $in $link_flags $links -o $out.part && mv -f $out.part $out",
         "  description = link $out",
     ]
     for library in wanted:
-        defines = f'-DTORCH_EXTENSION_NAME={library.name} -DPENSTOCK_TORCH=\\"{torch.__version__}\\"'
-        defines = " ".join((defines, *library.defines))
         objects = []
         for source in library.sources:
             unit = folder / library.name / source.relative_to(SOURCES).with_suffix(".o")
             objects.append(_escape(str(unit)))
-            lines += [f"build {objects[-1]}: compile {_escape(str(source))}", f"  defines = {defines}"]
+            lines += [f"build {objects[-1]}: compile {_escape(str(source))}"]
+            lines += [f"  defines = {' '.join(library.defines)}"]
         lines += [f"build {_escape(str(library.output))}: link {' '.join(objects)}"]
         lines += [f"  links = {' '.join(library.links)}"]
     return "\n".join(lines) + "\n"
@@ -164,7 +175,8 @@ def _escape(text: str) -> str:
 def _run_ninja(script: Path, *, jobs: int, verbose: bool) -> None:
     program = shutil.which("ninja") or _bundled_ninja()
     command = [program, "-C", str(script.parent), "-f", script.name, "-j", str(jobs), *(["-v"] if verbose else [])]
-    done = subprocess.run(command, stdout=None if verbose else subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    out = None if verbose else subprocess.PIPE
+    done = subprocess.run(command, check=False, stdout=out, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise UserError(f"the native build failed (ninja exit status {done.returncode}):\n{done.stdout or ''}")
 
@@ -183,24 +195,25 @@ def sanitize(kind: str, *, seconds: float = 5.0) -> str:
     `kind` is "thread" or "address" (with undefined behaviour).  Raises: UserError if the compiler cannot, or if the
     run found something; the text holds the sanitizer's report.
     """
-    flags = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]}
+    checks = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]}
     folder = build_folder() / f"stress-{kind}"
-    engine = SOURCES / "engine"
-    sources = [str(engine / name) for name in (*CORE_SOURCES, "stress.cpp")]
+    sources = tuple(SOURCES / "engine" / name for name in (*CORE_SOURCES, "stress.cpp"))
+    program = Library("stress", sources, folder / "run-stress", ("-pthread",), ())
+    flags = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", *WARNINGS, *checks[kind]]
     with _locked(folder):
-        program = folder / "stress"
-        options = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", *WARNINGS, *flags[kind]]
-        _checked([compiler(), *options, f"-I{SOURCES}", *sources, "-o", str(program)], f"build for --sanitize={kind}")
+        script = folder / "build.ninja"
+        _write_if_changed(script, _ninja_script([program], folder, flags, checks[kind]))
+        _run_ninja(script, jobs=default_jobs(), verbose=False)
         # Address randomisation beyond what thread-sanitizer can map makes it stop at random; setarch turns it off.
         setarch = shutil.which("setarch")
         prefix = [setarch, "-R"] if setarch and kind == "thread" else []
-        return _checked([*prefix, str(program), str(seconds)], f"run under --sanitize={kind}")
+        return _run_stress([*prefix, str(program.output), str(seconds)], kind)
 
 
-def _checked(command: list[str], what: str) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _run_stress(command: list[str], kind: str) -> str:
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
-        raise UserError(f"the stress test's {what} failed with status {done.returncode}:\n{done.stdout}")
+        raise UserError(f"the stress test failed under --sanitize={kind} with status {done.returncode}:\n{done.stdout}")
     return done.stdout
 
 
@@ -208,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status is 1 after a failure."""
     parser = argparse.ArgumentParser(prog="python -m penstock.native.build", description="Build the native libraries.")
     parser.add_argument("--jobs", type=int, help="files to compile at once")
-    parser.add_argument("--debug", action="store_true", help="with symbols and assertions")
+    parser.add_argument("--debug", action="store_true", help="with symbols")
     parser.add_argument("--verbose", action="store_true", help="show every command")
     parser.add_argument("--sanitize", choices=["thread", "address"], help="build and run the stress test instead")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long the stress test runs")

@@ -13,7 +13,6 @@ import atexit
 import weakref
 from typing import Any
 
-
 from penstock.errors import PenstockError, SpecError
 from penstock.native import check_built
 
@@ -23,7 +22,6 @@ from penstock.native import _engine  # noqa: E402 - a library built for another 
 from penstock.native._engine import EngineStateError, TorchPlan  # noqa: E402 - as above
 
 __all__ = ["Engine", "EngineError", "EngineStateError", "TorchPlan"]
-
 
 
 class EngineError(PenstockError):

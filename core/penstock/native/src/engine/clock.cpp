@@ -44,7 +44,9 @@ namespace detail {
 const bool has_invariant_tsc = find_invariant_tsc();
 }
 
-std::uint64_t monotonic_ns() noexcept { return read_clock(CLOCK_MONOTONIC); }
+std::uint64_t monotonic_ns() noexcept {
+  return read_clock(CLOCK_MONOTONIC);
+}
 
 std::uint64_t ticks_per_microsecond() noexcept {
   static const std::uint64_t rate = measure_ticks_per_microsecond();
@@ -76,8 +78,8 @@ Timeline Clock::timeline() noexcept {
   Timeline line;
   line.ratio_ = static_cast<double>(base_ns) / static_cast<double>(now.ticks - base_.ticks);
   line.ticks_ = now.ticks;
-  const auto offset = static_cast<std::int64_t>(read_clock(CLOCK_REALTIME)) -
-                      static_cast<std::int64_t>(penstock::monotonic_ns());
+  const auto offset =
+      static_cast<std::int64_t>(read_clock(CLOCK_REALTIME)) - static_cast<std::int64_t>(penstock::monotonic_ns());
   line.unix_ns_ = static_cast<std::int64_t>(now.monotonic_ns) + offset;
   // The two clocks drift apart slowly (NTP): a base no older than a second or two keeps the rate current.
   if (base_ns > kLongestBaseNs) base_ = now;

@@ -16,6 +16,9 @@ enum State : std::uint32_t { kRunning = 0, kParked = 1, kNotified = 2 };
 
 // Longer than a hand-over between threads, shorter than what a wake-up costs in a virtual machine.
 constexpr std::uint64_t kSpinMicroseconds = 20;
+// For so long an instruction queued for a worker that spins is left to it; after that the worker may have been
+// preempted.
+constexpr std::uint64_t kPatienceMicroseconds = 2;
 constexpr long kInterruptPollNs = 50'000'000;
 constexpr std::size_t kHostRingCapacity = 4096;
 
@@ -41,7 +44,10 @@ void count(std::atomic<std::uint64_t>& counter) noexcept {  // one writer: no lo
 }  // namespace
 
 Engine::Engine(Options options)
-    : options_(std::move(options)), pid_(getpid()), spin_ticks_(kSpinMicroseconds * ticks_per_microsecond()) {
+    : options_(std::move(options)),
+      pid_(getpid()),
+      spin_ticks_(kSpinMicroseconds * ticks_per_microsecond()),
+      patience_ticks_(kPatienceMicroseconds * ticks_per_microsecond()) {
   const std::uint32_t num_workers = std::max<std::uint32_t>(1, options_.workers);
   for (std::uint32_t i = 0; i < num_workers; ++i) workers_.push_back(std::make_unique<Worker>(options_.ring_capacity));
   host_ = std::make_unique<HostPool>(
@@ -50,8 +56,10 @@ Engine::Engine(Options options)
   for (std::uint32_t i = 1; i < num_workers; ++i) {
     workers_[i]->thread = std::thread([this, i] {
       pthread_setname_np(pthread_self(), ("penstock-" + std::to_string(i)).c_str());
-      if (options_.enter) options_.enter([this, i] { serve(i); });
-      else serve(i);
+      if (options_.enter)
+        options_.enter([this, i] { serve(i); });
+      else
+        serve(i);
     });
   }
 }
@@ -68,8 +76,9 @@ Engine::~Engine() {
 
 void Engine::check_usable() const {
   if (getpid() != pid_) {
-    throw EngineStateError("the engine was made in process " + std::to_string(pid_) + " and has no threads in its fork " +
-                           std::to_string(getpid()) + "; make a new one after the fork");
+    throw EngineStateError("the engine was made in process " + std::to_string(pid_) +
+                           " and has no threads in its fork " + std::to_string(getpid()) +
+                           "; make a new one after the fork");
   }
   if (closed_.load()) throw EngineStateError("the engine is closed");
 }
@@ -144,38 +153,52 @@ void Engine::serve(std::uint32_t self) {
 
 // Waits for an instruction; kNone when the run (worker 0) or the engine (the others) has ended.
 std::uint32_t Engine::find(std::uint32_t self) {
-  // While somebody searches, a push wakes nobody. So the last to stop searching must look after what was pushed
-  // meanwhile: by waking another if it leaves with an instruction, by looking once more (in park) if it leaves to park.
-  num_searching_.fetch_add(1, std::memory_order_seq_cst);
-  std::uint64_t since = ticks();
   while (true) {
-    const std::uint32_t instruction = !perturbed() ? take(self) : take_random(*workers_[self]);
-    if (instruction != kNone) {
-      if (num_searching_.fetch_sub(1, std::memory_order_seq_cst) == 1 && any_ready()) wake_one(self);
-      return instruction;
-    }
-    if (finished(self)) {
-      num_searching_.fetch_sub(1, std::memory_order_seq_cst);
-      return kNone;
-    }
-    if (ticks() - since < spin_ticks_) {
+    start_searching(self);
+    const std::uint64_t since = ticks();
+    std::uint64_t waited = 0;
+    do {
+      const std::uint32_t instruction =
+          perturbed() ? take_random(*workers_[self]) : take(self, waited < patience_ticks_);
+      if (instruction != kNone) {
+        if (stop_searching(self) && any_ready()) wake_one(self);
+        return instruction;
+      }
+      if (finished(self)) {
+        stop_searching(self);
+        return kNone;
+      }
       relax();
-      continue;
-    }
-    num_searching_.fetch_sub(1, std::memory_order_seq_cst);
+      waited = ticks() - since;
+    } while (waited < spin_ticks_);
+    stop_searching(self);
     park(self);
-    num_searching_.fetch_add(1, std::memory_order_seq_cst);
-    since = ticks();
   }
 }
 
-std::uint32_t Engine::take(std::uint32_t self) {
+// While somebody searches, a push wakes nobody. So the last to stop searching must look after what was pushed
+// meanwhile: by waking another if it leaves with an instruction, by looking once more (in park) if it leaves to park.
+void Engine::start_searching(std::uint32_t self) {
+  workers_[self]->searching.store(true, std::memory_order_relaxed);
+  num_searching_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+bool Engine::stop_searching(std::uint32_t self) {
+  workers_[self]->searching.store(false, std::memory_order_relaxed);
+  return num_searching_.fetch_sub(1, std::memory_order_seq_cst) == 1;
+}
+
+// Takes from this worker's queue, else from another's. While `patient`, not from one who searches as well: it was
+// given an instruction that is at home there and is about to see it.
+std::uint32_t Engine::take(std::uint32_t self, bool patient) {
   Worker& me = *workers_[self];
   std::uint32_t instruction = me.queue.pop_back();
   if (instruction != kNone) return instruction;
   for (std::size_t i = 1, victim = self; i < workers_.size(); ++i) {
     victim = victim + 1 == workers_.size() ? 0 : victim + 1;
-    instruction = workers_[victim]->queue.pop_front();
+    Worker& other = *workers_[victim];
+    if (patient && other.searching.load(std::memory_order_relaxed)) continue;
+    instruction = other.queue.pop_front();
     if (instruction != kNone) {
       count(me.steals);
       return instruction;
@@ -203,7 +226,7 @@ void Engine::work(std::uint32_t self, std::uint32_t instruction) {
     execute(me.ring, self, instruction);
     ++num_finished;
     instruction = release_successors(self, instruction);
-    if (instruction == kNone) instruction = !perturbed() ? me.queue.pop_back() : take_random(me);
+    if (instruction == kNone) instruction = perturbed() ? take_random(me) : me.queue.pop_back();
   }
   // Counted once for all: the shared counter's cache line travels only when a worker runs dry.
   retire(num_finished);
@@ -290,8 +313,10 @@ void Engine::park(std::uint32_t self) {
   // this one sees what it did.
   if (!any_ready() && !finished(self)) wait_parked(self);
   std::uint32_t expected = kParked;
-  if (me.state.compare_exchange_strong(expected, kRunning)) num_parked_.fetch_sub(1, std::memory_order_seq_cst);
-  else me.state.store(kRunning, std::memory_order_relaxed);  // a waker has taken it off the count already
+  if (me.state.compare_exchange_strong(expected, kRunning))
+    num_parked_.fetch_sub(1, std::memory_order_seq_cst);
+  else
+    me.state.store(kRunning, std::memory_order_relaxed);  // a waker has taken it off the count already
 }
 
 void Engine::wait_parked(std::uint32_t self) {
@@ -301,7 +326,8 @@ void Engine::wait_parked(std::uint32_t self) {
   const timespec poll{0, kInterruptPollNs};
   while (me.state.load(std::memory_order_acquire) == kParked) {
     futex_wait(me.state, kParked, polls ? &poll : nullptr);
-    if (polls && !failed_.load() && me.state.load() == kParked && options_.interrupted()) fail(kNone, "interrupted", {});
+    if (polls && !failed_.load() && me.state.load() == kParked && options_.interrupted())
+      fail(kNone, "interrupted", {});
   }
 }
 
@@ -392,8 +418,10 @@ void Engine::close(std::chrono::milliseconds patience) {
   stopping_.store(true, std::memory_order_seq_cst);
   for (std::uint32_t i = 1; i < workers_.size(); ++i) {
     wake(i);
-    if (idle) workers_[i]->thread.join();
-    else workers_[i]->thread.detach();
+    if (idle)
+      workers_[i]->thread.join();
+    else
+      workers_[i]->thread.detach();
   }
   host_->stop(idle ? patience : std::chrono::milliseconds{0});
 }

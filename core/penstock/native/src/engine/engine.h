@@ -108,7 +108,8 @@ class Engine {
     ReadyQueue queue;
     alignas(64) std::atomic<std::uint32_t> state{0};  // kRunning, kParked, kNotified
     Ring ring;
-    std::uint64_t random = 0;  // its own thread's
+    std::atomic<bool> searching{false};  // looks into its own queue all the time
+    std::uint64_t random = 0;            // its own thread's
     std::atomic<std::uint64_t> steals{0}, parks{0}, wakes{0};
     std::thread thread;
   };
@@ -120,7 +121,9 @@ class Engine {
   void serve(std::uint32_t self);
   bool finished(std::uint32_t self) const noexcept;
   std::uint32_t find(std::uint32_t self);
-  std::uint32_t take(std::uint32_t self);
+  void start_searching(std::uint32_t self);
+  bool stop_searching(std::uint32_t self);
+  std::uint32_t take(std::uint32_t self, bool patient);
   std::uint32_t take_random(Worker& me);
   void work(std::uint32_t self, std::uint32_t instruction);
   void execute(Ring& ring, std::uint32_t thread, std::uint32_t instruction);
@@ -141,7 +144,8 @@ class Engine {
 
   const Options options_;
   const pid_t pid_;
-  std::uint64_t spin_ticks_;
+  const std::uint64_t spin_ticks_;
+  const std::uint64_t patience_ticks_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<HostPool> host_;
 

@@ -27,7 +27,9 @@ HostPool::HostPool(Run run, Enter enter, std::size_t ring_capacity) : state_(std
   state_->ring_capacity = ring_capacity;
 }
 
-HostPool::~HostPool() { stop(std::chrono::milliseconds{0}); }
+HostPool::~HostPool() {
+  stop(std::chrono::milliseconds{0});
+}
 
 void HostPool::submit(std::uint32_t instruction) {
   const std::lock_guard guard(state_->mutex);
@@ -42,8 +44,10 @@ void HostPool::submit(std::uint32_t instruction) {
   state_->threads.emplace_back([state = state_, index, &ring] {
     pthread_setname_np(pthread_self(), ("penstock-h" + std::to_string(index)).c_str());
     const auto body = [&state, index, &ring] { serve(state, index, ring); };
-    if (state->enter) state->enter(body);
-    else body();
+    if (state->enter)
+      state->enter(body);
+    else
+      body();
     const std::lock_guard last(state->mutex);
     --state->alive;
     state->ended.notify_all();
@@ -77,8 +81,10 @@ bool HostPool::stop(std::chrono::milliseconds patience) {
     threads.swap(state_->threads);
   }
   for (std::thread& thread : threads) {
-    if (all_ended) thread.join();
-    else thread.detach();
+    if (all_ended)
+      thread.join();
+    else
+      thread.detach();
   }
   return all_ended;
 }

@@ -24,8 +24,10 @@ class SpinLock {
     for (int spins = 0; locked_.exchange(true, std::memory_order_acquire);) {
       while (locked_.load(std::memory_order_relaxed)) {
         // The holder may have been preempted: give it the core.
-        if (++spins < 64) relax();
-        else std::this_thread::yield();
+        if (++spins < 64)
+          relax();
+        else
+          std::this_thread::yield();
       }
     }
   }

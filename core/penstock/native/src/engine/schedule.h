@@ -30,7 +30,7 @@ class Schedule {
     std::uint32_t first_successor = 0;  // into successors()
     std::uint32_t last_successor = 0;   // one past the last
     std::uint32_t num_predecessors = 0;
-    bool on_host;                       // runs on a host thread of its own
+    bool on_host;  // runs on a host thread of its own
   };
 
   std::uint32_t add(std::uint32_t op, std::int32_t affinity, bool on_host);

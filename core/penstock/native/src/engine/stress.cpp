@@ -80,8 +80,10 @@ void run_graph(Engine& engine, Graph& graph, std::mt19937_64& random, std::uint6
   const std::uint64_t seed = random() % 2 == 0 ? 0 : random();
   const auto failure = engine.run(graph.schedule, {&graph, &run_kernel}, step, seed);
   check(failure.has_value() == fails, "a run fails if and only if an instruction does");
-  if (fails) check(failure->instruction == graph.failing && failure->inputs == "none", "the failure is the kernel's");
-  else check(graph.values == graph.expected, "values are those of the order of adding");
+  if (fails)
+    check(failure->instruction == graph.failing && failure->inputs == "none", "the failure is the kernel's");
+  else
+    check(graph.values == graph.expected, "values are those of the order of adding");
   check(graph.most_running.load() <= engine.workers(), "no more run at once than there are workers");
 }
 

@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <chrono>
 #include <sstream>
 #include <utility>
 
@@ -90,8 +89,7 @@ void TorchPlan::check_outputs(const c10::OperatorHandle& op, const std::vector<O
 }
 
 std::uint32_t TorchPlan::add(const c10::OperatorHandle& op, std::vector<Argument> arguments,
-                             std::vector<Output> outputs, std::uint32_t op_index, std::int32_t affinity,
-                             bool on_host) {
+                             std::vector<Output> outputs, std::uint32_t op_index, std::int32_t affinity, bool on_host) {
   for (const Argument& argument : arguments) {
     for (const std::int32_t slot : argument.slots) {
       if (slot != -1 || argument.kind == Argument::Kind::kSlot) checked_slot(slot);
@@ -121,7 +119,9 @@ std::uint32_t TorchPlan::add_host(HostFunction function, std::vector<std::int32_
   return index;
 }
 
-void TorchPlan::edge(std::uint32_t before, std::uint32_t after) { schedule_.edge(before, after); }
+void TorchPlan::edge(std::uint32_t before, std::uint32_t after) {
+  schedule_.edge(before, after);
+}
 
 void TorchPlan::keep(std::int64_t slot) {
   checked_slot(slot);
@@ -180,10 +180,12 @@ void TorchPlan::lower(Instruction& instruction, const std::vector<std::uint32_t>
   }
   std::size_t position = 0;
   const auto moves = [&](std::int32_t slot) {
-    const bool last_here = std::find(uses.begin() + static_cast<std::ptrdiff_t>(++position), uses.end(), slot) == uses.end();
+    const bool last_here =
+        std::find(uses.begin() + static_cast<std::ptrdiff_t>(++position), uses.end(), slot) == uses.end();
     if (slot < 0 || kept_[static_cast<std::size_t>(slot)]) return false;
     // A slot written more than once holds versions whose readers are counted together: it is never moved out of.
-    const bool moves_out = num_readers_[static_cast<std::size_t>(slot)] == 1 && producers[static_cast<std::size_t>(slot)] <= 1;
+    const bool moves_out =
+        num_readers_[static_cast<std::size_t>(slot)] == 1 && producers[static_cast<std::size_t>(slot)] <= 1;
     if (!moves_out && last_here) releases_.push_back(slot);
     return moves_out && last_here;
   };
@@ -199,7 +201,8 @@ void TorchPlan::lower(Instruction& instruction, const std::vector<std::uint32_t>
   for (Output& output : instruction.outputs) {
     for (std::int32_t& slot : output.slots) {
       // What nobody reads and nobody keeps is dropped at once.
-      if (slot >= 0 && num_readers_[static_cast<std::size_t>(slot)] == 0 && !kept_[static_cast<std::size_t>(slot)]) slot = -1;
+      if (slot >= 0 && num_readers_[static_cast<std::size_t>(slot)] == 0 && !kept_[static_cast<std::size_t>(slot)])
+        slot = -1;
     }
   }
   if (instruction.outputs.size() == 1 && !instruction.outputs[0].is_list) {
@@ -216,7 +219,8 @@ void TorchPlan::lower_argument(const Argument& argument, const c10::OperatorHand
       constants_.push_back(argument.constant);
       return;
     case Argument::Kind::kSlot:
-      loads_.push_back({moves(argument.slots[0]) ? Kind::kMove : Kind::kCopy, static_cast<std::uint32_t>(argument.slots[0])});
+      loads_.push_back(
+          {moves(argument.slots[0]) ? Kind::kMove : Kind::kCopy, static_cast<std::uint32_t>(argument.slots[0])});
       return;
     case Argument::Kind::kSlots: {
       const bool optional = op != nullptr && is_optional_tensor_list(*op, position);
@@ -304,11 +308,19 @@ void TorchPlan::push_arguments(const Instruction& instruction, torch::jit::Stack
   const Load* end = loads_.data() + instruction.last_load;
   for (; load != end; ++load) {
     switch (load->kind) {
-      case Load::Kind::kConstant: stack.push_back(constants_[load->index]); break;
-      case Load::Kind::kCopy: stack.push_back(slots_[load->index]); break;
-      case Load::Kind::kMove: stack.push_back(std::move(slots_[load->index])); break;
+      case Load::Kind::kConstant:
+        stack.push_back(constants_[load->index]);
+        break;
+      case Load::Kind::kCopy:
+        stack.push_back(slots_[load->index]);
+        break;
+      case Load::Kind::kMove:
+        stack.push_back(std::move(slots_[load->index]));
+        break;
       case Load::Kind::kTensors:
-      case Load::Kind::kOptionalTensors: push_list(*load, stack); break;
+      case Load::Kind::kOptionalTensors:
+        push_list(*load, stack);
+        break;
     }
   }
 }
@@ -385,26 +397,6 @@ void TorchPlan::call_function(Instruction& instruction) {
   for (std::size_t i = 0; i < outputs.size(); ++i) store_one(instruction.outputs[i].slots[0], std::move(outputs[i]));
   inputs.clear();
   release_inputs(instruction);
-}
-
-double TorchPlan::time_direct_calls(std::uint32_t repeats) {
-  TORCH_CHECK(schedule_.sealed() && num_instructions() > 0, "needs a sealed plan with an instruction");
-  Instruction& instruction = instructions_[0];
-  torch::jit::Stack stack;
-  push_arguments(instruction, stack);
-  const torch::jit::Stack arguments = stack;
-  if (loads_[instruction.first_load].kind == Load::Kind::kMove) slots_[loads_[instruction.first_load].index] = stack[0];
-  stack.clear();
-  c10::IValue current = arguments[0];
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::uint32_t i = 0; i < repeats; ++i) {
-    stack.push_back(std::move(current));
-    for (std::size_t k = 1; k < arguments.size(); ++k) stack.push_back(arguments[k]);
-    instruction.op->callBoxed(&stack);
-    current = std::move(stack.back());
-    stack.clear();
-  }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 }  // namespace penstock

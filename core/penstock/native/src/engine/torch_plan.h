@@ -32,8 +32,8 @@ class TorchPlan {
   // One argument of a call, in schema order.
   struct Argument {
     enum class Kind : std::uint8_t { kConstant, kSlot, kSlots } kind;
-    c10::IValue constant{};                // kConstant
-    std::vector<std::int32_t> slots{};     // kSlot: one; kSlots: -1 is None
+    c10::IValue constant{};             // kConstant
+    std::vector<std::int32_t> slots{};  // kSlot: one; kSlots: -1 is None
   };
   // Where a return value goes: one slot, no slot (dropped), or one for each tensor of a list.
   struct Output {
@@ -65,6 +65,9 @@ class TorchPlan {
   // Seconds that the dispatcher alone takes for `repeats` calls of instruction 0, its first argument being the last
   // call's result: the floor that the engine is measured against (bench/engine.py).
   double time_direct_calls(std::uint32_t repeats);
+  // Seconds that `num_threads` bare threads take if each runs an equal share of the instructions (which must be
+  // independent and read kept slots only), from a common start to the last one's end.
+  double time_static_split(std::uint32_t num_threads);
 
  private:
   // One argument as the call reads it: what to push on the stack.
@@ -99,6 +102,7 @@ class TorchPlan {
   std::int32_t checked_slot(std::int64_t slot) const;
   void check_outputs(const c10::OperatorHandle& op, const std::vector<Output>& outputs) const;
   void check_idle(const char* what) const;
+  void check_measurable() const;
   void count_uses(std::vector<std::uint32_t>& producers);
   void lower(Instruction& instruction, const std::vector<std::uint32_t>& producers);
   void lower_argument(const Argument& argument, const c10::OperatorHandle* op, std::size_t position,
@@ -112,10 +116,10 @@ class TorchPlan {
   std::vector<Load> loads_;
   std::vector<c10::IValue> constants_;
   std::vector<std::vector<ListItem>> lists_;
-  std::vector<std::int32_t> releases_;     // slots to count down after a call
-  std::vector<std::uint32_t> num_readers_;  // instructions that read a slot
+  std::vector<std::int32_t> releases_;                    // slots to count down after a call
+  std::vector<std::uint32_t> num_readers_;                // instructions that read a slot
   std::unique_ptr<std::atomic<std::uint32_t>[]> unread_;  // readers still to come in this run
-  std::vector<torch::jit::Stack> stacks_;  // one for each worker
+  std::vector<torch::jit::Stack> stacks_;                 // one for each worker
   std::atomic<bool> running_{false};
 };
 

@@ -1,0 +1,76 @@
+"""The native build: what it says when it cannot, and what the sanitizers say about the core."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock import native
+from penstock.errors import UserError
+from penstock.native import build
+
+
+@pytest.mark.parametrize("kind", ["address", "thread"])
+def test_the_core_is_clean_under_a_sanitizer(kind: str) -> None:
+    printed = build.sanitize(kind, seconds=1.0)
+    assert "4 workers" in printed
+
+
+def test_a_missing_compiler_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"apt-get install g\+\+"):
+        build.compiler()
+
+
+def test_a_source_that_does_not_compile_shows_the_compilers_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "src" / "ops" / "broken.cpp"
+    source.parent.mkdir(parents=True)
+    source.write_text("int main() { return undeclared_name; }")
+    library = build.Library("_ops", (source,), tmp_path / "_ops.so", (), ())
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
+    monkeypatch.setattr(build, "libraries", lambda: [library])
+    monkeypatch.setattr(build, "build_folder", lambda: tmp_path / "objects")
+    monkeypatch.setattr(build, "RECORD", tmp_path / "_built.json")
+    with pytest.raises(UserError, match="undeclared_name"):
+        build.build(jobs=1)
+    assert not library.output.exists()
+
+
+def test_an_up_to_date_build_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = tmp_path / "src" / "ops" / "fine.cpp"
+    source.parent.mkdir(parents=True)
+    source.write_text("int answer() { return 42; }")
+    library = build.Library("_ops", (source,), tmp_path / "_ops.so", (), ())
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
+    monkeypatch.setattr(build, "libraries", lambda: [library])
+    monkeypatch.setattr(build, "build_folder", lambda: tmp_path / "objects")
+    monkeypatch.setattr(build, "RECORD", tmp_path / "_built.json")
+    assert build.build(jobs=1) == [library.output]
+    first = library.output.stat().st_mtime_ns
+    build.build(jobs=1)
+    assert library.output.stat().st_mtime_ns == first
+    source.write_text("int answer() { return 43; }")
+    build.build(jobs=1)
+    assert library.output.stat().st_mtime_ns > first
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (None, "is not built"),
+        ('{"torch": "1.0.0", "libraries": ["_engine"]}', r"built with torch 1\.0\.0, but torch"),
+        ('{"torch": "1.0.0", "libraries": []}', "not _engine"),
+    ],
+)
+def test_a_library_that_does_not_fit_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record: str | None, says: str
+) -> None:
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    if record is not None:
+        (tmp_path / "_built.json").write_text(record)
+    with pytest.raises(UserError, match=says):
+        native.check_built("_engine")
