@@ -10,6 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -101,7 +102,8 @@ class WebsocketLink:
 
         self._closed_error = ConnectionClosed
         try:
-            self._socket = _open(attached)
+            self._stack = ExitStack()
+            self._socket = self._stack.enter_context(_connection(attached))
         except InvalidStatus as error:
             raise _refusal(attached, error.response.status_code) from error
         except (OSError, TimeoutError) as error:
@@ -157,10 +159,10 @@ class WebsocketLink:
                 return
 
     def close(self) -> None:
-        self._socket.close()
+        self._stack.close()
 
 
-def _open(attached: Attached) -> ClientConnection:
+def _connection(attached: Attached) -> AbstractContextManager[ClientConnection]:
     from websockets.sync.client import connect  # see WebsocketLink
 
     return connect(

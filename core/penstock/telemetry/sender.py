@@ -23,12 +23,12 @@ _log = logging.getLogger("penstock.telemetry")
 
 
 class Sender:
-    """Sends an outbox over whatever `dial` opens, until closed. `on_refused` is called once if a peer wants nothing."""
+    """Sends an outbox over whatever `dial` opens, until closed. `on_end`: called if it ends earlier (refused)."""
 
-    def __init__(self, outbox: Outbox, dial: Callable[[], Link], *, on_refused: Callable[[], None]) -> None:
+    def __init__(self, outbox: Outbox, dial: Callable[[], Link], *, on_end: Callable[[], None]) -> None:
         self._outbox = outbox
         self._dial = dial
-        self._on_refused = on_refused
+        self._on_end = on_end
         self._changed = threading.Condition()
         self._closing = False
         self._redial = False
@@ -63,13 +63,20 @@ class Sender:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._dial_and_serve()
+        except Exception:  # noqa: BLE001 - a boundary: a fault of the telemetry must not end the training
+            _log.exception("sending telemetry failed and is switched off; training goes on")
+            self._on_end()
+
+    def _dial_and_serve(self) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 link = self._dial()
             except PeerError as error:
                 _log.warning("%s. Training goes on unwatched.", error)
-                self._on_refused()
+                self._on_end()
                 return
             except Unavailable as error:
                 if self._rest(error, pause_s):

@@ -107,11 +107,12 @@ class Watched:
         self._scalars: deque[dict[str, Any]] = deque()
         self._progress: dict[str, Any] | None = None
         self._started = self._closed = False
+        self._trains = False  # any watch, closed ones included
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-telemetry-drain", daemon=True)
         outbox = Outbox()
         outbox.introduce(self._identity.hello())
-        self._sender = Sender(outbox, dialer(contract, self._who), on_refused=self._stop.set)
+        self._sender = Sender(outbox, dialer(contract, self._who), on_end=self._stop.set)
 
     def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
         with self._lock:
@@ -202,14 +203,10 @@ class Watched:
         began_s = time.thread_time()
         sample_s = 0.0
         with self._lock:
-            any_trains = any(watch.collector.trains for watch in self._watches)
-            for watch in list(self._watches):
-                got = self._collect(watch)
+            for watch, got in [(watch, self._collect(watch)) for watch in list(self._watches)]:
                 items, packing_s = _pack(got.drafts)
                 sample_s += got.sample_cpu_ns / 1e9 + packing_s
-                rows = watch.thinner.add(got.rows, interval_s=interval_s)
-                if rows is not None and (watch.collector.trains or not any_trains):
-                    items.append(_metrics(rows))
+                items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=interval_s))
                 self._sender.post(items, lost_events=got.lost)
         self._post_words()
         spent_s = time.thread_time() - began_s
@@ -218,7 +215,9 @@ class Watched:
 
     def _collect(self, watch: LiveWatch) -> Collected:
         try:
-            return watch.collect(time.time_ns(), self._announce)
+            got = watch.collect(time.time_ns(), self._announce)
+            self._trains = self._trains or watch.collector.trains
+            return got
         except Exception:  # noqa: BLE001 - a boundary: one source that fails must not end training, nor other watches
             _log.exception("the telemetry of %s failed and is switched off; training goes on", watch.name)
             self._detach(watch)
@@ -238,12 +237,10 @@ class Watched:
         with self._lock:
             if watch not in self._watches:
                 return
-            any_trains = any(other.collector.trains for other in self._watches)
             got = self._collect(watch)
             items, _ = _pack(got.drafts + watch.last_words(failed=self._failed()))
-            last_rows = [watch.thinner.add(got.rows, interval_s=0.0), watch.thinner.flush()]
-            if watch.collector.trains or not any_trains:
-                items += [_metrics(rows) for rows in last_rows if rows is not None]
+            items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=0.0))
+            items += self._metrics(watch, watch.thinner.flush())
             self._sender.post(items, lost_events=got.lost)
             self._detach(watch)
 
@@ -251,6 +248,12 @@ class Watched:
         if watch in self._watches:
             self._watches.remove(watch)
         watch.forget()
+
+    def _metrics(self, watch: LiveWatch, rows: dict[Column, Array] | None) -> list[Parcel]:
+        """Return the METRICS frame of `rows`. Beside training, evaluation has none: one series is one thing."""
+        if rows is None or (self._trains and not watch.collector.trains):
+            return []
+        return [pack(Draft(Kind.METRICS, rows, int(rows[Column.TIME_NS][-1]), int(rows[Column.STEP][-1])))]
 
     def _announce(self, graph: GraphHash, document: GraphDocument) -> None:
         def announce(outbox: Outbox) -> None:
@@ -261,10 +264,6 @@ class Watched:
             self._sender.edit(announce)
         except ValueError as error:
             _log.warning("the graph of %s is not shown: %s", document.program, error)
-
-
-def _metrics(rows: dict[Column, Array]) -> Parcel:
-    return pack(Draft(Kind.METRICS, rows, int(rows[Column.TIME_NS][-1]), int(rows[Column.STEP][-1])))
 
 
 def _pack(drafts: list[Draft]) -> tuple[list[Parcel], float]:

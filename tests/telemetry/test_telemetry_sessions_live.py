@@ -1,0 +1,539 @@
+"""Sessions over real sockets: what arrives at an agent or a server, and what an absent one costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
+
+from penstock.protocol.contract import Attached, Managed
+from penstock.protocol.frames import COLUMNS, Column, Frame, Kind, decode
+from penstock.protocol.graphdoc import GraphDocument
+from penstock.telemetry.process import decide
+from penstock.telemetry.sampling import BUDGET_BYTES_PER_S
+from penstock.telemetry.sessions import Unwatched, Watched
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "frames" / "graph.json").read_text())["body"]
+WAIT_S = 10.0
+
+
+def document(num_copies: int = 1) -> GraphDocument:
+    """The golden document, its three operators `num_copies` times over."""
+    ops, edges, syncs = [], [], []
+    for i in range(num_copies):
+        ops += [{**op, "name": f"{op['name']}_{i}"} for op in GOLDEN["ops"]]
+        edges += [[3 * i, 3 * i + 2], [3 * i + 1, 3 * i + 2]]
+        syncs += [{**GOLDEN["syncs"][0], "parameter": f"w_{i}", "ops": [3 * i + 2]}]
+    return GraphDocument.model_validate({**GOLDEN, "ops": ops, "edges": edges, "syncs": syncs})
+
+
+class Source:
+    """Trace rings of a pretended engine; `run` is one step of `num_ops` operators on two threads."""
+
+    def __init__(self, num_ops: int) -> None:
+        self.num_ops = num_ops
+        self.produced = 0
+        self._steps: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+
+    def run(self, step: int) -> None:
+        self._steps.put((step, time.time_ns()))
+        self.produced += self.num_ops
+
+    def drain(self) -> Mapping[str, Any]:
+        steps = [self._steps.get() for _ in range(self._steps.qsize())]
+        op = np.tile(np.arange(self.num_ops, dtype=np.uint32), len(steps))
+        start = np.repeat([at for _, at in steps], self.num_ops).astype(np.int64) + op // 2 * 1000
+        step = np.repeat([number for number, _ in steps], self.num_ops).astype(np.uint64)
+        took = np.full(len(op), 900, np.uint32)
+        return {
+            "start_ns": start,
+            "duration_ns": took,
+            "op": op,
+            "step": step,
+            "thread": op.astype(np.uint16) % 2,
+            "lost": 0,
+        }
+
+
+class Agent:
+    """What an agent does with a telemetry socket: it listens and reads frames. `pause`: it accepts and never reads."""
+
+    def __init__(self, path: str, *, pause: bool = False) -> None:
+        self.frames: list[Frame] = []
+        self._pause = pause
+        self._connections: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            if not self._pause:
+                self._read(connection)
+
+    def _read(self, connection: socket.socket) -> None:
+        with connection.makefile("rb") as stream:
+            while len(prefix := stream.read(4)) == 4:
+                data = stream.read(struct.unpack("<I", prefix)[0])
+                self.frames.append(decode(data))
+
+    def die(self) -> None:
+        """End as a killed process does: everything closes at once."""
+        for own in (self._listener, *self._connections):
+            with own:
+                try:
+                    own.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # the trainer has closed already
+        self._thread.join()
+
+    def of(self, kind: Kind) -> list[Frame]:
+        return [frame for frame in list(self.frames) if frame.kind is kind]
+
+    def counted(self) -> int:
+        return sum(int(frame.columns[Column.COUNT].sum()) for frame in self.of(Kind.OP_SUMS))
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition; it failing for `WAIT_S` fails the test."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("s") / "t.sock")
+
+
+@pytest.fixture
+def agent(path: str) -> Iterator[Agent]:
+    listening = Agent(path)
+    yield listening
+    listening.die()
+
+
+def managed(path: str) -> Managed:
+    return Managed("job", "name", "replica", "trainer", 1, 2, 7, path)
+
+
+def mark(step: int) -> dict[str, Any]:
+    now = time.time_ns()
+    return {"step": step, "start_ns": now - 1000, "end_ns": now, "samples": 10, "loss": 0.5}
+
+
+def test_a_hundred_thousand_events_a_second_arrive_summed_without_loss(
+    agent: Agent, path: str, record_property: Callable[[str, object], None]
+) -> None:
+    num_ops, rate, seconds = 300, 100_000, 3.0
+    session, source = Watched(managed(path)), Source(num_ops)
+    watch = session.watch(source, name="train")
+    watch.graph(document(num_ops // 3), from_step=0)
+    began, step = time.monotonic(), 0
+    while (now := time.monotonic() - began) < seconds:
+        while step * num_ops < now * rate:
+            source.run(step)
+            watch.step(**mark(step))
+            step += 1
+        time.sleep(0.002)
+    session.close()
+    until(lambda: agent.of(Kind.GOODBYE))
+    assert source.produced > 0.9 * rate * seconds
+    assert agent.counted() == source.produced
+    assert agent.of(Kind.GAP) == []
+    assert [frame.seq for frame in agent.frames] == list(range(len(agent.frames)))
+    events = agent.of(Kind.OP_EVENTS)
+    assert all(frame.count == num_ops for frame in events)
+    assert 12 * sum(frame.count for frame in events) <= BUDGET_BYTES_PER_S * (seconds + 2)
+    assert sum(int(frame.columns[Column.COUNT].sum()) for frame in agent.of(Kind.SYNC)) == step * num_ops // 3
+    assert int(agent.of(Kind.METRICS)[-1].columns[Column.STEP][-1]) == step - 1
+    share = session.drain_cpu_s / seconds
+    record_property("drain_cpu_share", share)
+    assert share < 0.1  # about 0.013 on an idle machine; the bench gives the figure, this catches a loop over events
+
+
+def test_first_come_hello_graph_and_its_use_and_last_goodbye(agent: Agent, path: str) -> None:
+    session, source = Watched(managed(path)), Source(3)
+    watch = session.watch(source, name="train")
+    watch.graph(document(), from_step=0)
+    source.run(0)
+    watch.step(**mark(0))
+    session.log(auc=0.75, broken=float("nan"))
+    session.progress(1, 10)
+    session.progress(2, 10, "passes")
+    session.close()
+    until(lambda: agent.of(Kind.GOODBYE))
+    assert [frame.kind for frame in agent.frames[:3]] == [Kind.HELLO, Kind.GRAPH, Kind.GRAPH_USED]
+    assert agent.frames[-1].kind is Kind.GOODBYE
+    hello = agent.frames[0].body
+    assert (hello["role"], hello["index"], hello["pid"]) == ("trainer", 1, os.getpid())
+    assert {(frame.stream, frame.epoch) for frame in agent.frames} == {(7, 2)}
+    (scalars,), (progress,) = agent.of(Kind.SCALARS), agent.of(Kind.PROGRESS)
+    assert (scalars.body["step"], scalars.body["values"]) == (0, {"auc": 0.75, "broken": None})
+    assert progress.body == {"done": 2, "total": 10, "unit": "passes"}
+
+
+def test_an_agent_that_comes_back_gets_hello_and_graph_again_and_the_rest(path: str) -> None:
+    first = Agent(path)
+    session, source = Watched(managed(path)), Source(3)
+    watch = session.watch(source, name="train")
+    watch.graph(document(), from_step=0)
+    source.run(0)
+    watch.step(**mark(0))
+    until(lambda: first.of(Kind.METRICS))
+    first.die()
+    Path(path).unlink()
+    for step in range(1, 6):  # while nobody listens
+        source.run(step)
+        watch.step(**mark(step))
+    session.log(5, auc=0.5)
+    second = Agent(path)
+    until(lambda: second.of(Kind.SCALARS) and first.counted() + second.counted() == source.produced)
+    session.close()
+    until(lambda: second.of(Kind.GOODBYE))
+    second.die()
+    assert [frame.kind for frame in second.frames[:3]] == [Kind.HELLO, Kind.GRAPH, Kind.GRAPH_USED]
+    assert [frame.seq for frame in first.frames + second.frames] == list(range(len(first.frames) + len(second.frames)))
+
+
+def test_an_agent_that_never_reads_neither_slows_a_step_nor_holds_the_exit(path: str) -> None:
+    stalled = Agent(path, pause=True)
+    session, source = Watched(managed(path)), Source(3000)
+    watch = session.watch(source, name="train")
+    watch.graph(document(1000), from_step=0)
+    longest_s, deadline, step = 0.0, time.monotonic() + 1.0, 0
+    while time.monotonic() < deadline:
+        source.run(step)
+        began_s = time.thread_time()  # its own processor time: what the session costs, not what else runs here
+        watch.step(**mark(step))
+        longest_s = max(longest_s, time.thread_time() - began_s)
+        step += 1
+        time.sleep(0.005)
+    began_s = time.monotonic()
+    session.close()
+    assert time.monotonic() - began_s < 3.0
+    assert longest_s < 0.005
+    stalled.die()
+
+
+def test_without_an_agent_nothing_waits(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    session = Watched(managed(path))
+    watch = session.watch(Source(3), name="train")
+    watch.step(**mark(0))
+    until(lambda: "does not answer" in caplog.text)
+    began_s = time.monotonic()
+    session.close()
+    assert time.monotonic() - began_s < 1.0
+
+
+def test_a_source_that_fails_is_switched_off_and_told_once_and_the_others_go_on(
+    agent: Agent, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def drain(self) -> Mapping[str, Any]:
+            raise RuntimeError("engine is gone")
+
+    session, source = Watched(managed(path)), Source(3)
+    session.watch(Broken(), name="broken one")
+    watch = session.watch(source, name="train")
+    watch.graph(document(), from_step=0)
+    source.run(0)
+    watch.step(**mark(0))
+    until(lambda: agent.counted() == 3)
+    source.run(1)
+    watch.step(**mark(1))
+    until(lambda: agent.counted() == 6)
+    session.close()
+    assert caplog.text.count("the telemetry of broken one failed") == 1
+
+
+def test_a_closed_watch_has_sent_all_and_touches_its_source_no_more(agent: Agent, path: str) -> None:
+    session, source = Watched(managed(path)), Source(3)
+    watch = session.watch(source, name="train")
+    watch.graph(document(), from_step=0)
+    source.run(0)
+    watch.step(**mark(0))
+    watch.close()
+    source.run(1)
+    until(lambda: agent.counted() == 3)
+    session.close()
+    until(lambda: agent.of(Kind.GOODBYE))
+    assert agent.counted() == 3
+
+
+def test_evaluation_gives_no_rows_beside_training(agent: Agent, path: str) -> None:
+    session, train, test = Watched(managed(path)), Source(3), Source(3)
+    forward = [{**op, "role": "forward"} for op in GOLDEN["ops"]]
+    watches = [session.watch(train, name="train"), session.watch(test, name="test")]
+    watches[0].graph(document(), from_step=0)
+    watches[1].graph(GraphDocument.model_validate({**GOLDEN, "ops": forward, "syncs": []}), from_step=0)
+    for step, (watch, source) in enumerate(zip(watches, (train, test), strict=True)):
+        source.run(step)
+        watch.step(**mark(step))
+    until(lambda: agent.counted() == 6)
+    session.close()
+    until(lambda: agent.of(Kind.GOODBYE))
+    assert [frame.columns[Column.STEP].tolist() for frame in agent.of(Kind.METRICS)] == [[0]]
+    assert len({frame.body["hash"] for frame in agent.of(Kind.GRAPH_USED)}) == 2
+
+
+def test_a_pserver_says_what_it_is(agent: Agent, path: str) -> None:
+    session = Watched(managed(path))
+    session.register(role="pserver", endpoint="10.0.0.1:6174", index=3)
+    until(lambda: agent.of(Kind.HELLO))
+    session.close()
+    hello = agent.of(Kind.HELLO)[-1].body
+    assert (hello["role"], hello["index"], hello["endpoint"]) == ("pserver", 3, "10.0.0.1:6174")
+
+
+# ---- attached
+
+
+class ControlPlane:
+    """The server's side of `/api/v1/attach`. Tokens other than "good" are refused with 401."""
+
+    def __init__(self, port: int = 0, *, lease_ttl_s: float = 15.0) -> None:
+        self.registered: list[dict[str, Any]] = []
+        self.texts: list[dict[str, Any]] = []
+        self.frames: list[Frame] = []
+        self._lease_ttl_s = lease_ttl_s
+        self._server: Server = serve(self._handle, "127.0.0.1", port, process_request=_check_token, compression=None)
+        self.port: int = self._server.socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _handle(self, connection: ServerConnection) -> None:
+        assert connection.request is not None
+        assert connection.request.path == "/api/v1/attach"
+        register = json.loads(connection.recv())
+        if register["index"] == 13:
+            connection.close(4409, "trainer 13 is there already")
+            return
+        self.registered.append(register)
+        answer = {
+            "type": "registered",
+            "job_id": "j",
+            "replica_id": "r",
+            "stream": 40 + len(self.registered),
+            "epoch": 1,
+        }
+        connection.send(json.dumps({**answer, "lease_ttl_s": self._lease_ttl_s}))
+        try:
+            for message in connection:
+                if isinstance(message, bytes):
+                    self.frames.append(decode(message))
+                else:
+                    self.texts.append(json.loads(message))
+        except ConnectionClosed:
+            return
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+
+    def of(self, kind: Kind) -> list[Frame]:
+        return [frame for frame in list(self.frames) if frame.kind is kind]
+
+
+def _check_token(connection: ServerConnection, request: Request) -> Response | None:
+    return None if request.headers["Authorization"] == "Bearer good" else connection.respond(401, "no\n")
+
+
+@pytest.fixture
+def server() -> Iterator[ControlPlane]:
+    plane = ControlPlane(lease_ttl_s=0.3)
+    yield plane
+    plane.stop()
+
+
+def attached(url: str, *, token: str = "good", index: int = 0) -> Attached:
+    return Attached(url, token, "by-hand", "trainer", index)
+
+
+def test_an_attached_process_registers_streams_and_beats(server: ControlPlane) -> None:
+    session, source = Watched(attached(server.url)), Source(3)
+    watch = session.watch(source, name="train")
+    watch.graph(document(), from_step=0)
+    source.run(0)
+    watch.step(**mark(0))
+    until(lambda: server.of(Kind.OP_EVENTS) and server.texts)
+    session.close()
+    until(lambda: server.of(Kind.GOODBYE))
+    (register,) = server.registered
+    assert {key: register[key] for key in ("type", "job_name", "role", "index", "pid")} == {
+        "type": "register", "job_name": "by-hand", "role": "trainer", "index": 0, "pid": os.getpid(),
+    }  # fmt: skip
+    assert "endpoint" not in register
+    assert server.texts[0] == {"type": "beat"}
+    assert {(frame.stream, frame.epoch) for frame in server.frames} == {(41, 1)}
+
+
+def test_an_attached_pserver_registers_its_endpoint(server: ControlPlane) -> None:
+    session = Watched(attached(server.url))
+    session.register(role="pserver", endpoint="127.0.0.1:6174")
+    until(lambda: server.of(Kind.HELLO))
+    session.close()
+    assert (server.registered[-1]["role"], server.registered[-1]["endpoint"]) == ("pserver", "127.0.0.1:6174")
+
+
+def test_a_role_that_is_told_late_registers_anew(server: ControlPlane) -> None:
+    session = Watched(attached(server.url))
+    session.progress(1, 2)
+    until(lambda: server.of(Kind.PROGRESS))
+    session.register(role="pserver", endpoint="127.0.0.1:6174")
+    until(lambda: len(server.registered) == 2)
+    session.close()
+    assert [register["role"] for register in server.registered] == ["trainer", "pserver"]
+
+
+def test_a_server_that_comes_back_gets_a_new_registration_and_what_was_kept() -> None:
+    first = ControlPlane()
+    session = Watched(attached(first.url))
+    session.log(1, auc=0.5)
+    until(lambda: first.of(Kind.SCALARS))
+    first.stop()
+    second = ControlPlane(first.port)
+    session.log(2, auc=0.6)
+    until(lambda: second.of(Kind.SCALARS))
+    session.close()
+    until(lambda: second.of(Kind.GOODBYE))
+    second.stop()
+    assert [frame.kind for frame in second.frames] == [Kind.HELLO, Kind.SCALARS, Kind.GOODBYE]
+    assert len(second.registered) == 1
+
+
+@pytest.mark.parametrize(
+    ("token", "index", "message"),
+    [("bad", 0, "refused PENSTOCK_TOKEN"), ("good", 13, "refused trainer 13 of job 'by-hand': trainer 13 is there")],
+)
+def test_a_refusal_is_told_once_and_ends_the_telemetry(
+    server: ControlPlane, caplog: pytest.LogCaptureFixture, token: str, index: int, message: str
+) -> None:
+    session = Watched(attached(server.url, token=token, index=index))
+    watch = session.watch(Source(3), name="train")
+    until(lambda: message in caplog.text)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-telemetry")])
+    watch.step(**mark(0))
+    session.log(1, auc=0.5)
+    session.close()
+    assert caplog.text.count(message) == 1
+    assert server.frames == []
+
+
+# ---- unwatched, exit and fork: a process of its own each
+
+
+def run_script(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_unwatched_costs_no_thread_no_torch_and_no_websockets() -> None:
+    done = run_script(
+        "import sys, threading, penstock.telemetry as t\n"
+        "watch = t.session().watch(None, name='x')\n"
+        "watch.graph(None, 0); watch.step(step=1, start_ns=0, end_ns=1, samples=1, loss=None); watch.close()\n"
+        "t.log(auc=1.0); t.progress(1, 2); t.session().register(role='pserver', endpoint='a:1'); t.close()\n"
+        "print(threading.active_count(), watch.is_watched, {'torch', 'websockets'} & set(sys.modules))\n"
+    )
+    assert (done.stdout, done.stderr) == ("1 False set()\n", "")
+
+
+def test_an_environment_that_cannot_be_read_leaves_the_process_unwatched(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {**managed("s").environ(), "PENSTOCK_INDEX": "first"}
+    assert isinstance(decide(environ), Unwatched)
+    assert "invalid literal" in caplog.text
+    assert isinstance(decide({}), Unwatched)
+    assert isinstance(decide(managed("s").environ()), Watched)
+
+
+SCRIPT = """
+import os, sys, time, numpy as np, penstock.telemetry as t
+from penstock.protocol.graphdoc import GraphDocument
+class Source:
+    rows = []
+    def drain(self):
+        rows, self.rows = self.rows, []
+        column = lambda i: np.array([row[i] for row in rows], np.int64)
+        return {"start_ns": column(2), "duration_ns": column(3), "op": column(1), "step": column(0),
+                "thread": column(4), "lost": 0}
+source = Source()
+watch = t.session().watch(source, name="train")
+watch.graph(GraphDocument.model_validate_json(os.environ["DOCUMENT"]), from_step=0)
+now = time.time_ns()
+source.rows += [(0, op, now, 10, 0) for op in range(3)]
+watch.step(step=0, start_ns=now, end_ns=time.time_ns(), samples=8, loss=None)
+source.rows += [(1, 0, now, 10, 0)]
+"""
+
+
+def script_environ(path: str) -> dict[str, str]:
+    return {**managed(path).environ(), "DOCUMENT": json.dumps(GOLDEN)}
+
+
+def test_a_script_that_ends_has_said_everything_and_goodbye(agent: Agent, path: str) -> None:
+    done = run_script(SCRIPT, **script_environ(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    until(lambda: agent.of(Kind.GOODBYE))
+    assert agent.counted() == 4
+    assert [(f.step, f.flags, f.count) for f in agent.of(Kind.OP_EVENTS)] == [(0, 1, 3), (1, 0, 1)]
+
+
+def test_a_script_that_crashes_has_sent_the_step_that_never_ended(agent: Agent, path: str) -> None:
+    done = run_script(SCRIPT + "raise RuntimeError('operator failed')\n", **script_environ(path))
+    assert done.returncode == 1
+    until(lambda: agent.of(Kind.GOODBYE))
+    assert [(f.step, f.flags, f.count) for f in agent.of(Kind.OP_EVENTS)] == [(0, 1, 3), (1, 0, 1)]
+
+
+def test_a_forked_child_is_unwatched_and_its_parent_is_not(agent: Agent, path: str) -> None:
+    forks = (
+        "import threading\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    watch.step(step=9, start_ns=0, end_ns=1, samples=1, loss=None); t.log(9, child=1.0)\n"
+        "    assert threading.active_count() == 1\n"
+        "    sys.exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "t.log(1, parent=1.0)\n"
+    )
+    done = run_script(SCRIPT + forks, **script_environ(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    until(lambda: agent.of(Kind.GOODBYE))
+    assert [frame.body["values"] for frame in agent.of(Kind.SCALARS)] == [{"parent": 1.0}]
+    assert len(agent.of(Kind.HELLO)) == len(agent.of(Kind.GOODBYE)) == 1
+    assert {frame.kind for frame in agent.frames} >= set(COLUMNS) - {Kind.LOG}
