@@ -82,14 +82,14 @@ class ExecutionStrategy(_Strategy):
     )
 
 
-class ReduceStrategy(IntEnum):
+class _Reduce(IntEnum):
     """How gradients are exchanged."""
 
     AllReduce = 0
     Reduce = 1
 
 
-class GradientScaleStrategy(IntEnum):
+class _Scale(IntEnum):
     """What the gradient of the loss starts from on each replica."""
 
     CoeffNumDevice = 0
@@ -100,14 +100,14 @@ class GradientScaleStrategy(IntEnum):
 class BuildStrategy(_Strategy):
     """How a graph is built from a Program."""
 
-    ReduceStrategy = ReduceStrategy
-    GradientScaleStrategy = GradientScaleStrategy
-    reduce_strategy: ReduceStrategy
-    gradient_scale_strategy: GradientScaleStrategy
+    ReduceStrategy: ClassVar[type[_Reduce]] = _Reduce
+    GradientScaleStrategy: ClassVar[type[_Scale]] = _Scale
+    reduce_strategy: _Reduce
+    gradient_scale_strategy: _Scale
 
     _defaults: ClassVar[dict[str, Any]] = {
-        "reduce_strategy": ReduceStrategy.AllReduce,
-        "gradient_scale_strategy": GradientScaleStrategy.CoeffNumDevice,
+        "reduce_strategy": _Reduce.AllReduce,
+        "gradient_scale_strategy": _Scale.CoeffNumDevice,
         "debug_graphviz_path": "",
         "enable_sequential_execution": False,
         "remove_unnecessary_lock": True,
@@ -137,3 +137,6 @@ class BuildStrategy(_Strategy):
     def __init__(self) -> None:
         super().__init__()
         self.__dict__["trainers_endpoints"] = []
+
+
+ReduceStrategy, GradientScaleStrategy = BuildStrategy.ReduceStrategy, BuildStrategy.GradientScaleStrategy

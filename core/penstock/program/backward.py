@@ -17,7 +17,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.ir import Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
-from penstock.program.record.context import role
+from penstock.program.record.context import name_scope, role
 from penstock.program.record.recording import Recording, recording_of
 from penstock.program.record.variable import Variable, recording_modes
 
@@ -101,15 +101,18 @@ def _name_gradients(
 ) -> list[tuple[str, Gradient]]:
     pairs: dict[str, Gradient] = {}
     rows: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    modules = {look.table: look.module for look in lookups}
     for name, grad in zip(dense, grads, strict=False):
         if grad is not None:
             pairs[name] = _dense_gradient(recording, name, grad, before)
     for look, grad in zip(lookups, grads[len(dense) :], strict=True):
         if grad is not None:
-            ids = recording.tensor_of(look.ids)
-            rows.setdefault(look.table, []).append((ids.reshape(-1), grad.reshape(-1, grad.shape[-1])))
+            with name_scope(look.module):
+                ids = recording.tensor_of(look.ids)
+                rows.setdefault(look.table, []).append((ids.reshape(-1), grad.reshape(-1, grad.shape[-1])))
     for table, parts in rows.items():
-        pairs[table] = _sparse_gradient(recording, table, parts)
+        with name_scope(modules[table]):
+            pairs[table] = _sparse_gradient(recording, table, parts)
     order = {v.name: i for i, v in enumerate(recording.program.parameters())}
     return sorted(pairs.items(), key=lambda item: order[item[0]])
 

@@ -96,7 +96,7 @@ def embedding(
     leaf = rows.detach()
     if weight.requires_grad and torch.is_grad_enabled():
         leaf.requires_grad_(True)
-        rec.lookups.append(SparseLookup(rec.name_of(weight), rec.name_of(indices), leaf))
+        rec.lookups.append(SparseLookup(rec.name_of(weight), rec.name_of(indices), leaf, rec.module_path()))
     return leaf
 
 

@@ -92,6 +92,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
             role_vars,
             module,
             source,
+            train_only=self._counts_batches(writes, role),
         )
         self._mark_buffers(op)
         rec.program.append(op)
@@ -129,6 +130,12 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
             return None  # in place: the operand itself
         self.recording.bind(tensor, self.recording.describe(tensor, name))
         return name
+
+    def _counts_batches(self, writes: tuple[str, ...], role: Role) -> bool:
+        """A normalisation's own counter (`num_batches_tracked += 1`), which only training moves."""
+        variables = self.recording.program.variables
+        forward = bool(role & Role.FORWARD) and self.recording.normalises
+        return forward and bool(writes) and all(variables[w].dtype == "int64" for w in writes)
 
     def _mark_buffers(self, op: Operator) -> None:
         """State that the forward pass writes is kept per replica."""

@@ -29,17 +29,26 @@ def install() -> None:
 def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     if _open and _open[-1][0].active:
         recording, paths = _open[-1]
-        recording.modules.append(paths.get(id(module), recording.modules[-1]))
-        try:
-            return _original_call(module, *args, **kwargs)
-        finally:
-            recording.modules.pop()
+        return _inner(recording, paths, module, args, kwargs)
     if not any(isinstance(a, (Variable, list, tuple, dict)) for a in (*args, *kwargs.values())):
         return _original_call(module, *args, **kwargs)
     found = recording_in((args, kwargs))
     if found is None:
         return _original_call(module, *args, **kwargs)
     return record_module(found, module, args, kwargs)
+
+
+def _inner(
+    recording: Recording, paths: dict[int, str], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    outside = recording.normalises
+    recording.modules.append(paths.get(id(module), recording.modules[-1]))
+    recording.normalises = isinstance(module, torch.nn.modules.batchnorm._NormBase)
+    try:
+        return _original_call(module, *args, **kwargs)
+    finally:
+        recording.modules.pop()
+        recording.normalises = outside
 
 
 def record_module(
@@ -53,7 +62,7 @@ def record_module(
     recording.modules.append(root)
     try:
         with _stand_ins(recording, module, root), recording_modes(recording):
-            out = _original_call(module, *args, **kwargs)
+            out = _inner(recording, paths, module, args, kwargs)
     finally:
         recording.modules.pop()
         _open.pop()

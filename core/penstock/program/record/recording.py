@@ -38,6 +38,7 @@ class SparseLookup:
     table: str
     ids: str
     leaf: torch.Tensor
+    module: str
 
 
 class Recording:
@@ -57,6 +58,7 @@ class Recording:
         self.lookups: list[SparseLookup] = []
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
         self.modules: list[str] = []
+        self.normalises = False  # inside the forward of a normalisation module that keeps statistics
         self.active = 0
         self.num_seeds = 0
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
