@@ -18,7 +18,6 @@ from penstock.command import follow
 from penstock.command.children import Stopped, stopped_by_signal
 from penstock.command.exits import Exit
 from penstock.command.output import emit_json, note
-from penstock.command.serve import serve
 from penstock.command.specfile import load, prepare
 from penstock.command.stack import Stack
 from penstock.errors import SpecError
@@ -62,7 +61,7 @@ def run(settings: Demo, *, host: str, port: int, state_dir: Path | None) -> Exit
             _finish(stack, job, settings)
             if not settings.exit_when_done:
                 note(f"still serving at {stack.url}; Ctrl-C stops it")
-                serve(stack)
+                stack.serve()
     except Stopped as signal:
         note(f"stopped by {signal}")
         return Exit.JOB_FAILED if settings.exit_when_done else Exit.OK

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.command import follow
+from penstock.command.describe import describe, is_over
 from penstock.command.options import JobName, Json, Timeout, Token, Url
 from penstock.command.output import duration, emit_json, emit_table, note
 from penstock.command.profile import connect
@@ -64,7 +65,7 @@ def _progress(job: Job) -> str:
     if progress is None or not progress["total"]:
         return "-"
     share = f"{100 * progress['done'] / progress['total']:.0f}%"
-    return share if job["eta_s"] is None or follow.is_over(job) else f"{share}, {duration(job['eta_s'])} left"
+    return share if job["eta_s"] is None or is_over(job) else f"{share}, {duration(job['eta_s'])} left"
 
 
 def show_job(job: JobName, url: Url = None, token: Token = None, json: Json = False) -> None:
@@ -74,7 +75,7 @@ def show_job(job: JobName, url: Url = None, token: Token = None, json: Json = Fa
     if json:
         emit_json(found)
         return
-    print(f"{found['id']}  attempt {found['attempt']}\n{follow.describe(found)}\n{found['why']}")
+    print(f"{found['id']}  attempt {found['attempt']}\n{describe(found)}\n{found['why']}")
     rows = [[_label(r), r["state"], r["host"] or "-", str(r["pid"] or "-"), _outcome(r)] for r in found["replicas"]]
     emit_table(["REPLICA", "STATE", "HOST", "PID", "ENDED"], rows, empty="no replicas yet")
 
@@ -109,7 +110,7 @@ def logs(
                 raise SpecError(f"job {found['id']} has no replica {replica!r}; it has {_names(found)}")
             more = [_print_log(client, found, item, offsets, json=json, label=len(chosen) > 1) for item in chosen]
             if not any(more):
-                if not follow_on or follow.is_over(found):
+                if not follow_on or is_over(found):
                     return
                 time.sleep(LOG_POLL_S)
             found = client.job(found["id"])
@@ -152,7 +153,7 @@ def cancel(
         if wait:
             with follow.display_for(quiet=json) as display:
                 found = follow.wait(client, found["id"], display, timeout_s=timeout)
-    emit_json(found) if json else print(follow.describe(found))
+    emit_json(found) if json else print(describe(found))
 
 
 def wait_for(job: JobName, timeout: Timeout = None, url: Url = None, token: Token = None, json: Json = False) -> None:

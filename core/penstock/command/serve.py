@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from penstock.command.options import Host, Json, Port, StateDir
 from penstock.command.output import emit_json, note
 
-if TYPE_CHECKING:
-    from penstock.command.stack import Stack
-
 LOOPBACK = "127.0.0.1"
-CHECK_S = 0.2
 
 
 def up(
@@ -35,16 +30,9 @@ def up(
             link = stack.login_link()
             emit_json({"url": stack.url, "login_link": link}) if json else print(f"Penstock: {link}", flush=True)
             note("Ctrl-C stops it")
-            serve(stack)
+            stack.serve()
     except Stopped as signal:
         note(f"stopped by {signal}")
-
-
-def serve(stack: Stack) -> None:
-    """Watch the children until a signal comes. Raises Unavailable if one of them ends."""
-    while True:
-        stack.check()
-        time.sleep(CHECK_S)
 
 
 def demo(

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from penstock.client import Client, Conflict
 from penstock.command import profile
@@ -18,9 +18,8 @@ from penstock.command.children import Child, ignore_signals
 from penstock.errors import SpecError, Unavailable
 
 READY_S = 60.0
-POLL_S = 0.05
+POLL_S, CHECK_S = 0.05, 0.2
 AGENT_STOP_S, SERVER_STOP_S = 9.0, 3.0
-LOOPBACK = "127.0.0.1"
 
 
 def check_port(host: str, port: int) -> None:
@@ -122,6 +121,12 @@ class Stack:
         for child in (self._server, self._agent):
             if child is not None:
                 child.check()
+
+    def serve(self) -> NoReturn:
+        """Watch the children until a signal comes. Raises Unavailable if one of them ends."""
+        while True:
+            self.check()
+            time.sleep(CHECK_S)
 
     def stop(self) -> None:
         """End the agent, which ends its replicas and reports them, then the server. Within 10 s if all is well."""

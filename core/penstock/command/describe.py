@@ -1,0 +1,40 @@
+"""A job in words: one line for a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.command.output import duration
+from penstock.protocol.states import TERMINAL_JOB
+
+if TYPE_CHECKING:
+    from penstock.client import Job
+
+
+def is_over(job: Job) -> bool:
+    """True if the job is in a state that it does not leave."""
+    return job["state"] in TERMINAL_JOB
+
+
+def describe(job: Job) -> str:
+    """Return the state of a job in one line."""
+    parts = [f"{job['name']}: {job['state']}", *figures(job)]
+    if is_over(job) or job["progress"] is None:
+        parts.append(job["why"])
+    return " · ".join(part for part in parts if part)
+
+
+def figures(job: Job) -> list[str]:
+    """Return progress, loss, rate and remaining time, as far as they are known."""
+    parts = []
+    progress, latest = job["progress"], job["latest"] or {}
+    if progress is not None and progress["total"]:
+        parts.append(f"{progress['done']:g}/{progress['total']:g} {progress['unit']}")
+    loss, rate = latest.get("loss"), latest.get("samples_per_s")
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    if rate is not None:
+        parts.append(f"{rate:,.0f} samples/s")
+    if job["eta_s"] is not None and not is_over(job):
+        parts.append(f"{duration(job['eta_s'])} left")
+    return parts
