@@ -143,9 +143,14 @@ def test_a_changed_introduction_is_said_on_the_open_connection() -> None:
     assert [frame.body for frame in taken(box)] == [{"role": "pserver"}]
 
 
-def test_a_document_that_no_frame_holds_is_refused() -> None:
+def test_a_document_that_no_frame_holds_is_refused_and_what_indexes_it_is_counted_as_dropped() -> None:
+    box = outbox()
     with pytest.raises(ValueError, match="larger than"):
-        outbox().announce(A, {"program": "x" * (4 << 20)})
+        box.announce(A, {"program": "x" * (4 << 20)})
+    box.put(parcel(Kind.OP_SUMS, 4, A))
+    frames = taken(box)
+    assert kinds(frames) == ["HELLO", "GAP"]
+    assert frames[1].body == {"OP_SUMS": 4}
 
 
 ACTIONS = st.lists(

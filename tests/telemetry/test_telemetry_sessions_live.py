@@ -411,6 +411,7 @@ def test_a_role_that_is_told_late_registers_anew(server: ControlPlane) -> None:
     until(lambda: len(server.registered) == 2)
     session.close()
     assert [register["role"] for register in server.registered] == ["trainer", "pserver"]
+    until(lambda: {frame.stream for frame in server.of(Kind.GOODBYE)} == {41, 42})
 
 
 def test_a_server_that_comes_back_gets_a_new_registration_and_what_was_kept() -> None:

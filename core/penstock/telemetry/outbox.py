@@ -80,6 +80,7 @@ class Outbox:
         self._dropped: Counter[Kind] = Counter()
         self._hello: dict[str, Any] | None = None
         self._graphs: OrderedDict[GraphHash, Parcel] = OrderedDict()
+        self._too_large: set[GraphHash] = set()
         self._announced: deque[GraphHash] = deque()
         self._stream, self._epoch, self._seq = 0, 0, 0
         self._said_hello = False
@@ -114,20 +115,31 @@ class Outbox:
             self._announced.appendleft(self._current)
 
     def announce(self, graph: GraphHash, document: dict[str, Any]) -> None:
-        """Take a graph document; it is sent once on each connection. Raises ValueError if it is too large."""
-        self._graphs[graph] = message(Kind.GRAPH, document)
+        """Take a graph document; it is sent once on each connection.
+
+        Raises ValueError if it is too large; then frames that index it are dropped and counted, since nobody could
+        read them.
+        """
+        try:
+            self._graphs[graph] = message(Kind.GRAPH, document)
+        except ValueError:
+            self._too_large.add(graph)
+            raise
         while len(self._graphs) > MAX_GRAPHS:
             self._graphs.popitem(last=False)
         self._announced.append(graph)
 
     def knows(self, graph: GraphHash) -> bool:
         """True if the document need not be announced."""
-        return graph in self._graphs
+        return graph in self._graphs or graph in self._too_large
 
     def put(self, item: Parcel) -> None:
         """Take a frame. Drops others, or this one, if there is no room. A newer PROGRESS replaces the older."""
         if item.kind is Kind.PROGRESS:
             self._progress = item
+            return
+        if item.graph in self._too_large:
+            self._dropped[item.kind] += item.rows
             return
         self._tickets += 1
         queued = Parcel(item.kind, item.rows, item.data, item.graph, self._tickets)
@@ -143,9 +155,15 @@ class Outbox:
     def take(self) -> Parcel | None:
         """Return the next frame, numbered, or None. It counts as sent unless it comes back by `put_back`."""
         item = self._next()
-        if item is not None:
-            STAMP.pack_into(item.data, STAMP_AT, self._stream, self._epoch, self._seq)
-            self._seq += 1
+        return None if item is None else self._stamped(item)
+
+    def farewell(self) -> Parcel:
+        """Return a GOODBYE for this connection alone, numbered."""
+        return self._stamped(message(Kind.GOODBYE, {}))
+
+    def _stamped(self, item: Parcel) -> Parcel:
+        STAMP.pack_into(item.data, STAMP_AT, self._stream, self._epoch, self._seq)
+        self._seq += 1
         return item
 
     def put_back(self, item: Parcel) -> None:

@@ -48,7 +48,7 @@ class Sender:
             self._changed.notify()
 
     def edit(self, change: Callable[[Outbox], None], *, redial: bool = False) -> None:
-        """Change the outbox under its lock. `redial`: open a new connection before anything else is sent."""
+        """Change the outbox under its lock. `redial`: say goodbye on the open connection, and open another."""
         with self._changed:
             change(self._outbox)
             self._redial = self._redial or redial
@@ -108,7 +108,7 @@ class Sender:
                 if item is not None:
                     self._send(link, item)
                 elif done:
-                    return self._closing
+                    return self._ended(link)
                 else:
                     link.idle()
         except Unavailable as error:
@@ -117,6 +117,15 @@ class Sender:
             return False
         finally:
             link.close()
+
+    def _ended(self, link: Link) -> bool:
+        """Say goodbye if only this connection ends, since what registered on it goes with it; else return True."""
+        with self._changed:
+            if not self._redial:
+                return True
+            item = self._outbox.farewell()
+        self._send(link, item)
+        return False
 
     def _next(self, timeout_s: float) -> tuple[Parcel | None, bool]:
         """Wait for a frame; (None, True) if this connection is done, (None, False) after `timeout_s`."""

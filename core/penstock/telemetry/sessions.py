@@ -44,7 +44,10 @@ class Session(Protocol):
     """What a process tells of itself. No method waits for a peer (`close`: at most 2 s) or raises because of one."""
 
     def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
-        """Say what this process is; a pserver gives the host:port that it listens on. Default: the environment's."""
+        """Say what this process is; a pserver gives the host:port that it listens on. Default: the environment's.
+
+        Call it before anything else: an attached process that has already registered says goodbye and comes anew.
+        """
         ...
 
     def watch(self, source: TraceSource, *, name: str) -> Watch:
