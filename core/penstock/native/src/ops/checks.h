@@ -92,4 +92,4 @@ class Check {
   const char* op_;
 };
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

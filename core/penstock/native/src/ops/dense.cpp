@@ -106,7 +106,7 @@ PENSTOCK_BODY void one_body(T* const* arrays, int64_t count, int64_t owner, int6
   }
 }
 
-} // namespace
+}  // namespace
 
 PENSTOCK_CLONES void sgd(float* param, const float* grad, double lr, int64_t begin, int64_t end) {
   sgd_body<float>(param, grad, lr, begin, end);
@@ -148,4 +148,4 @@ PENSTOCK_CLONES void sum_to_one(int64_t* const* arrays, int64_t count, int64_t o
   one_body<int64_t>(arrays, count, owner, begin, end);
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

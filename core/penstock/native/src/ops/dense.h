@@ -18,8 +18,8 @@ struct AdamStep {
   double beta2;
   double epsilon;
   double weight_decay;
-  double step_size;       // lr / (1 - beta1^step)
-  double inverse_sqrt_c2; // 1 / sqrt(1 - beta2^step)
+  double step_size;        // lr / (1 - beta1^step)
+  double inverse_sqrt_c2;  // 1 / sqrt(1 - beta2^step)
 };
 
 template <typename T>
@@ -49,4 +49,4 @@ void sum_to_one(double* const* arrays, int64_t count, int64_t owner, int64_t beg
 void sum_to_one(int32_t* const* arrays, int64_t count, int64_t owner, int64_t begin, int64_t end);
 void sum_to_one(int64_t* const* arrays, int64_t count, int64_t owner, int64_t begin, int64_t end);
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

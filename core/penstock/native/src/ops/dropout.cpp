@@ -9,7 +9,7 @@
 namespace penstock::ops {
 namespace {
 
-constexpr int64_t kGroup = 4 * kPhiloxLanes; // positions that one philox_block serves
+constexpr int64_t kGroup = 4 * kPhiloxLanes;  // positions that one philox_block serves
 constexpr int64_t kScratch = 8 * kGroup;
 
 // The mask of the positions of one group.
@@ -55,7 +55,7 @@ inline __attribute__((always_inline)) void scatter_run(const DropoutRule& rule, 
     for (int64_t done = 0; done < count; ++outer, inner = 0) {
       const int64_t piece = std::min(count - done, layout.inner - inner);
       uint8_t* to = mask + (outer * layout.batch + batch) * layout.inner + inner;
-      if (piece == 1) { // a call of memcpy for every byte would cost more than the bits
+      if (piece == 1) {  // a call of memcpy for every byte would cost more than the bits
         *to = scratch[done];
       } else {
         std::memcpy(to, scratch + done, static_cast<size_t>(piece));
@@ -74,7 +74,7 @@ PENSTOCK_BODY void apply_body(T* __restrict y, const T* __restrict x, const uint
   }
 }
 
-} // namespace
+}  // namespace
 
 DropoutRule dropout_rule(const PhiloxStream& stream, double p) {
   return {stream, static_cast<uint64_t>(std::llround(p * 4294967296.0))};
@@ -106,4 +106,4 @@ PENSTOCK_CLONES void apply_mask(double* y, const double* x, const uint8_t* mask,
   apply_body<double>(y, x, mask, scale, begin, end);
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

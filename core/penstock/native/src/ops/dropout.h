@@ -16,12 +16,12 @@ struct DropoutLayout {
   int64_t outer;
   int64_t batch;
   int64_t inner;
-  int64_t first_batch; // global batch coordinate of the first local one
+  int64_t first_batch;  // global batch coordinate of the first local one
 };
 
 struct DropoutRule {
   PhiloxStream stream;
-  uint64_t threshold; // words below are dropped; 2^32 drops all
+  uint64_t threshold;  // words below are dropped; 2^32 drops all
 };
 
 DropoutRule dropout_rule(const PhiloxStream& stream, double p);
@@ -33,4 +33,4 @@ void dropout_mask(const DropoutRule& rule, const DropoutLayout& layout, uint8_t*
 void apply_mask(float* y, const float* x, const uint8_t* mask, double scale, int64_t begin, int64_t end);
 void apply_mask(double* y, const double* x, const uint8_t* mask, double scale, int64_t begin, int64_t end);
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

@@ -14,7 +14,7 @@ namespace {
 // function itself (measured).
 #define INLINED inline __attribute__((always_inline))
 
-constexpr int64_t kPerBlock = 2 * kPhiloxLanes; // two words make one double
+constexpr int64_t kPerBlock = 2 * kPhiloxLanes;  // two words make one double
 constexpr double kCdfAtMinusTwo = 0.022750131948179195;
 
 // Natural logarithm of a normal positive number, to about 1e-16.
@@ -26,7 +26,7 @@ INLINED double log_of(double x) {
     m *= 0.5;
     ++exponent;
   }
-  const double s = (m - 1) / (m + 1); // log m = 2 artanh s, |s| < 0.172
+  const double s = (m - 1) / (m + 1);  // log m = 2 artanh s, |s| < 0.172
   const double square = s * s;
   double series = 0;
   for (int k = 25; k >= 1; k -= 2) {
@@ -54,15 +54,15 @@ INLINED double inverse_cdf(double p) {
   constexpr double kC[8] = {7.7454501427834140764e-4, .0227238449892691845833, .24178072517745061177,
                             1.27045825245236838258,   3.64784832476320460504,  5.7694972214606914055,
                             4.6303378461565452959,    1.42343711074968357734};
-  constexpr double kD[8] = {1.05075007164441684324e-9, 5.475938084995344946e-4, .0151986665636164571966,
-                            .14810397642748007459,     .68976733498510000455,   1.6763848301838038494,
-                            2.05319162663775882187,    1};
+  constexpr double kD[8] = {
+      1.05075007164441684324e-9, 5.475938084995344946e-4, .0151986665636164571966, .14810397642748007459,
+      .68976733498510000455,     1.6763848301838038494,   2.05319162663775882187,  1};
   constexpr double kE[8] = {2.01033439929228813265e-7, 2.71155556874348757815e-5, .0012426609473880784386,
                             .026532189526576123093,    .29656057182850489123,     1.7848265399172913358,
                             5.4637849111641143699,     6.6579046435011037772};
-  constexpr double kF[8] = {2.04426310338993978564e-15, 1.4215117583164458887e-7, 1.8463183175100546818e-5,
-                            7.868691311456132591e-4,    .0148753612908506148525,  .13692988092273580531,
-                            .59983220655588793769,      1};
+  constexpr double kF[8] = {
+      2.04426310338993978564e-15, 1.4215117583164458887e-7, 1.8463183175100546818e-5, 7.868691311456132591e-4,
+      .0148753612908506148525,    .13692988092273580531,    .59983220655588793769,    1};
   const double q = p - 0.5;
   if (std::fabs(q) <= 0.425) {
     return q * ratio(kA, kB, 0.180625 - q * q);
@@ -111,7 +111,7 @@ INLINED void fill_range(T* out, const Distribution& values, int64_t seed, int64_
   }
 }
 
-} // namespace
+}  // namespace
 
 PENSTOCK_CLONES void fill(float* out, const Normal& values, int64_t seed, int64_t begin, int64_t end) {
   fill_range(out, values, seed, begin, end);
@@ -132,4 +132,4 @@ PENSTOCK_CLONES void fill(double* out, const Uniform& values, int64_t seed, int6
   fill_range(out, values, seed, begin, end);
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

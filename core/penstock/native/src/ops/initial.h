@@ -13,12 +13,12 @@ struct Normal {
   double std;
 };
 
-struct TruncatedNormal { // cut off at two standard deviations on either side
+struct TruncatedNormal {  // cut off at two standard deviations on either side
   double mean;
   double std;
 };
 
-struct Uniform { // in [low, high)
+struct Uniform {  // in [low, high)
   double low;
   double high;
 };
@@ -31,4 +31,4 @@ void fill(double* out, const TruncatedNormal& values, int64_t seed, int64_t begi
 void fill(float* out, const Uniform& values, int64_t seed, int64_t begin, int64_t end);
 void fill(double* out, const Uniform& values, int64_t seed, int64_t begin, int64_t end);
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

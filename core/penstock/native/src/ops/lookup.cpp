@@ -8,10 +8,10 @@
 namespace penstock::ops {
 namespace {
 
-constexpr int64_t kBlock = 1024;   // ids tested at a time: the loop has no exit inside, so it vectorises
-constexpr int64_t kAhead = 16;     // rows whose lines are asked for before they are copied
+constexpr int64_t kBlock = 1024;  // ids tested at a time: the loop has no exit inside, so it vectorises
+constexpr int64_t kAhead = 16;    // rows whose lines are asked for before they are copied
 constexpr int64_t kLine = 64;
-constexpr int64_t kMaxLines = 4;   // beyond this the hardware's own prefetcher has understood
+constexpr int64_t kMaxLines = 4;  // beyond this the hardware's own prefetcher has understood
 
 // Rows are short (40 bytes in a CTR table), and a call of memcpy with a length unknown to the compiler costs more
 // than the copy.  Whole chunks, then one chunk that overlaps the one before.  `bytes` is at least the chunk.
@@ -45,10 +45,10 @@ inline void prefetch_row(const char* row, int64_t bytes) {
   for (int64_t at = 0; at < reach; at += kLine) {
     __builtin_prefetch(row + at);
   }
-  __builtin_prefetch(row + bytes - 1); // a row rarely starts at a line
+  __builtin_prefetch(row + bytes - 1);  // a row rarely starts at a line
 }
 
-} // namespace
+}  // namespace
 
 PENSTOCK_CLONES int64_t first_outside(const int64_t* ids, int64_t count, int64_t height) {
   const uint64_t limit = static_cast<uint64_t>(height);
@@ -83,4 +83,4 @@ void gather_rows(const RowGather& gather, const int64_t* ids, char* out, int64_t
   }
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

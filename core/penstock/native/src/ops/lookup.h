@@ -13,10 +13,10 @@ int64_t first_outside(const int64_t* ids, int64_t count, int64_t height);
 struct RowGather {
   const char* table;
   int64_t row_bytes;
-  int64_t padding_id; // this id gives zeros; -1: none does
+  int64_t padding_id;  // this id gives zeros; -1: none does
 };
 
 // Copy the rows of ids[begin, end) to their places in `out`.  Ranges may run on different threads.
 void gather_rows(const RowGather& gather, const int64_t* ids, char* out, int64_t begin, int64_t end);
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

@@ -15,7 +15,7 @@ int64_t count_rows(const Predictions<T>& rows, int64_t* positive, int64_t* negat
   const T high = static_cast<T>(1 + kSlack);
   for (int64_t i = 0; i < rows.count; ++i) {
     const T p = rows.values[i * rows.stride + rows.column];
-    if (!(p >= low && p <= high)) { // also NaN
+    if (!(p >= low && p <= high)) {  // also NaN
       return i;
     }
   }
@@ -28,7 +28,7 @@ int64_t count_rows(const Predictions<T>& rows, int64_t* positive, int64_t* negat
   return -1;
 }
 
-} // namespace
+}  // namespace
 
 int64_t count_buckets(const Predictions<float>& predictions, int64_t* positive, int64_t* negative,
                       int64_t num_buckets) {
@@ -40,7 +40,7 @@ int64_t count_buckets(const Predictions<double>& predictions, int64_t* positive,
 }
 
 double area_under_curve(const int64_t* positive, const int64_t* negative, int64_t num_buckets) {
-  double above = 0; // positives in higher buckets
+  double above = 0;  // positives in higher buckets
   double total_negative = 0;
   double area = 0;
   for (int64_t bucket = num_buckets - 1; bucket >= 0; --bucket) {
@@ -62,4 +62,4 @@ int64_t count_correct(const int64_t* topk, const int64_t* labels, int64_t n, int
   return correct;
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

@@ -28,4 +28,4 @@ double area_under_curve(const int64_t* positive, const int64_t* negative, int64_
 // Number of rows of topk [n, k] that contain their label.
 int64_t count_correct(const int64_t* topk, const int64_t* labels, int64_t n, int64_t k);
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

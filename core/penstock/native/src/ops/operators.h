@@ -40,7 +40,7 @@ at::Tensor auc(const at::Tensor& predict, const at::Tensor& label, const at::Ten
                const at::Tensor& stat_neg);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> accuracy(const at::Tensor& topk_indices, const at::Tensor& label);
 
-inline constexpr int64_t kGrain = 32768; // elements: less work than this is not worth waking a thread
+inline constexpr int64_t kGrain = 32768;  // elements: less work than this is not worth waking a thread
 
 inline int64_t grain_of_rows(int64_t width) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, width));
@@ -56,4 +56,4 @@ void with_floating(const at::Tensor& tensor, const Body& body) {
   }
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

@@ -33,7 +33,7 @@ SparseGrad<T> sparse_grad(const Check& check, const Tensor& param, const Tensor&
 template <typename T, typename Update>
 void update_merged(const SparseGrad<T>& grad, const Update& update) {
   thread_local MergedRows<T> scratch;
-  MergedRows<T>& merged = scratch; // the lambda below runs on other threads, which have a scratch of their own
+  MergedRows<T>& merged = scratch;  // the lambda below runs on other threads, which have a scratch of their own
   TORCH_CHECK_VALUE(grad.count < (int64_t{1} << 31), "penstock: a sparse gradient has ", grad.count,
                     " rows; at most 2^31 - 1 can be merged at once");
   merged.merge(grad);
@@ -42,7 +42,7 @@ void update_merged(const SparseGrad<T>& grad, const Update& update) {
   merged.shrink();
 }
 
-} // namespace
+}  // namespace
 
 void sparse_sgd_(const Tensor& param, const Tensor& rows, const Tensor& values, const Tensor& lr) {
   const Check check("penstock.sparse_sgd_");
@@ -77,10 +77,9 @@ void sparse_adam_(const Tensor& param, const Tensor& moment1, const Tensor& mome
     using T = decltype(type);
     const SparseAdamArrays<T> arrays{param.mutable_data_ptr<T>(), moment1.mutable_data_ptr<T>(),
                                      moment2.mutable_data_ptr<T>(), param.size(1)};
-    update_merged(sparse_grad<T>(check, param, *list, *source),
-                  [&](const MergedRows<T>& merged, int64_t begin, int64_t end) {
-                    sparse_adam(arrays, merged, by, begin, end);
-                  });
+    update_merged(
+        sparse_grad<T>(check, param, *list, *source),
+        [&](const MergedRows<T>& merged, int64_t begin, int64_t end) { sparse_adam(arrays, merged, by, begin, end); });
   });
 }
 
@@ -115,8 +114,7 @@ void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
     using T = decltype(type);
     T* to = param.mutable_data_ptr<T>();
     const T* from = source->const_data_ptr<T>();
-    at::parallel_for(0, param.numel(), kGrain,
-                     [&](int64_t begin, int64_t end) { sgd(to, from, rate, begin, end); });
+    at::parallel_for(0, param.numel(), kGrain, [&](int64_t begin, int64_t end) { sgd(to, from, rate, begin, end); });
   });
 }
 
@@ -170,8 +168,7 @@ void sum_typed(TensorList tensors, const Sum& sum) {
   for (const Tensor& tensor : tensors) {
     arrays.push_back(tensor.mutable_data_ptr<T>());
   }
-  at::parallel_for(0, tensors[0].numel(), kGrain,
-                   [&](int64_t begin, int64_t end) { sum(arrays.data(), begin, end); });
+  at::parallel_for(0, tensors[0].numel(), kGrain, [&](int64_t begin, int64_t end) { sum(arrays.data(), begin, end); });
 }
 
 template <typename Sum>
@@ -192,7 +189,7 @@ void sum_replicas(const Check& check, TensorList tensors, const Sum& sum) {
   }
 }
 
-} // namespace
+}  // namespace
 
 void all_reduce_(TensorList tensors) {
   const auto count = static_cast<int64_t>(tensors.size());
@@ -227,4 +224,4 @@ void broadcast_(TensorList destinations, const Tensor& source) {
   }
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

@@ -79,7 +79,7 @@ void dropout_typed(const DropoutRule& rule, const DropoutLayout& layout, double 
                      [&](int64_t begin, int64_t end) { apply_mask(to, from, keep, scale, begin, end); });
     return;
   }
-  constexpr int64_t kPiece = 4096; // the mask is applied while it is in the L1 cache
+  constexpr int64_t kPiece = 4096;  // the mask is applied while it is in the L1 cache
   at::parallel_for(0, x.numel(), kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; at += kPiece) {
       const int64_t stop = std::min(end, at + kPiece);
@@ -97,7 +97,7 @@ double keep_scale(double p) {
   return p < 1 ? 1 / (1 - p) : 0.0;
 }
 
-} // namespace
+}  // namespace
 
 std::tuple<Tensor, Tensor> dropout(const Tensor& x, const Tensor& rng, double p, bool training, int64_t op_seed,
                                    int64_t batch_dim, int64_t rows_per_sample) {
@@ -119,9 +119,7 @@ std::tuple<Tensor, Tensor> dropout(const Tensor& x, const Tensor& rng, double p,
   const auto source = x.expect_contiguous();
   Tensor y = at::empty(x.sizes(), x.options());
   Tensor mask = at::empty(x.sizes(), x.options().dtype(at::kBool));
-  with_floating(x, [&](auto type) {
-    dropout_typed<decltype(type)>(rule, layout, keep_scale(p), *source, y, mask);
-  });
+  with_floating(x, [&](auto type) { dropout_typed<decltype(type)>(rule, layout, keep_scale(p), *source, y, mask); });
   return {y, mask};
 }
 
@@ -143,9 +141,8 @@ Tensor dropout_backward(const Tensor& grad, const Tensor& mask, double p, bool t
     const T* values = from->const_data_ptr<T>();
     const auto* bits = static_cast<const uint8_t*>(keep->const_data_ptr());
     T* to = out.mutable_data_ptr<T>();
-    at::parallel_for(0, grad.numel(), kGrain, [&](int64_t begin, int64_t end) {
-      apply_mask(to, values, bits, keep_scale(p), begin, end);
-    });
+    at::parallel_for(0, grad.numel(), kGrain,
+                     [&](int64_t begin, int64_t end) { apply_mask(to, values, bits, keep_scale(p), begin, end); });
   });
   return out;
 }
@@ -170,7 +167,7 @@ void check_std(const char* op, double std) {
   TORCH_CHECK_VALUE(std >= 0, op, ": std is ", std, "; expected at least 0");
 }
 
-} // namespace
+}  // namespace
 
 Tensor normal(at::IntArrayRef size, double mean, double std, int64_t seed, at::ScalarType dtype) {
   check_std("penstock.normal", std);
@@ -203,7 +200,7 @@ int64_t check_labels(const Check& check, const Tensor& label, int64_t n) {
   return n;
 }
 
-} // namespace
+}  // namespace
 
 Tensor auc(const Tensor& predict, const Tensor& label, const Tensor& stat_pos, const Tensor& stat_neg) {
   const Check check("penstock.auc");
@@ -240,10 +237,10 @@ std::tuple<Tensor, Tensor, Tensor> accuracy(const Tensor& topk_indices, const Te
   const int64_t n = check_labels(check, label, topk_indices.size(0));
   const auto topk = topk_indices.expect_contiguous();
   const auto labels = label.expect_contiguous();
-  const int64_t correct = count_correct(topk->const_data_ptr<int64_t>(), labels->const_data_ptr<int64_t>(), n,
-                                        topk_indices.size(1));
+  const int64_t correct =
+      count_correct(topk->const_data_ptr<int64_t>(), labels->const_data_ptr<int64_t>(), n, topk_indices.size(1));
   const double share = n > 0 ? static_cast<double>(correct) / static_cast<double>(n) : 0.0;
   return {at::scalar_tensor(share, at::kFloat), at::scalar_tensor(correct, at::kInt), at::scalar_tensor(n, at::kInt)};
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

@@ -55,4 +55,4 @@ static inline __attribute__((always_inline)) void philox_block(const PhiloxStrea
   }
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

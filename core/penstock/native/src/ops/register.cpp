@@ -8,18 +8,22 @@
 TORCH_LIBRARY(penstock, m) {
   m.def("lookup_table(Tensor table, Tensor ids, int padding_idx=-1) -> Tensor");
   m.def("sparse_sgd_(Tensor(a!) param, Tensor rows, Tensor values, Tensor lr) -> ()");
-  m.def("sparse_adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor rows, "
-        "Tensor values, Tensor lr, float beta1, float beta2, float epsilon) -> ()");
-  m.def("sparse_adagrad_(Tensor(a!) param, Tensor(b!) moment, Tensor rows, Tensor values, Tensor lr, float epsilon) "
-        "-> ()");
+  m.def(
+      "sparse_adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor rows, "
+      "Tensor values, Tensor lr, float beta1, float beta2, float epsilon) -> ()");
+  m.def(
+      "sparse_adagrad_(Tensor(a!) param, Tensor(b!) moment, Tensor rows, Tensor values, Tensor lr, float epsilon) "
+      "-> ()");
   m.def("sgd_(Tensor(a!) param, Tensor grad, Tensor lr) -> ()");
-  m.def("adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor grad, Tensor lr, "
-        "float beta1, float beta2, float epsilon, float weight_decay) -> ()");
+  m.def(
+      "adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor grad, Tensor lr, "
+      "float beta1, float beta2, float epsilon, float weight_decay) -> ()");
   m.def("all_reduce_(Tensor(a!)[] tensors) -> ()");
   m.def("reduce_(Tensor(a!)[] tensors, int owner) -> ()");
   m.def("broadcast_(Tensor(a!)[] destinations, Tensor source) -> ()");
-  m.def("dropout(Tensor x, Tensor rng, float p, bool training, int op_seed, int batch_dim, int rows_per_sample) "
-        "-> (Tensor, Tensor)");
+  m.def(
+      "dropout(Tensor x, Tensor rng, float p, bool training, int op_seed, int batch_dim, int rows_per_sample) "
+      "-> (Tensor, Tensor)");
   m.def("dropout_backward(Tensor grad, Tensor mask, float p, bool training) -> Tensor");
   m.def("normal(SymInt[] size, float mean, float std, int seed, ScalarType dtype) -> Tensor");
   m.def("truncated_normal(SymInt[] size, float mean, float std, int seed, ScalarType dtype) -> Tensor");

@@ -8,7 +8,7 @@
 namespace penstock::ops {
 namespace {
 
-constexpr int64_t kDirectRows = 1 << 15; // 256 KiB of stamps: in the L2 cache
+constexpr int64_t kDirectRows = 1 << 15;  // 256 KiB of stamps: in the L2 cache
 constexpr int64_t kAhead = 8;
 constexpr size_t kKeptBytes = size_t{64} << 20;
 constexpr uint64_t kLastCall = 0xFFFFFFFFULL;
@@ -21,7 +21,7 @@ inline void prefetch_row(const T* row, int64_t width) {
   }
 }
 
-} // namespace
+}  // namespace
 
 void RowIndex::begin(int64_t count, int64_t height) {
   direct_ = height <= kDirectRows || height <= 4 * count;
@@ -142,8 +142,8 @@ struct AdamFactors {
   T weight1, weight2, epsilon, size;
 };
 
-PENSTOCK_BODY void adam_row(T* __restrict param, T* __restrict moment1, T* __restrict moment2,
-                            const T* __restrict grad, int64_t width, const AdamFactors<T>& by) {
+PENSTOCK_BODY void adam_row(T* __restrict param, T* __restrict moment1, T* __restrict moment2, const T* __restrict grad,
+                            int64_t width, const AdamFactors<T>& by) {
   for (int64_t j = 0; j < width; ++j) {
     const T m = moment1[j] + (grad[j] - moment1[j]) * by.weight1;
     const T v = moment2[j] + (grad[j] * grad[j] - moment2[j]) * by.weight2;
@@ -155,8 +155,8 @@ PENSTOCK_BODY void adam_row(T* __restrict param, T* __restrict moment1, T* __res
 
 PENSTOCK_BODY void adam_rows(const SparseAdamArrays<T>& arrays, const MergedRows<T>& rows, const SparseAdamStep& step,
                              int64_t begin, int64_t end) {
-  const AdamFactors<T> by{static_cast<T>(1 - step.beta1), static_cast<T>(1 - step.beta2),
-                          static_cast<T>(step.epsilon), static_cast<T>(step.step_size)};
+  const AdamFactors<T> by{static_cast<T>(1 - step.beta1), static_cast<T>(1 - step.beta2), static_cast<T>(step.epsilon),
+                          static_cast<T>(step.step_size)};
   const int64_t width = arrays.width;
   for (int64_t slot = begin; slot < end; ++slot) {
     if (slot + kAhead < end) {
@@ -194,7 +194,7 @@ PENSTOCK_BODY void adagrad_rows(const SparseAdagradArrays<T>& arrays, const Merg
   }
 }
 
-} // namespace
+}  // namespace
 
 PENSTOCK_CLONES void sparse_sgd(float* param, const SparseGrad<float>& grad, double lr, int64_t first_row,
                                 int64_t last_row) {
@@ -223,4 +223,4 @@ PENSTOCK_CLONES void sparse_adagrad(const SparseAdagradArrays<double>& arrays, c
   adagrad_rows<double>(arrays, rows, lr, epsilon, begin, end);
 }
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

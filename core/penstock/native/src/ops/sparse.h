@@ -38,8 +38,8 @@ class RowIndex {
  private:
   uint64_t place(int64_t row) const;
 
-  std::vector<uint64_t> stamps_; // call << 32 | number
-  std::vector<int64_t> keys_;    // of the map
+  std::vector<uint64_t> stamps_;  // call << 32 | number
+  std::vector<int64_t> keys_;     // of the map
   uint64_t call_ = 0;
   uint64_t mask_ = 0;
   int shift_ = 0;
@@ -69,7 +69,7 @@ class MergedRows {
 
   RowIndex index_;
   std::vector<int64_t> rows_;
-  std::vector<int64_t> sources_; // offset in the gradient's values, or ~offset in sums_
+  std::vector<int64_t> sources_;  // offset in the gradient's values, or ~offset in sums_
   std::vector<T> sums_;
   const T* values_ = nullptr;
 };
@@ -85,7 +85,7 @@ struct SparseAdamStep {
   double beta1;
   double beta2;
   double epsilon;
-  double step_size; // lr * sqrt(1 - beta2^step) / (1 - beta1^step)
+  double step_size;  // lr * sqrt(1 - beta2^step) / (1 - beta1^step)
 };
 
 template <typename T>
@@ -115,4 +115,4 @@ void sparse_adagrad(const SparseAdagradArrays<float>& arrays, const MergedRows<f
 void sparse_adagrad(const SparseAdagradArrays<double>& arrays, const MergedRows<double>& rows, double lr,
                     double epsilon, int64_t begin, int64_t end);
 
-} // namespace penstock::ops
+}  // namespace penstock::ops

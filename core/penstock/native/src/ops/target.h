@@ -22,7 +22,9 @@
 #endif
 
 // The body of a cloned function: it must be inlined, else every clone would call the portable version.
-#define PENSTOCK_BODY template <typename T> static inline __attribute__((always_inline))
+#define PENSTOCK_BODY   \
+  template <typename T> \
+  static inline __attribute__((always_inline))
 
 // The loop's iterations are independent, although pointers may be equal (never shifted against each other).
 #if defined(__clang__)
