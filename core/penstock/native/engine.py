@@ -84,6 +84,11 @@ class Engine:
         """Return counts since the start: runs, failed_runs, executed, host_executed, steals, parks, wakes, workers."""
         return self._native.statistics()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; a step that was running then has been told to end."""
+        return self._native.closed
+
     def close(self) -> None:
         """Stop the pool. A step that another thread is running fails. Idempotent."""
         self._native.close()

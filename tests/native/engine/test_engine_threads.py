@@ -237,7 +237,7 @@ def test_a_second_caller_is_refused_while_a_step_runs() -> None:
 
 def test_closing_during_a_step_fails_that_step() -> None:
     inside, leave = threading.Event(), threading.Event()
-    raised: list[Exception] = []
+    raised: list[EngineError] = []
 
     def hold(tensors: list[Tensor]) -> Sequence[Tensor]:
         inside.set()
@@ -252,24 +252,20 @@ def test_closing_during_a_step_fails_that_step() -> None:
     engine = Engine(2, max_running=2, intra_op_threads=1)
 
     def run() -> None:
-        try:
+        with pytest.raises(EngineError) as caught:
             engine.run(plan, 1)
-        except EngineError as error:
-            raised.append(error)
+        raised.append(caught.value)
 
-    runner = threading.Thread(target=run)
+    runner, closer = threading.Thread(target=run), threading.Thread(target=engine.close)
     runner.start()
     assert inside.wait(WAIT_S)
-    closer = threading.Thread(target=engine.close)
     closer.start()
-    while "closed" not in str(raised):
-        leave.set()
-        runner.join(0.01)
-        if not runner.is_alive():
-            break
+    while not engine.closed:  # the step has been told before the flag is seen
+        closer.join(0.001)
+    leave.set()
     runner.join()
     closer.join()
-    assert len(raised) <= 1
+    assert [error.message for error in raised] == ["the engine was closed during the step"]
 
 
 FORK = """
@@ -333,7 +329,7 @@ engine = Engine(2, max_running=2, intra_op_threads=1)
 try:
     engine.run(plan, 1)
 except KeyboardInterrupt:
-    print("interrupted", len(engine.drain()["op"]), flush=True)
+    print("interrupted", flush=True)
 """
 
 
@@ -353,4 +349,4 @@ def test_ctrl_c_reaches_python_while_a_step_waits() -> None:
         assert process.stdout.readline() == "inside\n"
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, "interrupted 1\n")
+    assert (process.returncode, out) == (0, "interrupted\n")

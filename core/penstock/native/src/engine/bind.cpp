@@ -203,6 +203,8 @@ class PythonEngine {
                     "wakes"_a = s.wakes, "workers"_a = engine_.workers());
   }
 
+  bool closed() const { return engine_.closed(); }
+
   void close() {
     const py::gil_scoped_release unlocked;
     engine_.close();
@@ -270,6 +272,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("run", &PythonEngine::run, py::arg("plan"), py::arg("step"), py::arg("seed"))
       .def("drain", &PythonEngine::drain)
       .def("statistics", &PythonEngine::statistics)
+      .def_property_readonly("closed", &PythonEngine::closed)
       .def("close", &PythonEngine::close);
   m.def("time_trace_events", &time_trace_events, py::arg("repeats"), py::call_guard<py::gil_scoped_release>());
   m.def("intra_op_threads_here", &intra_op_threads_here);

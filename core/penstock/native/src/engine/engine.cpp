@@ -89,6 +89,10 @@ std::optional<Failure> Engine::run(Schedule& schedule, Kernel kernel, std::uint6
   if (busy_.exchange(true)) {
     throw EngineStateError("the engine is running a step for another thread; one engine runs one step at a time");
   }
+  if (closed_.load()) {  // close() looks at busy_ after it has set closed_: one of the two sees the other
+    busy_.store(false);
+    throw EngineStateError("the engine is closed");
+  }
   start(schedule, kernel, step, seed);
   if (workers_.size() == 1 && seed == 0 && !schedule.has_host()) {
     run_in_order(*workers_[0]);  // nothing to decide: the order is known since seal()
@@ -101,6 +105,7 @@ std::optional<Failure> Engine::run(Schedule& schedule, Kernel kernel, std::uint6
   if (failed_.load()) {
     const std::lock_guard guard(failure_lock_);
     failure = std::exchange(failure_, std::nullopt);
+    failed_.store(false);
     count(failed_runs_);
   }
   busy_.store(false);
@@ -112,7 +117,6 @@ void Engine::start(Schedule& schedule, Kernel kernel, std::uint64_t step, std::u
   kernel_ = kernel;
   step_ = step;
   seed_.store(seed, std::memory_order_relaxed);
-  failed_.store(false, std::memory_order_relaxed);
   for (const auto& worker : workers_) worker->queue.reserve(schedule.size());
   workers_[0]->random = 0;  // this thread's; with one worker a seed gives the same order every time
   left_.store(schedule.size(), std::memory_order_seq_cst);
@@ -411,6 +415,7 @@ void Engine::close(std::chrono::milliseconds patience) {
   if (closed_.exchange(true)) return;
   const auto deadline = std::chrono::steady_clock::now() + patience;
   if (busy_.load()) fail(kNone, "the engine was closed during the step", {});
+  announced_.store(true);
   while (busy_.load() && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds{1});
   }

@@ -100,6 +100,7 @@ class Engine {
   // Stops the pool; waits for a run in progress for at most `patience`. Idempotent. A thread that is stuck in a host
   // instruction after that is left behind.
   void close(std::chrono::milliseconds patience = std::chrono::milliseconds{5000});
+  bool closed() const noexcept { return announced_.load(); }
   std::uint32_t workers() const noexcept { return static_cast<std::uint32_t>(workers_.size()); }
 
  private:
@@ -161,7 +162,8 @@ class Engine {
   std::atomic<bool> failed_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> closed_{false};
-  std::atomic<bool> busy_{false};  // a run is in progress
+  std::atomic<bool> announced_{false};  // closed, and a step that was running has been told
+  std::atomic<bool> busy_{false};       // a run is in progress
   std::atomic<std::uint64_t> runs_{0}, failed_runs_{0};
   std::mutex closing_;
   std::mutex failure_lock_;
