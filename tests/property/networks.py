@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import penstock as fluid
-from penstock.program.ir import Program
+from penstock.program.program import Program
 
 Feed = dict[str, npt.NDArray[np.generic]]
 

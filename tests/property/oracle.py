@@ -18,7 +18,7 @@ from penstock.exec.splitting import has_batch, split
 from penstock.graph.check import check
 from penstock.graph.interpret import interpret
 from penstock.graph.ssa import Mode
-from penstock.program.ir import Program
+from penstock.program.program import Program
 from penstock.program.legality import RNG
 from tests.property.networks import Feed, Network
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import penstock as fluid
-from penstock.program.ir import Program
+from penstock.program.program import Program
 from tests.property.networks import Feed, Network, optimizer
 
 VOCABULARY = 12

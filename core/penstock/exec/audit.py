@@ -89,7 +89,7 @@ def _results(op: Operator, result: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in zip(op.outputs, values, strict=False):
         if isinstance(name, tuple):
             yield from zip(name, value, strict=True)
-        elif name is not None:
+        elif name is not None and value is not None:  # a kernel may leave out what its output mask excludes
             yield name, value
 
 

@@ -15,6 +15,7 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from penstock.errors import Bug, ProgramError
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
@@ -166,13 +167,14 @@ class Recording:
                 "an operand is the result of eager operations with gradient; record these too, or detach it"
             )
         name = name or self.program.unique("param" if is_parameter else "const")
-        with self.fake_mode:
-            fake = torch.empty_strided(tensor.shape, tensor.contiguous().stride(), dtype=tensor.dtype)
+        with _disable_current_modes():  # else making the stand-in would be recorded, and the copy be a fake
+            self.program.captured[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+            with self.fake_mode:
+                fake = torch.empty_strided(tensor.shape, tensor.contiguous().stride(), dtype=tensor.dtype)
         fake.requires_grad_(tensor.requires_grad)
         flags = {"persistable": True, "parameter": is_parameter, "trainable": tensor.requires_grad}
         var = self.bind(fake, self.describe(fake, name, **flags))
         self._captured[id(tensor)] = (tensor, fake)
-        self.program.captured[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._startup_captured(var)
         self.handle(fake)
         return fake
@@ -188,7 +190,7 @@ class Recording:
         """Return the stand-in of the random state (see `RNG`)."""
         if RNG in self.handles:
             return self.tensor_of(RNG)
-        with self.fake_mode:
+        with _disable_current_modes(), self.fake_mode:
             fake = torch.empty(3, dtype=torch.int64)
         self.bind(fake, self.describe(fake, RNG))
         self.handle(fake)

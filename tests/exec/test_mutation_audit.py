@@ -1,0 +1,75 @@
+"""Rule 1 of DESIGN 2: every write is declared, and storages are those of the kernels. The audit itself is tested too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from penstock.exec.audit import audit
+from penstock.program.program import Program
+from tests.property.networks import NETWORKS, conv_net, ctr_dnn
+from tests.property.oracle import started
+from tests.property.random_programs import Recipe, build, recipes
+
+
+@pytest.mark.parametrize("rows", [5, 1])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_write_what_they_declare(name: str, rows: int) -> None:
+    network = NETWORKS[name]()
+    for program in (network.main, network.main.clone(for_test=True)):
+        assert audit(program, network.feed(rows, 1), started(network.startup)) == []
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(recipe=recipes())
+def test_random_programs_write_what_they_declare(recipe: Recipe) -> None:
+    network = build(recipe)
+    for rows in (4, 1):
+        assert audit(network.main, network.feed(rows, 1), started(network.startup)) == []
+
+
+def test_startup_programs_write_what_they_declare() -> None:
+    assert audit(ctr_dnn().startup, {}) == []
+
+
+def _without_writes(program: Program, type_: str) -> Program:
+    copy = program.clone()
+    copy.operators[:] = [replace(op, writes=()) if op.type == type_ else op for op in copy.operators]
+    return copy
+
+
+def test_an_undeclared_write_is_found_with_operator_variable_and_line() -> None:
+    network = conv_net()
+    program = _without_writes(network.main, "aten.native_batch_norm.default")
+    findings = audit(program, network.feed(4, 0), started(network.startup))
+    assert {f.kind for f in findings} == {"undeclared write"}
+    assert "sequential_0.1.running_mean" in {f.variable for f in findings}
+    assert all("native_batch_norm" in str(f) and "networks.py:" in str(f) for f in findings)
+
+
+def test_an_undeclared_write_of_a_penstock_operator_is_found() -> None:
+    network = ctr_dnn(metrics=False)
+    program = _without_writes(network.main, "penstock.sparse_adam_.default")
+    found = {f.variable for f in audit(program, network.feed(4, 0), started(network.startup))}
+    assert {"shared_table", "adam_0.moment1.shared_table", "adam_0.moment2.shared_table"} <= found
+
+
+def test_a_view_that_is_described_as_a_storage_of_its_own_is_found() -> None:
+    network = ctr_dnn(metrics=False)
+    program = network.main.clone()
+    view = next(v for v in program.variables.values() if v.storage != v.name)
+    program.variables[view.name] = replace(view, storage=view.name)
+    findings = audit(program, network.feed(4, 0), started(network.startup))
+    assert [(f.kind, f.variable) for f in findings] == [("undeclared view", view.name)]
+
+
+def test_a_copy_that_is_described_as_a_view_is_found() -> None:
+    network = ctr_dnn(metrics=False)
+    program = network.main.clone()
+    op = next(o for o in program.operators if o.type == "aten.relu.default")
+    (made,), base = op.output_names(), program.variables[op.input_names()[0]].storage
+    program.variables[made] = replace(program.variables[made], storage=base)
+    findings = audit(program, network.feed(4, 0), started(network.startup))
+    assert ("view that is a copy", made) in [(f.kind, f.variable) for f in findings]
