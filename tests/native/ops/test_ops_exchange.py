@@ -65,13 +65,9 @@ def test_all_reduce_gives_the_same_bits_with_one_and_two_threads() -> None:
     source = [torch.randn(300_000) for _ in range(3)]
     results = []
     for threads in (1, 2):
-        before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        try:
-            tensors = [tensor.clone() for tensor in source]
-            ops.all_reduce_(tensors)
-        finally:
-            torch.set_num_threads(before)
+        tensors = [tensor.clone() for tensor in source]
+        ops.all_reduce_(tensors)
         results.append(tensors[0])
     assert torch.equal(results[0], results[1])
 
