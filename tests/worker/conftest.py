@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.http11 import Request
 
 from penstock_worker import lease
 
@@ -34,16 +35,25 @@ class FakeServer:
     hellos: list[dict[str, Any]] = field(default_factory=list)
     frames: list[bytes] = field(default_factory=list)
     logs: dict[str, bytes] = field(default_factory=dict)
+    downloads: list[str] = field(default_factory=list)
     answers_beats: bool = True
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
     _server: Server | None = None
     _connection: ServerConnection | None = None
 
     async def open(self) -> None:
-        self._server = await serve(self._talk, "127.0.0.1", self.port)
+        self._server = await serve(self._talk, "127.0.0.1", self.port, process_request=self._hang)
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
+    async def _hang(self, connection: ServerConnection, request: Request) -> None:
+        """Let the agent in; a download of a snapshot never gets an answer."""
+        if request.path != "/api/v1/agent":
+            self.downloads.append(request.path)
+            await self.closing.wait()
+
     async def close(self) -> None:
+        self.closing.set()
         if self._server is not None:
             self._server.close(close_connections=True)
             await self._server.wait_closed()

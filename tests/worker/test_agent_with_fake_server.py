@@ -30,6 +30,7 @@ class Server(Protocol):
     hellos: list[dict[str, Any]]
     frames: list[bytes]
     logs: dict[str, bytes]
+    downloads: list[str]
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
@@ -210,6 +211,19 @@ async def test_a_signalled_stop_ends_stubborn_replicas_within_ten_seconds(
     assert process.returncode == 0
     assert gone(pid)
     assert server.last("r1")["state"] == "KILLED"
+
+
+@pytest.mark.asyncio
+async def test_a_stop_does_not_wait_for_a_download_that_hangs(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    process = agent.start(server.port)
+    await server.want(order("r1", "python", "-c", SLEEPER, snapshot="0" * 64))
+    await until(lambda: bool(server.downloads))
+    process.send_signal(signal.SIGTERM)
+    await until(lambda: process.poll() is not None, timeout_s=4)
+    assert process.returncode == 0
+    assert server.states("r1") == ["PREPARING", "KILLED"]
 
 
 @pytest.mark.asyncio

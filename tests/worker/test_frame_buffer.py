@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.frames import COLUMNS, Frame, Kind, decode, decode_header, encode
@@ -87,6 +87,7 @@ def test_after_a_reconnect_only_what_was_not_confirmed_comes_again() -> None:
     assert [item.seq for item in drain(buffer)] == [3], "events are not worth sending twice"
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(set(Kind) - {Kind.GAP})), st.integers(1, 60), st.integers(0, 2)), max_size=120

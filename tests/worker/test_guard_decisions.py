@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_worker.guard import Ask, Facts, Phase, State, step
@@ -50,6 +50,7 @@ def test_a_kill_waits_for_no_grace() -> None:
     assert step(ending, facts(ask=Ask.KILL), stop_grace_s=GRACE_S)[1] is signal.SIGKILL
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(Ask), st.booleans()), max_size=30), st.floats(0, 20))
 def test_every_course_of_events_is_killing_or_done_a_grace_after_the_lease(
     events: list[tuple[Ask, bool]], grace_s: float

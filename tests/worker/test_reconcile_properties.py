@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_worker.messages import Desired
@@ -43,12 +43,14 @@ def apply(observed: dict[str, Observed], wanted: dict[str, Desired]) -> tuple[di
     return after, len(instructions)
 
 
+@settings(deadline=None)
 @given(DESIRED, OBSERVED)
 def test_no_replica_gets_two_instructions(wanted: dict[str, Desired], observed: dict[str, Observed]) -> None:
     ids = [i.desired.replica_id if isinstance(i, Start) else i.replica_id for i in reconcile(wanted, observed)]
     assert len(ids) == len(set(ids))
 
 
+@settings(deadline=None)
 @given(DESIRED, OBSERVED)
 def test_what_is_wanted_and_here_is_left_alone(wanted: dict[str, Desired], observed: dict[str, Observed]) -> None:
     same = {key: value for key, value in observed.items() if key in wanted and wanted[key].epoch <= value.epoch}
@@ -57,18 +59,21 @@ def test_what_is_wanted_and_here_is_left_alone(wanted: dict[str, Desired], obser
     assert not same.keys() & (touched | started)
 
 
+@settings(deadline=None)
 @given(DESIRED, OBSERVED)
 def test_nothing_that_is_here_is_started_again(wanted: dict[str, Desired], observed: dict[str, Observed]) -> None:
     started = {i.desired.replica_id for i in reconcile(wanted, observed) if isinstance(i, Start)}
     assert started == wanted.keys() - observed.keys()
 
 
+@settings(deadline=None)
 @given(DESIRED, OBSERVED)
 def test_an_unconfirmed_end_is_never_forgotten(wanted: dict[str, Desired], observed: dict[str, Observed]) -> None:
     forgotten = {i.replica_id for i in reconcile(wanted, observed) if isinstance(i, Forget)}
     assert all(observed[replica_id].life is Life.SETTLED for replica_id in forgotten)
 
 
+@settings(deadline=None)
 @given(DESIRED, OBSERVED)
 def test_the_node_converges_to_what_is_wanted(wanted: dict[str, Desired], observed: dict[str, Observed]) -> None:
     state = {

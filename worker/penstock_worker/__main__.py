@@ -85,8 +85,9 @@ def _only_one(state_dir: Path) -> Iterator[None]:
 
 async def _serve(agent: Agent) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, agent.stop)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup keeps its meaning
+            loop.add_signal_handler(number, agent.stop)
     await agent.run()
 
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -61,10 +61,12 @@ class Agent:
         self._desired: dict[str, Desired] | None = None
         self._outgoing: Outgoing | None = None
         self._tasks = asyncio.TaskGroup()
+        self._work: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._stopping = False
+        self._leaving = False
         self._beat_at = 0.0
         self._grace_s = self._lease.grace_s
 
@@ -75,7 +77,9 @@ class Agent:
             connection = self._tasks.create_task(self._connect_forever())
             await self._stop.wait()
             await self._stop_replicas()
-            connection.cancel()
+            self._leaving = True
+            for task in (connection, *self._work.values()):
+                task.cancel()
 
     def stop(self) -> None:
         """Ask `run` to end all replicas and to return. A second call kills them at once."""
@@ -98,11 +102,14 @@ class Agent:
             self._replicas[replica.desired.replica_id] = replica
             if not replica.report.terminal:
                 _log.info("adopted replica %s", replica.desired.replica_id)
-                self._tasks.create_task(replica.watch())
+                self._watch(replica, replica.watch())
 
     def _replica(self, desired: Desired) -> Replica:
         folder = self._settings.state_dir / "replicas" / desired.replica_id
         return Replica(desired, folder, changed=self._on_change, wake=self._wake.set)
+
+    def _watch(self, replica: Replica, course: Coroutine[None, None, None]) -> None:
+        self._work[replica.desired.replica_id] = self._tasks.create_task(course)
 
     def _on_change(self) -> None:
         self._wake.set()
@@ -118,11 +125,12 @@ class Agent:
                 case Start(desired):
                     replica = self._replica(desired)
                     self._replicas[desired.replica_id] = replica
-                    self._tasks.create_task(replica.run(self._cache, self._lease_path, self._lease.end))
+                    self._watch(replica, replica.run(self._cache, self._lease_path, self._lease.end))
                 case Stop(replica_id):
                     self._replicas[replica_id].stop()
                 case Forget(replica_id):
                     self._replicas.pop(replica_id).forget()
+                    self._work.pop(replica_id, None)
 
     def _stop_all(self, *, now: bool) -> None:
         for replica in self._replicas.values():
@@ -131,6 +139,9 @@ class Agent:
 
     async def _stop_replicas(self) -> None:
         self._stopping = True
+        for replica_id, replica in self._replicas.items():
+            if not replica.guarded and replica_id in self._work:
+                self._work[replica_id].cancel()  # it downloads, or unpacks
         self._stop_all(now=False)
         if not await self._until_all_ended(STOP_GRACE_MAX_S):
             self._stop_all(now=True)
@@ -159,7 +170,8 @@ class Agent:
 
     async def _connect_forever(self) -> None:
         delay = BACKOFF_MIN_S
-        while True:
+        # Not `while True`: a task group whose child fails while it is cancelled reports the failure alone (3.11).
+        while not self._leaving:
             try:
                 if await self._connection():
                     delay = BACKOFF_MIN_S

@@ -24,12 +24,14 @@ from pydantic import ValidationError
 
 from penstock.errors import PenstockError
 from penstock_worker import guard, lease, processes, relay, snapshots
+from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.environment import entrypoint_environment
 from penstock_worker.logtail import LogTail
 from penstock_worker.messages import Desired, Report
 
 REPLICA, WORK = "replica.json", "work"
+NEVER_STARTED = "stopped before it was started"
 PREPARE_FAILED = 125  # exit code when the replica could not even be prepared
 POLL_S = 0.02
 _log = logging.getLogger(__name__)
@@ -58,15 +60,21 @@ class Replica:
         self._changed = changed
 
     async def run(self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float) -> None:
-        """Prepare, start and watch a new replica until it has ended. Never raises for what the job did."""
+        """Prepare, start and watch a new replica until it has ended. Never raises for what the job did.
+
+        Cancelled before there is a guard, the replica has ended; later, it goes on and only the watching ends.
+        """
         try:
             await self._prepare(cache, lease_path, lease_end)
+        except asyncio.CancelledError:
+            await self._end(_exit("KILLED", None, NEVER_STARTED))
+            raise
         except (PenstockError, OSError) as error:
             _log.warning("replica %s could not be prepared: %s", self.desired.replica_id, error)
             await self._end(_exit("EXITED", PREPARE_FAILED, f"could not be prepared: {error}"))
             return
         if self.stopping:
-            await self._end(_exit("KILLED", None, "stopped before it was started"))
+            await self._end(_exit("KILLED", None, NEVER_STARTED))
             return
         self._process = _start_guard(self.folder)
         self._guard = self._process.pid
@@ -79,8 +87,8 @@ class Replica:
         lease.write_json(self.folder / REPLICA, self.desired.model_dump())
         await self.relay.open()
         if self.desired.snapshot is not None:
-            archive = await asyncio.to_thread(cache.fetch, self.desired.snapshot)
-            await asyncio.to_thread(snapshots.unpack, archive, work)
+            archive = await in_thread(cache.fetch, self.desired.snapshot)
+            await in_thread(snapshots.unpack, archive, work)
         environ = entrypoint_environment(
             os.environ, self.desired, socket=str(self.relay.path), interpreter=sys.executable
         )
@@ -140,6 +148,11 @@ class Replica:
     def _set(self, report: Report) -> None:
         self.report = report
         self._changed()
+
+    @property
+    def guarded(self) -> bool:
+        """True from the start of its guard on."""
+        return self._guard is not None
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the guard to stop the replica: with its grace, or `now` with SIGKILL. Returns at once."""

@@ -1,0 +1,98 @@
+"""The telemetry socket: where it lies, what it takes, what ends a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from penstock.protocol.frames import Frame, Kind, encode
+from penstock_worker.buffer import FrameBuffer
+from penstock_worker.relay import MAX_SOCKET_PATH, Relay, socket_path
+
+
+def prefixed(payload: bytes) -> bytes:
+    return struct.pack("<I", len(payload)) + payload
+
+
+class Listening:
+    def __init__(self, path: Path, *, limit_bytes: int) -> None:
+        self.woken = asyncio.Event()
+        self.frames = FrameBuffer(stream=7, epoch=1, limit_bytes=limit_bytes)
+        self.relay = Relay(path, self.frames, stream=7, epoch=1, wake=self.woken.set)
+
+
+@pytest_asyncio.fixture
+async def listening(tmp_path: Path) -> AsyncIterator[Listening]:
+    made = Listening(socket_path(tmp_path), limit_bytes=4000)
+    await made.relay.open()
+    yield made
+    await made.relay.close()
+
+
+def test_a_short_folder_holds_its_socket_and_a_long_one_has_it_elsewhere(tmp_path: Path) -> None:
+    assert socket_path(Path("/s/r1")) == Path("/s/r1/t.sock")
+    long = tmp_path / ("x" * 120)
+    assert len(str(socket_path(long))) <= MAX_SOCKET_PATH
+    assert socket_path(long) == socket_path(long), "a restarted agent has to find it"
+    assert socket_path(long) != socket_path(long / "other")
+
+
+@pytest.mark.asyncio
+async def test_the_socket_is_private_and_replaces_a_stale_one(listening: Listening) -> None:
+    assert stat.S_IMODE(listening.relay.path.stat().st_mode) == 0o600
+    again = Relay(listening.relay.path, listening.frames, stream=7, epoch=1, wake=lambda: None)
+    await again.open()
+    assert again.path.is_socket()
+    await again.close()
+    assert not again.path.exists()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("junk", [struct.pack("<I", 1 << 30), prefixed(b"no frame at all"), prefixed(b"PS" * 40)])
+async def test_bytes_that_are_no_frame_end_that_connection_only(listening: Listening, junk: bytes) -> None:
+    reader, writer = await asyncio.open_unix_connection(listening.relay.path)
+    writer.write(junk)
+    assert await reader.read() == b"", "closed by the agent"
+    writer.close()
+    await writer.wait_closed()
+    _, writer = await asyncio.open_unix_connection(listening.relay.path)
+    writer.write(prefixed(encode(Frame(Kind.HELLO, 7, 1, 0, body={}))))
+    await asyncio.wait_for(listening.woken.wait(), 5)
+    assert not listening.frames.empty
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.asyncio
+async def test_another_epoch_is_refused_and_counted(listening: Listening) -> None:
+    _, writer = await asyncio.open_unix_connection(listening.relay.path)
+    writer.write(prefixed(encode(Frame(Kind.HELLO, 7, 2, 0, body={}))))
+    writer.write(prefixed(encode(Frame(Kind.HELLO, 7, 1, 1, body={}))))
+    await asyncio.wait_for(listening.woken.wait(), 5)
+    assert listening.relay.refused == 1
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.asyncio
+async def test_a_full_buffer_stops_the_reading_until_there_is_room(listening: Listening) -> None:
+    _, writer = await asyncio.open_unix_connection(listening.relay.path)
+    for seq in range(200):
+        writer.write(prefixed(encode(Frame(Kind.PROGRESS, 7, 1, seq, body={"pad": "x" * 1000}))))
+    await asyncio.wait_for(listening.woken.wait(), 5)
+    seen: list[bytes] = []
+    async with asyncio.timeout(20):
+        while len(seen) < 200:
+            assert listening.frames.size_bytes < 4000 + 1200, "one frame beyond the limit at most"
+            while (payload := listening.frames.pop()) is not None:
+                seen.append(payload)
+            listening.frames.confirm(listening.frames.sends)
+            await asyncio.sleep(0)
+    writer.close()
+    await writer.wait_closed()
