@@ -72,7 +72,7 @@ class Optimizer:
         prefix = self._name or program.unique(self.kind)
         recording = recording_of(program)
         with name_scope(prefix):
-            rate = self._rate(prefix)
+            rate = self._rate(prefix, "float64" if any(p.desc.dtype == "float64" for p, _ in params_grads) else "float32")
             state = self._prepare(prefix, params_grads)
             with torch.no_grad(), recording_modes(recording), role(Role.OPTIMIZE):
                 self._begin(state)
@@ -81,10 +81,10 @@ class Optimizer:
                         self._update(param, grad, rate.fake, state)
         return program.operators[before:]
 
-    def _rate(self, prefix: str) -> Variable:
+    def _rate(self, prefix: str, dtype: str) -> Variable:
         if isinstance(self._learning_rate, Variable):
             return self._learning_rate
-        return constant_state(f"{prefix}.learning_rate", float(self._learning_rate))
+        return constant_state(f"{prefix}.learning_rate", float(self._learning_rate), dtype)
 
     def _prepare(self, prefix: str, pairs: Sequence[Pair]) -> dict[str, Variable]:
         return {}
