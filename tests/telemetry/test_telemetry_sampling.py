@@ -54,6 +54,12 @@ def test_bytes_keep_within_the_budget_and_use_it(steps_per_s: int, step_bytes: i
     assert rate >= min(offered, 0.75 * BUDGET) / 2 - step_bytes / seconds
 
 
+def test_samples_stay_evenly_spaced_while_n_wavers() -> None:
+    sampler = Sampler(budget_bytes_per_s=BUDGET)
+    drive(sampler, seconds=10, steps_per_s=177, step_bytes=99_749)  # 17 or 18 steps an interval: N is 234 to 238
+    assert drive(sampler, seconds=60, steps_per_s=177, step_bytes=99_749) == pytest.approx(75_000, rel=0.03)
+
+
 def test_every_step_is_sent_while_all_fit_the_budget() -> None:
     sampler = Sampler(budget_bytes_per_s=BUDGET)
     assert drive(sampler, seconds=20, steps_per_s=50, step_bytes=1000) == pytest.approx(50_000)

@@ -37,7 +37,7 @@ class Sampler:
         self._cpu_budget = cpu_budget
         self._allowed = self._budget  # bytes a second: the budget, or less
         self._tokens = self._budget
-        self._seen = 0  # steps, over all time
+        self._since = 1  # steps since the last regular sample, that one included
         self._offered = 0.0  # bytes since the last `observe`, if every step were sent
         self._sent = 0.0  # bytes since the last `observe`
         self._offered_rate = 0.0
@@ -46,12 +46,13 @@ class Sampler:
     def choose(self, step_bytes: npt.NDArray[np.int64], slow: Mask) -> Mask:
         """Return which of these steps, oldest first, are sent whole."""
         chosen = np.zeros(len(step_bytes), np.bool_)
-        regular = range(-self._seen % self.every, len(step_bytes), self.every)
+        # Counted from the last regular one: a phase of `seen % every` would jump whenever N changes by one.
+        regular = range(max(self.every - self._since, 0), len(step_bytes), self.every)
         for i in sorted({*regular, *np.flatnonzero(slow).tolist()}):  # few: N follows the budget
             if self._tokens > 0:
                 chosen[i] = True
                 self._tokens -= float(step_bytes[i])
-        self._seen += len(step_bytes)
+        self._since = len(step_bytes) - regular[-1] if regular else self._since + len(step_bytes)
         self._offered += float(step_bytes.sum())
         self._sent += float(step_bytes[chosen].sum())
         return chosen

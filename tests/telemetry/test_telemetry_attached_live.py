@@ -1,0 +1,182 @@
+"""Attached sessions: a process that registers itself with a server over a real websocket."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+from websockets.sync.server import Server, ServerConnection, serve
+
+from penstock.protocol.contract import Attached
+from penstock.protocol.frames import Frame, Kind, decode
+from penstock.protocol.graphdoc import GraphDocument
+from penstock.telemetry.sessions import Watched
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "frames" / "graph.json").read_text())["body"]
+WAIT_S = 10.0
+
+
+class Source:
+    """Trace rings of a pretended engine in which one step of three operators ran."""
+
+    def drain(self) -> Mapping[str, Any]:
+        op = np.arange(3)
+        start = time.time_ns() + op * 1000
+        return {"start_ns": start, "duration_ns": op + 900, "op": op, "step": op * 0, "thread": op % 2, "lost": 0}
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition; it failing for `WAIT_S` fails the test."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+def mark(step: int) -> dict[str, Any]:
+    now = time.time_ns()
+    return {"step": step, "start_ns": now - 1000, "end_ns": now, "samples": 10, "loss": 0.5}
+
+
+class ControlPlane:
+    """The server's side of `/api/v1/attach`. Tokens other than "good" are refused with 401."""
+
+    def __init__(self, port: int = 0, *, lease_ttl_s: float = 15.0) -> None:
+        self.registered: list[dict[str, Any]] = []
+        self.texts: list[dict[str, Any]] = []
+        self.frames: list[Frame] = []
+        self._lease_ttl_s = lease_ttl_s
+        self._server: Server = serve(self._handle, "127.0.0.1", port, process_request=_check_token, compression=None)
+        self.port: int = self._server.socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _handle(self, connection: ServerConnection) -> None:
+        assert connection.request is not None
+        assert connection.request.path == "/api/v1/attach"
+        register = json.loads(connection.recv())
+        if register["index"] == 13:
+            connection.close(4409, "trainer 13 is there already")
+            return
+        self.registered.append(register)
+        answer = {
+            "type": "registered",
+            "job_id": "j",
+            "replica_id": "r",
+            "stream": 40 + len(self.registered),
+            "epoch": 1,
+        }
+        connection.send(json.dumps({**answer, "lease_ttl_s": self._lease_ttl_s}))
+        try:
+            for message in connection:
+                if isinstance(message, bytes):
+                    self.frames.append(decode(message))
+                else:
+                    self.texts.append(json.loads(message))
+        except ConnectionClosed:
+            return
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+
+    def of(self, kind: Kind) -> list[Frame]:
+        return [frame for frame in list(self.frames) if frame.kind is kind]
+
+
+def _check_token(connection: ServerConnection, request: Request) -> Response | None:
+    return None if request.headers["Authorization"] == "Bearer good" else connection.respond(401, "no\n")
+
+
+@pytest.fixture
+def server() -> Iterator[ControlPlane]:
+    plane = ControlPlane(lease_ttl_s=0.3)
+    yield plane
+    plane.stop()
+
+
+def attached(url: str, *, token: str = "good", index: int = 0) -> Attached:
+    return Attached(url, token, "by-hand", "trainer", index)
+
+
+def test_an_attached_process_registers_streams_and_beats(server: ControlPlane) -> None:
+    session = Watched(attached(server.url))
+    watch = session.watch(Source(), name="train")
+    watch.graph(GraphDocument.model_validate(GOLDEN), from_step=0)
+    watch.step(**mark(0))
+    until(lambda: server.of(Kind.OP_EVENTS) and server.texts)
+    session.close()
+    until(lambda: server.of(Kind.GOODBYE))
+    (register,) = server.registered
+    assert {key: register[key] for key in ("type", "job_name", "role", "index", "pid")} == {
+        "type": "register", "job_name": "by-hand", "role": "trainer", "index": 0, "pid": os.getpid(),
+    }  # fmt: skip
+    assert "endpoint" not in register
+    assert server.texts[0] == {"type": "beat"}
+    assert {(frame.stream, frame.epoch) for frame in server.frames} == {(41, 1)}
+
+
+def test_an_attached_pserver_registers_its_endpoint(server: ControlPlane) -> None:
+    session = Watched(attached(server.url))
+    session.register(role="pserver", endpoint="127.0.0.1:6174")
+    until(lambda: server.of(Kind.HELLO))
+    session.close()
+    assert (server.registered[-1]["role"], server.registered[-1]["endpoint"]) == ("pserver", "127.0.0.1:6174")
+
+
+def test_a_role_that_is_told_late_registers_anew(server: ControlPlane) -> None:
+    session = Watched(attached(server.url))
+    session.progress(1, 2)
+    until(lambda: server.of(Kind.PROGRESS))
+    session.register(role="pserver", endpoint="127.0.0.1:6174")
+    until(lambda: len(server.registered) == 2)
+    session.close()
+    assert [register["role"] for register in server.registered] == ["trainer", "pserver"]
+    until(lambda: {frame.stream for frame in server.of(Kind.GOODBYE)} == {41, 42})
+
+
+def test_a_server_that_comes_back_gets_a_new_registration_and_what_was_kept() -> None:
+    first = ControlPlane()
+    session = Watched(attached(first.url))
+    session.log(1, auc=0.5)
+    until(lambda: first.of(Kind.SCALARS))
+    first.stop()
+    second = ControlPlane(first.port)
+    session.log(2, auc=0.6)
+    until(lambda: second.of(Kind.SCALARS))
+    session.close()
+    until(lambda: second.of(Kind.GOODBYE))
+    second.stop()
+    assert [frame.kind for frame in second.frames] == [Kind.HELLO, Kind.SCALARS, Kind.GOODBYE]
+    assert len(second.registered) == 1
+
+
+@pytest.mark.parametrize(
+    ("token", "index", "message"),
+    [("bad", 0, "refused PENSTOCK_TOKEN"), ("good", 13, "refused trainer 13 of job 'by-hand': trainer 13 is there")],
+)
+def test_a_refusal_is_told_once_and_ends_the_telemetry(
+    server: ControlPlane, caplog: pytest.LogCaptureFixture, token: str, index: int, message: str
+) -> None:
+    session = Watched(attached(server.url, token=token, index=index))
+    watch = session.watch(Source(), name="train")
+    until(lambda: message in caplog.text)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-telemetry")])
+    watch.step(**mark(0))
+    session.log(1, auc=0.5)
+    session.close()
+    assert caplog.text.count(message) == 1
+    assert server.frames == []
