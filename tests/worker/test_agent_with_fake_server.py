@@ -106,12 +106,14 @@ async def test_what_is_no_longer_desired_ends_with_its_detached_grandchildren(
     code = (
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "child = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'\n"
-        "made = subprocess.Popen([sys.executable, '-c', child], start_new_session=True)\n"
-        "print(os.getpid(), made.pid, flush=True); time.sleep(600)\n"
+        "daemon = 'import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); '\n"
+        "daemon += 'os.fork() and os._exit(0); '\n"
+        "daemon += 'print(os.getpid(), flush=True); time.sleep(600)'\n"
+        "subprocess.run([sys.executable, '-c', daemon], start_new_session=True)\n"
+        "print(os.getpid(), flush=True); time.sleep(600)\n"
     )
     await server.want(order("r1", "python", "-c", code, stop_grace_s=0.5))
-    await until(lambda: server.logs.get("r1", b"").endswith(b"\n"))
+    await until(lambda: server.logs.get("r1", b"").count(b"\n") == 2)
     pids = [int(word) for word in server.logs["r1"].split()]
     await server.want()
     await until(lambda: "KILLED" in server.states("r1"), timeout_s=5)

@@ -52,4 +52,6 @@ class Bar:
             figures=text.replace("[", "\\["),
         )
         if is_over(job):
-            self._progress.console.print(f"{job['name']} {state}: {job['why']}", style=style, markup=False, highlight=False)
+            self._progress.console.print(
+                f"{job['name']} {state}: {job['why']}", style=style, markup=False, highlight=False
+            )
