@@ -99,8 +99,9 @@ async def _running(runtime: Runtime) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
+            for loop in runtime.loops:
+                loop.stop()
+            await asyncio.wait(tasks)
             runtime.recorder.close()
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from penstock_server.db import Database
 from sqlalchemy import text
-
 from tests.server.harness import FakeClock, Server, running, settings_for
 from tests.server.postgres_cluster import cluster
+
+from penstock_server.db import Database
 
 
 @pytest.fixture(scope="session")

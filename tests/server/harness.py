@@ -7,19 +7,21 @@ import base64
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock_server.clock import Clock
 from penstock_server.run import make_server
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
-from websockets.asyncio.client import ClientConnection, connect
 
 T = TypeVar("T")
 PATIENCE_S = 15.0
@@ -149,11 +151,15 @@ class FakeAgent:
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     async def read(self) -> None:
-        async for text in self.ws:
-            self.messages.append(json.loads(text))
+        with suppress(ConnectionClosed):
+            async for text in self.ws:
+                self.messages.append(json.loads(text))
 
     async def get_welcome(self) -> dict[str, Any] | None:
         return next((m for m in self.messages if m["type"] == "welcome"), None)
+
+    async def count_leases(self) -> int:
+        return sum(m["type"] == "lease" for m in self.messages)
 
     async def get_desired(self) -> list[dict[str, Any]]:
         found = [m["replicas"] for m in self.messages if m["type"] == "desired"]
@@ -217,11 +223,12 @@ class FakeBrowser:
     frames: list[bytes] = field(default_factory=list)
 
     async def read(self) -> None:
-        async for data in self.ws:
-            if isinstance(data, bytes):
-                self.frames.append(data)
-            else:
-                self.messages.append(json.loads(data))
+        with suppress(ConnectionClosed):
+            async for data in self.ws:
+                if isinstance(data, bytes):
+                    self.frames.append(data)
+                else:
+                    self.messages.append(json.loads(data))
 
     async def subscribe(self, number: int, **fields: Any) -> dict[str, Any]:
         """Subscribe and return the snapshot."""

@@ -1,4 +1,4 @@
-"""A private PostgreSQL cluster for tests: found on this machine, started in a temporary folder, ended with the session."""
+"""A private PostgreSQL cluster for tests: found on this machine, started in a temporary folder, ended again."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def cluster() -> Iterator[str]:
         os.chown(folder, user.pw_uid, user.pw_gid)
     try:
         data = folder / "data"
-        initdb = [binaries / "initdb", "-D", data, "-U", "penstock", "--auth=trust", "--no-sync", "-E", "UTF8"]
-        _run([*initdb, "--locale=C.UTF-8"], user)
+        initdb: list[str | Path] = [binaries / "initdb", "-D", data, "-U", "penstock", "--auth=trust", "--no-sync"]
+        _run([*initdb, "-E", "UTF8", "--locale=C.UTF-8"], user)
         options = f"-k {folder} -h '' -F -c full_page_writes=off -c synchronous_commit=off -c max_connections=200"
-        pg_ctl = [binaries / "pg_ctl", "-D", data, "-w"]
+        pg_ctl: list[str | Path] = [binaries / "pg_ctl", "-D", data, "-w"]
         _run([*pg_ctl, "-l", folder / "log", "-o", options, "start"], user)
         try:
             yield f"postgresql+asyncpg://penstock@/postgres?host={folder}"

@@ -1,7 +1,6 @@
 """A background loop: run a step when woken or when its time has come; record what fails, and go on.
 
-A step that raises is logged and tried again after a pause; one bad row never ends a pipeline. Only
-cancellation ends the loop.
+A step that raises is logged and tried again after a pause; one bad row never ends a pipeline.
 """
 
 from __future__ import annotations
@@ -23,24 +22,33 @@ class Loop:
         self.name, self._step, self._every_s = name, step, every_s
         self._event = asyncio.Event()
         self.failures = 0
+        self._stopping = False
 
     def wake(self) -> None:
         """Have the step run soon."""
         self._event.set()
 
+    def stop(self) -> None:
+        """Have the loop end after the step that runs."""
+        self._stopping = True
+        self._event.set()
+
     async def run(self) -> None:
-        """Run until cancelled."""
-        while True:
+        """Run until stopped; a step that runs is never cancelled, because it may be in a transaction."""
+        while not self._stopping:
             self._event.clear()
             try:
                 await self._step()
             except Exception:  # a boundary: recorded and tried again
                 self.failures += 1
                 log.exception("pipeline step failed", pipeline=self.name)
-                await asyncio.sleep(FAILURE_PAUSE_S)
-                continue
-            try:
-                async with asyncio.timeout(self._every_s):
-                    await self._event.wait()
-            except TimeoutError:
-                continue
+                await self._pause(FAILURE_PAUSE_S)
+            else:
+                await self._pause(self._every_s)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(0 if self._stopping else seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return

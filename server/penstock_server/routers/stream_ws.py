@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, WebSocket
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from penstock.errors import PeerError
 from penstock.protocol.frames import Kind
@@ -33,13 +33,20 @@ async def stream(socket: WebSocket) -> None:
     browser = Browser(socket, runtime.settings, runtime.clock, hub=runtime.hub, logs=runtime.logs)
     runtime.meters.browsers.inc()
     try:
-        await converse(socket, _read(socket, runtime, browser), browser.run(runtime.meters))
-    except* SlowBrowser:
-        await close(socket, SLOW, "this browser is too slow; subscribe again to go on from storage")
+        await converse(socket, _read(socket, runtime, browser), _send(socket, runtime, browser))
     finally:
         browser.close()
         runtime.meters.browsers.dec()
         await close(socket, 1000, "")
+
+
+async def _send(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:
+    try:
+        await browser.run(runtime.meters)
+    except* SlowBrowser:
+        await close(socket, SLOW, "this browser is too slow; subscribe again to go on from storage")
+    except* (WebSocketDisconnect, OSError):
+        await close(socket, 1001, "the browser takes no messages")
 
 
 async def _read(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:

@@ -53,7 +53,7 @@ class ReplicaReport(_Message):
     type: Literal["replica"]
     replica_id: _Short
     epoch: _Epoch
-    state: Literal[ReplicaState.PREPARING, ReplicaState.RUNNING, ReplicaState.EXITED, ReplicaState.KILLED]
+    state: Literal["PREPARING", "RUNNING", "EXITED", "KILLED"]
     pid: _Pid | None = None
     exit_code: int | None = None
     signal: int | None = None

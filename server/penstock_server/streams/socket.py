@@ -1,4 +1,4 @@
-"""Run the two sides of a websocket together: one reads, one sends; when one ends, so does the other."""
+"""The two sides of a websocket: one reads, one sends."""
 
 from __future__ import annotations
 
@@ -32,33 +32,39 @@ async def receive(socket: WebSocket) -> str | bytes | None:
 
 
 async def send_outbox(socket: WebSocket, outbox: Outbox) -> None:
-    """Send what is put into the outbox until it is closed."""
-    while (text := await outbox.get()) is not None:
+    """Send what is put into the outbox until it, or the socket, is closed."""
+    while (text := await outbox.get()) is not None and socket.application_state is WebSocketState.CONNECTED:
         async with asyncio.timeout(SEND_DEADLINE_S):
             await socket.send_text(text)
     if outbox.closed_with is not None:
         await close(socket, *outbox.closed_with)
 
 
-async def both(reader: Coroutine[Any, Any, None], sender: Coroutine[Any, Any, None]) -> None:
-    """Run both until the first ends; cancel the other. Raises what the first one raised."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(reader), group.create_task(sender)]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-
-
 async def converse(socket: WebSocket, reader: Coroutine[Any, Any, None], sender: Coroutine[Any, Any, None]) -> None:
-    """Like `both`; a peer that breaks the contract is told so and closed, one that is gone is gone."""
+    """Run both sides until the reader ends. A peer that breaks the contract is told so, and closed.
+
+    The reader is never cancelled by a failing sender: it may be in a transaction. A sender that cannot go on
+    closes the socket, and the reader learns of that from `receive`.
+    """
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(_sending(socket, sender))
+        try:
+            await reader
+        except TimeoutError:
+            await close(socket, 1001, "nothing was said in time")
+        except PeerError as error:
+            await close(socket, MALFORMED, str(error))
+        except Problem as error:
+            await close(socket, REFUSED, str(error))
+        finally:
+            sending.cancel()
+
+
+async def _sending(socket: WebSocket, sender: Coroutine[Any, Any, None]) -> None:
     try:
-        await both(reader, sender)
-    except* (WebSocketDisconnect, TimeoutError, OSError):
-        await close(socket, 1001, "")
-    except* PeerError as group:
-        await close(socket, MALFORMED, str(group.exceptions[0]))
-    except* Problem as group:
-        await close(socket, REFUSED, str(group.exceptions[0]))
+        await sender
+    except (WebSocketDisconnect, TimeoutError, OSError):
+        await close(socket, 1001, "the peer takes no messages")
 
 
 async def close(socket: WebSocket, code: int, reason: str) -> None:
