@@ -42,6 +42,7 @@ class Feeder:
         self._seq = 0
         self._step = 0
         self._log_bytes = 0
+        self._closed = False
         endpoint = url.replace("http", "ws", 1) + "/api/v1/attach"
         self._open = ExitStack()
         headers = {"Authorization": f"Bearer {token}"}
@@ -69,7 +70,10 @@ class Feeder:
         self.close()
 
     def close(self) -> None:
-        """Say GOODBYE and hang up."""
+        """Say GOODBYE and hang up; a second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         self._json(Kind.GOODBYE, {})
         self._open.close()
 

@@ -59,15 +59,5 @@ export const api = {
     (await (await request("POST", `/jobs/${enc(jobId)}:cancel`)).json()) as Job,
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
-  graphs: (jobId: string) =>
-    get<{ items: { hash: string; program: string; replica_id: string }[] }>(`/jobs/${enc(jobId)}/graphs`),
   graph: (hash: string) => get<GraphDocument>(`/graphs/${enc(hash)}`),
-  logs: (jobId: string, replicaId: string, offset: number, limit: number) =>
-    get<{ replica_id: string; offset: number; next_offset: number; text: string; eof: boolean }>(
-      `/jobs/${enc(jobId)}/logs?replica_id=${enc(replicaId)}&offset=${offset}&limit=${limit}`,
-    ),
-  frames: async (jobId: string, kinds: readonly number[], limitBytes: number): Promise<ArrayBuffer> =>
-    (
-      await request("GET", `/jobs/${enc(jobId)}/frames?kinds=${kinds.join(",")}&limit_bytes=${limitBytes}`)
-    ).arrayBuffer(),
 };

@@ -113,10 +113,11 @@ export interface Frame extends Header {
 
 const isKind = (value: number): value is Kind => value >= Kind.HELLO && value <= Kind.GRAPH_USED;
 
-/** Read the header alone and check that exactly one whole frame of `length` bytes is at `at`. */
-export function decodeHeader(buffer: ArrayBuffer, at = 0, length = buffer.byteLength - at): Header {
+/** Read the header alone and check that exactly one whole frame is there. Throws FrameError. */
+export function decodeHeader(buffer: ArrayBuffer): Header {
+  const length = buffer.byteLength;
   if (length < HEADER_BYTES) throw new FrameError(`frame has ${length} bytes; a header alone has ${HEADER_BYTES}`);
-  const view = new DataView(buffer, at, HEADER_BYTES);
+  const view = new DataView(buffer, 0, HEADER_BYTES);
   const magic = view.getUint16(0, true);
   const version = view.getUint8(2);
   if (magic !== MAGIC || version !== VERSION || view.getUint16(6, true) !== 0) {
@@ -144,13 +145,14 @@ export function decodeHeader(buffer: ArrayBuffer, at = 0, length = buffer.byteLe
   };
 }
 
-/** Decode one frame; its columns are views of `buffer` wherever alignment allows. Throws FrameError. */
-export function decodeFrame(buffer: ArrayBuffer, at = 0, length = buffer.byteLength - at): Frame {
-  const head = decodeHeader(buffer, at, length);
+/** Decode one frame; its columns are views of `buffer`. Throws FrameError. */
+export function decodeFrame(buffer: ArrayBuffer): Frame {
+  const head = decodeHeader(buffer);
+  const length = buffer.byteLength;
   const columns = new Map<Column, ColumnArray>();
   let offset = HEADER_BYTES + 8 * head.numColumns;
   if (offset > length) throw new FrameError("frame ends inside its column descriptors");
-  const view = new DataView(buffer, at, length);
+  const view = new DataView(buffer);
   for (let i = 0; i < head.numColumns; i++) {
     const place = HEADER_BYTES + 8 * i;
     const column = view.getUint8(place + 1);
@@ -160,7 +162,7 @@ export function decodeFrame(buffer: ArrayBuffer, at = 0, length = buffer.byteLen
     if (offset + bytes > length || bytes % dtype.size !== 0) {
       throw new FrameError(`a column of ${bytes} bytes at ${offset} does not fit a frame of ${length}`);
     }
-    columns.set(column as Column, read(buffer, at + offset, bytes, dtype));
+    columns.set(column as Column, dtype.make(buffer, offset, bytes / dtype.size));
     offset += bytes + ((8 - (bytes % 8)) % 8);
   }
   if (offset !== length) throw new FrameError(`columns end at byte ${offset} of ${length}`);
@@ -174,12 +176,6 @@ function dtypeOf(column: number, code: number, zero: number): Dtype {
     throw new FrameError(`column ${column} of dtype code ${code} is unknown`);
   if (want !== code) throw new FrameError(`column ${column} has dtype code ${code}, expected ${want}`);
   return dtype;
-}
-
-function read(buffer: ArrayBuffer, at: number, bytes: number, dtype: Dtype): ColumnArray {
-  // A frame inside a larger body (`/frames`) may start unaligned; only then is a column copied.
-  if (at % dtype.size !== 0) return dtype.make(buffer.slice(at, at + bytes), 0, bytes / dtype.size);
-  return dtype.make(buffer, at, bytes / dtype.size);
 }
 
 function finish(head: Header, columns: Map<Column, ColumnArray>): Frame {
@@ -207,19 +203,6 @@ function jsonObject(head: Header, column: ColumnArray): object {
     throw new FrameError(`a frame of kind ${head.kind} holds JSON that is no object`);
   }
   return body;
-}
-
-/** Split a `/frames` body: each frame is preceded by its length as u32. Throws FrameError. */
-export function* decodeFrames(buffer: ArrayBuffer): Generator<Frame> {
-  const view = new DataView(buffer);
-  let at = 0;
-  while (at < buffer.byteLength) {
-    if (at + 4 > buffer.byteLength) throw new FrameError(`frame length cut off at byte ${at}`);
-    const length = view.getUint32(at, true);
-    if (at + 4 + length > buffer.byteLength) throw new FrameError(`frame of ${length} bytes at ${at} is cut off`);
-    yield decodeFrame(buffer, at + 4, length);
-    at += 4 + length;
-  }
 }
 
 /** A column of 16- or 32-bit unsigned integers, or an empty one when the frame lacks it. */

@@ -85,6 +85,11 @@ export function figure(value: number | undefined | null): string {
   return size >= 1000 ? compact(value) : value.toPrecision(4);
 }
 
+const TICKS = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+
+/** A number at an axis: 400K, 0.43, 1.5M. */
+export const tick = (value: number): string => TICKS.format(value);
+
 export function shape(dtype: string, sizes: readonly number[]): string {
   return `${SHORT_DTYPE[dtype.replace("torch.", "")] ?? dtype.replace("torch.", "")} [${sizes.join(", ")}]`;
 }

@@ -37,7 +37,11 @@ export class GraphController {
   #document: GraphDocument | null = null;
   #criticalEdges: ReadonlySet<string> = new Set();
   #criticalAt = Number.NEGATIVE_INFINITY;
+  #criticalRows = -1;
+  #criticalLater: ReturnType<typeof setTimeout> | undefined;
   #disposers: (() => void)[] = [];
+  /** An operator to reveal as soon as there is a layout that has it. */
+  #wanted: number | null = null;
   #urgent = true;
   #paintedAt = Number.NEGATIVE_INFINITY;
   #painter = (nowMs: number): Again => this.#paint(nowMs);
@@ -58,6 +62,8 @@ export class GraphController {
     this.relayout(this.#document);
     return () => {
       for (const dispose of this.#disposers) dispose();
+      clearTimeout(this.#criticalLater);
+      this.#criticalLater = undefined;
       this.#canvas = null;
     };
   }
@@ -80,10 +86,14 @@ export class GraphController {
       this.layout = layoutGraph(document, this.groups, this.expanded.value, this.#aspect());
     }
     this.#criticalAt = Number.NEGATIVE_INFINITY;
+    this.#criticalRows = -1;
     this.selected = op === undefined || fresh ? -1 : (this.layout?.boxOfOp[op] ?? -1);
     if (this.#fitted || fresh) this.fit();
     this.layoutVersion.value += 1;
     this.repaint();
+    const wanted = this.#wanted;
+    this.#wanted = null;
+    if (wanted !== null) this.reveal(wanted);
   }
 
   selectedOps(): readonly number[] {
@@ -100,7 +110,10 @@ export class GraphController {
   /** Show operator `op`: expands its group, selects its box and brings it into view. */
   reveal(op: number): void {
     const group = this.groups.find((one) => one.ops.includes(op));
-    if (group === undefined || this.#document === null) return;
+    if (group === undefined || this.#document === null) {
+      this.#wanted = this.#document === null ? op : null;
+      return;
+    }
     if (!this.expanded.value.has(group.id)) {
       this.expanded.value = new Set([...this.expanded.value, group.id]);
       this.relayout(this.#document);
@@ -245,8 +258,18 @@ export class GraphController {
   }
 
   #refreshCritical(graph: GraphRuntime, nowMs: number): void {
-    if (nowMs - this.#criticalAt < CRITICAL_PERIOD_MS || this.#document === null || this.layout === null) return;
+    if (this.#document === null || this.layout === null || graph.rows === this.#criticalRows) return;
+    const wait = this.#criticalAt + CRITICAL_PERIOD_MS - nowMs;
+    if (wait > 0) {
+      // Events may end here; the path must still come to tell of all of them.
+      this.#criticalLater ??= setTimeout(() => {
+        this.#criticalLater = undefined;
+        this.repaint();
+      }, wait);
+      return;
+    }
     this.#criticalAt = nowMs;
+    this.#criticalRows = graph.rows;
     this.critical = criticalPath(this.#document, (op) => graph.meanNs(op));
     const edges = new Set<string>();
     for (const pair of this.critical.edges) {

@@ -44,6 +44,9 @@ const OP_W = 118;
 const OP_H = 30;
 const OP_GAP_X = 22;
 const OP_GAP_Y = 8;
+/** A long chain, such as the steps of an optimizer, is folded into rows of this many columns. */
+const FOLD = 4;
+const MAX_ROWS = 10;
 const PAD = 10;
 const TITLE_H = 26;
 const REDUCE_LIMIT = 600;
@@ -138,8 +141,8 @@ function linksBetween(document: GraphDocument, owner: Int32Array, count: number,
 }
 
 function sizedBox(group: Group, isExpanded: boolean): Box {
-  const text = Math.max(group.label.length * 7.1 + 26, Math.min(112, group.sub.length * 6 + 40));
-  const w = Math.min(158, Math.max(96, Math.round(text)));
+  const text = Math.max(group.label.length * 7.7 + 30, Math.min(112, group.sub.length * 6 + 40));
+  const w = Math.min(196, Math.max(96, Math.round(text)));
   return { id: group.id, group, op: null, expanded: isExpanded, x: 0, y: 0, w, h: BOX_H };
 }
 
@@ -158,8 +161,9 @@ function placeInside(document: GraphDocument, group: Group, box: Box, order: Flo
   const rank = longestPath(group.members.length, links);
   const cells = cellsOf(rank, links);
   const mirrored = group.bucket === "backward";
-  const widest = cells.length;
   const tallest = cells.reduce((most, column) => Math.max(most, column.length), 1);
+  const widest = tallest <= 3 ? Math.min(FOLD, cells.length) : cells.length;
+  const rows = Math.ceil(cells.length / widest) * tallest;
   const boxes: Box[] = group.members.map((op) => ({
     id: op.id,
     group,
@@ -171,17 +175,17 @@ function placeInside(document: GraphDocument, group: Group, box: Box, order: Flo
     h: OP_H,
   }));
   cells.forEach((column, c) => {
-    const at = mirrored ? widest - 1 - c : c;
-    const top = TITLE_H + ((tallest - column.length) * (OP_H + OP_GAP_Y)) / 2;
+    const at = mirrored ? widest - 1 - (c % widest) : c % widest;
+    const first = Math.floor(c / widest) * tallest + (tallest - column.length) / 2;
     column.forEach((member, row) => {
       const inside = boxes[member];
       if (inside === undefined) return;
       inside.x = PAD + at * (OP_W + OP_GAP_X);
-      inside.y = top + row * (OP_H + OP_GAP_Y);
+      inside.y = TITLE_H + (first + row) * (OP_H + OP_GAP_Y);
     });
   });
   box.w = Math.max(box.w, 2 * PAD + widest * (OP_W + OP_GAP_X) - OP_GAP_X);
-  box.h = TITLE_H + tallest * (OP_H + OP_GAP_Y) - OP_GAP_Y + PAD;
+  box.h = TITLE_H + rows * (OP_H + OP_GAP_Y) - OP_GAP_Y + PAD;
   return { boxes, edges: reduceEdges(links) };
 }
 
@@ -215,7 +219,8 @@ function cellsOf(rank: Int32Array, links: Links): number[][] {
     column.forEach((member, index) => {
       row[member] = index;
     });
-    for (let at = 0; at < column.length; at += 10) columns.push(column.slice(at, at + 10));
+    const tall = Math.ceil(column.length / Math.ceil(column.length / MAX_ROWS));
+    for (let at = 0; at < column.length; at += tall) columns.push(column.slice(at, at + tall));
   }
   return columns;
 }

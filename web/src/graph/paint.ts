@@ -161,7 +161,10 @@ function paintText(ctx: CanvasRenderingContext2D, scene: Scene, box: Box, share:
   ctx.fillText(time, box.x + box.w - 8, y);
   const room = box.w - 22 - (time === "" ? 0 : ctx.measureText(time).width);
   ctx.textAlign = "left";
-  ctx.fillText(clip(ctx, box.op?.type ?? box.group.sub, room), box.x + 9, y);
+  const sub = box.op?.type ?? box.group.sub;
+  // The first type alone says more than two that are cut.
+  const fits = ctx.measureText(sub).width <= room;
+  ctx.fillText(clip(ctx, fits ? sub : (sub.split(" · ")[0] ?? sub), room), box.x + 9, y);
 }
 
 function clip(ctx: CanvasRenderingContext2D, text: string, room: number): string {

@@ -2,7 +2,7 @@
 import { useSignalEffect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { figure } from "../format";
+import { integer, tick } from "../format";
 import { addPainter, invalidate, type Painter } from "../frameloop";
 import { alpha, palette } from "../palette";
 import type { JobStore } from "../store/job";
@@ -33,12 +33,17 @@ function options(props: Props, width: number): uPlot.Options {
     width,
     height: props.height,
     legend: { show: false },
-    padding: small ? [6, 4, 4, 4] : [8, 8, 0, 0],
+    padding: small ? [6, 4, 4, 4] : [8, 22, 0, 0],
     cursor: { drag: { x: true, y: false }, points: { size: 6 } },
     scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(props.name, low, high) } },
     axes: [
-      { ...axis, show: !small, size: 26 },
-      { ...axis, show: !small, size: 58, values: (_, ticks) => ticks.map((tick) => figure(tick)) },
+      {
+        ...axis,
+        show: !small,
+        size: 26,
+        values: (_, ticks) => ticks.map((at) => (Number.isInteger(at) ? integer(at) : "")),
+      },
+      { ...axis, show: !small, size: 50, values: (_, ticks) => ticks.map(tick) },
     ],
     series: [
       {},
@@ -70,7 +75,7 @@ export function Chart(props: Props) {
     const plot = new uPlot(options(props, element.clientWidth), [[], []], element);
     const paint: Painter = () => {
       const series = props.store.series.byName.get(props.name);
-      if (series !== undefined) plot.setData([series.step, series.value]);
+      if (series !== undefined) plot.setData([...series.bySteps()]);
       return "done";
     };
     painter.current = paint;

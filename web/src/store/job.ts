@@ -6,10 +6,10 @@
  */
 import { batch, computed, signal } from "@preact/signals";
 import { ApiError, api } from "../api";
-import { decodeFrames, type Frame, Kind } from "../codec";
+import { type Frame, Kind } from "../codec";
 import { throttled } from "../frameloop";
 import { stream } from "../socket";
-import type { EventRow, GraphDocument, GraphUse, Job, NodeRow, ServerMessage } from "../types";
+import type { EventRow, GraphDocument, Job, NodeRow, ServerMessage } from "../types";
 import { LogStore } from "./logs";
 import { OpsStore } from "./ops";
 import { SeriesStore } from "./series";
@@ -21,7 +21,6 @@ const PUBLISH_MS = 250;
 const STALE_MS = 5000;
 /** How long after a snapshot kept frames may still come. */
 const CATCH_UP_MS = 3000;
-const REPLAY_BYTES = 8 << 20;
 const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
 interface Parts {
@@ -77,9 +76,10 @@ export class JobStore {
   #publish: () => void;
   #frameListeners = new Set<() => void>();
   #snapshotAt = Number.POSITIVE_INFINITY;
+  #overAtSnapshot = false;
+  #lastSeq = new Map<number, { readonly epoch: number; readonly seq: bigint }>();
   #leastBehind = new Map<number, number>();
   #disposed = false;
-  #replayed = false;
 
   constructor(readonly jobId: string) {
     this.#publish = throttled(PUBLISH_MS, () => this.#flush());
@@ -91,7 +91,7 @@ export class JobStore {
         log_offsets: this.logs.offsets(),
       }),
       onMessage: (message) => this.#receive(message),
-      onFrame: (frame) => this.#frame(frame, "live"),
+      onFrame: (frame) => this.#frame(frame),
     });
     void this.#fetchEvents();
   }
@@ -154,24 +154,25 @@ export class JobStore {
 
   #snapshot(message: Extract<ServerMessage, { type: "snapshot"; job: Job }>): void {
     this.#snapshotAt = performance.now();
+    this.#overAtSnapshot = isTerminal(message.job);
     batch(() => {
       this.error.value = null;
       this.degraded.value = null;
       this.job.value = message.job;
       this.nodes.value = message.nodes ?? [];
-      this.series.append(message.metrics ?? {});
+      this.series.restart(message.metrics ?? {});
       this.#note("metrics");
       for (const use of message.graphs ?? []) this.ops.use(use.stream, use.hash);
     });
-    if (isTerminal(message.job)) void this.#replay(message.graphs ?? []);
   }
 
-  #frame(frame: Frame, asked: "live" | "replay"): void {
+  #frame(frame: Frame): void {
     const replica = this.job.value?.replicas.find((one) => one.stream === frame.stream);
     if (replica === undefined && this.ops.of(frame.stream) === undefined) return;
+    if (this.#seen(frame)) return;
     const now = performance.now();
     const behindMs = Date.now() - endOfFrameMs(frame);
-    const mode = asked === "live" && this.#fresh(frame, behindMs, now) ? "live" : "replay";
+    const mode = this.#fresh(frame, behindMs, now) ? "live" : "replay";
     switch (frame.kind) {
       case Kind.OP_EVENTS:
       case Kind.OP_SUMS:
@@ -183,13 +184,18 @@ export class JobStore {
       case Kind.GAP:
         this.#gap(frame.body as Readonly<Record<string, number>>);
         break;
-      case Kind.GRAPH_USED:
-        this.ops.use(frame.stream, (frame.body as { hash: string }).hash);
-        break;
       default:
         break;
     }
     if (mode === "live") this.#measure(frame, behindMs, now);
+  }
+
+  /** After a reconnect the server sends what it kept once more; a frame counts once. */
+  #seen(frame: Frame): boolean {
+    const last = this.#lastSeq.get(frame.stream);
+    if (last !== undefined && last.epoch === frame.epoch && frame.seq <= last.seq) return true;
+    this.#lastSeq.set(frame.stream, { epoch: frame.epoch, seq: frame.seq });
+    return false;
   }
 
   /**
@@ -198,6 +204,7 @@ export class JobStore {
    * than the limit is recognised by all of its frames being so, once the kept ones have passed.
    */
   #fresh(frame: Frame, behindMs: number, now: number): boolean {
+    if (this.#overAtSnapshot) return false;
     const settled = now - this.#snapshotAt > CATCH_UP_MS;
     const least = this.#leastBehind.get(frame.stream) ?? Number.POSITIVE_INFINITY;
     if (settled && behindMs < least) this.#leastBehind.set(frame.stream, behindMs);
@@ -281,20 +288,6 @@ export class JobStore {
     }
   }
 
-  /** A finished job sends nothing: its kept frames go through the same stores, and light nothing. */
-  async #replay(graphs: readonly GraphUse[]): Promise<void> {
-    if (this.#replayed || graphs.length === 0) return;
-    this.#replayed = true;
-    try {
-      const kinds = [Kind.OP_EVENTS, Kind.OP_SUMS, Kind.SYNC, Kind.GAP, Kind.GRAPH_USED];
-      const body = await api.frames(this.jobId, kinds, REPLAY_BYTES);
-      if (this.#disposed) return;
-      for (const frame of decodeFrames(body)) this.#frame(frame, "replay");
-    } catch (error) {
-      this.#fail(error, null);
-    }
-  }
-
   #addEvents(more: readonly EventRow[]): void {
     const byId = new Map(this.events.value.map((event) => [event.id, event]));
     for (const event of more) byId.set(event.id, event);
@@ -308,6 +301,8 @@ export class JobStore {
       setTimeout(() => !this.#disposed && retry(), 1000);
       return;
     }
+    // A subscription to what does not exist would cost the connection again and again.
+    if (error.status === 404 && this.job.value === null) this.#unsubscribe();
     this.error.value = error;
   }
 }

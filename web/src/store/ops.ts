@@ -26,7 +26,7 @@ export class GraphRuntime {
   lit = new Uint8Array(0);
   freshAt = new Float64Array(0);
   litAt = new Float64Array(0);
-  waiting: Frame[] = [];
+  waiting: { readonly frame: Frame; readonly mode: "live" | "replay" }[] = [];
   /** Rows that named an operator the document does not have, or waited too long: counted as dropped. */
   lostRows = 0;
 
@@ -44,7 +44,7 @@ export class GraphRuntime {
     this.litAt = new Float64Array(n).fill(Number.NEGATIVE_INFINITY);
     const waiting = this.waiting;
     this.waiting = [];
-    for (const frame of waiting) this.ingest(frame, performance.now(), "live");
+    for (const { frame, mode } of waiting) this.ingest(frame, performance.now(), mode);
   }
 
   /** Take an OP_EVENTS or OP_SUMS frame. A replayed frame counts, but lights nothing: it did not just run. */
@@ -52,8 +52,8 @@ export class GraphRuntime {
     this.rows += frame.count;
     this.lastRowMs = nowMs;
     if (this.document === null) {
-      this.waiting.push(frame);
-      if (this.waiting.length > MAX_WAITING_FRAMES) this.lostRows += this.waiting.shift()?.count ?? 0;
+      this.waiting.push({ frame, mode });
+      if (this.waiting.length > MAX_WAITING_FRAMES) this.lostRows += this.waiting.shift()?.frame.count ?? 0;
       return;
     }
     const ops = smallColumn(frame, Column.OP);

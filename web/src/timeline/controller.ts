@@ -34,6 +34,7 @@ export class TimelineController {
   #document: GraphDocument | null = null;
   #refreshedAt = Number.NEGATIVE_INFINITY;
   #stepsAtHold = 0;
+  #later: ReturnType<typeof setTimeout> | undefined;
   #painter = (): Again => this.#paint();
 
   constructor(readonly store: JobStore) {}
@@ -51,6 +52,8 @@ export class TimelineController {
     return () => {
       remove();
       observer.disconnect();
+      clearTimeout(this.#later);
+      this.#later = undefined;
       this.#canvas = null;
     };
   }
@@ -70,7 +73,15 @@ export class TimelineController {
       return;
     }
     const now = performance.now();
-    if (force === "gently" && !changed && now - this.#refreshedAt < REFRESH_MS) return;
+    const wait = this.#refreshedAt + REFRESH_MS - now;
+    if (force === "gently" && !changed && wait > 0) {
+      // The newest step must come to be shown even if no other follows it.
+      this.#later ??= setTimeout(() => {
+        this.#later = undefined;
+        this.refresh();
+      }, wait);
+      return;
+    }
     this.#document = document;
     this.#refreshedAt = now;
     const next = buildTimeline(document, this.store.steps.of(hash), (stream) => this.#nameOf(stream));

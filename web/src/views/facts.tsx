@@ -63,7 +63,9 @@ export function ConfigView({ store }: { store: JobStore }) {
         </div>
         <h3 style={{ margin: "8px 0" }}>Job specification</h3>
         <pre class="code" data-testid="spec">
-          {job.spec === null ? "An attached job has none: it was started by hand." : JSON.stringify(job.spec, null, 2)}
+          {job.kind === "attached"
+            ? "An attached job has none: its processes were started by hand."
+            : JSON.stringify(job.spec, null, 2)}
         </pre>
       </div>
     </section>

@@ -1,12 +1,12 @@
 /** The live SSA graph: canvas, its keys and mouse, and the table that says the same. */
-import { useSignalEffect } from "@preact/signals";
+import { untracked, useSignalEffect } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { integer, plural } from "../format";
 import type { GraphController } from "../graph/controller";
 import { Empty } from "../parts/basics";
 import { setQuery, url } from "../router";
-import type { JobStore } from "../store/job";
+import { isTerminal, type JobStore } from "../store/job";
 import type { JobParts } from "./job";
 import { OperatorTable } from "./operators";
 
@@ -18,7 +18,7 @@ export function GraphView({ parts }: { parts: JobParts }) {
   useSignalEffect(() => {
     const shown = store.shownDocument.value;
     graph.replica.value;
-    graph.relayout(shown);
+    untracked(() => graph.relayout(shown));
   });
   return (
     <section class="panel" aria-labelledby="graph-title">
@@ -48,13 +48,19 @@ function describe({ store, graph }: JobParts): string {
 }
 
 function NoGraph({ store }: { store: JobStore }) {
+  store.graphVersion.value;
   const job = store.job.value;
-  const waiting = job?.state === "QUEUED" || job?.state === "STARTING" || job?.state === "CREATED";
+  if (store.shownHash.value !== null) return <Empty title="Loading the graph…" />;
+  if (job !== null && isTerminal(job)) {
+    return (
+      <Empty title="No graph was reported">
+        <span>A job sends its graph when a ParallelExecutor builds it.</span>
+      </Empty>
+    );
+  }
   return (
-    <Empty title={waiting ? "The graph appears when the first trainer has built it" : "No graph was reported"}>
-      <span>
-        {waiting ? job?.why : "A job sends its graph when it runs a ParallelExecutor or an Executor with telemetry."}
-      </span>
+    <Empty title="The graph appears when a trainer has built it">
+      <span>{job?.why}</span>
     </Empty>
   );
 }

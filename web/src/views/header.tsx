@@ -42,8 +42,12 @@ function whyTone(job: Job): string {
 }
 
 function subtitle(job: Job): string {
-  const trainers = job.replicas.filter((one) => one.role === "trainer" && one.attempt === job.attempt).length;
-  const pservers = job.replicas.filter((one) => one.role === "pserver" && one.attempt === job.attempt).length;
+  // One that was lost and came back is one trainer, not two.
+  const count = (role: string) =>
+    new Set(job.replicas.filter((one) => one.role === role && one.attempt === job.attempt).map((one) => one.index))
+      .size;
+  const trainers = count("trainer");
+  const pservers = count("pserver");
   const parts = [`attempt ${job.attempt}`, `epoch ${job.epoch}`, plural(trainers, "trainer")];
   if (pservers > 0) parts.push(plural(pservers, "pserver"));
   if (job.kind === "attached") parts.push("attached");
@@ -83,7 +87,7 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
   store.metricsVersion.value;
   const { progress } = job;
   const steps = store.series.byName.get("loss")?.step ?? store.series.byName.get("step_ms")?.step;
-  const step = Math.max(job.latest.step ?? 0, steps?.[steps.length - 1] ?? 0);
+  const step = steps?.[steps.length - 1] ?? job.latest.step ?? 0;
   const total = progress?.unit.startsWith("step") ? progress.total : null;
   const rate = store.series.latest("samples_per_s") ?? job.latest.samples_per_s ?? Number.NaN;
   const auc = store.series.latest("test_auc");
@@ -136,10 +140,7 @@ function StopButton({ job, store }: { job: Job; store: JobStore }) {
       {asking && (
         <Dialog label="Stop the job" onClose={() => setAsking(false)}>
           <h2>Stop {job.name}?</h2>
-          <p class="muted">
-            Its {plural(job.replicas.length, "process").replace("processs", "processes")} will end, and the job will be
-            CANCELLED. This cannot be undone.
-          </p>
+          <p class="muted">All of its processes will end, and the job will be CANCELLED. This cannot be undone.</p>
           {error !== null && <ErrorCard error={error} />}
           <div class="dialog-actions">
             <button type="button" class="btn" onClick={() => setAsking(false)}>

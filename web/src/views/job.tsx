@@ -1,5 +1,5 @@
 /** One job: header, tabs, and the view that the address names. Owns the job's store and controllers. */
-import { useSignalEffect } from "@preact/signals";
+import { untracked, useSignalEffect } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 import { GraphController } from "../graph/controller";
 import { BUCKETS } from "../graph/group";
@@ -44,7 +44,7 @@ export function JobPage({ jobId }: { jobId: string }) {
     const at = route.value;
     const document = parts.store.shownDocument.value;
     const op = at.page === "job" ? at.op : null;
-    if (op !== null && document !== null) parts.graph.reveal(op);
+    if (op !== null && document !== null) untracked(() => parts.graph.reveal(op));
   });
   const { store } = parts;
   if (store.job.value === null) {

@@ -27,10 +27,16 @@ export function LoginPage() {
     }
   };
   useEffect(() => {
-    const given = codeInHash();
-    if (given === null) return;
-    history.replaceState(null, "", "/login");
-    void submit(given);
+    const take = () => {
+      const given = codeInHash();
+      if (given === null) return;
+      history.replaceState(null, "", "/login");
+      void submit(given);
+    };
+    take();
+    // A link with a code that is opened where this page is already open changes the hash and loads nothing.
+    addEventListener("hashchange", take);
+    return () => removeEventListener("hashchange", take);
   }, []);
   return (
     <main class="login" id="main">

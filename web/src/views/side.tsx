@@ -1,12 +1,12 @@
 /** The side panel: what is selected, who waits, how the loss goes, who takes part. */
 
-import { bytes, compact, figure, integer, millis, nanos, percent, plural, shape, shortType } from "../format";
+import { bytes, compact, figure, integer, millis, nanos, percent, plural, shape } from "../format";
 import type { GraphController } from "../graph/controller";
 import { bucketOf, modulesOf } from "../graph/group";
 import { Link } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { jobHref, setQuery } from "../router";
-import type { JobStore } from "../store/job";
+import { isTerminal, type JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
 import type { GraphOp } from "../types";
 import type { JobParts } from "./job";
@@ -45,7 +45,7 @@ function Selection({ parts }: { parts: JobParts }) {
   const index = graph.hovered.value >= 0 && graph.selected < 0 ? graph.hovered.value : graph.selected;
   const box = graph.layout?.boxes[index];
   if (runtime?.document == null) return null;
-  if (box === undefined) return <Hottest runtime={runtime} />;
+  if (box === undefined) return <Hottest runtime={runtime} graph={graph} />;
   const ops = box.op?.ops ?? box.group.ops;
   if (box.op === null && box.group.members.length > 1)
     return <GroupFacts graph={graph} box={index} runtime={runtime} />;
@@ -188,13 +188,13 @@ function GroupFacts({ graph, box, runtime }: { graph: GraphController; box: numb
   );
 }
 
-function Hottest({ runtime }: { runtime: GraphRuntime }) {
-  const document = runtime.document;
+function Hottest({ runtime, graph }: { runtime: GraphRuntime; graph: GraphController }) {
   const all = runtime.totalNs.reduce((sum, one) => sum + one, 0);
-  if (document === null) return null;
-  const top = [...runtime.totalNs.keys()]
-    .sort((a, b) => (runtime.totalNs[b] ?? 0) - (runtime.totalNs[a] ?? 0))
-    .slice(0, 5);
+  const members = graph.groups.flatMap((group) => group.members.map((member) => ({ group, member })));
+  const top = members
+    .map((one) => ({ ...one, ...sumOf(runtime, one.member.ops) }))
+    .sort((a, b) => b.total - a.total)
+    .slice(0, 6);
   return (
     <div data-testid="hottest">
       <h2>
@@ -206,17 +206,22 @@ function Hottest({ runtime }: { runtime: GraphRuntime }) {
       ) : (
         <table>
           <tbody>
-            {top.map((op) => (
-              <tr key={op}>
+            {top.map(({ group, member, total, count, share }) => (
+              <tr key={member.id}>
                 <td>
-                  <i class={`swatch c-${bucketOf(document.ops[op] as GraphOp)}`} />
-                  <button type="button" class="linkish" onClick={() => setQuery({ op: String(op) })}>
-                    {shortType(document.ops[op]?.type ?? "")}
+                  <i class={`swatch c-${group.bucket}`} />
+                  <button
+                    type="button"
+                    class="linkish"
+                    onClick={() => setQuery({ op: String(member.ops[0] ?? 0) })}
+                    title={member.name}
+                  >
+                    {member.type}
                   </button>{" "}
-                  <span class="faint">{document.ops[op]?.module}</span>
+                  <span class="faint">{group.label}</span>
                 </td>
-                <td class="num">{nanos(runtime.meanNs(op))}</td>
-                <td class="num">{percent((runtime.totalNs[op] ?? 0) / all)}</td>
+                <td class="num">{nanos(total / count)}</td>
+                <td class="num">{percent(share)}</td>
               </tr>
             ))}
           </tbody>
@@ -235,7 +240,7 @@ function SyncSummary({ store }: { store: JobStore }) {
   return (
     <div data-testid="sync-summary">
       <h2>
-        <span>Gradient sync, last 10 s</span>
+        <span>{job !== null && isTerminal(job) ? "Gradient sync" : "Gradient sync, last 10 s"}</span>
         {job !== null && (
           <Link href={jobHref(job.id, "sync")} class="faint">
             all {rows.length}

@@ -1,5 +1,5 @@
 /** The timeline of the newest sampled step: canvas, keys, tooltip, and its table twin. */
-import { useSignalEffect } from "@preact/signals";
+import { untracked, useSignalEffect } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { integer, nanos, percent, plural } from "../format";
@@ -9,7 +9,6 @@ import { setQuery } from "../router";
 import type { TimelineController } from "../timeline/controller";
 import type { TimelineModel } from "../timeline/model";
 import type { GraphDocument } from "../types";
-import { tableShown } from "./graph";
 import type { JobParts } from "./job";
 
 export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean }) {
@@ -17,7 +16,7 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
   useSignalEffect(() => {
     store.stepVersion.value;
     store.shownDocument.value;
-    timeline.refresh();
+    untracked(() => timeline.refresh());
   });
   useSignalEffect(() => {
     graph.layoutVersion.value;
@@ -27,7 +26,6 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
     timeline.repaint();
   });
   const model = timeline.model.value;
-  const asTable = tableShown() && wide !== true;
   return (
     <section class={`panel ${wide ? "wide" : ""}`} aria-labelledby="timeline-title">
       <div class="panel-title">
@@ -35,16 +33,17 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
         <em class="clip" data-testid="timeline-summary">
           {describe(model)}
         </em>
-        <Tools timeline={timeline} table={asTable} wide={wide === true} />
+        <Tools timeline={timeline} />
       </div>
       {model.numSlices === 0 ? (
         <Empty title="No sampled step yet">
           <span>A trainer sends whole steps now and then; the first appears here.</span>
         </Empty>
-      ) : asTable ? (
-        <SliceTable model={model} document={store.shownDocument.value} />
       ) : (
-        <TimelineCanvas parts={parts} />
+        <>
+          <TimelineCanvas parts={parts} wide={wide === true} />
+          {wide !== true && <SliceTable model={model} document={store.shownDocument.value} />}
+        </>
       )}
     </section>
   );
@@ -57,7 +56,7 @@ function describe(model: TimelineModel): string {
   return `step ${steps} · ${nanos(model.spanNs)} · compute ${percent(compute)} · sync ${percent(sync)} · input ${percent(input)} · idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
 }
 
-function Tools({ timeline, table, wide }: { timeline: TimelineController; table: boolean; wide: boolean }) {
+function Tools({ timeline }: { timeline: TimelineController }) {
   const held = timeline.held.value;
   const newer = timeline.newer.value;
   return (
@@ -75,21 +74,11 @@ function Tools({ timeline, table, wide }: { timeline: TimelineController; table:
       <button type="button" class="btn small" onClick={() => timeline.fit()}>
         Fit
       </button>
-      {!wide && (
-        <button
-          type="button"
-          class="btn small"
-          aria-pressed={table}
-          onClick={() => setQuery({ view: table ? null : "table" })}
-        >
-          Table
-        </button>
-      )}
     </div>
   );
 }
 
-function TimelineCanvas({ parts }: { parts: JobParts }) {
+function TimelineCanvas({ parts, wide }: { parts: JobParts; wide: boolean }) {
   const { timeline } = parts;
   const canvas = useRef<HTMLCanvasElement>(null);
   useEffect(() => {
@@ -103,7 +92,7 @@ function TimelineCanvas({ parts }: { parts: JobParts }) {
     };
   }, [timeline]);
   return (
-    <div class="timeline-box">
+    <div class={`timeline-box ${wide ? "" : "split"}`}>
       <canvas
         ref={canvas}
         tabIndex={0}

@@ -1,0 +1,252 @@
+"""What the page owes to people: keyboard, names for screen readers, themes, narrow windows, states without data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+from tests.e2e.conftest import Open, RunningServer, Watched
+from tests.e2e.feeder import Feeder
+
+Feed = Callable[..., Feeder]
+TABS = ("overview", "graph", "timeline", "sync", "metrics", "logs", "events", "config")
+expect.set_options(timeout=30_000)
+
+# What an audit tool would say first: everything that can be operated has a name, ids are unique, images and fields
+# are labelled, the document has one main landmark, a title and a language, headings do not skip from nothing to h3.
+AUDIT = """() => {
+  const complaints = [];
+  const shown = (e) => e.getClientRects().length > 0;
+  const nameOf = (e) => (e.getAttribute('aria-label') || e.textContent || e.getAttribute('title') || '').trim()
+    || (e.labels && [...e.labels].map((l) => l.textContent).join(' ').trim())
+    || (document.getElementById(e.getAttribute('aria-labelledby') || '-')?.textContent ?? '').trim();
+  for (const e of document.querySelectorAll('a, button, input, select, textarea, [tabindex], [role=img], canvas')) {
+    if (shown(e) && !nameOf(e) && !e.parentElement.closest('[role=img]')) complaints.push('no name: ' + e.outerHTML.slice(0, 120));
+  }
+  const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
+  for (const id of ids) if (ids.filter((i) => i === id).length > 1) complaints.push('id twice: ' + id);
+  for (const attribute of ['aria-labelledby', 'aria-controls']) {
+    for (const e of document.querySelectorAll('[' + attribute + ']')) {
+      const id = e.getAttribute(attribute);
+      if (!document.getElementById(id)) complaints.push(attribute + ' names no element: ' + id);
+    }
+  }
+  if (document.querySelectorAll('main').length !== 1) complaints.push('not exactly one main');
+  if (!document.title || !document.documentElement.lang) complaints.push('no title or language');
+  for (const e of document.querySelectorAll('th')) if (!e.textContent.trim()) complaints.push('empty header cell');
+  return complaints;
+}"""
+
+CONTRAST = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => {
+    for (let at = e; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  for (const e of document.querySelectorAll('body *')) {
+    const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !e.getClientRects().length || e.closest('.sr, [disabled], noscript')) continue;
+    const text = getComputedStyle(e).color;
+    if (!text.startsWith('rgb')) continue;
+    const [a, b] = [light(parse(text)), light(behind(e))].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4) low.push(e.textContent.trim().slice(0, 30) + ' ' + ratio.toFixed(2));
+  }
+  return low;
+}"""
+
+
+@pytest.fixture
+def job(feed: Feed) -> Feeder:
+    """A running job with a graph, metrics, a sampled step and a log."""
+    feeder = feed("for-people")
+    feeder.graph()
+    feeder.steps(30, sampled=True)
+    feeder.scalar("test_auc", 0.78)
+    feeder.log("hello\n")
+    return feeder
+
+
+def job_page(watched: Watched, server: RunningServer, job: Feeder, query: str = "") -> Page:
+    """The job's page, once it has drawn something."""
+    watched.page.goto(f"{server.url}/jobs/{job.job_id}{query}")
+    expect(watched.page.get_by_test_id("kpis")).to_be_visible()
+    return watched.page
+
+
+def near(page: Page, selector: str) -> Any:
+    """The box of an element."""
+    box = page.locator(selector).first.bounding_box()
+    assert box is not None
+    return box
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_every_tab_is_named_and_legible_in_both_themes(
+    browser_page: Watched, server: RunningServer, job: Feeder, tab: str
+) -> None:
+    page = job_page(browser_page, server, job, f"?tab={tab}")
+    expect(page.get_by_test_id(f"tab-{tab}")).to_have_attribute("aria-selected", "true")
+    for theme in ("dark", "light"):
+        expect(page.locator("html")).to_have_attribute("data-theme", theme)
+        assert page.evaluate(AUDIT) == []
+        assert page.evaluate(CONTRAST) == []
+        page.keyboard.press("t")
+
+
+def test_theme_toggle_changes_the_colours_and_is_remembered(browser_page: Watched) -> None:
+    page = browser_page.page
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    dark = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    page.get_by_test_id("theme").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") != dark
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_theme_follows_the_system_until_chosen(open_page: Open) -> None:
+    watched = open_page(color_scheme="light")
+    expect(watched.page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_graph_is_operated_by_keyboard_and_the_address_names_the_operator(
+    browser_page: Watched, server: RunningServer, job: Feeder
+) -> None:
+    page = job_page(browser_page, server, job, "?tab=graph")
+    page.get_by_test_id("graph").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_test_id("group-panel")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("1 module expanded")).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_test_id("operator-panel")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"op=\d+"))
+    page.keyboard.press("Escape")
+    expect(page.get_by_test_id("operator-panel")).to_be_hidden()
+
+
+def test_deep_link_selects_the_operator(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    index = next(i for i, op in enumerate(job.document.ops) if op.name == "addmm_1")
+    page = job_page(browser_page, server, job, f"?tab=graph&op={index}")
+    panel = page.get_by_test_id("operator-panel")
+    expect(panel).to_contain_text("aten.addmm.default")
+    expect(panel).to_contain_text("tower.fc_1")
+    expect(panel).to_contain_text("train.py:41")
+    expect(panel).to_contain_text(re.compile(r"\d (µs|ms)"))
+
+
+def test_click_on_a_slice_selects_its_operator(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    page = job_page(browser_page, server, job)
+    page.wait_for_function("() => __penstock.paintedSlices() > 0")
+    canvas = near(page, "[data-testid=timeline]")
+    page.mouse.click(canvas["x"] + canvas["width"] * 0.5, canvas["y"] + 16)
+    expect(page.get_by_test_id("operator-panel")).to_be_visible()
+
+
+def test_table_twin_says_what_the_graph_shows(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    page = job_page(browser_page, server, job, "?tab=graph")
+    expect(page.get_by_test_id("graph")).to_be_visible()
+    page.keyboard.press("v")
+    table = page.get_by_test_id("operator-table")
+    expect(table.locator("tbody tr")).to_have_count(job.num_ops)
+    page.get_by_label("Filter operators").fill("addmm tower.fc_2")
+    expect(table.locator("tbody tr")).to_have_count(2)
+
+
+def test_help_palette_and_tabs_by_keyboard(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    page = job_page(browser_page, server, job)
+    page.keyboard.press("?")
+    expect(page.get_by_test_id("help")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_test_id("help")).to_be_hidden()
+    page.keyboard.press("5")
+    expect(page.get_by_test_id("tab-metrics")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("gradient sync")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("tab-sync")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("g")
+    page.keyboard.press("n")
+    expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+
+
+def test_stop_asks_first_and_then_cancels(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    page = job_page(browser_page, server, job)
+    page.get_by_test_id("stop").click()
+    page.get_by_role("button", name="Keep running").click()
+    assert server.call("GET", f"/jobs/{job.job_id}")["state"] == "RUNNING"
+    page.get_by_test_id("stop").click()
+    page.get_by_test_id("stop-confirm").click()
+    expect(page.get_by_test_id("state").first).not_to_have_attribute("data-state", "RUNNING")
+    expect(page.get_by_test_id("announcer")).not_to_contain_text("running")
+
+
+def test_narrow_window_shows_everything_without_scrolling_sideways(
+    open_page: Open, server: RunningServer, job: Feeder
+) -> None:
+    watched = open_page(viewport={"width": 420, "height": 800})
+    assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= 420
+    page = job_page(watched, server, job)
+    expect(page.get_by_test_id("graph")).to_be_visible()
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 420
+    assert near(page, "[data-testid=graph]")["width"] > 380
+    page.get_by_test_id("sync-summary").scroll_into_view_if_needed()
+    expect(page.get_by_test_id("sync-summary")).to_be_in_viewport()
+
+
+def test_job_that_does_not_exist_says_so_and_keeps_the_connection(browser_page: Watched, server: RunningServer) -> None:
+    browser_page.expected = ("404",)
+    browser_page.page.goto(f"{server.url}/jobs/nonsense")
+    expect(browser_page.page.get_by_role("alert")).to_contain_text("nonsense")
+    browser_page.page.get_by_role("link", name="Go to jobs").click()
+    expect(browser_page.page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
+    expect(browser_page.page.get_by_test_id("live")).to_contain_text("live")
+
+
+def test_page_without_events_asks_for_no_animation_frames(
+    browser_page: Watched, server: RunningServer, job: Feeder
+) -> None:
+    page = job_page(browser_page, server, job)
+    page.wait_for_function("() => __penstock.paintedSlices() > 0")
+    page.evaluate(
+        """() => {
+          window.frames60 = 0;
+          const ask = window.requestAnimationFrame.bind(window);
+          window.requestAnimationFrame = (f) => { window.frames60 += 1; return ask(f); };
+        }"""
+    )
+    # The lamps fade within a second; after a whole second without a frame nothing may be asked for any more.
+    page.wait_for_function(
+        """() => {
+          const now = performance.now();
+          if (window.frames60 !== window.lastCount) { window.lastCount = window.frames60; window.since = now; }
+          return now - window.since > 1200;
+        }""",
+        polling=200,
+    )
+    before = page.evaluate("() => window.frames60")
+    job.steps(1, sampled=False)
+    page.wait_for_function("(n) => window.frames60 > n", arg=before, polling=100)
+
+
+def test_page_obeys_its_content_security_policy(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    page = job_page(browser_page, server, job)
+    page.evaluate(
+        "() => { window.violations = []; addEventListener('securitypolicyviolation',"
+        " (e) => window.violations.push(e.violatedDirective)); }"
+    )
+    for tab in TABS:
+        page.get_by_test_id(f"tab-{tab}").click()
+        expect(page.get_by_test_id(f"tab-{tab}")).to_have_attribute("aria-selected", "true")
+    assert page.evaluate("() => window.violations") == []
