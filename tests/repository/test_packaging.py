@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import subprocess
 import tomllib
@@ -99,3 +100,11 @@ def test_alembic_stays_a_folder_of_scripts() -> None:
 @pytest.mark.parametrize("folder", ["core", "server", "worker", "tests", "bench", "examples", "tools"])
 def test_types_are_checked_everywhere(folder: str) -> None:
     assert folder in project()["tool"]["mypy"]["files"]
+
+
+def test_the_lock_file_of_the_page_lists_every_platform() -> None:
+    """`npm ci` refuses a lock file that lacks an optional package, even one for another platform."""
+    packages = json.loads((ROOT / "web" / "package-lock.json").read_text())["packages"]
+    wanted = {name for package in packages.values() for name in package.get("optionalDependencies", {})}
+    locked = {path.rpartition("node_modules/")[2] for path in packages}
+    assert wanted - locked == set()
