@@ -2,7 +2,7 @@
 
 Every failure is one of ours: `AuthError`, `NotFound`, `Conflict`, `SpecError` (with the server's JSON pointers),
 `Unavailable` (no server, or it is overloaded) and `PeerError` (it answers what the protocol does not allow).
-Nothing is retried here. Calls block; a `Client` may not be shared between threads.
+Only `submit` is tried a second time, under its key. Calls block; a `Client` may not be shared between threads.
 """
 
 from __future__ import annotations
@@ -186,9 +186,14 @@ class Client:
     # Jobs
 
     def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> Job:
-        """Submit a job. `key`: an Idempotency-Key, with which a repeated call creates nothing new."""
+        """Submit a job. `key`: an Idempotency-Key; with one, an answer that was lost on its way costs no second job."""
         headers = {} if key is None else {"Idempotency-Key": key}
-        return cast(Job, self._json("POST", "/jobs", json={"spec": spec}, headers=headers))
+        try:
+            return cast(Job, self._json("POST", "/jobs", json={"spec": spec}, headers=headers))
+        except Unavailable:
+            if key is None:
+                raise
+            return cast(Job, self._json("POST", "/jobs", json={"spec": spec}, headers=headers))
 
     def jobs(self, *, state: str | None = None, name: str | None = None) -> Iterator[Job]:
         """Yield the jobs, newest first; pages are fetched as they are needed."""

@@ -89,6 +89,16 @@ def test_the_servers_json_pointers_are_shown(answers: Answers, client: Client) -
         client.submit({"name": "x"})
 
 
+def test_a_submit_with_a_key_is_tried_again_and_one_without_is_not(answers: Answers, client: Client) -> None:
+    answers.then(503, {"detail": "busy"})
+    answers.then(201, {"id": "j1"})
+    assert client.submit({"name": "x"}, key="k")["id"] == "j1"
+    answers.queue = [(503, b"{}")]
+    with pytest.raises(Unavailable):
+        client.submit({"name": "x"})
+    assert len(answers.paths) == 3
+
+
 def test_an_answer_that_is_no_problem_document_still_says_where_it_came_from(answers: Answers, client: Client) -> None:
     answers.then(502, b"<html>bad gateway</html>")
     with pytest.raises(Unavailable, match="HTTP 502 from http://127"):

@@ -137,6 +137,18 @@ def test_a_kept_token_is_only_used_for_its_own_server(config: Path, tmp_path: Pa
     assert profile.resolve("http://elsewhere", "mine") == ("http://elsewhere", "mine")
 
 
+def test_a_server_in_the_default_folder_is_found_without_a_profile(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".penstock" / "server"
+    folder.mkdir(parents=True)
+    (folder / "server.json").write_text('{"url": "http://127.0.0.1:1", "pid": 1}')
+    (folder / "admin.token").write_text("secret\n")
+    assert not config.exists()
+    assert profile.resolve(None, None) == ("http://127.0.0.1:1", "secret")
+
+
 def test_a_profile_is_only_removed_by_its_owner(config: Path) -> None:
     mine = profile.Profile("http://127.0.0.1:1", "a")
     profile.save(profile.Profile("http://127.0.0.1:2", "b"))

@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import tempfile
+import uuid
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def run(settings: Demo, *, host: str, port: int, state_dir: Path | None) -> Exit
             Stack(folder, host=host, port=port, agent=True) as stack,
         ):
             fields = prepare(stack.client, spec, folder=file.parent)
-            job = stack.client.submit(fields)
+            job = stack.client.submit(fields, key=uuid.uuid4().hex)
             _invite(stack, settings)
             with follow.display_for() as display:
                 job = follow.wait(stack.client, job["id"], display, check=stack.check)

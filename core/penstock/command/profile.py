@@ -1,4 +1,5 @@
-"""Which server, and with which token: flags and environment first, then the profile that `penstock up` writes.
+"""Which server, and with which token: flags and environment first, then the profile that `penstock up` writes, then a
+server that was started without `up` in its default folder.
 
 The profile (`~/.penstock/config.json`, 0600, or the file that PENSTOCK_CONFIG names) holds the URL of the local server
 and the *path* of its token, so that no secret is copied. A kept token is only sent to the URL it was kept for.
@@ -50,6 +51,16 @@ def load() -> Profile | None:
         raise SpecError(f"{path()} is damaged ({error}); remove it, or give --url and --token") from error
 
 
+def local() -> Profile | None:
+    """Return the server that keeps its state in `~/.penstock/server`, None if none ever did."""
+    folder = home() / "server"
+    try:
+        fields = json.loads((folder / "server.json").read_text(encoding="utf-8"))
+        return Profile(str(fields["url"]), str(folder / "admin.token"))
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
 def save(profile: Profile) -> None:
     """Replace the profile in one step."""
     target = path()
@@ -71,7 +82,7 @@ def remove(profile: Profile) -> None:
 
 def resolve(url: str | None, token: str | None) -> tuple[str, str]:
     """Return URL and token. Raises AuthError if no token is known for the URL."""
-    kept = load()
+    kept = load() or local()
     address = (url or (kept.url if kept else DEFAULT_URL)).rstrip("/")
     if token is not None:
         return address, token
