@@ -115,6 +115,26 @@ def test_workers_use_the_given_intra_op_threads_and_nobody_else_does(python_oper
     assert later == [before]
 
 
+def test_an_operator_that_sets_the_intra_op_threads_does_so_for_itself_only(python_operator: Use) -> None:
+    # as the first at::parallel_for of a library compiled with OpenMP does, on every thread
+    before = torch.get_num_threads()
+    seen: list[int] = []
+
+    def look_and_set(x: Tensor) -> Tensor:
+        seen.append(torch.get_num_threads())
+        torch.set_num_threads(before + 2)
+        return x.clone()
+
+    python_operator(look_and_set)
+    engine = Engine(1, max_running=1, intra_op_threads=before + 1)
+    try:
+        engine.run(calls(3), 1)
+    finally:
+        engine.close()
+        torch.set_num_threads(before)
+    assert seen == [before + 1] * 3
+
+
 def test_host_functions_take_tensors_and_give_tensors() -> None:
     plan = TorchPlan(4)
     plan.keep(3)

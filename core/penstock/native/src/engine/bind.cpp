@@ -161,7 +161,7 @@ class PythonEngine {
     std::optional<Failure> failure;
     {
       const py::gil_scoped_release unlocked;
-      with_operator_state(intra_op_threads_, [&] { failure = plan.run(engine_, step, seed); });
+      with_operator_state(intra_op_threads_, [&] { failure = plan.run(engine_, intra_op_threads_, step, seed); });
     }
     if (PyErr_Occurred() != nullptr) throw py::error_already_set();
     if (!failure) return py::none();

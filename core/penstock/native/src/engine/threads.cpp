@@ -68,6 +68,13 @@ void with_operator_state(int intra_op_threads, const std::function<void()>& body
   body();
 }
 
+void hold_intra_op_threads(int num_threads) {
+  static const IntraOp& set = intra_op();
+  if (set.get_openmp == nullptr || set.set_openmp == nullptr || set.get_openmp() == num_threads) return;
+  set.set_openmp(num_threads);
+  if (set.set_mkl != nullptr) set.set_mkl(num_threads);
+}
+
 std::pair<int, int> intra_op_threads_here() {
   return {intra_op().get_openmp != nullptr ? intra_op().get_openmp() : 0, at::get_num_threads()};
 }

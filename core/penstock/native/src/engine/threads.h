@@ -14,6 +14,10 @@ namespace penstock {
 // sets everything back afterwards.
 void with_operator_state(int intra_op_threads, const std::function<void()>& body);
 
+// Sets this thread's number back to `num_threads` if an operator has changed it. The first `at::parallel_for` of a
+// library compiled with OpenMP does: it sets torch's global number, once for each thread, by a flag of that library.
+void hold_intra_op_threads(int num_threads);
+
 // The number of threads that an operator called on this thread would use: {OpenMP's, torch's}.
 std::pair<int, int> intra_op_threads_here();
 

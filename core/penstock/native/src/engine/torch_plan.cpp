@@ -7,6 +7,8 @@
 #include <sstream>
 #include <utility>
 
+#include "engine/threads.h"
+
 namespace penstock {
 namespace {
 
@@ -250,9 +252,10 @@ void TorchPlan::clear(std::int64_t slot) {
   slots_[static_cast<std::size_t>(checked_slot(slot))] = c10::IValue();
 }
 
-std::optional<Failure> TorchPlan::run(Engine& engine, std::uint64_t step, std::uint64_t seed) {
+std::optional<Failure> TorchPlan::run(Engine& engine, int intra_op_threads, std::uint64_t step, std::uint64_t seed) {
   if (!schedule_.sealed()) throw std::invalid_argument("the plan is not sealed");
   if (running_.exchange(true)) throw EngineStateError("the plan is running already");
+  intra_op_threads_ = intra_op_threads;
   if (stacks_.size() < engine.workers()) stacks_.resize(engine.workers());
   std::optional<Failure> failure;
   try {
@@ -301,6 +304,7 @@ void TorchPlan::call_operator(Instruction& instruction, torch::jit::Stack& stack
   }
   stack.clear();
   release_inputs(instruction);
+  hold_intra_op_threads(intra_op_threads_);
 }
 
 void TorchPlan::push_arguments(const Instruction& instruction, torch::jit::Stack& stack) {

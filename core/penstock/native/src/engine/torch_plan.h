@@ -59,8 +59,9 @@ class TorchPlan {
   std::size_t num_slots() const noexcept { return slots_.size(); }
   std::uint32_t op_index(std::uint32_t instruction) const { return schedule_.node(instruction).op; }
 
-  // Runs once on `engine`. Slots that are not kept are empty afterwards if it failed.
-  std::optional<Failure> run(Engine& engine, std::uint64_t step, std::uint64_t seed);
+  // Runs once on `engine`, each operator with `intra_op_threads`, which the engine's threads have set. Slots that are
+  // not kept are empty afterwards if it failed.
+  std::optional<Failure> run(Engine& engine, int intra_op_threads, std::uint64_t step, std::uint64_t seed);
 
   // Seconds that the dispatcher alone takes for `repeats` calls of instruction 0, its first argument being the last
   // call's result: the floor that the engine is measured against (bench/engine.py).
@@ -120,6 +121,7 @@ class TorchPlan {
   std::vector<std::uint32_t> num_readers_;                // instructions that read a slot
   std::unique_ptr<std::atomic<std::uint32_t>[]> unread_;  // readers still to come in this run
   std::vector<torch::jit::Stack> stacks_;                 // one for each worker
+  int intra_op_threads_ = 1;                              // of the run in progress
   std::atomic<bool> running_{false};
 };
 
