@@ -51,7 +51,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
             out = func(*self._known(args), **kwargs)
             self.recording.alias(out, self.recording.name_of(args[0]))
             return out
-        _refuse(func)
+        _refuse(func, args, kwargs)
         # A real operand becomes its fake stand-in before the call, so that the call never touches it.
         args, kwargs = self._known(args), {k: self._known(v) for k, v in kwargs.items()}
         rec = self.recording
@@ -148,7 +148,18 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
                 variables[var.name] = replace(var, buffer=True)
 
 
-def _refuse(func: Any) -> None:
+def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call draws random numbers: attention without dropout is tagged so, and does not."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            value = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return bool(value != 0.0)
+    return True
+
+
+def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
         line = user_line()
         what = (
@@ -162,7 +173,7 @@ def _refuse(func: Any) -> None:
             operator=str(func),
             source=line,
         )
-    if torch.Tag.nondeterministic_seeded in func.tags:
+    if _draws(func, args, kwargs):
         line = user_line()
         raise ProgramError(
             f"{line}: {func} draws from torch's global generator, which would differ between replicas and runs. "
