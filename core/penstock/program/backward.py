@@ -108,8 +108,9 @@ def _name_gradients(
     for look, grad in zip(lookups, grads[len(dense) :], strict=True):
         if grad is not None:
             with name_scope(look.module):
-                ids = recording.tensor_of(look.ids)
-                rows.setdefault(look.table, []).append((ids.reshape(-1), grad.reshape(-1, grad.shape[-1])))
+                if look.padding >= 0:
+                    grad = grad.masked_fill((look.ids == look.padding).unsqueeze(-1), 0.0)
+                rows.setdefault(look.table, []).append((look.ids.reshape(-1), grad.reshape(-1, grad.shape[-1])))
     for table, parts in rows.items():
         with name_scope(modules[table]):
             pairs[table] = _sparse_gradient(recording, table, parts)

@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
 from penstock.program.parameters import ParamAttr, create_parameter
+from penstock.program.record.composite import sparse_lookup
 from penstock.program.record.context import default_main_program, name_scope
-from penstock.program.record.variable import Variable
+from penstock.program.record.recording import recording_of
+from penstock.program.record.variable import Variable, recording_modes, wrap
 
 _ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
 
@@ -94,6 +96,7 @@ def embedding(
 
     Shapes: input int64 [.., 1] or [..]; result [.., size[1]] (a trailing 1 of the input is dropped).
     `is_sparse`: the gradient is SelectedRows, and the update touches only the rows that were used.
+    `padding_idx`: this row reads as zeros and is never trained.
     Source: fluid.layers.embedding.
     """
     attr = ParamAttr.of(param_attr)
@@ -109,7 +112,12 @@ def embedding(
     ids: Any = input.squeeze(-1) if input.ndim > 1 and input.desc.shape[-1] == 1 else input
     padding = -1 if padding_idx is None else padding_idx % size[0]
     with name_scope(prefix):
-        return torch.embedding(table, ids, padding, False, is_sparse)  # type: ignore[arg-type]  # Variables stand for tensors
+        if is_sparse:
+            recording = recording_of(default_main_program())
+            with recording_modes(recording):
+                return wrap(recording, sparse_lookup(recording, table.fake, ids.fake, padding, zero_padding=True))
+        rows: Any = torch.embedding(table, ids, padding)  # type: ignore[arg-type]  # Variables stand for tensors
+        return rows if padding < 0 else rows.masked_fill((ids == padding).unsqueeze(-1), 0.0)
 
 
 def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Any:

@@ -81,9 +81,25 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Record a sparse lookup: the rows are a fresh leaf, the gradient is (ids, rows' gradient)."""
+    """Record torch's sparse embedding; the padding row is looked up like others, but never trained."""
     if not sparse:
         return NotImplemented
+    return sparse_lookup(rec, weight, indices, int(padding_idx), scale_grad_by_freq, zero_padding=False)
+
+
+def sparse_lookup(
+    rec: Recording,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    padding: int,
+    scale_grad_by_freq: bool = False,
+    *,
+    zero_padding: bool,
+) -> torch.Tensor:
+    """Record a lookup: the rows are a fresh leaf, the gradient is (ids, rows' gradient).
+
+    `zero_padding`: the padding row reads as zeros, as in Fluid.
+    """
     weight = weight if rec.is_named(weight) else rec.capture(weight)
     indices = indices if rec.is_named(indices) else rec.capture(indices)
     if not weight.is_leaf or scale_grad_by_freq:
@@ -92,11 +108,11 @@ def embedding(
             "use sparse=False for a computed table"
         )
     with torch.no_grad():
-        rows = torch.ops.penstock.lookup_table(weight, indices, int(padding_idx))
-    leaf = rows.detach()
+        rows = torch.ops.penstock.lookup_table(weight, indices, padding if zero_padding else -1)
+    leaf: torch.Tensor = rows.detach()
     if weight.requires_grad and torch.is_grad_enabled():
         leaf.requires_grad_(True)
-        rec.lookups.append(SparseLookup(rec.name_of(weight), rec.name_of(indices), leaf, rec.module_path()))
+        rec.lookups.append(SparseLookup(rec.name_of(weight), indices, leaf, rec.module_path(), padding))
     return leaf
 
 

@@ -34,12 +34,16 @@ _HINT = 7919  # size hint of symbols: odd, prime, larger than any width that is 
 
 @dataclass(frozen=True, slots=True)
 class SparseLookup:
-    """A lookup whose tape was cut: the gradient of `leaf` is the rows' gradient of `table`."""
+    """A lookup whose tape was cut: the gradient of `leaf` is the rows' gradient of `table`.
+
+    `padding`: the row that is never trained; -1 if there is none.
+    """
 
     table: str
-    ids: str
+    ids: torch.Tensor
     leaf: torch.Tensor
     module: str
+    padding: int
 
 
 class Recording:
