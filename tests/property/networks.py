@@ -93,19 +93,22 @@ def ctr_dnn(kind: str = "adam", dtype: str = "float32", *, sparse: bool = True, 
 
 
 def conv_module(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Two convolutions with batch-norm, pooled, and a linear layer; always the same weights."""
+    """Two convolutions with batch-norm, pooled, and a linear layer; always the same weights.
+
+    No bias right before a batch-norm: its gradient is zero but for rounding, which Adam would blow up.
+    """
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
-        nn.Conv2d(4, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+        nn.Conv2d(2, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Conv2d(4, 4, 3, stride=2), nn.ReLU(inplace=True), nn.BatchNorm2d(4),
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3),
     ).to(dtype)  # fmt: skip
 
 
-def transformer_module(dtype: torch.dtype = torch.float32, *, dropout: float = 0.1) -> nn.Module:
+def transformer_module(dtype: torch.dtype = torch.float32, *, dropout: float = 0.1, bias: bool = True) -> nn.Module:
     """One transformer layer, always the same weights."""
     torch.manual_seed(4)
-    return nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True).to(dtype)
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, bias=bias, batch_first=True).to(dtype)
 
 
 def from_module(
