@@ -72,7 +72,8 @@ class Optimizer:
         prefix = self._name or program.unique(self.kind)
         recording = recording_of(program)
         with name_scope(prefix):
-            rate = self._rate(prefix, "float64" if any(p.desc.dtype == "float64" for p, _ in params_grads) else "float32")
+            kinds = {param.desc.dtype for param, _ in params_grads}
+            rate = self._rate(prefix, "float64" if "float64" in kinds else "float32")
             state = self._prepare(prefix, params_grads)
             with torch.no_grad(), recording_modes(recording), role(Role.OPTIMIZE):
                 self._begin(state)
