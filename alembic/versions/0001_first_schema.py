@@ -92,7 +92,7 @@ def _create_jobs() -> None:
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("progress", sa.JSON(), nullable=True),
-        sa.Column("eta_s", sa.Float(), nullable=True),
+        sa.Column("eta_s", sa.Double(), nullable=True),
         sa.Column("latest", sa.JSON(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
@@ -188,7 +188,7 @@ def _create_metrics() -> None:
         sa.Column("series", sa.String(length=128), nullable=False),
         sa.Column("time_ns", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("step", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("value", sa.Float(), nullable=False),
+        sa.Column("value", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("job_id", "series", "time_ns", "step"),
     )

@@ -6,19 +6,24 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select, update
 
 from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
 from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.services.counters import next_numbers
-from penstock_server.services.placement import Amounts, Need, Placed, Room, Waits, behind, place, take
+from penstock_server.services.placement import Amounts, Need, Placed, Room, behind, place, take
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
 _BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
+
+_WAITING = (JobRow.state == JobState.QUEUED) | (
+    (JobRow.state == JobState.RECOVERING)  # once nothing of the old attempt is left
+    & JobRow.id.not_in(select(ReplicaRow.job_id).where(ReplicaRow.state.in_(_BUSY)))
+)
 
 
 class Scheduling:
@@ -28,27 +33,32 @@ class Scheduling:
         self._db, self._clock = database, clock
 
     async def run(self) -> int:
-        """Place what fits; return how many jobs were placed. All or nothing for each job."""
+        """Place what fits; return how many jobs were placed. All or nothing for each job.
+
+        Jobs behind one that waits for room are not even loaded: they only learn whom they wait for.
+        """
         if not await self._any_waiting():
             return 0
         placed = 0
         async with self._db.write() as tx:
             rooms = await _rooms(tx)
-            held_by: str | None = None
-            for job in await self._waiting(tx):
-                if held_by is not None:
-                    _explain(job, behind(held_by))
-                    continue
+            after = ""
+            while (job := await self._next(tx, after)) is not None:
+                after = job.id
                 needs = needs_of(JobSpec.model_validate(job.spec))
                 answer = place(needs, rooms)
-                if isinstance(answer, Waits):
-                    _explain(job, answer.why)
-                    held_by = None if answer.forever else job.name
+                if isinstance(answer, Placed):
+                    rooms = take(rooms, needs, answer)
+                    await _start(tx, job, needs, answer, self._clock.now())
+                    placed += 1
                     continue
-                rooms = take(rooms, needs, answer)
-                await _start(tx, job, needs, answer, self._clock.now())
-                placed += 1
-            tx.effects.jobs.update(row.id for row in tx.session.dirty if isinstance(row, JobRow))
+                await self._explain(tx, answer.why, JobRow.id == job.id)
+                if not rooms:
+                    await self._explain(tx, answer.why, JobRow.id > job.id)
+                elif not answer.forever:
+                    await self._explain(tx, behind(job.name), JobRow.id > job.id)
+                if not rooms or not answer.forever:
+                    break
         return placed
 
     async def _any_waiting(self) -> bool:
@@ -56,18 +66,19 @@ class Scheduling:
         async with self._db.read() as session:
             return (await session.execute(statement)).first() is not None
 
-    async def _waiting(self, tx: Tx) -> Sequence[JobRow]:
-        busy = select(ReplicaRow.job_id).where(ReplicaRow.state.in_(_BUSY))
+    async def _next(self, tx: Tx, after: str) -> JobRow | None:
+        statement = select(JobRow).where(_WAITING, JobRow.id > after).order_by(JobRow.id).limit(1).with_for_update()
+        return (await tx.session.execute(statement)).scalar_one_or_none()
+
+    async def _explain(self, tx: Tx, why: str, which: ColumnElement[bool]) -> None:
         statement = (
-            select(JobRow)
-            .where(
-                (JobRow.state == JobState.QUEUED)
-                | ((JobRow.state == JobState.RECOVERING) & JobRow.id.not_in(busy))  # the old attempt is gone
-            )
-            .order_by(JobRow.id)
-            .with_for_update()
+            update(JobRow)
+            .where(_WAITING, which, JobRow.why != why)
+            .values(why=why, version=JobRow.version + 1)
+            .returning(JobRow.id)
+            .execution_options(synchronize_session=False)
         )
-        return (await tx.session.execute(statement)).scalars().all()
+        tx.effects.jobs.update((await tx.session.execute(statement)).scalars())
 
 
 def needs_of(spec: JobSpec) -> list[Need]:
@@ -81,11 +92,6 @@ def needs_of(spec: JobSpec) -> list[Need]:
 
 def _amounts(resources: Resources) -> Amounts:
     return resources.cpus, resources.gpus, memory_bytes(resources.memory)
-
-
-def _explain(job: JobRow, why: str) -> None:
-    if job.why != why:
-        job.why = why
 
 
 async def _rooms(tx: Tx) -> list[Room]:

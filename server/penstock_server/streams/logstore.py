@@ -95,5 +95,5 @@ def whole_characters(content: bytes) -> int:
         if byte & 0xC0 == 0x80:
             continue  # inside a character
         length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-        return len(content) - back if length > back and back < len(content) else len(content)
+        return len(content) - back if length > back else len(content)
     return len(content)

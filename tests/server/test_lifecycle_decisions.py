@@ -1,0 +1,207 @@
+"""The decisions about jobs, as pure functions: named cases, and random orders of events with invariants after each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState, StopReason, terminal_of
+from penstock_server.services.leases import Leases, Standing
+from penstock_server.services.lifecycle import JobFacts, ReplicaFacts, Step, decide
+from penstock_server.services.transitions import allowed
+
+J, R = JobState, ReplicaState
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def replica(index: int = 0, state: ReplicaState = R.RUNNING, role: str = "trainer", **fields: Any) -> ReplicaFacts:
+    started = fields.pop("started", state is not R.ASSIGNED)
+    return ReplicaFacts(f"{role}{index}", role, index, state, "node 'n'", started=started, **fields)
+
+
+def job(*replicas: ReplicaFacts, state: JobState = J.RUNNING, **fields: Any) -> JobFacts:
+    base = JobFacts(state, False, "", "", 0, 0, frozenset({"infra"}), replicas)
+    return replace(base, **fields)
+
+
+def exited(index: int = 0, code: int = 0, at: int = 0, **fields: Any) -> ReplicaFacts:
+    return replica(index, R.EXITED, exit_code=code, ended_at=START + timedelta(seconds=at), **fields)
+
+
+def step_of(facts: JobFacts) -> Step:
+    step = decide(facts)
+    assert step is not None
+    return step
+
+
+def test_starts_only_when_every_replica_is_up() -> None:
+    assert decide(job(replica(0), replica(1, R.PREPARING), state=J.STARTING)) is None
+    assert step_of(job(replica(0), replica(1), state=J.STARTING)).to is J.RUNNING
+
+
+def test_first_failure_is_the_cause_and_the_others_its_consequence() -> None:
+    step = step_of(job(exited(0, 1, at=5), exited(1, 3, at=2)))
+    assert (step.to, step.reason, step.culprit) == (J.STOPPING, StopReason.REPLICA_FAILED, "trainer1")
+    assert "trainer 1 on node 'n' exited with code 3" in step.why
+
+
+def test_crash_outranks_a_lost_node() -> None:
+    step = step_of(job(replica(0, R.LOST, detail="gone"), exited(1, 1, at=9)))
+    assert step.reason == StopReason.REPLICA_FAILED
+
+
+def test_pserver_that_exits_with_0_is_no_failure_and_no_end() -> None:
+    assert decide(job(replica(0), exited(0, role="pserver"))) is None
+
+
+def test_lost_node_is_retried_until_the_budget_is_used() -> None:
+    lost = job(replica(0, R.LOST), max_restarts=2)
+    assert step_of(lost).to is J.RECOVERING
+    assert step_of(replace(lost, restarts=2)).to is J.STOPPING
+
+
+def test_crash_is_retried_only_when_asked_for() -> None:
+    crash = job(exited(0, 1), max_restarts=2)
+    assert step_of(crash).to is J.STOPPING
+    assert step_of(replace(crash, restart_on=frozenset({"user"}))).to is J.RECOVERING
+
+
+def test_stopping_waits_for_the_last_replica() -> None:
+    stopping = job(exited(0), replica(0, role="pserver"), state=J.STOPPING, reason="completed")
+    assert decide(stopping) is None
+    over = replace(stopping, replicas=(exited(0), replica(0, R.KILLED, role="pserver", signal=15)))
+    assert step_of(over).to is J.SUCCEEDED
+
+
+def test_exit_code_127_of_a_program_that_ran_is_an_ordinary_crash() -> None:
+    assert step_of(job(exited(0, 127, detail="x", started=True))).reason == StopReason.REPLICA_FAILED
+    assert step_of(job(exited(0, 127, detail="x", started=False))).reason == StopReason.START_FAILED
+
+
+@pytest.mark.parametrize("reason", list(StopReason))
+def test_every_stop_reason_ends_in_its_terminal_state(reason: StopReason) -> None:
+    assert step_of(job(exited(0), state=J.STOPPING, reason=reason.value)).to is terminal_of(reason)
+
+
+class JobMachine(RuleBasedStateMachine):
+    """A job and its replicas under random reports, losses, cancels and placements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts = job(state=J.QUEUED, max_restarts=2)
+        self.epoch = 0
+        self.clock = 0
+        self.history: list[JobState] = [J.QUEUED]
+        self.cancelled = False
+
+    def settle(self) -> None:
+        while (step := decide(self.facts)) is not None:
+            restarts = self.facts.restarts + (step.to is J.RECOVERING)
+            self.go(step.to, step.reason, restarts)
+
+    def go(self, to: JobState, reason: str, restarts: int) -> None:
+        assert allowed(self.facts.state, to), (self.facts.state, to)
+        reason = reason or self.facts.reason
+        self.facts = replace(self.facts, state=to, reason=reason, restarts=restarts)
+        self.history.append(to)
+
+    def live(self) -> list[int]:
+        return [i for i, r in enumerate(self.facts.replicas) if r.state not in TERMINAL_REPLICA]
+
+    @precondition(lambda self: self.facts.state in (J.QUEUED, J.RECOVERING) and not self.live())
+    @rule(trainers=st.integers(1, 3), pservers=st.integers(0, 2))
+    def place(self, trainers: int, pservers: int) -> None:
+        self.epoch += 1
+        made = [replica(i, R.ASSIGNED) for i in range(trainers)]
+        made += [replica(i, R.ASSIGNED, role="pserver") for i in range(pservers)]
+        self.facts = replace(self.facts, replicas=tuple(made), reason="")
+        self.go(J.STARTING, "", self.facts.restarts)
+        self.settle()
+
+    @precondition(lambda self: bool(self.live()))
+    @rule(data=st.data(), after=st.sampled_from(list(R)), code=st.sampled_from([0, 0, 0, 1, 127]))
+    def report(self, data: st.DataObject, after: ReplicaState, code: int) -> None:
+        i = data.draw(st.sampled_from(self.live()))
+        before = self.facts.replicas[i]
+        if not allowed(before.state, after):
+            return
+        self.clock += 1
+        changed = replace(
+            before,
+            state=after,
+            started=before.started or after is R.RUNNING,
+            exit_code=code if after is R.EXITED else None,
+            detail="no such program" if code == 127 else "",
+            ended_at=START + timedelta(seconds=self.clock) if after in TERMINAL_REPLICA else None,
+        )
+        replicas = (*self.facts.replicas[:i], changed, *self.facts.replicas[i + 1 :])
+        self.facts = replace(self.facts, replicas=replicas)
+        self.settle()
+
+    @precondition(lambda self: self.facts.state not in TERMINAL_JOB | {J.STOPPING})
+    @rule()
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.go(J.STOPPING, StopReason.CANCELLED, self.facts.restarts)
+        self.settle()
+
+    @rule()
+    def look_again(self) -> None:
+        """Settling a job to which nothing has happened changes nothing."""
+        before = self.facts
+        self.settle()
+        assert self.facts == before
+
+    @invariant()
+    def validate(self) -> None:
+        """Terminal is final and has a reason; nothing runs then; the budget holds; nothing is left undecided."""
+        facts = self.facts
+        assert decide(facts) is None
+        assert facts.restarts <= facts.max_restarts
+        assert self.epoch <= facts.restarts + 1
+        if facts.state in TERMINAL_JOB:
+            assert not self.live()
+            assert facts.state is terminal_of(StopReason(facts.reason))
+            assert self.history.count(facts.state) == 1
+        if facts.state is J.SUCCEEDED:
+            trainers = [r for r in facts.replicas if r.role == "trainer"]
+            assert all(r.state is R.EXITED and r.exit_code == 0 for r in trainers)
+        if facts.state is J.RUNNING:
+            assert self.live()
+            assert not any(r.state in (R.LOST, R.KILLED) for r in facts.replicas)
+        if self.cancelled:
+            assert facts.state in (J.STOPPING, J.CANCELLED)
+
+
+TestJobMachine = JobMachine.TestCase
+TestJobMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["beat", "wait"]), st.floats(0, 100)), max_size=30))
+def test_lease_stands_as_the_last_beat_says(steps: list[tuple[str, float]]) -> None:
+    leases, now, last = Leases(15.0, 60.0), 1000.0, 1000.0
+    leases.cut("a", now)
+    for what, seconds in steps:
+        now += seconds
+        if what == "beat":
+            leases.beat("a", now)
+            last = now
+        silent = now - last
+        wanted = Standing.ALIVE if silent < 15 else Standing.MISSED if silent < 75 else Standing.GONE
+        if min(abs(silent - 15), abs(silent - 75)) > 1e-6:  # at the very limit rounding decides
+            assert leases.standing("a", now) is wanted
+
+
+def test_holder_known_from_before_a_restart_gets_a_fresh_grace() -> None:
+    leases = Leases(15.0, 60.0)
+    leases.ensure("a", 0.0)
+    leases.ensure("a", 70.0)  # asked again: the first answer stands
+    assert [leases.standing("a", t) for t in (74.0, 76.0, 136.0)] == [Standing.ALIVE, Standing.MISSED, Standing.GONE]
+    leases.cut("a", 20.0)
+    assert leases.standing("a", 36.0) is Standing.MISSED

@@ -1,0 +1,79 @@
+"""Migrations on SQLite and PostgreSQL: up, down, up; and they make exactly what the rows say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+from sqlalchemy.engine import Connection
+
+from penstock_server.db import Database
+from penstock_server.migrate import downgrade, script_location, upgrade
+from penstock_server.tables import Base
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest_asyncio.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    found = Database(database_url)
+    yield found
+    await found.close()
+
+
+async def tables(database: Database) -> set[str]:
+    async with database.engine.connect() as connection:
+        names: list[str] = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+    return set(names) - {"alembic_version"}
+
+
+async def test_up_down_up(database: Database) -> None:
+    await upgrade(database)
+    assert await tables(database) == set(Base.metadata.tables)
+    await downgrade(database, "base")
+    assert await tables(database) == set()
+    await upgrade(database)
+    async with database.engine.connect() as connection:
+        assert (await connection.execute(text("SELECT name, value FROM counters"))).all() == [("stream", 0)]
+
+
+async def test_migrations_make_what_the_rows_say(database: Database) -> None:
+    await upgrade(database)
+
+    def compare(connection: Connection) -> list[Any]:
+        found: list[Any] = compare_metadata(
+            MigrationContext.configure(connection, opts={"compare_type": True}), Base.metadata
+        )
+        return found
+
+    async with database.engine.connect() as connection:
+        assert await connection.run_sync(compare) == []
+
+
+async def test_two_servers_that_start_at_once_migrate_once(database_url: str) -> None:
+    both = [Database(database_url), Database(database_url)]
+    try:
+        await asyncio.gather(*(upgrade(one) for one in both))
+        assert await tables(both[0]) == set(Base.metadata.tables)
+    finally:
+        for one in both:
+            await one.close()
+
+
+async def test_sqlite_is_opened_with_the_pragmas_that_we_rely_on(database: Database) -> None:
+    if not database.is_sqlite:
+        assert database.engine.dialect.name == "postgresql"
+        return
+    async with database.engine.connect() as connection:
+        for pragma, wanted in (("journal_mode", "wal"), ("foreign_keys", 1), ("busy_timeout", 30_000)):
+            assert (await connection.execute(text(f"PRAGMA {pragma}"))).scalar_one() == wanted
+
+
+async def test_no_migration_folder_is_a_package() -> None:
+    assert not list(script_location().rglob("__init__.py"))

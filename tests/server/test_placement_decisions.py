@@ -1,0 +1,88 @@
+"""Placement: all or nothing, never more than there is, and a sentence when it cannot be."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_server.services.placement import Need, Placed, Room, Waits, place, take
+
+GIB = 1 << 30
+
+
+def need(cpus: int, index: int = 0, gpus: int = 0, memory: int = GIB) -> Need:
+    return Need("trainer", index, (cpus, gpus, memory))
+
+
+def room(name: str, cpus: int, used: int = 0, gpus: int = 0) -> Room:
+    return Room(name, name, (cpus, gpus, 64 * GIB), (cpus - used, gpus, 64 * GIB))
+
+
+def waits(answer: Placed | Waits) -> Waits:
+    assert isinstance(answer, Waits)
+    return answer
+
+
+def test_replicas_fill_the_fullest_node_that_holds_them() -> None:
+    assert place([need(2)], [room("big", 16), room("small", 4)]) == Placed(("small",))
+
+
+def test_large_replicas_are_placed_first_so_that_all_fit() -> None:
+    assert place([need(1, 0), need(4, 1)], [room("a", 4), room("b", 1)]) == Placed(("b", "a"))
+
+
+def test_gpus_are_kept_for_those_who_ask_for_them() -> None:
+    assert place([need(1)], [room("gpu", 4, gpus=8), room("cpu", 64)]) == Placed(("cpu",))
+
+
+def test_no_node_says_how_to_get_one() -> None:
+    assert "penstock agent join" in waits(place([need(1)], [])).why
+
+
+def test_need_beyond_every_node_waits_for_ever_and_names_the_largest() -> None:
+    answer = waits(place([need(8)], [room("a", 2), room("b", 4)]))
+    assert answer.forever
+    assert "asks for 8 CPUs" in answer.why
+    assert "'b', has 4 CPUs" in answer.why
+
+
+def test_busy_nodes_are_waited_for() -> None:
+    answer = waits(place([need(4)], [room("a", 4, used=2)]))
+    assert not answer.forever
+    assert "2 CPUs, 64 GiB on 'a'" in answer.why
+
+
+def test_gang_beyond_all_nodes_together_waits_for_ever() -> None:
+    answer = waits(place([need(4, i) for i in range(3)], [room("a", 4), room("b", 4)]))
+    assert answer.forever
+    assert "3 replicas at once" in answer.why
+
+
+amounts = st.tuples(st.integers(1, 8), st.integers(0, 2), st.integers(1, 16))
+needs_of = st.lists(amounts, min_size=1, max_size=6)
+rooms_of = st.lists(st.tuples(amounts, st.integers(0, 8)), max_size=4)
+
+
+@given(needs_of, rooms_of)
+def test_placement_never_exceeds_what_is_free_and_is_never_partial(
+    wanted: list[tuple[int, int, int]], given_rooms: list[tuple[tuple[int, int, int], int]]
+) -> None:
+    needs = [Need("trainer", i, one) for i, one in enumerate(wanted)]
+    rooms = [
+        Room(str(i), str(i), total, (max(0, total[0] - used), total[1], total[2]))
+        for i, (total, used) in enumerate(given_rooms)
+    ]
+    answer = place(needs, rooms)
+    assert place(needs, rooms) == answer
+    if isinstance(answer, Waits):
+        assert answer.why
+        return
+    assert len(answer.node_ids) == len(needs)
+    used: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for one, node_id in zip(needs, answer.node_ids, strict=True):
+        used[node_id] = [u + a for u, a in zip(used[node_id], one.amounts, strict=True)]
+    for before, after in zip(rooms, take(rooms, needs, answer), strict=True):
+        assert all(u <= f for u, f in zip(used[before.node_id], before.free, strict=True))
+        assert after.free == tuple(f - u for f, u in zip(before.free, used[before.node_id], strict=True))

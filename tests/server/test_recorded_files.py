@@ -1,0 +1,223 @@
+"""Segment files and logs on disk: what was written is read, damage is bounded, quotas hold; and the slow ladder."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.server.harness import FakeClock
+
+from penstock.protocol.frames import Column, Frame, Kind, decode_header, encode
+from penstock_server.services.downsample import min_max
+from penstock_server.streams.live import LiveJob
+from penstock_server.streams.logstore import LogStore, whole_characters
+from penstock_server.streams.queue import BrowserQueue
+from penstock_server.streams.segments import MAGIC, Segments
+
+
+def frame(seq: int, kind: Kind = Kind.OP_SUMS, rows: int = 1, stream: int = 1) -> bytes:
+    columns = {name: np.arange(rows) for name in (Column.OP, Column.COUNT, Column.TOTAL_NS, Column.MAX_NS)}
+    body = {"hash": "h"} if kind is Kind.GRAPH_USED else None
+    return encode(Frame(kind, stream, 1, seq, columns={} if body else columns, body=body))
+
+
+def segments(folder: Path, **changes: int) -> Segments:
+    return Segments(folder, **{"segment_bytes": 1 << 16, "quota_bytes": 1 << 24, **changes})
+
+
+def write(store: Segments, frames: list[bytes]) -> None:
+    for one in frames:
+        store.append(decode_header(one), one)
+
+
+def test_frames_are_read_back_after_a_restart_in_order(tmp_path: Path) -> None:
+    frames = [frame(i, rows=200) for i in range(60)]
+    store = segments(tmp_path)
+    write(store, frames)
+    store.close()
+    again = segments(tmp_path)
+    assert len(list(tmp_path.glob("*.seg"))) > 1
+    assert list(again.read(again.entries)) == frames
+    chosen = again.select(stream=1, kinds={Kind.OP_SUMS}, after_seq=57, limit_bytes=1 << 20)
+    assert [entry.seq for entry in chosen] == [58, 59]
+    assert len(again.select(stream=None, kinds=set(Kind), after_seq=None, limit_bytes=1)) == 1
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped"])
+def test_damaged_record_ends_its_file_and_appending_goes_on(tmp_path: Path, damage: str) -> None:
+    frames = [frame(i) for i in range(4)]
+    store = segments(tmp_path)
+    write(store, frames)
+    store.close()
+    [path] = tmp_path.glob("*.seg")
+    content = bytearray(path.read_bytes())
+    if damage == "torn":
+        content = content[:-5]
+    else:
+        content[-5] ^= 0xFF
+    path.write_bytes(content)
+    again = segments(tmp_path)
+    assert [entry.seq for entry in again.entries] == [0, 1, 2]
+    write(again, frames[3:])
+    assert list(again.read(again.entries)) == frames
+
+
+def test_oldest_segments_go_when_the_quota_is_used_up(tmp_path: Path) -> None:
+    store = segments(tmp_path, segment_bytes=4096, quota_bytes=16384)
+    write(store, [frame(i, rows=20) for i in range(200)])
+    kept = sum(path.stat().st_size for path in tmp_path.glob("*.seg"))
+    assert kept <= 16384 + 4096
+    assert store.entries[0].seq > 0
+    assert store.entries[-1].seq == 199
+    assert len(list(store.read(store.entries))) == len(store.entries)
+
+
+def test_last_frames_bring_the_graph_that_they_rest_on(tmp_path: Path) -> None:
+    store = segments(tmp_path)
+    graph = frame(0, Kind.GRAPH_USED)
+    frames = [frame(i) for i in range(1, 30)]
+    write(store, [graph, *frames])
+    chosen = store.last({Kind.OP_SUMS}, limit_bytes=len(frames[0]) * 3)
+    assert list(store.read(chosen)) == [graph, *frames[-3:]]
+
+
+def test_foreign_file_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "000001.seg").write_bytes(b"something else" + MAGIC)
+    store = segments(tmp_path)
+    assert store.entries == []
+    write(store, [frame(0)])
+    assert (tmp_path / "000001.seg").read_bytes().startswith(b"something else")
+
+
+@given(st.binary(min_size=1, max_size=80), st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=30))
+def test_log_is_whole_whatever_pieces_come_in_what_order(content: bytes, pieces: list[tuple[int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = LogStore(Path(folder), quota_bytes=1 << 20)
+        acknowledged = 0
+        for start, length in pieces:
+            if start < len(content):
+                acknowledged = store.append("j", "r", start, content[start : start + length]).next_offset
+        store.append("j", "r", acknowledged, content[acknowledged:])
+        assert (Path(folder) / "j" / "logs" / "r.log").read_bytes() == content
+
+
+def test_log_beyond_its_quota_is_cut_visibly_and_acknowledged(tmp_path: Path) -> None:
+    store = LogStore(tmp_path, quota_bytes=10)
+    assert store.append("j", "r", 0, b"12345678901234").next_offset == 14
+    assert store.append("j", "r", 14, b"more").next_offset >= 18
+    text = store.read("j", "r", 0, 1000).text
+    assert text.startswith("1234567890\n[penstock: log cut here")
+    assert "more" not in text
+
+
+def test_tail_is_the_last_lines(tmp_path: Path) -> None:
+    store = LogStore(tmp_path, quota_bytes=1 << 20)
+    store.append("j", "r", 0, "".join(f"line {i}\n" for i in range(5000)).encode())
+    lines = store.tail("j", "r").splitlines()
+    assert lines == [f"line {i}" for i in range(4988, 5000)]
+    assert store.tail("j", "none") == ""
+
+
+@given(st.text(max_size=30), st.integers(0, 8))
+def test_cut_text_loses_at_most_the_character_that_is_cut(text: str, cut: int) -> None:
+    content = text.encode()[: max(0, len(text.encode()) - cut)]
+    whole = content[: whole_characters(content)]
+    assert text.startswith(whole.decode())
+    assert len(content) - len(whole) <= 3
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=200), st.integers(4, 50))
+def test_thinned_series_keeps_ends_and_extremes(values: list[float], limit: int) -> None:
+    kept = min_max(values, limit)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= max(limit, 4)
+    if values:
+        assert (kept[0], kept[-1]) == (0, len(values) - 1)
+        shown = [values[i] for i in kept]
+        assert (min(shown), max(shown)) == (min(values), max(values))
+
+
+def test_expected_end_follows_the_rate_and_forgets_an_old_attempt() -> None:
+    live = LiveJob()
+    second = 10**9
+    assert live.advance({"done": 0, "total": 100}, 0)
+    assert live.eta_s is None
+    live.advance({"done": 10, "total": 100}, 5 * second)
+    assert live.eta_s == pytest.approx(45.0)
+    live.advance({"done": 0, "total": 100}, 6 * second)
+    assert live.eta_s is None
+    live.advance({"done": 100, "total": 100}, 7 * second)
+    assert live.eta_s == 0.0
+    assert not live.advance({"done": "x"}, 0)
+
+
+class Ladder:
+    """A queue with tiny limits, and the time."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.queue = BrowserQueue(1000, 4000, 5.0, self.clock.monotonic, lambda: None)
+
+    def events(self, size: int = 300, rows: int = 10) -> None:
+        self.queue.put_frame(1, Kind.OP_EVENTS, rows, b"e" * size)
+
+    def sums(self, size: int = 300) -> None:
+        self.queue.put_frame(1, Kind.OP_SUMS, 1, b"s" * size)
+
+    def take(self) -> list[Any]:
+        now = self.queue.take()
+        return [] if now is None else [*now.messages, *now.stream]
+
+
+def test_oldest_operator_events_go_first_and_are_counted() -> None:
+    ladder = Ladder()
+    ladder.sums()
+    for _ in range(5):
+        ladder.events()
+    gap, *frames = ladder.take()
+    assert gap == {"type": "gap", "id": 1, "dropped": {"OP_EVENTS": 30}}
+    assert [f[:1] for f in frames] == [b"s", b"e", b"e"]
+
+
+def test_browser_behind_for_a_second_is_told_and_gets_no_events() -> None:
+    ladder = Ladder()
+    for _ in range(5):
+        ladder.events()
+    ladder.clock.advance(1.5)
+    ladder.events()
+    ladder.events()
+    messages = ladder.take()
+    assert messages[0]["type"] == "degraded"
+    assert messages[1]["dropped"]["OP_EVENTS"] >= 30
+    ladder.events()  # it has caught up: all is as before
+    assert ladder.take() == [b"e" * 300]
+
+
+def test_browser_at_the_limit_or_behind_for_long_is_to_be_closed() -> None:
+    full = Ladder()
+    while not full.queue.slow:
+        full.sums()
+    assert 4000 < full.queue.frame_bytes <= 4300
+    late = Ladder()
+    for _ in range(5):
+        late.sums()
+    late.clock.advance(5)
+    late.sums()
+    assert late.queue.slow
+
+
+def test_state_is_merged_and_metrics_are_appended() -> None:
+    queue = Ladder().queue
+    for i in range(3):
+        queue.put_state("job:1", {"type": "job", "n": i})
+        queue.put_metrics(1, {"loss": {"step": [i], "time_ns": [i], "value": [float(i)]}})
+    now = queue.take()
+    assert now is not None
+    series = {"loss": {"step": [0, 1, 2], "time_ns": [0, 1, 2], "value": [0.0, 1.0, 2.0]}}
+    assert now.messages == [{"type": "job", "n": 2}, {"type": "metrics", "id": 1, "series": series}]
+    assert queue.take() is None

@@ -1,0 +1,44 @@
+"""How quick the server is: bounds of the design, with room for a loaded machine stated where it is."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from tests.server.harness import Server
+
+from penstock.protocol.frames import Column, Frame, Kind, encode
+from penstock_server.streams.ingest import Sender
+
+pytestmark = pytest.mark.asyncio
+
+SUBMIT_P99_S = 0.050
+"""DESIGN 8: submit p99 below 50 ms, over HTTP on the loopback, SQLite on disk. Measured as the processor time of
+client and server together, which other processes on the machine do not stretch."""
+
+
+async def test_submit_is_quick(sqlite_server: Server) -> None:
+    body = {"spec": {"name": "quick", "entrypoint": ["true"]}}
+    taken = []
+    for _ in range(200):
+        begin = time.process_time()
+        answer = await sqlite_server.http.post("/api/v1/jobs", json=body)
+        taken.append(time.process_time() - begin)
+        assert answer.status_code == 201
+    p99 = sorted(taken)[197]
+    assert p99 < SUBMIT_P99_S, f"p99 of 200 submissions is {p99 * 1e3:.1f} ms of processor time"
+
+
+async def test_hundred_thousand_events_a_second_cost_a_fraction_of_a_core(sqlite_server: Server) -> None:
+    async with sqlite_server.attached() as trainer:
+        source = trainer.registered
+        names = (Column.START_NS, Column.DURATION_NS, Column.OP, Column.THREAD)
+        columns = {name: np.arange(1000) % 60_000 for name in names}
+        frames = [encode(Frame(Kind.OP_EVENTS, source["stream"], 1, i, columns=columns)) for i in range(100)]
+        from_trainer = Sender(replica_id=source["replica_id"])
+        begin = time.process_time()
+        for frame in frames:
+            await sqlite_server.runtime.ingest.take(from_trainer, frame)
+        taken = time.process_time() - begin
+        assert taken < 0.25, f"100 000 events took {taken * 1e3:.0f} ms of processor time"
