@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, StorageState, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
 from tests.e2e.feeder import Feeder
 
@@ -157,25 +157,34 @@ class Watched:
 Open = Callable[..., Watched]
 
 
+@pytest.fixture(scope="module")
+def logged_in(browser: Browser, server: RunningServer) -> StorageState:
+    """The cookie of one login by code, for all pages of the module."""
+    context = browser.new_context()
+    context.set_default_timeout(PAGE_TIMEOUT_MS)
+    page = context.new_page()
+    page.goto(server.login_url())
+    page.wait_for_url(f"{server.url}/")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
 @pytest.fixture
-def open_page(browser: Browser, server: RunningServer) -> Iterator[Open]:
+def open_page(browser: Browser, server: RunningServer, logged_in: StorageState) -> Iterator[Open]:
     """Open pages that are logged in (or not); fails at the end if one complained about something unexpected."""
     contexts: list[BrowserContext] = []
     opened: list[Watched] = []
 
     def open_one(path: str = "/", *, login: bool = True, **options: Any) -> Watched:
         settings: dict[str, Any] = {"viewport": {"width": 1440, "height": 900}, "color_scheme": "dark", **options}
-        context = browser.new_context(**settings)
+        context = browser.new_context(storage_state=logged_in if login else None, **settings)
         contexts.append(context)
         context.set_default_timeout(PAGE_TIMEOUT_MS)
         watched = Watched(context.new_page())
         watched.watch()
         opened.append(watched)
-        if login:
-            watched.page.goto(server.login_url())
-            watched.page.wait_for_url(f"{server.url}/")
-        if path != "/" or not login:
-            watched.page.goto(server.url + path)
+        watched.page.goto(server.url + path)
         return watched
 
     yield open_one

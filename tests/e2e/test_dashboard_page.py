@@ -24,7 +24,8 @@ AUDIT = """() => {
     || (e.labels && [...e.labels].map((l) => l.textContent).join(' ').trim())
     || (document.getElementById(e.getAttribute('aria-labelledby') || '-')?.textContent ?? '').trim();
   for (const e of document.querySelectorAll('a, button, input, select, textarea, [tabindex], [role=img], canvas')) {
-    if (shown(e) && !nameOf(e) && !e.parentElement.closest('[role=img]')) complaints.push('no name: ' + e.outerHTML.slice(0, 120));
+    if (!shown(e) || nameOf(e) || e.parentElement.closest('[role=img]')) continue;
+    complaints.push('no name: ' + e.outerHTML.slice(0, 120));
   }
   const ids = [...document.querySelectorAll('[id]')].map((e) => e.id);
   for (const id of ids) if (ids.filter((i) => i === id).length > 1) complaints.push('id twice: ' + id);

@@ -1,5 +1,5 @@
 /** REST calls. Every failure becomes an `ApiError` that says what was asked, what came back and what to do. */
-import type { EventRow, GraphDocument, Job, NodeRow, Page } from "./types";
+import type { EventRow, GraphDocument, Job, Me, NodeRow, Page, Problem } from "./types";
 
 const BASE = "/api/v1";
 
@@ -12,12 +12,6 @@ export class ApiError extends Error {
   ) {
     super(message);
   }
-}
-
-interface Problem {
-  readonly title?: string;
-  readonly detail?: string;
-  readonly hint?: string;
 }
 
 async function request(method: string, path: string, body?: unknown): Promise<Response> {
@@ -39,8 +33,8 @@ async function request(method: string, path: string, body?: unknown): Promise<Re
 }
 
 async function failure(method: string, path: string, response: Response): Promise<ApiError> {
-  let problem: Problem = {};
-  if (response.headers.get("content-type")?.includes("json")) problem = (await response.json()) as Problem;
+  let problem: Partial<Problem> = {};
+  if (response.headers.get("content-type")?.includes("json")) problem = (await response.json()) as Partial<Problem>;
   const text = problem.detail ?? problem.title ?? `${method} ${path} answered ${response.status}.`;
   return new ApiError(response.status, text, problem.hint ?? null);
 }
@@ -52,7 +46,7 @@ async function get<T>(path: string): Promise<T> {
 const enc = encodeURIComponent;
 
 export const api = {
-  me: () => get<{ name: string; scopes: string[] }>("/me"),
+  me: () => get<Me>("/me"),
   login: async (code: string): Promise<void> => void (await request("POST", "/session", { code })),
   logout: async (): Promise<void> => void (await request("DELETE", "/session")),
   cancel: async (jobId: string): Promise<Job> =>

@@ -115,3 +115,10 @@ export function shortType(type: string): string {
 export function plural(count: number, noun: string): string {
   return `${integer(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
+
+/** The next of 1, 2, 5 × 10^k at or above `value`. */
+export function niceStep(value: number): number {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, value)));
+  const mantissa = value / power;
+  return power * (mantissa <= 1 ? 1 : mantissa <= 2 ? 2 : mantissa <= 5 ? 5 : 10);
+}

@@ -1,81 +1,17 @@
-/** What server and page say to each other (docs/protocol.md). REST shapes come from the server's OpenAPI. */
+/**
+ * What server and page say to each other (docs/protocol.md). REST shapes are generated from the server's OpenAPI;
+ * websocket messages and the graph document (core/penstock/protocol/graphdoc.py) are not in it and are written here.
+ */
+import type { components } from "./api.d";
 
-export type JobState =
-  | "CREATED"
-  | "QUEUED"
-  | "STARTING"
-  | "RUNNING"
-  | "RECOVERING"
-  | "STOPPING"
-  | "SUCCEEDED"
-  | "FAILED"
-  | "CANCELLED";
+type Schemas = components["schemas"];
 
-export interface Replica {
-  readonly id: string;
-  readonly job_id: string;
-  readonly attempt: number;
-  readonly epoch: number;
-  readonly role: string;
-  readonly index: number;
-  readonly state: string;
-  readonly node_id: string | null;
-  readonly host: string | null;
-  readonly pid: number | null;
-  readonly endpoint: string | null;
-  readonly exit_code: number | null;
-  readonly signal: number | null;
-  readonly reason: string | null;
-  readonly stream: number;
-  readonly started_at: string | null;
-  readonly finished_at: string | null;
-  readonly graph_hash: string | null;
-}
-
-export interface Job {
-  readonly id: string;
-  readonly name: string;
-  readonly kind: string;
-  readonly state: JobState;
-  readonly reason: string | null;
-  readonly reason_detail: string | null;
-  readonly spec: unknown;
-  readonly epoch: number;
-  readonly attempt: number;
-  readonly created_at: string;
-  readonly started_at: string | null;
-  readonly finished_at: string | null;
-  readonly progress: { readonly done: number; readonly total: number; readonly unit: string } | null;
-  readonly eta_s: number | null;
-  readonly latest: Readonly<Record<string, number | null>>;
-  readonly why: string;
-  readonly replicas: readonly Replica[];
-  readonly version: number;
-}
-
-export interface NodeRow {
-  readonly id: string;
-  readonly name: string;
-  readonly host: string;
-  readonly state: string;
-  readonly cpus: number;
-  readonly gpus: number;
-  readonly memory_bytes: number;
-  readonly cpus_used: number;
-  readonly last_seen_at: string | null;
-  readonly version: string;
-}
-
-export interface EventRow {
-  readonly id: string | number;
-  readonly at: string;
-  readonly kind: string;
-  readonly subject: string;
-  readonly from: string | null;
-  readonly to: string | null;
-  readonly reason: string | null;
-  readonly detail: string | null;
-}
+export type Job = Schemas["Job"];
+export type Replica = Schemas["Replica"];
+export type NodeRow = Schemas["Node"];
+export type EventRow = Schemas["Event"];
+export type Me = Schemas["Me"];
+export type Problem = Schemas["ProblemBody"];
 
 export interface Page<T> {
   readonly items: readonly T[];

@@ -1,6 +1,6 @@
 /** Small parts that every view uses. */
 import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import type { ApiError } from "../api";
 import { navigate } from "../router";
 
@@ -103,7 +103,8 @@ export function ErrorCard({ error, retry }: { error: ApiError; retry?: () => voi
 /** A modal dialog; Escape and the backdrop close it, focus returns to where it was. */
 export function Dialog(props: { label: string; onClose: () => void; class?: string; children: ComponentChildren }) {
   const element = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  // Before the next paint: keys that are typed right after the one that opened it belong to the dialog.
+  useLayoutEffect(() => {
     const dialog = element.current;
     dialog?.showModal();
     return () => dialog?.close();

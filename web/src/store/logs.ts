@@ -8,6 +8,7 @@ export const MAX_LINES = 50_000;
 // biome-ignore lint/suspicious/noControlCharactersInRegex: terminal colour codes start with the control character ESC
 const ANSI = /\u001b\[[0-9;?]*[A-Za-z]/g;
 const encoder = new TextEncoder();
+const decoder = new TextDecoder();
 
 /** Bytes that `text` had in the file; a character the server could not decode stands for one byte. */
 export function byteLength(text: string): number {
@@ -28,7 +29,7 @@ export class ReplicaLog {
   append(offset: number, text: string): void {
     const size = byteLength(text);
     if (offset + size <= this.next) return;
-    const fresh = offset < this.next ? text.slice(this.next - offset) : text;
+    const fresh = offset < this.next ? decoder.decode(encoder.encode(text).subarray(this.next - offset)) : text;
     if (offset > this.next && this.next === 0) this.skippedBytes = offset;
     this.next = offset + size;
     this.#write(fresh.replace(ANSI, ""));

@@ -1,6 +1,6 @@
 /** Draws a timeline: lanes of slices, an axis, and nothing that would be thinner than half a pixel on its own. */
 
-import { nanos, shortType } from "../format";
+import { nanos, niceStep, shortType } from "../format";
 import { type Bucket, bucketOf } from "../graph/group";
 import { alpha, type Palette } from "../palette";
 import type { GraphDocument } from "../types";
@@ -60,13 +60,6 @@ function paintAxis(ctx: CanvasRenderingContext2D, w: number, bottom: number, sce
     ctx.fillStyle = palette.muted;
     ctx.fillText(at === 0 ? "0" : nanos(at), x + 4, bottom + 17);
   }
-}
-
-/** The next of 1, 2, 5 × 10^k at or above `value`. */
-export function niceStep(value: number): number {
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, value)));
-  const mantissa = value / power;
-  return power * (mantissa <= 1 ? 1 : mantissa <= 2 ? 2 : mantissa <= 5 ? 5 : 10);
 }
 
 function paintLane(
