@@ -66,7 +66,8 @@ class _Build:
     def physical(self, name: str, replica: int) -> str:
         """Return the key of variable `name` as replica `replica` sees it; declare it at its first use."""
         var = self.program.variables[name]
-        where = SHARED if self.shared(var) else replica
+        # A view is made by an operator on each replica, so it is the replica's own even if its storage is shared.
+        where = SHARED if var.storage == name and self.shared(var) else replica
         key = _key(name, where)
         if key not in self.builder.variables:
             storage = key if var.storage == name else self.physical(var.storage, replica)

@@ -4,6 +4,7 @@
 2 one writer a version: two writers of one storage are ordered by a path
 3 a reader and a writer of one storage are ordered by a path
 4 every read is reached: an operand is persistable, fed, the random state, or made by a handle before
+5 one maker a variable, views included: two handles never fill the same slot
 """
 
 from __future__ import annotations
@@ -56,7 +57,13 @@ def _check_storages(graph: Graph, ancestors: list[int]) -> None:
 
 
 def _check_reads(graph: Graph, ancestors: list[int]) -> None:
-    makers = {name: h.index for h in graph.handles for name in h.makes()}
+    makers: dict[str, int] = {}
+    for handle in graph.handles:
+        for name in handle.makes():
+            if name in makers and not graph.variables[name].persistable:
+                first = graph.handles[makers[name]]
+                raise Bug(f"rule 5: {_text(first)} and {_text(handle)} both make {name!r}")
+            makers[name] = handle.index
     for handle in graph.handles:
         for name in handle.reads():
             variable = graph.variables[name]
