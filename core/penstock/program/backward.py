@@ -64,6 +64,7 @@ def append_backward(
         raise ProgramError(
             f"loss {loss.name!r} depends on no trainable parameter, so there is nothing to learn", variable=loss.name
         )
+    _refuse_dense_use(recording, loss, tables)
     before = len(program.operators)
     _mark_loss(program, loss.name)
     with recording_modes(recording):
@@ -86,6 +87,25 @@ def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list
         if v.trainable and v.name not in names and (picked is None or v.name in picked)
     ]
     return [n for n in trainable if n not in sparse], {n for n in trainable if n in sparse}
+
+
+def _refuse_dense_use(recording: Recording, loss: Variable, tables: set[str]) -> None:
+    """Raise ProgramError if the loss depends on a sparse table other than by lookups: that gradient would be lost."""
+    todo, seen = [loss.fake.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)  # of the node that accumulates a leaf's gradient
+        if leaf is not None and recording.is_named(leaf) and recording.name_of(leaf) in tables:
+            table = recording.name_of(leaf)
+            raise ProgramError(
+                f"table {table!r} (created at {recording.program.variables[table].source}) is used by sparse lookups "
+                "and in other operations too, so its gradient is not sparse. Use is_sparse=False (sparse=False) for it",
+                variable=table,
+            )
+        todo += [parent for parent, _ in node.next_functions]
 
 
 def _mark_loss(program: Program, loss: str) -> None:
