@@ -98,6 +98,17 @@ class Variable:
     def __int__(self) -> int:
         return int(self._refuse_number("int(x)"))
 
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
+        return self._refuse_number("an array of x")
+
+    def numpy(self) -> Any:
+        """Refuse: a Variable holds no values."""
+        return self._refuse_number("x.numpy()")
+
+    def tolist(self) -> Any:
+        """Refuse: a Variable holds no values."""
+        return self._refuse_number("x.tolist()")
+
     def __iter__(self) -> Iterator[Any]:
         self._refuse_number("a loop over x")
         return iter(())
