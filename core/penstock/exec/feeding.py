@@ -62,7 +62,7 @@ def _tensor(var: VarDesc, value: Any) -> torch.Tensor:
             f"(declared at {var.source}); -1 is the batch",
             variable=var.name, got=got, expected=_expected(var),
         )  # fmt: skip
-    return tensor
+    return tensor.clone() if var.buffer else tensor
 
 
 def bind_symbols(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

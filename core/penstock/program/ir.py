@@ -53,7 +53,8 @@ class VarDesc:
 
     `kind == "selected_rows"`: sparse gradient; `rows` (int64[n]) and `values` ([n, d]) name its two dense
     parts, `shape` is the dense shape of the parameter.
-    `buffer`: persistable state that the forward pass writes (running statistics, counters): one per replica.
+    `buffer`: persistable state that the forward pass writes (running statistics, counters): one per replica;
+    or an input that it writes in place: executors feed a copy, never the user's own array.
     """
 
     name: str

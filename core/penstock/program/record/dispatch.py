@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._decomp import meta_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.errors import ProgramError
@@ -20,6 +21,10 @@ from penstock.program.record.source import user_line
 
 aten = torch.ops.aten
 _QUERIES = {"prim::device", "aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"}
+# torch has a symbolic shape function for padding, but runs its C++ kernel, which pins the batch.
+_SHAPE_FUNCTIONS = {aten.constant_pad_nd.default: meta_table[aten.constant_pad_nd.default]}
+# Calls that return as many tensors as a size says: type -> position of the dimension.
+_COUNTED = {"aten::split": 2, "aten::unsafe_split": 2, "aten::unbind": 1}
 _ALIASES = {"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"}
 
 # Operators that write what their schema does not declare: type -> positions written, given the arguments.
@@ -56,7 +61,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         args, kwargs = self._known(args), {k: self._known(v) for k, v in kwargs.items()}
         rec = self.recording
         rec.program.guards.extend(rec.symbols.new_guards(user_line()))
-        out = func(*args, **kwargs)
+        out = _SHAPE_FUNCTIONS.get(func, func)(*args, **kwargs)
         # Relations that the call's own shape function asked for choose a kernel; the kernel chooses again when it
         # runs. Only a pinned batch counts, and raises here.
         rec.symbols.new_guards(user_line())
@@ -144,7 +149,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         variables = self.recording.program.variables
         for name in op.writes:
             var: VarDesc = variables[variables[name].storage]
-            if var.persistable and not var.parameter and not var.buffer:
+            if (var.feed or var.persistable) and not var.parameter and not var.buffer:
                 variables[var.name] = replace(var, buffer=True)
 
 
@@ -159,7 +164,24 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return True
 
 
+def _refuse_count(func: Any, args: tuple[Any, ...]) -> None:
+    position = _COUNTED.get(func._schema.name)
+    if position is None:
+        return
+    dim = args[position] if position < len(args) else 0
+    if isinstance(args[0].shape[dim], torch.SymInt):
+        line = user_line()
+        raise ProgramError(
+            f"{line}: {func} along dimension {dim} returns as many tensors as the batch has rows or parts, which a "
+            "recorded program cannot do. Work on the whole batch (reshape, narrow, index_select), or split along "
+            "another dimension",
+            operator=str(func),
+            source=line,
+        )
+
+
 def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    _refuse_count(func, args)
     if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
         line = user_line()
         what = (
