@@ -158,15 +158,14 @@ void TorchPlan::seal() {
 void TorchPlan::count_uses(std::vector<std::uint32_t>& producers) {
   num_readers_.assign(slots_.size(), 0);
   for (Instruction& instruction : instructions_) {
-    std::vector<std::int32_t> read;
+    std::vector<std::int32_t>& read = instruction.reads;
     for (const Argument& argument : instruction.arguments) {
       read.insert(read.end(), argument.slots.begin(), argument.slots.end());
     }
     std::sort(read.begin(), read.end());
     read.erase(std::unique(read.begin(), read.end()), read.end());
-    for (const std::int32_t slot : read) {
-      if (slot >= 0) ++num_readers_[static_cast<std::size_t>(slot)];
-    }
+    if (!read.empty() && read.front() < 0) read.erase(read.begin());  // None
+    for (const std::int32_t slot : read) ++num_readers_[static_cast<std::size_t>(slot)];
     for (const Output& output : instruction.outputs) {
       for (const std::int32_t slot : output.slots) {
         if (slot >= 0) ++producers[static_cast<std::size_t>(slot)];

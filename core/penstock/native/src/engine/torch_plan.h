@@ -50,6 +50,12 @@ class TorchPlan {
   void edge(std::uint32_t before, std::uint32_t after);
   void keep(std::int64_t slot);
   void seal();
+  // Pairs of instructions that no path orders although both use a slot and one writes it, as {slot, writer, other}:
+  // a data race on the slot itself. Only after seal().  Cost: an n x n bit matrix for n instructions.
+  struct Conflict {
+    std::uint32_t slot, writer, other;
+  };
+  std::vector<Conflict> conflicts() const;
 
   void set(std::int64_t slot, at::Tensor tensor);
   std::optional<at::Tensor> get(std::int64_t slot) const;
@@ -84,8 +90,8 @@ class TorchPlan {
     std::optional<c10::OperatorHandle> op;  // none: a host function
     HostFunction function{};
     std::vector<Argument> arguments{};  // until seal()
+    std::vector<std::int32_t> reads{};  // slots, single and sorted
     std::vector<Output> outputs{};
-    std::vector<std::uint32_t> produced{};  // the slots it writes
     std::uint32_t first_load = 0, last_load = 0;
     std::uint32_t first_release = 0, last_release = 0;
     std::int32_t only_output = -1;  // the slot, where there is one return value and it is stored
