@@ -1,0 +1,138 @@
+"""A real training job, end to end: REST submission, agent, engine, telemetry, and the page in a real Chromium.
+
+The example trains on the real flights. Nothing is fed by the test: what the page shows is what the job did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from playwright.sync_api import Page, expect
+from tests.e2e.conftest import ROOT, Open, RunningServer, stop
+
+from penstock.command.snapshot import pack
+
+EXAMPLE = ROOT / "examples" / "ctr_flights"
+PICTURE = ROOT / "tests" / "artifacts" / "job-live.png"
+README_PICTURE = ROOT / "docs" / "images" / "job-live.png"
+FIRST_STEPS_S = 120  # the trainer imports torch and prepares the flights first
+
+
+@pytest.fixture(scope="module")
+def node(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A real agent, joined with a one-time token."""
+    folder = tmp_path_factory.mktemp("agent")
+    token = server.call("POST", "/join-tokens")["token"]
+    command = [sys.executable, "-m", "penstock.cli", "agent", "join", "--url", server.url,
+               "--join-token", token, "--state-dir", str(folder / "state"), "--name", "node-1"]  # fmt: skip
+    with (folder / "agent.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: any(n["state"] == "READY" for n in server.call("GET", "/nodes")["items"]), 60, "a READY node")
+        yield
+    finally:
+        stop(process)
+
+
+@pytest.fixture(scope="module")
+def job(server: RunningServer, node: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The example, submitted by REST as its job.yaml says; cancelled at the end."""
+    archive = tmp_path_factory.mktemp("snapshot") / "snapshot.tar.gz"
+    pack(EXAMPLE, archive)
+    spec: dict[str, Any] = yaml.safe_load((EXAMPLE / "job.yaml").read_text())
+    spec |= {"workdir": None, "snapshot": upload(server, archive.read_bytes())}
+    job_id = str(server.call("POST", "/jobs", {"spec": spec})["id"])
+    yield job_id
+    server.call("POST", f"/jobs/{job_id}:cancel")
+    until(lambda: server.call("GET", f"/jobs/{job_id}")["state"] == "CANCELLED", 30, "a cancelled job")
+
+
+def upload(server: RunningServer, archive: bytes) -> str:
+    """Post a snapshot as the command line does; return its address."""
+    headers = {"Authorization": f"Bearer {server.token}", "Content-Type": "application/gzip"}
+    request = urllib.request.Request(f"{server.url}/api/v1/snapshots", method="POST", data=archive, headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(json.loads(answer.read())["sha256"])
+
+
+def until(claim: Any, seconds: float, what: str) -> None:
+    """Wait for the outside world; fail with what it was that did not come."""
+    deadline = time.monotonic() + seconds
+    while not claim():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {seconds} s for {what}")
+        time.sleep(0.1)
+
+
+def hook(page: Page, call: str) -> Any:
+    """Read one of the page's test hooks."""
+    return page.evaluate(f"() => window.__penstock.{call}")
+
+
+def sync_count(page: Page) -> int:
+    """Exchanges counted so far over all parameters."""
+    return sum(row["count"] for row in hook(page, "syncRows()"))
+
+
+@pytest.mark.timeout(300)
+def test_training_job_shows_itself_live(open_page: Open, server: RunningServer, job: str) -> None:
+    page = open_page(f"/jobs/{job}").page
+    expect(page.get_by_test_id("state").first).to_have_attribute("data-state", "RUNNING", timeout=60_000)
+    page.evaluate("() => { window.__loadedOnce = true; }")
+
+    # loss points arrive one after another on a page that is never loaded again
+    page.wait_for_function("() => window.__penstock.lossPoints() >= 1", timeout=FIRST_STEPS_S * 1000)
+    first = hook(page, "lossPoints()")
+    page.wait_for_function("n => window.__penstock.lossPoints() >= n + 5", arg=first, timeout=60_000)
+
+    # an operator is lit if and only if its events arrived, and the whole graph ran
+    page.wait_for_function("() => window.__penstock.receivedOperators().length > 200", timeout=60_000)
+    page.wait_for_function(
+        "() => { const p = window.__penstock;"
+        " return JSON.stringify(p.litOperators()) === JSON.stringify(p.receivedOperators()); }"
+    )
+    document = server.call("GET", f"/graphs/{hook(page, 'graphHash()')}")
+    assert hook(page, "receivedOperators()") == list(range(len(document["ops"])))
+    assert document["mode"] == "reduce" and document["num_replicas"] == 2
+
+    # the exchange of gradients moves, for every parameter
+    before = sync_count(page)
+    page.wait_for_function("n => window.__penstock.syncRows().reduce((a, r) => a + r.count, 0) > n", arg=before)
+    rows = hook(page, "syncRows()")
+    assert {r["parameter"] for r in rows} == {s["parameter"] for s in document["syncs"]}
+    assert all(r["timeNs"] > 0 for r in rows)
+
+    assert hook(page, "paintedSlices()") > 200
+    assert page.evaluate("() => window.__loadedOnce") is True
+
+    page.wait_for_timeout(1500)  # a moment more of curves for the picture
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(PICTURE))
+    if os.environ.get("PENSTOCK_README_PICTURE"):
+        README_PICTURE.parent.mkdir(parents=True, exist_ok=True)
+        README_PICTURE.write_bytes(PICTURE.read_bytes())
+    assert PICTURE.stat().st_size > 50_000
+
+
+@pytest.mark.timeout(300)
+def test_running_jobs_log_and_sync_table_are_shown(open_page: Open, job: str) -> None:
+    page = open_page(f"/jobs/{job}?tab=logs").page
+    expect(page.get_by_test_id("log-line").filter(has_text="flights to train on").first).to_be_visible(
+        timeout=FIRST_STEPS_S * 1000
+    )
+    page = open_page(f"/jobs/{job}?tab=sync").page
+    expect(page.get_by_test_id("sync-row").filter(has_text="carrier.embedding").first).to_be_visible(timeout=60_000)
+
+
+def test_picture_of_the_readme_is_there() -> None:
+    assert Path(README_PICTURE).stat().st_size > 50_000, "make it: PENSTOCK_README_PICTURE=1 make test ARGS=tests/e2e"
