@@ -30,4 +30,3 @@ class Instruments:
         self.agents = Gauge("penstock_agents", "Connected agents", registry=r)
         self.jobs = Gauge("penstock_jobs", "Jobs that have not ended", ["state"], registry=r)
         self.nodes = Gauge("penstock_nodes", "Nodes", ["state"], registry=r)
-        self.loop_lag_s = Gauge("penstock_event_loop_lag_seconds", "Longest stall in the last second", registry=r)

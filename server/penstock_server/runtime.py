@@ -36,6 +36,8 @@ from penstock_server.streams.recorder import Recorder
 
 SCHEDULE_EVERY_S = 5.0
 PUBLISH_EVERY_S = 60.0
+SCHEDULE_REST_S = 0.02
+PUBLISH_REST_S = 0.01
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub)
     ingest = Ingest(telemetry.find, telemetry.on_frame, hub=hub, recorder=recorder, logs=logs, meters=meters)
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
-    publisher = Publisher(database, hub, live, agents, meters)
+    publisher = Publisher(database, hub, live, agents)
     scheduling = Scheduling(database, clock)
     runtime = Runtime(
         settings, clock, database, meters, tokens, jobs, nodes, reports, attach,
@@ -133,8 +135,8 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
 
 def _wire(runtime: Runtime, live: Live) -> None:
     """Connect commits to the pipelines that follow from them."""
-    publisher = Loop("publisher", runtime.publisher.step, every_s=PUBLISH_EVERY_S)
-    scheduler = Loop("scheduler", runtime.scheduling.run, every_s=SCHEDULE_EVERY_S)
+    publisher = Loop("publisher", runtime.publisher.step, every_s=PUBLISH_EVERY_S, rest_s=PUBLISH_REST_S)
+    scheduler = Loop("scheduler", runtime.scheduling.run, every_s=SCHEDULE_EVERY_S, rest_s=SCHEDULE_REST_S)
 
     async def flush() -> None:
         changed = await runtime.metrics.flush()

@@ -16,10 +16,15 @@ FAILURE_PAUSE_S = 1.0
 
 
 class Loop:
-    """One pipeline. `wake()` may be called from anywhere in the event loop, any number of times."""
+    """One pipeline. `wake()` may be called from anywhere in the event loop, any number of times.
 
-    def __init__(self, name: str, step: Callable[[], Awaitable[object]], *, every_s: float) -> None:
-        self.name, self._step, self._every_s = name, step, every_s
+    `rest_s`: least time between two steps, so that a burst of wakes costs few of them.
+    """
+
+    def __init__(
+        self, name: str, step: Callable[[], Awaitable[object]], *, every_s: float, rest_s: float = 0.0
+    ) -> None:
+        self.name, self._step, self._every_s, self._rest_s = name, step, every_s, rest_s
         self._event = asyncio.Event()
         self.failures = 0
         self._stopping = False
@@ -45,6 +50,8 @@ class Loop:
                 await self._pause(FAILURE_PAUSE_S)
             else:
                 await self._pause(self._every_s)
+                if self._rest_s and not self._stopping:
+                    await asyncio.sleep(self._rest_s)
 
     async def _pause(self, seconds: float) -> None:
         try:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 
 from penstock_server.db import Database, Effects
-from penstock_server.instruments import Instruments
 from penstock_server.services.nodes import desired
 from penstock_server.services.views import event_view, job_views, node_views
 from penstock_server.streams.agents import Agents
@@ -17,8 +16,8 @@ from penstock_server.tables import EventRow, JobRow, NodeRow
 class Publisher:
     """Gathers what changed, and sends each changed thing once, as it is when its turn comes."""
 
-    def __init__(self, database: Database, hub: Hub, live: Live, agents: Agents, meters: Instruments) -> None:
-        self._db, self._hub, self._live, self._agents, self._meters = database, hub, live, agents, meters
+    def __init__(self, database: Database, hub: Hub, live: Live, agents: Agents) -> None:
+        self._db, self._hub, self._live, self._agents = database, hub, live, agents
         self._jobs: set[str] = set()
         self._nodes: set[str] = set()
         self._events: list[EventRow] = []
@@ -45,8 +44,6 @@ class Publisher:
         await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)})
         if nodes and self._hub.lists_followed:
             await self._publish_nodes()
-        if events:
-            await self._count()
 
     async def push_desired(self, node_id: str) -> None:
         """Send a node's whole wanted set to its agent, if it is connected."""
@@ -68,12 +65,3 @@ class Publisher:
             rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
             nodes = await node_views(session, rows)
         self._hub.publish_nodes([node.model_dump(mode="json") for node in nodes])
-
-    async def _count(self) -> None:
-        self._meters.agents.set(len(self._agents.all()))
-        tables = ((JobRow.state, self._meters.jobs), (NodeRow.state, self._meters.nodes))
-        async with self._db.read() as session:
-            for column, gauge in tables:
-                gauge.clear()
-                for state, count in await session.execute(select(column, func.count()).group_by(column)):
-                    gauge.labels(state).set(count)

@@ -39,6 +39,8 @@ async def get_readiness(server: Server) -> api.Health:
 @scoped("read")
 async def get_server_metrics(server: Server) -> Response:
     """Prometheus metrics of the server."""
+    server.meters.agents.set(len(server.agents.all()))
+    await server.storage.count(server.meters)
     return Response(generate_latest(server.meters.registry), media_type="text/plain; version=0.0.4")
 
 

@@ -52,12 +52,12 @@ class Scheduling:
                     await _start(tx, job, needs, answer, self._clock.now())
                     placed += 1
                     continue
-                await self._explain(tx, answer.why, JobRow.id == job.id)
                 if not rooms:
-                    await self._explain(tx, answer.why, JobRow.id > job.id)
-                elif not answer.forever:
+                    await self._explain(tx, answer.why, JobRow.id >= job.id)
+                    break
+                await self._explain(tx, answer.why, JobRow.id == job.id)
+                if not answer.forever:
                     await self._explain(tx, behind(job.name), JobRow.id > job.id)
-                if not rooms or not answer.forever:
                     break
         return placed
 

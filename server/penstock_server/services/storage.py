@@ -10,17 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from penstock.protocol.states import TERMINAL_JOB
 from penstock_server.clock import Clock
 from penstock_server.db import Database
+from penstock_server.instruments import Instruments
 from penstock_server.problems import NotFound, Problem
 from penstock_server.schemas import api
 from penstock_server.services.downsample import min_max
 from penstock_server.services.jobs import job_row
-from penstock_server.tables import GraphRow, JobGraphRow, MetricRow, ReplicaRow, SnapshotRow
+from penstock_server.tables import GraphRow, JobGraphRow, JobRow, MetricRow, NodeRow, ReplicaRow, SnapshotRow
 
 _GZIP = b"\x1f\x8b"
 
@@ -39,6 +41,17 @@ class Storage:
                 found = select(MetricRow.series).where(MetricRow.job_id == job_id).distinct()
                 names = sorted((await session.execute(found)).scalars())
             return {name: await _series(session, job_id, name, max_points) for name in names}
+
+    async def count(self, meters: Instruments) -> None:
+        """Set the gauges that count rows: jobs that have not ended, and nodes, by state."""
+        active = JobRow.state.not_in([s.value for s in TERMINAL_JOB])
+        jobs = select(JobRow.state, func.count()).where(active).group_by(JobRow.state)
+        nodes = select(NodeRow.state, func.count()).group_by(NodeRow.state)
+        async with self._db.read() as session:
+            for statement, gauge in ((jobs, meters.jobs), (nodes, meters.nodes)):
+                gauge.clear()
+                for state, number in await session.execute(statement):
+                    gauge.labels(state).set(number)
 
     async def graphs(self, job_id: str) -> list[api.GraphUse]:
         """Return the graphs that a job used, oldest first."""
