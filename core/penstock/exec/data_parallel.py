@@ -31,7 +31,7 @@ from penstock.program import legality
 from penstock.program.initializers import SEED
 from penstock.program.kernels import operator_error
 from penstock.program.program import Program
-from penstock.telemetry.watch import NullWatch
+from penstock.protocol.graphdoc import GraphDocument
 
 _MAX_PLANS = 32
 
@@ -66,7 +66,8 @@ class DataParallel:
         self._graphs: dict[int, Graph] = {}
         self._plans: OrderedDict[tuple[Any, ...], Lowered] = OrderedDict()
         self._watch = telemetry.session().watch(self.engine, name=name)
-        self._watched: Lowered | None = None
+        self._documents: OrderedDict[tuple[Any, ...], GraphDocument] = OrderedDict()
+        self._watched: GraphDocument | None = None
         self.last_step = -1
 
     # -- one step --------------------------------------------------------------------------------
@@ -189,13 +190,20 @@ class DataParallel:
         return lowered
 
     def _show(self, lowered: Lowered, rows: list[int], step: int) -> None:
-        if lowered is self._watched or isinstance(self._watch, NullWatch):
+        """Tell whoever watches which graph this step runs, if it is another one than before."""
+        if not self._watch.is_watched:
             return
-        self._watched = lowered
-        doc = document(
-            lowered.graph, self.program, lowered.shares, name=self.name, num_threads=self.num_threads, rows=rows
-        )
-        self._watch.graph(doc, from_step=step)
+        key = (tuple(tuple(b.items()) for b in lowered.shares.bindings), self.program.revision)
+        doc = self._documents.get(key)
+        if doc is None:  # what is fetched changes the plan, but not the graph
+            doc = self._documents[key] = document(
+                lowered.graph, self.program, lowered.shares, name=self.name, num_threads=self.num_threads, rows=rows
+            )
+            if len(self._documents) > _MAX_PLANS:
+                self._documents.popitem(last=False)
+        if doc is not self._watched:
+            self._watched = doc
+            self._watch.graph(doc, from_step=step)
 
     def close(self) -> None:
         """Stop the threads and release the plans."""
