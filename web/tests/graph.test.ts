@@ -2,7 +2,8 @@
 import { describe, expect, test } from "vitest";
 import { criticalPath } from "../src/graph/critical";
 import { bucketOf, groupOps, MAX_GROUPS, mergeSiblings } from "../src/graph/group";
-import { layoutGraph, topological } from "../src/graph/layout";
+import { layoutGraph } from "../src/graph/layout";
+import { topological } from "../src/graph/topology";
 import type { GraphDocument, GraphOp } from "../src/types";
 
 function op(

@@ -1,6 +1,6 @@
 /** The chain of operators that bounds the step: the longest path over dependencies, weighted by mean time. */
 import type { GraphDocument } from "../types";
-import { topological } from "./layout";
+import { topological } from "./topology";
 
 export interface CriticalPath {
   readonly ops: ReadonlySet<number>;

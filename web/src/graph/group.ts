@@ -4,6 +4,7 @@
  */
 import { shortType } from "../format";
 import type { GraphDocument, GraphOp } from "../types";
+import { topological } from "./topology";
 
 /** What a colour stands for, in every view. */
 export type Bucket = "forward" | "backward" | "optimize" | "communication" | "input";
@@ -41,14 +42,33 @@ export function bucketOf(op: GraphOp): Bucket {
   return "forward";
 }
 
-/** Module of each operator; an exchange or update without one gets that of its parameter. */
+/**
+ * Module of each operator. An exchange or an update belongs to the layer whose gradient it takes, whatever module the
+ * program gave it (an optimizer's own, or none): it inherits the most frequent module of what it depends on.
+ */
 export function modulesOf(document: GraphDocument): string[] {
   const modules = document.ops.map((op) => op.module);
+  const buckets = document.ops.map(bucketOf);
+  const preds: number[][] = document.ops.map(() => []);
+  for (const [from, to] of document.edges) preds[to]?.push(from);
+  const position = topological(document);
+  const order = modules.map((_, op) => op).sort((x, y) => (position[x] ?? 0) - (position[y] ?? 0));
+  for (const op of order) {
+    if (buckets[op] !== "communication" && buckets[op] !== "optimize") continue;
+    const from = (preds[op] ?? []).filter((pred) => buckets[pred] !== "forward" && buckets[pred] !== "input");
+    modules[op] = mostFrequent(from.map((pred) => modules[pred] ?? "")) ?? modules[op] ?? "";
+  }
   for (const sync of document.syncs) {
-    const owner = sync.parameter.includes(".") ? sync.parameter.replace(/\.[^.]*$/, "") : sync.parameter;
+    const owner = sync.parameter.replace(/\.[^.]*$/, "");
     for (const op of sync.ops) if (modules[op] === "") modules[op] = owner;
   }
   return modules;
+}
+
+function mostFrequent(names: readonly string[]): string | undefined {
+  const counts = new Map<string, number>();
+  for (const name of names) if (name !== "") counts.set(name, (counts.get(name) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1])[0]?.[0];
 }
 
 interface Draft {
@@ -69,7 +89,7 @@ export function groupOps(document: GraphDocument, replica: number | "all"): Grou
     drafts = draft(document, mergeSiblings(modules), replica, depth);
     if (drafts.length <= MAX_GROUPS) break;
   }
-  return drafts.map((one) => finish(document, one));
+  return drafts.map((one) => finish(document, one, modules));
 }
 
 /** "emb_0" … "emb_10" → "emb_*" where more than four siblings differ only by a number. */
@@ -103,6 +123,7 @@ function draft(document: GraphDocument, modules: readonly string[], replica: num
 
 /** Operators without a module: losses stand apart from what computes them. */
 function nameStem(op: GraphOp): string {
+  if (op.kind === "scale_loss_grad") return "loss scale";
   if (op.role === "loss") return "loss";
   return op.role === "lr_sched" ? "learning rate" : "";
 }
@@ -116,23 +137,23 @@ function afterOptimize(document: GraphDocument): Uint8Array {
 }
 
 const LABEL: Readonly<Record<Bucket, (base: string, draft: Draft) => string>> = {
-  forward: (base, one) => base || one.kind || "other",
-  backward: (base) => (base === "" ? "gradients" : `${base} grad`),
+  forward: (base, one) => base || one.kind,
+  backward: (base, one) => (base === "" ? one.kind || "gradients" : `${base} grad`),
   optimize: (base, one) => (base === "" ? one.kind || "update" : `${base} update`),
   communication: (base, one) => `${one.kind.replace("_", "-")} ${base}`.trim(),
   input: (base, one) => (base === "" ? one.kind.replace("computation", "input") : base),
 };
 
-function finish(document: GraphDocument, one: Draft): Group {
+function finish(document: GraphDocument, one: Draft, modules: readonly string[]): Group {
   const members = logical(document, one);
   const path = one.module.split(".");
   const base = (path[path.length - 1] ?? "").replace(/_?\*$/, "s");
-  const parts = new Set(one.ops.map((op) => document.ops[op]?.module ?? "")).size;
+  const parts = new Set(one.ops.map((op) => modules[op] ?? "")).size;
   const times = one.module.endsWith("*") && parts > 1 ? ` ×${parts}` : "";
   return {
     id: `${one.bucket}|${one.module}|${one.kind}|${one.afterUpdate}`,
-    label: LABEL[one.bucket](base, one) + times,
-    sub: summary(members),
+    label: (LABEL[one.bucket](base, one) || summary(members, 1)) + times,
+    sub: summary(members, 2),
     bucket: one.bucket,
     module: one.module,
     afterUpdate: one.afterUpdate,
@@ -159,10 +180,25 @@ function logical(document: GraphDocument, one: Draft): LogicalOp[] {
   }));
 }
 
-/** The two most frequent types: "addmm · relu", "mm ×2". */
-function summary(members: readonly LogicalOp[]): string {
+/** Views move no bytes; what else a box does says more about it. */
+const VIEWS = new Set([
+  "t",
+  "view",
+  "expand",
+  "squeeze",
+  "unsqueeze",
+  "slice",
+  "permute",
+  "transpose",
+  "detach",
+  "select",
+]);
+
+/** The most frequent types: "addmm · relu", "mm ×2". */
+function summary(members: readonly LogicalOp[], most: number): string {
   const counts = new Map<string, number>();
   for (const member of members) counts.set(member.type, (counts.get(member.type) ?? 0) + 1);
-  const top = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 2);
+  const rank = (type: string, count: number) => (VIEWS.has(type) ? 0 : members.length) + count;
+  const top = [...counts].sort((a, b) => rank(...b) - rank(...a)).slice(0, most);
   return top.map(([type, count]) => (count > 1 ? `${type} ×${count}` : type)).join(" · ");
 }

@@ -5,6 +5,7 @@
  */
 import type { GraphDocument } from "../types";
 import type { Group, LogicalOp } from "./group";
+import { topological } from "./topology";
 
 export interface Box {
   readonly id: string;
@@ -35,10 +36,10 @@ export interface Layout {
   readonly height: number;
 }
 
-const GAP_X = 30;
+const GAP_X = 24;
 const GAP_Y = 16;
 const BAND_GAP = 34;
-const MAX_BAND_GAP = 86;
+const MAX_BAND_GAP = 110;
 const BOX_H = 42;
 const OP_W = 118;
 const OP_H = 30;
@@ -92,29 +93,6 @@ function ownerOf(n: number, groups: readonly Group[]): Int32Array {
     for (const op of group.ops) owner[op] = index;
   });
   return owner;
-}
-
-/** Position of each operator in a topological order (Kahn); operators of a cycle, which cannot be, come last. */
-export function topological(document: GraphDocument): Float64Array {
-  const n = document.ops.length;
-  const indegree = new Int32Array(n);
-  const succs: number[][] = Array.from({ length: n }, () => []);
-  for (const [from, to] of document.edges) {
-    succs[from]?.push(to);
-    indegree[to] = (indegree[to] ?? 0) + 1;
-  }
-  const position = new Float64Array(n).fill(n);
-  const queue: number[] = [];
-  for (let op = 0; op < n; op++) if (indegree[op] === 0) queue.push(op);
-  for (let head = 0; head < queue.length; head++) {
-    const op = queue[head] as number;
-    position[op] = head;
-    for (const next of succs[op] ?? []) {
-      indegree[next] = (indegree[next] ?? 1) - 1;
-      if (indegree[next] === 0) queue.push(next);
-    }
-  }
-  return position;
 }
 
 /** Edges between boxes; one that would close a cycle (a module used twice) is turned away by mean position. */
@@ -291,8 +269,11 @@ function backwardColumn(
   for (const pred of links.preds[g] ?? []) {
     if (band(groups[pred] as Group) === 1) limit = Math.min(limit, (column[pred] ?? 0) - 1);
   }
-  const twin = forwardOf.get((groups[g] as Group).module);
-  return twin === undefined ? limit : Math.min(limit, twin);
+  const { module } = groups[g] as Group;
+  const twin = module === "" ? undefined : forwardOf.get(module);
+  if (twin !== undefined) return Math.min(limit, twin);
+  // Where the way back begins (the scale of the loss) there is nothing above to stand under.
+  return limit === last && !(links.preds[g] ?? []).some((pred) => band(groups[pred] as Group) === 1) ? last + 1 : limit;
 }
 
 /** Exchange and updates stand where most of what they take comes from. */

@@ -11,7 +11,7 @@ import type { GraphRuntime } from "../store/ops";
 import type { GraphOp } from "../types";
 import type { JobParts } from "./job";
 import { ReplicaList } from "./replicas";
-import { shownSyncRows } from "./sync";
+import { shownSyncRows, syncBytes } from "./sync";
 
 export function SidePanel({ parts, what }: { parts: JobParts; what: "all" | "operator" }) {
   const { store } = parts;
@@ -268,7 +268,7 @@ function SyncSummary({ store }: { store: JobStore }) {
               <td class="mono clip" style={{ maxWidth: "130px" }} title={row.parameter}>
                 {row.parameter}
               </td>
-              <td class="num">{bytes(row.bytes)}</td>
+              <td class="num">{syncBytes(row)}</td>
               <td class="num">{millis(row.waitNs)}</td>
               <td class="meter-cell">
                 <i class="meter" style={{ width: `${(row.waitNs / most) * 100}%` }} />

@@ -15,15 +15,15 @@ export function shownSyncRows(store: JobStore): SyncRow[] {
 export function SyncView({ store }: { store: JobStore }) {
   const rows = shownSyncRows(store).sort((a, b) => b.waitNs - a.waitNs || b.timeNs - a.timeNs || a.index - b.index);
   const total = rows.reduce((sum, row) => sum + row.bytes, 0);
-  const wait = rows.reduce((sum, row) => sum + row.waitNs, 0);
+  const wait = rows.reduce((most, row) => Math.max(most, row.waitNs), 0);
   return (
     <section class="panel" aria-labelledby="sync-title">
       <div class="panel-title">
         <h2 id="sync-title">Gradient sync</h2>
         {rows.length > 0 && (
           <em>
-            {plural(rows.length, "parameter")} · {bytes(total)} and {millis(wait)} waited per step · mean of the last 10
-            s
+            {plural(rows.length, "parameter")} · {bytes(total)} per step · longest wait {millis(wait)} · mean of the
+            last 10 s
           </em>
         )}
       </div>
@@ -39,6 +39,9 @@ export function SyncView({ store }: { store: JobStore }) {
     </section>
   );
 }
+
+/** Sparse rows vary in number; where a trainer does not count their bytes, none is invented. */
+export const syncBytes = (row: SyncRow): string => (row.sparse && row.bytes === 0 ? "varies" : bytes(row.bytes));
 
 function SyncTable({ rows }: { rows: readonly SyncRow[] }) {
   const mostWait = Math.max(1, ...rows.map((row) => row.waitNs));
@@ -79,7 +82,7 @@ function SyncTable({ rows }: { rows: readonly SyncRow[] }) {
             </td>
             <td>{row.mode.replace("_", "-")}</td>
             <td>{row.owner < 0 ? "every replica" : `replica ${row.owner}`}</td>
-            <td class="num">{bytes(row.bytes)}</td>
+            <td class="num">{syncBytes(row)}</td>
             <td class="num">{millis(row.timeNs)}</td>
             <td class="meter-cell">
               <i class="meter c-forward" style={{ width: `${(row.timeNs / mostTime) * 100}%` }} />
