@@ -119,8 +119,8 @@ function linksBetween(document: GraphDocument, owner: Int32Array, count: number,
 }
 
 function sizedBox(group: Group, isExpanded: boolean): Box {
-  const text = Math.max(group.label.length * 7.7 + 30, Math.min(112, group.sub.length * 6 + 40));
-  const w = Math.min(196, Math.max(96, Math.round(text)));
+  const text = Math.max(group.label.length * 8.3 + 30, Math.min(112, group.sub.length * 6 + 40));
+  const w = Math.min(214, Math.max(96, Math.round(text)));
   return { id: group.id, group, op: null, expanded: isExpanded, x: 0, y: 0, w, h: BOX_H };
 }
 

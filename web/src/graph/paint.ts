@@ -150,15 +150,15 @@ function paintText(ctx: CanvasRenderingContext2D, scene: Scene, box: Box, share:
   ctx.textBaseline = "alphabetic";
   ctx.textAlign = "left";
   ctx.fillStyle = palette.text;
-  // A graph that is drawn small keeps letters large where the box has room for them.
-  const boost = Math.min(1.3, Math.max(1, 1 / scene.camera.scale));
-  setFont(ctx, label, box.w - 26, { size: small ? 10 : 11.5, boost, weight: 600, family: palette.sans });
-  ctx.fillText(clip(ctx, label, box.w - 26), box.x + 9, box.y + (small ? 13 : 17));
+  // A graph that is drawn small gets the larger letters that its boxes still have room for.
+  const boost = Math.min(1.12, Math.max(1, 1 / scene.camera.scale));
+  ctx.font = `600 ${(small ? 10 : 11.5) * boost}px ${palette.sans}`;
+  ctx.fillText(clip(ctx, label, box.w - 22), box.x + 9, box.y + (small ? 13 : 17));
   if (box.expanded || scene.camera.scale < SUB_MIN_SCALE) return;
   const y = box.y + (small ? 24 : 33);
   const time = Number.isFinite(share) && share > 0 ? percent(share) : "";
   ctx.fillStyle = palette.muted;
-  ctx.font = `${(small ? 9 : 10.5) * Math.min(1.15, boost)}px ${palette.sans}`;
+  ctx.font = `${(small ? 9 : 10.5) * boost}px ${palette.sans}`;
   ctx.textAlign = "right";
   ctx.fillText(time, box.x + box.w - 8, y);
   const room = box.w - 22 - (time === "" ? 0 : ctx.measureText(time).width);
@@ -167,19 +167,6 @@ function paintText(ctx: CanvasRenderingContext2D, scene: Scene, box: Box, share:
   // The first type alone says more than two that are cut.
   const fits = ctx.measureText(sub).width <= room;
   ctx.fillText(clip(ctx, fits ? sub : (sub.split(" · ")[0] ?? sub), room), box.x + 9, y);
-}
-
-interface Lettering {
-  readonly size: number;
-  readonly boost: number;
-  readonly weight: number;
-  readonly family: string;
-}
-
-function setFont(ctx: CanvasRenderingContext2D, text: string, room: number, wanted: Lettering): void {
-  ctx.font = `${wanted.weight} ${wanted.size}px ${wanted.family}`;
-  const factor = Math.min(wanted.boost, room / Math.max(1, ctx.measureText(text).width));
-  if (factor > 1) ctx.font = `${wanted.weight} ${wanted.size * factor}px ${wanted.family}`;
 }
 
 function clip(ctx: CanvasRenderingContext2D, text: string, room: number): string {
