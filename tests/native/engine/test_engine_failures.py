@@ -140,6 +140,29 @@ def test_a_cycle_is_refused_and_shown() -> None:
         plan.seal()
 
 
+def test_instructions_that_race_for_a_slot_are_refused(engine: Engine) -> None:
+    plan = TorchPlan(2)
+    one = plan.add("aten::relu", "", [("slot", 0)], [1], 0)
+    two = plan.add("aten::neg", "", [("slot", 0)], [1], 1)
+    last = plan.add("aten::tanh", "", [("slot", 1)], [None], 2)
+    plan.edge(one, last)
+    plan.edge(two, last)
+    with pytest.raises(
+        ValueError, match=r"slot 1 is written by instruction 0 \(aten::relu\) and used by .* 1 \(aten::neg"
+    ):
+        plan.seal()
+    with pytest.raises(ValueError, match="not sealed"):
+        engine.run(plan, 1)
+
+
+def test_a_reader_that_nothing_orders_after_the_writer_is_refused() -> None:
+    plan = TorchPlan(3)
+    plan.add("aten::relu", "", [("slot", 0)], [1], 0)
+    plan.add("aten::neg", "", [("slot", 1)], [2], 1)
+    with pytest.raises(ValueError, match="no path of edges orders the two"):
+        plan.seal()
+
+
 def add(name: str, overload: str, args: list[tuple[str, Any]], outputs: list[int | list[int] | None]) -> None:
     TorchPlan(2).add(name, overload, args, outputs, 0)
 

@@ -232,20 +232,3 @@ def test_an_empty_plan_runs() -> None:
     plan = TorchPlan(0)
     run_once(plan)
     assert plan.num_instructions == 0
-
-
-def test_instructions_that_race_for_a_slot_are_found() -> None:
-    plan = TorchPlan(3)
-    plan.keep(2)
-    one = plan.add("aten::relu", "", [("slot", 0)], [1], 0)
-    two = plan.add("aten::neg", "", [("slot", 0)], [1], 1)
-    reader = plan.add("aten::tanh", "", [("slot", 1)], [2], 2)
-    plan.edge(one, reader)
-    plan.seal()
-    assert plan.conflicts() == [(1, one, two), (1, two, reader)]
-
-
-@pytest.mark.parametrize("graph_seed", range(4))
-def test_ordered_accesses_are_no_conflicts(graph_seed: int) -> None:
-    recipe = random_recipe(graph_seed, size=100)
-    assert lower(recipe, kept=leaves_of(recipe)).conflicts() == []

@@ -71,8 +71,7 @@ double TorchPlan::time_static_split(std::uint32_t num_threads) {
 }
 
 void TorchPlan::check_measurable() const {
-  if (!schedule_.sealed() || num_instructions() == 0)
-    throw std::invalid_argument("needs a sealed plan that is not empty");
+  if (!sealed_ || num_instructions() == 0) throw std::invalid_argument("needs a sealed plan that is not empty");
   for (const Instruction& instruction : instructions_) {
     if (!instruction.op) throw std::invalid_argument("host functions cannot be measured without the engine");
   }

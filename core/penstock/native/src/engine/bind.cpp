@@ -243,14 +243,6 @@ void bind_plan(py::module_& m) {
       .def("edge", &TorchPlan::edge, py::arg("before"), py::arg("after"))
       .def("keep", &TorchPlan::keep, py::arg("slot"))
       .def("seal", &TorchPlan::seal)
-      .def("conflicts",
-           [](const TorchPlan& plan) {
-             std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> found;
-             for (const auto& conflict : plan.conflicts()) {
-               found.emplace_back(conflict.slot, conflict.writer, conflict.other);
-             }
-             return found;
-           })
       .def("set", &TorchPlan::set, py::arg("slot"), py::arg("tensor"))
       .def("get", &TorchPlan::get, py::arg("slot"))
       .def("clear", &TorchPlan::clear, py::arg("slot"))

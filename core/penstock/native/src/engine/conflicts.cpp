@@ -1,4 +1,5 @@
-// Which instructions of a plan race for a slot: a check of whoever made the plan, for tests and lowering.
+// Refuses a plan whose instructions race for a slot. Such a race frees a tensor that another thread is about to use:
+// a crash in some later run, far from its cause. Cost: an n x n bit matrix for n instructions, once for each plan.
 #include <algorithm>
 #include <stdexcept>
 #include <vector>
@@ -36,30 +37,32 @@ class Reach {
 
 }  // namespace
 
-std::vector<TorchPlan::Conflict> TorchPlan::conflicts() const {
-  if (!schedule_.sealed()) throw std::invalid_argument("the plan is not sealed");
-  std::vector<std::vector<std::uint32_t>> readers(slots_.size()), writers(slots_.size());
+std::optional<TorchPlan::Conflict> TorchPlan::find_conflict() const {
+  std::vector<std::vector<std::uint32_t>> users(slots_.size()), writers(slots_.size());
   for (std::uint32_t i = 0; i < num_instructions(); ++i) {
-    for (const std::int32_t slot : instructions_[i].reads) readers[static_cast<std::size_t>(slot)].push_back(i);
-    for (const Output& output : instructions_[i].outputs) {
-      for (const std::int32_t slot : output.slots) {
-        if (slot >= 0) writers[static_cast<std::size_t>(slot)].push_back(i);
-      }
+    for (const std::int32_t slot : instructions_[i].reads) users[static_cast<std::size_t>(slot)].push_back(i);
+    for (const std::int32_t slot : instructions_[i].writes) {
+      users[static_cast<std::size_t>(slot)].push_back(i);
+      writers[static_cast<std::size_t>(slot)].push_back(i);
     }
   }
   const Reach reach(schedule_);
-  std::vector<Conflict> found;
   for (std::uint32_t slot = 0; slot < slots_.size(); ++slot) {
     for (const std::uint32_t writer : writers[slot]) {
-      const auto note = [&](std::uint32_t other) {
-        if (other != writer && !reach.ordered(writer, other)) found.push_back({slot, writer, other});
-      };
-      std::for_each(readers[slot].begin(), readers[slot].end(), note);
-      // each pair of writers once
-      std::for_each(std::upper_bound(writers[slot].begin(), writers[slot].end(), writer), writers[slot].end(), note);
+      const auto races = [&](std::uint32_t user) { return user != writer && !reach.ordered(writer, user); };
+      const auto other = std::find_if(users[slot].begin(), users[slot].end(), races);
+      if (other != users[slot].end()) return Conflict{slot, writer, *other};
     }
   }
-  return found;
+  return std::nullopt;
+}
+
+void TorchPlan::check_conflicts() const {
+  const std::optional<Conflict> conflict = find_conflict();
+  if (!conflict) return;
+  throw std::invalid_argument("slot " + std::to_string(conflict->slot) + " is written by instruction " +
+                              name_of(conflict->writer) + " and used by instruction " + name_of(conflict->other) +
+                              ", and no path of edges orders the two");
 }
 
 }  // namespace penstock

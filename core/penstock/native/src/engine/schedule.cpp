@@ -25,11 +25,18 @@ void Schedule::edge(std::uint32_t before, std::uint32_t after) {
 
 void Schedule::seal() {
   if (sealed_) throw std::invalid_argument("the plan is sealed already");
+  index_edges();
+  sort_topologically();
+  sealed_ = true;
+}
+
+void Schedule::index_edges() {
   std::sort(edges_.begin(), edges_.end());
   edges_.erase(std::unique(edges_.begin(), edges_.end()), edges_.end());
   for (Node& node : nodes_) node.num_predecessors = 0;
   successors_.clear();
-  for (std::size_t i = 0, edge = 0; i < nodes_.size(); ++i) {
+  std::size_t edge = 0;
+  for (std::uint32_t i = 0; i < size(); ++i) {
     nodes_[i].first_successor = static_cast<std::uint32_t>(edge);
     for (; edge < edges_.size() && edges_[edge].first == i; ++edge) {
       successors_.push_back(edges_[edge].second);
@@ -37,18 +44,18 @@ void Schedule::seal() {
     }
     nodes_[i].last_successor = static_cast<std::uint32_t>(edge);
   }
-  std::vector<std::uint32_t> unmet(nodes_.size());
   waiting_ = std::make_unique<std::atomic<std::uint32_t>[]>(nodes_.size());
-  std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, std::greater<>> ready;
   roots_.clear();
   for (std::uint32_t i = 0; i < size(); ++i) {
-    unmet[i] = nodes_[i].num_predecessors;
-    waiting_[i].store(unmet[i], std::memory_order_relaxed);
-    if (unmet[i] == 0) {
-      roots_.push_back(i);
-      ready.push(i);
-    }
+    waiting_[i].store(nodes_[i].num_predecessors, std::memory_order_relaxed);
+    if (nodes_[i].num_predecessors == 0) roots_.push_back(i);
   }
+}
+
+void Schedule::sort_topologically() {
+  std::vector<std::uint32_t> unmet(nodes_.size());
+  for (std::uint32_t i = 0; i < size(); ++i) unmet[i] = nodes_[i].num_predecessors;
+  std::priority_queue<std::uint32_t, std::vector<std::uint32_t>, std::greater<>> ready(roots_.begin(), roots_.end());
   order_.clear();
   while (!ready.empty()) {
     const std::uint32_t instruction = ready.top();
@@ -60,7 +67,6 @@ void Schedule::seal() {
     }
   }
   if (order_.size() != nodes_.size()) throw CycleError(find_cycle(unmet));
-  sealed_ = true;
 }
 
 std::vector<std::uint32_t> Schedule::find_cycle(const std::vector<std::uint32_t>& unmet) const {

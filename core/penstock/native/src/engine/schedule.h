@@ -58,6 +58,8 @@ class Schedule {
   }
 
  private:
+  void index_edges();
+  void sort_topologically();
   std::vector<std::uint32_t> find_cycle(const std::vector<std::uint32_t>& unmet) const;
 
   std::vector<Node> nodes_;

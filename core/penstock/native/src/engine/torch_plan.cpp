@@ -131,13 +131,16 @@ void TorchPlan::keep(std::int64_t slot) {
   kept_[static_cast<std::size_t>(slot)] = 1;
 }
 
+std::string TorchPlan::name_of(std::uint32_t instruction) const {
+  const auto& op = instructions_[instruction].op;
+  return std::to_string(instruction) + " (" + (op ? toString(op->operator_name()) : "host") + ")";
+}
+
 std::string TorchPlan::describe_cycle(const std::vector<std::uint32_t>& cycle) const {
   std::string text = "the plan has a cycle: ";
   constexpr std::size_t kShown = 8;
   for (std::size_t i = 0; i <= cycle.size() && i <= kShown; ++i) {
-    const std::uint32_t at = cycle[i % cycle.size()];
-    const auto& op = instructions_[at].op;
-    text += (i == 0 ? "" : " -> ") + std::to_string(at) + " (" + (op ? toString(op->operator_name()) : "host") + ")";
+    text += (i == 0 ? "" : " -> ") + name_of(cycle[i % cycle.size()]);
   }
   return cycle.size() > kShown ? text + " -> ..." : text;
 }
@@ -150,9 +153,11 @@ void TorchPlan::seal() {
   }
   std::vector<std::uint32_t> producers(slots_.size(), 0);
   count_uses(producers);
+  check_conflicts();
   for (Instruction& instruction : instructions_) lower(instruction, producers);
   unread_ = std::make_unique<std::atomic<std::uint32_t>[]>(slots_.size());
   for (std::size_t i = 0; i < slots_.size(); ++i) unread_[i].store(num_readers_[i], std::memory_order_relaxed);
+  sealed_ = true;
 }
 
 void TorchPlan::count_uses(std::vector<std::uint32_t>& producers) {
@@ -168,7 +173,9 @@ void TorchPlan::count_uses(std::vector<std::uint32_t>& producers) {
     for (const std::int32_t slot : read) ++num_readers_[static_cast<std::size_t>(slot)];
     for (const Output& output : instruction.outputs) {
       for (const std::int32_t slot : output.slots) {
-        if (slot >= 0) ++producers[static_cast<std::size_t>(slot)];
+        if (slot < 0) continue;
+        ++producers[static_cast<std::size_t>(slot)];
+        instruction.writes.push_back(slot);
       }
     }
   }
@@ -252,7 +259,7 @@ void TorchPlan::clear(std::int64_t slot) {
 }
 
 std::optional<Failure> TorchPlan::run(Engine& engine, int intra_op_threads, std::uint64_t step, std::uint64_t seed) {
-  if (!schedule_.sealed()) throw std::invalid_argument("the plan is not sealed");
+  if (!sealed_) throw std::invalid_argument("the plan is not sealed");
   if (running_.exchange(true)) throw EngineStateError("the plan is running already");
   intra_op_threads_ = intra_op_threads;
   if (stacks_.size() < engine.workers()) stacks_.resize(engine.workers());

@@ -1,6 +1,7 @@
 // A lowered graph: operators with constant arguments converted once, and tensors in numbered slots.
 //
 // Invariants after seal()
+//  * Two instructions that use a slot, one of which writes it, are ordered by a path of edges.
 //  * A slot is released with its last use, unless it is kept: a slot that one instruction reads is moved into that
 //    instruction's call, one with several readers is cleared by the reader that brings its counter to zero.
 //  * Slots are touched by the instructions of the run in progress only; set(), get() and clear() are refused then.
@@ -50,12 +51,6 @@ class TorchPlan {
   void edge(std::uint32_t before, std::uint32_t after);
   void keep(std::int64_t slot);
   void seal();
-  // Pairs of instructions that no path orders although both use a slot and one writes it, as {slot, writer, other}:
-  // a data race on the slot itself. Only after seal().  Cost: an n x n bit matrix for n instructions.
-  struct Conflict {
-    std::uint32_t slot, writer, other;
-  };
-  std::vector<Conflict> conflicts() const;
 
   void set(std::int64_t slot, at::Tensor tensor);
   std::optional<at::Tensor> get(std::int64_t slot) const;
@@ -89,8 +84,9 @@ class TorchPlan {
   struct Instruction {
     std::optional<c10::OperatorHandle> op;  // none: a host function
     HostFunction function{};
-    std::vector<Argument> arguments{};  // until seal()
-    std::vector<std::int32_t> reads{};  // slots, single and sorted
+    std::vector<Argument> arguments{};   // until seal()
+    std::vector<std::int32_t> reads{};   // slots, single and sorted
+    std::vector<std::int32_t> writes{};  // slots
     std::vector<Output> outputs{};
     std::uint32_t first_load = 0, last_load = 0;
     std::uint32_t first_release = 0, last_release = 0;
@@ -110,10 +106,17 @@ class TorchPlan {
   void check_outputs(const c10::OperatorHandle& op, const std::vector<Output>& outputs) const;
   void check_idle(const char* what) const;
   void check_measurable() const;
+  // A pair of instructions that no path orders although both use a slot and one writes it: a data race on the slot.
+  struct Conflict {
+    std::uint32_t slot, writer, other;
+  };
+  std::optional<Conflict> find_conflict() const;
+  void check_conflicts() const;
   void count_uses(std::vector<std::uint32_t>& producers);
   void lower(Instruction& instruction, const std::vector<std::uint32_t>& producers);
   void lower_argument(const Argument& argument, const c10::OperatorHandle* op, std::size_t position,
                       const std::function<bool(std::int32_t)>& moves);
+  std::string name_of(std::uint32_t instruction) const;
   std::string describe_cycle(const std::vector<std::uint32_t>& cycle) const;
 
   Schedule schedule_;
@@ -128,6 +131,7 @@ class TorchPlan {
   std::unique_ptr<std::atomic<std::uint32_t>[]> unread_;  // readers still to come in this run
   std::vector<torch::jit::Stack> stacks_;                 // one for each worker
   int intra_op_threads_ = 1;                              // of the run in progress
+  bool sealed_ = false;                                   // a plan that seal() has refused never runs
   std::atomic<bool> running_{false};
 };
 
