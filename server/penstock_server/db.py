@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
+from penstock.errors import Unavailable
 from penstock_server.tables import EventRow
 
 BUSY_TIMEOUT_MS = 30_000
+_SERVER_KEY = 0x50454E53544F434C
 
 
 @dataclass(slots=True)
@@ -54,7 +56,8 @@ class Database:
         writing = self.engine.execution_options(penstock_write=True)
         self._read = async_sessionmaker(self.engine, expire_on_commit=False, autoflush=False)
         self._write = async_sessionmaker(writing, expire_on_commit=False)
-        # One writer at a time in this process: SQLite would only make the second wait in its thread.
+        # One writer at a time. SQLite would only make the second wait in its thread; on PostgreSQL two that lock
+        # rows in different orders would deadlock, and this process is the only one that writes (`alone`).
         self._lock = asyncio.Lock()
         self.on_commit: Callable[[Effects], None] = lambda effects: None
 
@@ -67,11 +70,27 @@ class Database:
     @asynccontextmanager
     async def write(self) -> AsyncIterator[Tx]:
         """Open a write transaction; commit when the block ends, roll back when it raises."""
-        async with self._lock if self.is_sqlite else nullcontext(), self._write() as session:
+        async with self._lock, self._write() as session:
             tx = Tx(session)
             yield tx
             await session.commit()
         self.on_commit(tx.effects)
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Be the only server on this database (on SQLite the state folder's lock sees to it). Raises Unavailable."""
+        if self.is_sqlite:
+            yield
+            return
+        async with self.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+            statement = text("SELECT pg_try_advisory_lock(:key)")
+            if not (await connection.execute(statement, {"key": _SERVER_KEY})).scalar_one():
+                where = self.engine.url.render_as_string(hide_password=True)
+                raise Unavailable(
+                    f"the database {where} is in use by another server. "
+                    "Stop that one, or name another with --database-url."
+                )
+            yield
 
     async def close(self) -> None:
         """Close every connection."""

@@ -84,27 +84,28 @@ async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncI
     with locked(settings.state_dir):
         database = Database(settings.url)
         try:
-            await upgrade(database)
-            runtime = _build(settings, clock or SystemClock(), database)
-            await runtime.tokens.ensure_admin()
-            async with _running(runtime):
-                yield runtime
-            await runtime.metrics.flush()
+            async with database.alone():
+                await upgrade(database)
+                runtime = _build(settings, clock or SystemClock(), database)
+                await runtime.tokens.ensure_admin()
+                async with _running(runtime):
+                    yield runtime
+                await runtime.metrics.flush()
         finally:
             await database.close()
 
 
 @asynccontextmanager
 async def _running(runtime: Runtime) -> AsyncIterator[None]:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(loop.run(), name=loop.name) for loop in runtime.loops]
-        try:
-            yield
-        finally:
-            for loop in runtime.loops:
-                loop.stop()
-            await asyncio.wait(tasks)
-            runtime.recorder.close()
+    # No task group: it would wrap what the caller's block raises, and a loop raises nothing by itself.
+    tasks = [asyncio.create_task(loop.run(), name=loop.name) for loop in runtime.loops]
+    try:
+        yield
+    finally:
+        for loop in runtime.loops:
+            loop.stop()
+        await asyncio.wait(tasks)
+        runtime.recorder.close()
 
 
 def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import structlog
 from sqlalchemy import text
 from tests.server.harness import FakeClock, Server, running, settings_for
 from tests.server.postgres_cluster import cluster
 
 from penstock_server.db import Database
+
+# The default renderer of exceptions prints every local of every frame, which takes seconds.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
+from tests.server.harness import settings_for
 
+from penstock.errors import Unavailable
 from penstock_server.db import Database
 from penstock_server.migrate import downgrade, script_location, upgrade
+from penstock_server.runtime import open_runtime
 from penstock_server.tables import Base
 
 pytestmark = pytest.mark.asyncio
@@ -64,6 +68,15 @@ async def test_two_servers_that_start_at_once_migrate_once(database_url: str) ->
     finally:
         for one in both:
             await one.close()
+
+
+async def test_second_server_on_one_database_is_refused(database_url: str, tmp_path: Path) -> None:
+    # On SQLite it is the state folder that is shared; on PostgreSQL the database, from another folder.
+    other = tmp_path if database_url.startswith("sqlite") else tmp_path / "other"
+    second = open_runtime(settings_for(other, database_url))
+    async with open_runtime(settings_for(tmp_path, database_url)):
+        with pytest.raises(Unavailable, match="in use by another server"):
+            await second.__aenter__()
 
 
 async def test_sqlite_is_opened_with_the_pragmas_that_we_rely_on(database: Database) -> None:

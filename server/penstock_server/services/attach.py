@@ -121,7 +121,7 @@ class Attach:
             .where(JobRow.name == name, JobRow.kind == "attached", JobRow.state.not_in(_OVER))
             .order_by(JobRow.id.desc())
             .limit(1)
-            .with_for_update()
+            .with_for_update(key_share=True)
         )
         found = (await tx.session.execute(statement)).scalar_one_or_none()
         if found is not None:

@@ -66,7 +66,7 @@ class Nodes:
     async def want(self, node_id: str, wanted: str) -> api.Node:
         """Cordon, uncordon ('run') or drain a node. An away node takes it up when it comes back."""
         async with self._db.write() as tx:
-            row = await tx.session.get(NodeRow, node_id, with_for_update=True)
+            row = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
             if row is None:
                 raise NotFound("node", node_id)
             row.wanted = wanted
@@ -84,7 +84,7 @@ class Nodes:
 
     async def connected(self, tx: Tx, node_id: str, hello: wire.AgentHello) -> NodeRow:
         """Note that an agent is there. Raises NotFound if its node was removed."""
-        row = await tx.session.get(NodeRow, node_id, with_for_update=True)
+        row = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
         if row is None:
             raise NotFound("node", node_id)
         now = self._clock.now()

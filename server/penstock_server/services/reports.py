@@ -102,7 +102,7 @@ class Reports:
     async def node_missed(self, node_id: str) -> None:
         """An agent missed its lease: its node is unreachable, and what ran there is unknown."""
         async with self._db.write() as tx:
-            node = await tx.session.get(NodeRow, node_id, with_for_update=True)
+            node = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
             if node is None or not allowed(NodeState(node.state), NodeState.UNREACHABLE):
                 return
             now = self._clock.now()
@@ -117,7 +117,7 @@ class Reports:
     async def node_gone(self, node_id: str) -> None:
         """A node was silent for the whole grace: it is down, and its replicas are lost."""
         async with self._db.write() as tx:
-            node = await tx.session.get(NodeRow, node_id, with_for_update=True)
+            node = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
             if node is None or not allowed(NodeState(node.state), NodeState.DOWN):
                 return
             now = self._clock.now()

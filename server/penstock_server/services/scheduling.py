@@ -67,7 +67,13 @@ class Scheduling:
             return (await session.execute(statement)).first() is not None
 
     async def _next(self, tx: Tx, after: str) -> JobRow | None:
-        statement = select(JobRow).where(_WAITING, JobRow.id > after).order_by(JobRow.id).limit(1).with_for_update()
+        statement = (
+            select(JobRow)
+            .where(_WAITING, JobRow.id > after)
+            .order_by(JobRow.id)
+            .limit(1)
+            .with_for_update(key_share=True)
+        )
         return (await tx.session.execute(statement)).scalar_one_or_none()
 
     async def _explain(self, tx: Tx, why: str, which: ColumnElement[bool]) -> None:

@@ -19,7 +19,7 @@ LogTail = Callable[[str, str], str]
 
 async def locked_job(tx: Tx, job_id: str) -> JobRow | None:
     """Load a job, and keep other transactions from changing it until this one ends."""
-    statement = select(JobRow).where(JobRow.id == job_id).with_for_update()
+    statement = select(JobRow).where(JobRow.id == job_id).with_for_update(key_share=True)
     return (await tx.session.execute(statement)).scalar_one_or_none()
 
 
