@@ -30,13 +30,13 @@ async def server_as_shipped(tmp_path: Path) -> AsyncIterator[Server]:
 async def test_submit_is_quick(server_as_shipped: Server) -> None:
     body = {"spec": {"name": "quick", "entrypoint": ["true"]}}
     taken = []
-    for _ in range(200):
+    for _ in range(100):
         begin = time.process_time()
         answer = await server_as_shipped.http.post("/api/v1/jobs", json=body)
         taken.append(time.process_time() - begin)
         assert answer.status_code == 201
-    p99 = sorted(taken)[197]
-    assert p99 < SUBMIT_P99_S, f"p99 of 200 submissions is {p99 * 1e3:.1f} ms of processor time"
+    p99 = sorted(taken)[98]
+    assert p99 < SUBMIT_P99_S, f"p99 of 100 submissions is {p99 * 1e3:.1f} ms of processor time"
 
 
 async def test_hundred_thousand_events_a_second_cost_a_fraction_of_a_core(sqlite_server: Server) -> None:
