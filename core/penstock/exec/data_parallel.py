@@ -96,6 +96,8 @@ class DataParallel:
         self._show(lowered, rows, step)
         self._execute(lowered, step, schedule_seed)
         fetched = [self._fetch(lowered, name, slots) for name, slots in lowered.fetches]
+        for slot in lowered.passing:  # Python owns these now: the next step need not ask for its lock to replace them
+            lowered.plan.clear(slot)
         self._watch.step(
             step=step, start_ns=start, end_ns=time.time_ns(), samples=sum(rows), loss=self._loss(names, fetched, rows)
         )

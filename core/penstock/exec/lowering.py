@@ -33,6 +33,7 @@ class Lowered:
     fetches: list[tuple[str, list[int]]]
     random_states: list[torch.Tensor]
     made_persistables: list[tuple[str, int]]
+    passing: list[int] = field(default_factory=list)  # fetched slots that hold neither a feed nor a persistable
     bound_revision: int = -1
     feed_slots: list[dict[str, int]] = field(default_factory=list)
 
@@ -66,6 +67,8 @@ def lower(program: Program, graph: Graph, shares: Shares, fetches: Sequence[str]
         [],
         [(graph.variables[n].name, slots[n]) for n in made if graph.variables[n].replica <= 0],
     )
+    lasting = {slots[k] for k, v in graph.variables.items() if v.persistable or v.feed}
+    lowered.passing = sorted({s for _, found in fetched for s in found} - lasting)
     lowered.feed_slots = [_feeds(graph, slots, r) for r in range(graph.active)]
     _random_states(lowered)
     bind(lowered, program, memory)

@@ -56,7 +56,8 @@ def libraries() -> list[Library]:
     module = ("-DTORCH_EXTENSION_NAME=_engine", f'-DPENSTOCK_TORCH=\\"{torch.__version__}\\"')
     found = [
         Library("_engine", engine, NATIVE / f"_engine{suffix}", (*torch_links, "-ltorch_python"), module),
-        Library("_ops", operators, NATIVE / "_ops.so", torch_links, ()),
+        # -fopenmp for at::parallel_for, when compiling only: at run time the symbols are those of torch's own runtime.
+        Library("_ops", operators, NATIVE / "_ops.so", torch_links, ("-fopenmp",)),
     ]
     return [library for library in found if library.sources]
 
