@@ -269,7 +269,7 @@ async def test_pages_are_served_with_a_fallback_for_client_routes(sqlite_server:
     dist = tmp_path / "dist"
     sqlite_server.runtime.settings.static_dir = dist
     missing = await http.get("/")
-    assert "make web" in missing.text
+    assert "make setup" in missing.text
     (dist / "assets").mkdir(parents=True)
     (dist / "index.html").write_text("<p>page</p>")
     (dist / "assets" / "app-1a2b.js").write_text("1")

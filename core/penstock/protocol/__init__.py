@@ -5,5 +5,4 @@
 `contract`   the environment that an agent gives to a process
 `frames`     the telemetry codec (columnar, little-endian)
 `graphdoc`   the graph document that a browser draws
-`wire`       JSON messages on the agent's, the trainer's and the browser's websockets
 """

@@ -18,7 +18,7 @@ router = APIRouter(include_in_schema=False)
 
 _NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Penstock</title>
 <body><h1>Penstock runs; its dashboard is not built</h1>
-<p>In the checkout, run <code>make web</code> (Node 20 or newer) and load this page again.</p>
+<p>In the checkout, run <code>make setup</code> (Node 20 or newer) and load this page again.</p>
 <p>The API answers under <code>/api/v1</code>.</p></body></html>"""
 
 
