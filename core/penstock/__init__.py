@@ -31,16 +31,20 @@ _WHERE = {
     "cuda_places": "exec.places",
     "is_compiled_with_cuda": "exec.places",
     "Scope": "exec.scope",
+    "save": "io.variables",
+    "load": "io.variables",
     "global_scope": "exec.scope",
     "scope_guard": "exec.scope",
 }
 _MODULES = {
     "layers": "program.layers",
+    "nets": "program.layers.nets",
     "initializer": "program.initializers",
     "optimizer": "program.optimizers",
     "backward": "program.backward",
     "compiler": "exec.parallel",
     "telemetry": "telemetry",
+    "io": "io",
 }
 
 

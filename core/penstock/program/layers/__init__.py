@@ -1,18 +1,88 @@
-"""Fluid's layers: names and arguments as in Fluid 1.8, each a few lines of torch on Variables."""
+"""Fluid's layers: names and arguments as in Fluid 1.8, each a few lines of torch on Variables.
 
+`docs/layers.md` lists them and what differs from Fluid.
+"""
+
+from penstock.program.layers.activations import (
+    elu,
+    gelu,
+    hard_sigmoid,
+    leaky_relu,
+    prelu,
+    relu,
+    sigmoid,
+    softmax,
+    swish,
+    tanh,
+)
+from penstock.program.layers.convolution import conv2d, pool2d
+from penstock.program.layers.elementwise import (
+    abs,
+    clip,
+    cos_sim,
+    elementwise_add,
+    elementwise_div,
+    elementwise_max,
+    elementwise_min,
+    elementwise_mul,
+    elementwise_pow,
+    elementwise_sub,
+    exp,
+    log,
+    matmul,
+    mul,
+    pow,
+    scale,
+    sqrt,
+    square,
+    sum,
+    sums,
+)
 from penstock.program.layers.inputs import data, fluid_data
 from penstock.program.layers.losses import (
     cross_entropy,
-    mean,
-    reduce_mean,
-    reduce_sum,
+    huber_loss,
+    log_loss,
+    sigmoid_cross_entropy_with_logits,
+    smooth_l1,
     softmax_with_cross_entropy,
     square_error_cost,
 )
 from penstock.program.layers.metrics import accuracy, auc
-from penstock.program.layers.network import concat, embedding, fc, relu, sigmoid, softmax, tanh
+from penstock.program.layers.network import dropout, embedding, fc
+from penstock.program.layers.normalization import batch_norm, l2_normalize, layer_norm, lrn
+from penstock.program.layers.reductions import mean, reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
+from penstock.program.layers.shapes import (
+    concat,
+    expand,
+    flatten,
+    reshape,
+    slice,
+    split,
+    squeeze,
+    stack,
+    transpose,
+    unsqueeze,
+)
+from penstock.program.layers.tensor import (
+    argmax,
+    assign,
+    cast,
+    create_global_var,
+    create_parameter,
+    fill_constant,
+    one_hot,
+    topk,
+)
 
 __all__ = [
-    "accuracy", "auc", "concat", "cross_entropy", "data", "embedding", "fc", "fluid_data", "mean", "reduce_mean",
-    "reduce_sum", "relu", "sigmoid", "softmax", "softmax_with_cross_entropy", "square_error_cost", "tanh",
+    "abs", "accuracy", "argmax", "assign", "auc", "batch_norm", "cast", "clip", "concat", "conv2d", "cos_sim",
+    "create_global_var", "create_parameter", "cross_entropy", "data", "dropout", "elementwise_add",
+    "elementwise_div", "elementwise_max", "elementwise_min", "elementwise_mul", "elementwise_pow",
+    "elementwise_sub", "elu", "embedding", "exp", "expand", "fc", "fill_constant", "flatten", "fluid_data", "gelu",
+    "hard_sigmoid", "huber_loss", "l2_normalize", "layer_norm", "leaky_relu", "log", "log_loss", "lrn", "matmul",
+    "mean", "mul", "one_hot", "pool2d", "pow", "prelu", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod",
+    "reduce_sum", "relu", "reshape", "scale", "sigmoid", "sigmoid_cross_entropy_with_logits", "slice", "smooth_l1",
+    "softmax", "softmax_with_cross_entropy", "split", "sqrt", "square", "square_error_cost", "squeeze", "stack",
+    "sum", "sums", "swish", "tanh", "topk", "transpose", "unsqueeze",
 ]  # fmt: skip

@@ -1,8 +1,7 @@
-"""Losses and reductions in Fluid's shapes: one value a row is [n, 1]; a scalar is fetched as [1] a replica."""
+"""Losses in Fluid's shapes: one value a row is [n, 1]; a scalar is fetched as [1] a replica."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,23 +43,39 @@ def square_error_cost(input: Any, label: Any) -> Any:
         return difference * difference
 
 
-def mean(x: Any, name: str | None = None) -> Any:
-    """Return the mean of all elements."""
-    with name_scope(name or default_main_program().unique("mean")):
-        return x.mean()
+def log_loss(input: Any, label: Any, epsilon: float = 1e-4, name: str | None = None) -> Any:
+    """Return -label log(input + epsilon) - (1 - label) log(1 - input + epsilon). Shapes: [n, 1], label a float."""
+    with name_scope(name or default_main_program().unique("log_loss")):
+        return -label * torch.log(input + epsilon) - (1.0 - label) * torch.log(1.0 - input + epsilon)
 
 
-def reduce_sum(
-    input: Any, dim: int | Sequence[int] | None = None, keep_dim: bool = False, name: str | None = None
+def sigmoid_cross_entropy_with_logits(
+    x: Any, label: Any, ignore_index: int = -100, name: str | None = None, normalize: bool = False
 ) -> Any:
-    """Return the sum over `dim`, or over all elements."""
-    with name_scope(name or default_main_program().unique("reduce_sum")):
-        return input.sum() if dim is None else input.sum(dim, keepdim=keep_dim)
+    """Return max(x, 0) - x label + log(1 + exp(-|x|)); zero where the label is `ignore_index`.
+
+    `normalize`: divided by the number of labels that count (on this replica).
+    """
+    with name_scope(name or default_main_program().unique("sigmoid_cross_entropy_with_logits")):
+        loss = F.relu(x) - x * label + torch.log1p(torch.exp(-torch.abs(x)))
+        counts = (label != ignore_index).to(loss.dtype)
+        loss = loss * counts
+        return loss / counts.sum().clamp_min(1e-5) if normalize else loss
 
 
-def reduce_mean(
-    input: Any, dim: int | Sequence[int] | None = None, keep_dim: bool = False, name: str | None = None
-) -> Any:
-    """Return the mean over `dim`, or over all elements."""
-    with name_scope(name or default_main_program().unique("reduce_mean")):
-        return input.mean() if dim is None else input.mean(dim, keepdim=keep_dim)
+def huber_loss(input: Any, label: Any, delta: float) -> Any:
+    """Return r^2 / 2 where |r| <= delta, else delta (|r| - delta / 2), of r = label - input."""
+    with name_scope(default_main_program().unique("huber_loss")):
+        return F.huber_loss(input, label, reduction="none", delta=delta)
+
+
+def smooth_l1(x: Any, y: Any, inside_weight: Any = None, outside_weight: Any = None, sigma: float | None = None) -> Any:
+    """Return the smooth L1 distance of each row [n, 1]: of d = inside (x - y), (sigma d)^2 / 2 where |d| < 1 / sigma^2,
+    else |d| - 1 / (2 sigma^2), times `outside_weight`."""
+    with name_scope(default_main_program().unique("smooth_l1")):
+        difference = x - y if inside_weight is None else (x - y) * inside_weight
+        # torch divides the quadratic part by beta, Fluid multiplies it with sigma^2: the same for beta = 1 / sigma^2.
+        beta = 1.0 / float(sigma or 1.0) ** 2
+        loss = F.smooth_l1_loss(difference, torch.zeros_like(difference), reduction="none", beta=beta)
+        loss = loss if outside_weight is None else loss * outside_weight
+        return loss.flatten(1).sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Layers with parameters, and activations."""
+"""Fully connected layers, embeddings, dropout."""
 
 from __future__ import annotations
 
@@ -10,23 +10,12 @@ import torch.nn.functional as F
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
+from penstock.program.layers.activations import activate
 from penstock.program.parameters import ParamAttr, create_parameter
 from penstock.program.record.composite import sparse_lookup
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.recording import recording_of
 from penstock.program.record.variable import Variable, recording_modes, wrap
-
-_ACTIVATIONS = {"relu": torch.relu, "sigmoid": torch.sigmoid, "tanh": torch.tanh}
-
-
-def _activate(x: Any, act: str | None) -> Any:
-    if act is None:
-        return x
-    if act == "softmax":
-        return F.softmax(x, -1)
-    if act not in _ACTIVATIONS:
-        raise ProgramError(f"activation {act!r} is unknown; expected one of {', '.join([*_ACTIVATIONS, 'softmax'])}")
-    return _ACTIVATIONS[act](x)
 
 
 def _dtype(x: Variable) -> str:
@@ -61,7 +50,7 @@ def fc(
             last = i == len(inputs) - 1
             b = _bias(bias, size, _dtype(x), prefix) if last and bias is not None else None
             total = _affine(flat, w, b, total)
-        return _activate(total, act)
+        return activate(total, act)
 
 
 def _static_width(flat: Any, prefix: str) -> int:
@@ -120,27 +109,26 @@ def embedding(
         return rows if padding < 0 else rows.masked_fill((ids == padding).unsqueeze(-1), 0.0)
 
 
-def concat(input: Sequence[Variable], axis: int = 0, name: str | None = None) -> Any:
-    """Concatenate along `axis`."""
-    with name_scope(name or default_main_program().unique("concat")):
-        return torch.cat(list(input), axis)  # type: ignore[arg-type]  # Variables stand for tensors
+def dropout(
+    x: Any,
+    dropout_prob: float,
+    is_test: bool = False,
+    seed: int | None = None,
+    name: str | None = None,
+    dropout_implementation: str = "downgrade_in_infer",
+) -> Any:
+    """Zero each element with probability `dropout_prob` while training; the mask follows from the program's seed.
 
-
-def relu(x: Any, name: str | None = None) -> Any:
-    """Return max(x, 0)."""
-    return torch.relu(x)
-
-
-def sigmoid(x: Any, name: str | None = None) -> Any:
-    """Return 1 / (1 + exp(-x))."""
-    return torch.sigmoid(x)
-
-
-def tanh(x: Any, name: str | None = None) -> Any:
-    """Return the hyperbolic tangent."""
-    return torch.tanh(x)
-
-
-def softmax(input: Any, use_cudnn: bool = False, name: str | None = None, axis: int = -1) -> Any:
-    """Return the softmax along `axis`."""
-    return F.softmax(input, axis)
+    downgrade_in_infer: training x * mask, at rest x * (1 - p).
+    upscale_in_train: training x * mask / (1 - p), at rest x.
+    Raises ProgramError for a `seed`: masks come from `Program.random_seed`, so that replicas draw as one batch would.
+    """
+    if seed:
+        raise ProgramError(f"dropout(seed={seed}): masks follow from the program; set Program.random_seed instead")
+    if dropout_implementation not in ("downgrade_in_infer", "upscale_in_train"):
+        raise ProgramError(
+            f"dropout_implementation is {dropout_implementation!r}; expected 'downgrade_in_infer' or 'upscale_in_train'"
+        )
+    with name_scope(name or default_main_program().unique("dropout")):
+        kept = F.dropout(x, dropout_prob, training=not is_test)
+        return kept if dropout_implementation == "upscale_in_train" else kept * (1.0 - dropout_prob)

@@ -1,0 +1,140 @@
+"""Convolution and pooling of images [n, channels, height, width]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from penstock.errors import ProgramError
+from penstock.program.initializers import Constant, Normal
+from penstock.program.layers.activations import activate
+from penstock.program.parameters import ParamAttr, create_parameter
+from penstock.program.record.context import default_main_program, name_scope
+
+Size = int | Sequence[int]
+
+
+def conv2d(
+    input: Any,
+    num_filters: int,
+    filter_size: Size,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "NCHW",
+) -> Any:
+    """Convolve.
+
+    Shapes: input [n, c, h, w]; weight [num_filters, c / groups, kh, kw], drawn from N(0, 2 / (kh kw c)); bias
+    [num_filters]. `padding`: a number, [h, w], [top, bottom, left, right], "SAME" or "VALID".
+    Source: fluid.layers.conv2d.
+    """
+    prefix = name or default_main_program().unique("conv2d")
+    _refuse_format(prefix, data_format)
+    channels = _number(input, 1, prefix)
+    kernel, groups = _pair(filter_size), groups or 1
+    if channels % groups:
+        raise ProgramError(f"{prefix}: {channels} channels do not divide into {groups} groups")
+    weight_attr, bias_attr = ParamAttr.of(param_attr) or ParamAttr(), ParamAttr.of(bias_attr)
+    default = Normal(0.0, math.sqrt(2.0 / (kernel[0] * kernel[1] * channels)))
+    shape, dtype = [num_filters, channels // groups, *kernel], input.desc.dtype
+    with name_scope(prefix):
+        weight: Any = create_parameter(shape, dtype, weight_attr, default, prefix=prefix, suffix="w_0")
+        bias: Any = None
+        if bias_attr is not None:
+            bias = create_parameter([num_filters], dtype, bias_attr, Constant(0.0), prefix=prefix, suffix="b_0")
+        steps, holes = _pair(stride), _pair(dilation)
+        input, around = _padded(input, padding, kernel, steps, holes, 0.0, prefix)
+        return activate(torch.conv2d(input, weight, bias, steps, around, holes, groups), act)
+
+
+def pool2d(
+    input: Any,
+    pool_size: Size = -1,
+    pool_type: str = "max",
+    pool_stride: Size = 1,
+    pool_padding: Size | str = 0,
+    global_pooling: bool = False,
+    use_cudnn: bool = True,
+    ceil_mode: bool = False,
+    name: str | None = None,
+    exclusive: bool = True,
+    data_format: str = "NCHW",
+) -> Any:
+    """Pool windows by maximum or average. `exclusive`: an average does not count padding.
+
+    Source: fluid.layers.pool2d.
+    """
+    prefix = name or default_main_program().unique("pool2d")
+    _refuse_format(prefix, data_format)
+    if pool_type not in ("max", "avg"):
+        raise ProgramError(f"{prefix}: pool_type is {pool_type!r}; expected 'max' or 'avg'")
+    with name_scope(prefix):
+        if global_pooling:
+            return input.amax((2, 3), keepdim=True) if pool_type == "max" else input.mean((2, 3), keepdim=True)
+        kernel, steps = _pair(pool_size), _pair(pool_stride)
+        if min(kernel) < 1:
+            raise ProgramError(f"{prefix}: pool_size is {pool_size}; give a size, or global_pooling=True")
+        if not isinstance(pool_padding, str) and len(_pair(pool_padding)) == 4 and pool_type == "avg" and exclusive:
+            raise ProgramError(f"{prefix}: an exclusive average needs equal padding on both sides; got {pool_padding}")
+        lowest = -math.inf if pool_type == "max" else 0.0
+        input, around = _padded(input, pool_padding, kernel, steps, [1, 1], lowest, prefix)
+        if pool_type == "max":
+            return F.max_pool2d(input, kernel, steps, around, ceil_mode=ceil_mode)
+        return F.avg_pool2d(input, kernel, steps, around, ceil_mode, not exclusive)
+
+
+def _refuse_format(prefix: str, data_format: str) -> None:
+    if data_format != "NCHW":
+        raise ProgramError(f"{prefix}: data_format is {data_format!r}; only 'NCHW' is supported. Transpose the input")
+
+
+def _number(x: Any, position: int, prefix: str) -> int:
+    size = x.desc.shape[position] if x.ndim == 4 else None
+    if not isinstance(size, int):
+        raise ProgramError(f"{prefix}: input {x!r} must have four dimensions and a known size at {position}")
+    return size
+
+
+def _pair(value: Size) -> list[int]:
+    return [int(value)] * 2 if isinstance(value, int) else [int(v) for v in value]
+
+
+def _padded(
+    x: Any, padding: Size | str, kernel: list[int], stride: list[int], dilation: list[int], fill: float, prefix: str
+) -> tuple[Any, list[int]]:
+    """Return (x, padding that the kernel takes itself); uneven padding is recorded before it."""
+    if padding == "VALID":
+        return x, [0, 0]
+    if isinstance(padding, str):
+        if padding != "SAME":
+            raise ProgramError(f"{prefix}: padding is {padding!r}; expected numbers, 'SAME' or 'VALID'")
+        sides = [
+            _same(_number(x, 2 + i, prefix), stride[i], (kernel[i] - 1) * dilation[i] + 1) for i in range(2)
+        ]  # fmt: skip
+    else:
+        sizes = _pair(padding)
+        if len(sizes) not in (2, 4):
+            raise ProgramError(f"{prefix}: padding is {padding}; expected a number, two or four of them")
+        sides = [(sizes[0], sizes[0]), (sizes[1], sizes[1])] if len(sizes) == 2 else [
+            (sizes[0], sizes[1]), (sizes[2], sizes[3])
+        ]  # fmt: skip
+    if all(low == high for low, high in sides):
+        return x, [low for low, _ in sides]
+    (top, bottom), (left, right) = sides
+    return F.pad(x, (left, right, top, bottom), value=fill), [0, 0]
+
+
+def _same(size: int, stride: int, reach: int) -> tuple[int, int]:
+    total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+    return total // 2, total - total // 2

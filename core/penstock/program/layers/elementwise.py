@@ -1,0 +1,135 @@
+"""Arithmetic: element by element with Fluid's broadcasting, products, reductions' kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.program.layers.activations import activate
+from penstock.program.record.context import default_main_program, name_scope
+
+
+def _elementwise(kind: str, function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def call(x: Any, y: Any, axis: int = -1, act: str | None = None, name: str | None = None) -> Any:
+        with name_scope(name or default_main_program().unique(kind)):
+            return activate(function(x, _aligned(x, y, axis, kind)), act)
+
+    call.__name__ = call.__qualname__ = kind
+    call.__doc__ = f"{kind} of x and y; y's dimensions stand at `axis` of x (-1: at its end), others are repeated."
+    return call
+
+
+def _aligned(x: Any, y: Any, axis: int, kind: str) -> Any:
+    if axis == -1 or x.ndim == y.ndim:
+        return y
+    behind = x.ndim - axis - y.ndim
+    if axis < 0 or behind < 0:
+        raise ProgramError(f"{kind}: y with {y.ndim} dimensions does not fit x with {x.ndim} at axis {axis}")
+    return y.reshape([*y.shape, *[1] * behind])
+
+
+elementwise_add = _elementwise("elementwise_add", torch.add)
+elementwise_sub = _elementwise("elementwise_sub", torch.sub)
+elementwise_mul = _elementwise("elementwise_mul", torch.mul)
+elementwise_div = _elementwise("elementwise_div", torch.div)
+elementwise_max = _elementwise("elementwise_max", torch.maximum)
+elementwise_min = _elementwise("elementwise_min", torch.minimum)
+elementwise_pow = _elementwise("elementwise_pow", torch.pow)
+
+
+def matmul(
+    x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False, alpha: float = 1.0, name: str | None = None
+) -> Any:
+    """Return alpha * x y, over the last two dimensions."""
+    with name_scope(name or default_main_program().unique("matmul")):
+        left = x.transpose(-1, -2) if transpose_x and x.ndim > 1 else x
+        right = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
+        product: Any = torch.matmul(left, right)
+        return product if alpha == 1.0 else product * alpha
+
+
+def mul(x: Any, y: Any, x_num_col_dims: int = 1, y_num_col_dims: int = 1, name: str | None = None) -> Any:
+    """Return x y with x flattened to a matrix after `x_num_col_dims` dimensions and y after `y_num_col_dims`.
+
+    Shape: x's first dimensions, then y's last ones.
+    """
+    with name_scope(name or default_main_program().unique("mul")):
+        left = x if x.ndim == x_num_col_dims + 1 else x.flatten(x_num_col_dims)
+        right = y.flatten(0, y_num_col_dims - 1) if y_num_col_dims > 1 else y
+        right = right if right.ndim == 2 else right.flatten(1)
+        product: Any = torch.matmul(left, right)
+        return product if y.ndim == y_num_col_dims + 1 else product.unflatten(-1, y.shape[y_num_col_dims:])
+
+
+def sqrt(x: Any, name: str | None = None) -> Any:
+    """Return the square root."""
+    return torch.sqrt(x)
+
+
+def exp(x: Any, name: str | None = None) -> Any:
+    """Return e ** x."""
+    return torch.exp(x)
+
+
+def log(x: Any, name: str | None = None) -> Any:
+    """Return the natural logarithm."""
+    return torch.log(x)
+
+
+def abs(x: Any, name: str | None = None) -> Any:
+    """Return |x|."""
+    return torch.abs(x)
+
+
+def square(x: Any, name: str | None = None) -> Any:
+    """Return x * x."""
+    return torch.square(x)
+
+
+def pow(x: Any, factor: float = 1.0, name: str | None = None) -> Any:
+    """Return x ** factor."""
+    return torch.pow(x, factor)
+
+
+def clip(x: Any, min: float, max: float, name: str | None = None) -> Any:
+    """Return min(max(x, min), max)."""
+    return torch.clamp(x, min, max)
+
+
+def scale(
+    x: Any,
+    scale: float = 1.0,
+    bias: float = 0.0,
+    bias_after_scale: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """Return scale * x + bias, or scale * (x + bias)."""
+    with name_scope(name or default_main_program().unique("scale")):
+        return activate(x * scale + bias if bias_after_scale else (x + bias) * scale, act)
+
+
+def sum(x: Any) -> Any:
+    """Return the elementwise sum of a list of variables; of a single one a copy."""
+    parts = list(x) if isinstance(x, (list, tuple)) else [x]
+    with name_scope(default_main_program().unique("sum")):
+        total = parts[0].clone() if len(parts) == 1 else parts[0] + parts[1]
+        for part in parts[2:]:
+            total = total + part
+        return total
+
+
+def sums(input: Sequence[Any], out: Any = None) -> Any:
+    """Return the elementwise sum of a list of variables; with `out`, write it there and return `out`."""
+    total = sum(input)
+    return total if out is None else out.copy_(total)
+
+
+def cos_sim(X: Any, Y: Any) -> Any:
+    """Return the cosine of the angle between rows. Shapes: X [n, d]; Y [n, d] or [1, d]; result [n, 1]."""
+    with name_scope(default_main_program().unique("cos_sim")):
+        lengths = (X * X).sum(1, keepdim=True).sqrt() * (Y * Y).sum(1, keepdim=True).sqrt()
+        return (X * Y).sum(1, keepdim=True) / lengths

@@ -1,0 +1,74 @@
+"""Groups of layers that Fluid's book examples use (`fluid.nets`). Source: python/paddle/fluid/nets.py (Fluid 1.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import ProgramError
+from penstock.program.layers.convolution import Size, conv2d, pool2d
+from penstock.program.layers.network import dropout
+from penstock.program.layers.normalization import batch_norm
+
+
+def simple_img_conv_pool(
+    input: Any,
+    num_filters: int,
+    filter_size: Size,
+    pool_size: Size,
+    pool_stride: Size,
+    pool_padding: Size = 0,
+    pool_type: str = "max",
+    global_pooling: bool = False,
+    conv_stride: Size = 1,
+    conv_padding: Size = 0,
+    conv_dilation: Size = 1,
+    conv_groups: int = 1,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    use_cudnn: bool = True,
+) -> Any:
+    """One convolution and one pooling."""
+    convolved = conv2d(
+        input, num_filters, filter_size, conv_stride, conv_padding, conv_dilation, conv_groups, param_attr, bias_attr,
+        act=act,
+    )  # fmt: skip
+    return pool2d(convolved, pool_size, pool_type, pool_stride, pool_padding, global_pooling)
+
+
+def img_conv_group(
+    input: Any,
+    conv_num_filter: Sequence[int],
+    pool_size: Size,
+    conv_padding: int | Sequence[int] = 1,
+    conv_filter_size: int | Sequence[int] = 3,
+    conv_act: str | None = None,
+    param_attr: Any = None,
+    conv_with_batchnorm: bool | Sequence[bool] = False,
+    conv_batchnorm_drop_rate: float | Sequence[float] = 0.0,
+    pool_stride: Size = 1,
+    pool_type: str = "max",
+    use_cudnn: bool = True,
+) -> Any:
+    """Several convolutions, each with batch-norm and dropout if asked for, and one pooling (a block of VGG)."""
+    count = len(conv_num_filter)
+    padding, size = _each(conv_padding, count, "conv_padding"), _each(conv_filter_size, count, "conv_filter_size")
+    attrs = _each(param_attr, count, "param_attr")
+    normed = _each(conv_with_batchnorm, count, "conv_with_batchnorm")
+    rates = _each(conv_batchnorm_drop_rate, count, "conv_batchnorm_drop_rate")
+    for i, filters in enumerate(conv_num_filter):
+        act = None if normed[i] else conv_act
+        input = conv2d(input, filters, size[i], padding=padding[i], param_attr=attrs[i], act=act)
+        if normed[i]:
+            input = batch_norm(input, act=conv_act)
+            input = dropout(input, rates[i]) if rates[i] > 0 else input
+    return pool2d(input, pool_size, pool_type, pool_stride)
+
+
+def _each(value: Any, count: int, what: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * count
+    if len(value) != count:
+        raise ProgramError(f"img_conv_group: {what} has {len(value)} entries for {count} convolutions")
+    return list(value)

@@ -1,0 +1,110 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from penstock.errors import ProgramError
+from penstock.program.initializers import Constant
+from penstock.program.layers.activations import activate
+from penstock.program.parameters import ParamAttr, create_parameter, create_persistable
+from penstock.program.record.context import default_main_program, name_scope
+
+
+def batch_norm(
+    input: Any,
+    act: str | None = None,
+    is_test: bool = False,
+    momentum: float = 0.9,
+    epsilon: float = 1e-05,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    data_layout: str = "NCHW",
+    in_place: bool = False,
+    name: str | None = None,
+    moving_mean_name: str | None = None,
+    moving_variance_name: str | None = None,
+    do_model_average_for_mean_and_var: bool = True,
+    use_global_stats: bool = False,
+) -> Any:
+    """Normalise each channel over the batch of this replica, then scale and shift.
+
+    Running statistics are buffers: `running = momentum * running + (1 - momentum) * batch`, one set a replica,
+    replica 0's are saved. The running variance is the unbiased one (torch's; Fluid keeps the biased one).
+    Shapes: input [n, c, ...]; scale, shift, mean and variance [c].  Source: fluid.layers.batch_norm.
+    """
+    prefix = name or default_main_program().unique("batch_norm")
+    if data_layout != "NCHW" or input.ndim < 2 or not isinstance(input.desc.shape[1], int):
+        raise ProgramError(
+            f"{prefix}: input {input!r} with layout {data_layout!r}; expected [n, channels, ...], 'NCHW'"
+        )
+    size, dtype = [input.desc.shape[1]], input.desc.dtype
+    with name_scope(prefix):
+        scale = _parameter(size, dtype, param_attr, 1.0, prefix, "w_0")
+        shift = _parameter(size, dtype, bias_attr, 0.0, prefix, "b_0")
+        mean = create_persistable(moving_mean_name or f"{prefix}.mean", size, dtype, Constant(0.0))
+        variance = create_persistable(moving_variance_name or f"{prefix}.variance", size, dtype, Constant(1.0))
+        training = not (is_test or use_global_stats)
+        statistics: tuple[Any, Any] = (mean, variance)
+        out = torch.batch_norm(input, scale, shift, *statistics, training, 1.0 - momentum, epsilon, False)
+        return activate(out, act)
+
+
+def layer_norm(
+    input: Any,
+    scale: bool = True,
+    shift: bool = True,
+    begin_norm_axis: int = 1,
+    epsilon: float = 1e-05,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """Normalise each row over its dimensions from `begin_norm_axis` on; scale and shift are flat.
+
+    Source: fluid.layers.layer_norm.
+    """
+    prefix = name or default_main_program().unique("layer_norm")
+    sizes = list(input.desc.shape[begin_norm_axis:])
+    if not sizes or not all(isinstance(d, int) for d in sizes):
+        raise ProgramError(f"{prefix}: the sizes of {input!r} from {begin_norm_axis} on must be numbers")
+    flat, dtype = [math.prod(sizes)], input.desc.dtype
+    with name_scope(prefix):
+        gain = _parameter(flat, dtype, param_attr, 1.0, prefix, "w_0") if scale else None
+        bias = _parameter(flat, dtype, bias_attr, 0.0, prefix, "b_0") if shift else None
+        if len(sizes) > 1:
+            gain, bias = (None if p is None else p.reshape(sizes) for p in (gain, bias))
+        return activate(F.layer_norm(input, sizes, gain, bias, epsilon), act)
+
+
+def _parameter(shape: list[int], dtype: str, attr: Any, start: float, prefix: str, suffix: str) -> Any:
+    """A scale or a shift; None if its attribute is False."""
+    wanted = ParamAttr.of(attr)
+    if wanted is None:
+        return None
+    return create_parameter(shape, dtype, wanted, Constant(start), prefix=prefix, suffix=suffix)
+
+
+def lrn(
+    input: Any, n: int = 5, k: float = 1.0, alpha: float = 1e-4, beta: float = 0.75, name: str | None = None
+) -> Any:
+    """Divide by (k + alpha * sum of squares over n neighbouring channels) ** beta. Shape: [n, c, h, w]."""
+    with name_scope(name or default_main_program().unique("lrn")):
+        before = (n - 1) // 2
+        squares = F.pad(input * input, (0, 0, 0, 0, before, n - 1 - before))
+        channels = input.shape[1]
+        total = squares.narrow(1, 0, channels)
+        for offset in range(1, n):
+            total = total + squares.narrow(1, offset, channels)
+        return input / (k + alpha * total) ** beta
+
+
+def l2_normalize(x: Any, axis: int, epsilon: float = 1e-12, name: str | None = None) -> Any:
+    """Return x / sqrt(sum of squares along `axis` + epsilon)."""
+    with name_scope(name or default_main_program().unique("l2_normalize")):
+        return x / ((x * x).sum(axis, keepdim=True) + epsilon).sqrt()
