@@ -13,11 +13,6 @@ from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, VarDesc, unknown_variable
 from penstock.program.program import Program
 
-_RELATIONS = {
-    "==": lambda a, b: a == b, "!=": lambda a, b: a != b, "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b, ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
-}  # fmt: skip
-
 
 def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return a tensor for each feed. Raises FeedError for unknown names, missing names, dtypes and shapes."""
@@ -88,10 +83,11 @@ def check_guards(guards: Sequence[Guard], bindings: Mapping[str, int]) -> None:
     """Raise FeedError if a size relation that the program was recorded under does not hold for these sizes."""
     for guard in guards:
         try:
-            left, right = evaluate(guard.left, bindings), evaluate(guard.right, bindings)
+            holds = guard.holds(bindings)
         except KeyError:
             continue  # a symbol of an input that is not fed in this run
-        if not _RELATIONS[guard.relation](left, right):
+        if not holds:
+            left, right = evaluate(guard.left, bindings), evaluate(guard.right, bindings)
             raise FeedError(
                 f"{guard.source}: the program was recorded for sizes with {guard}, "
                 f"but this feed has {left} and {right}. "

@@ -8,12 +8,13 @@ A Program pickles nothing; values of captured tensors live beside it (`Program.c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Any, Literal
 
-from penstock.program.expr import Dim, Expr
+from penstock.program.expr import Dim, Expr, evaluate
 
 
 class Role(Flag):
@@ -132,6 +133,11 @@ def _refs(value: Arg) -> Iterator[str]:
             yield from _refs(item)
 
 
+_RELATIONS: dict[str, Callable[[int, int], bool]] = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """A relation between sizes that held while recording; checked when a plan is lowered."""
@@ -143,6 +149,10 @@ class Guard:
 
     def __str__(self) -> str:
         return f"{self.left} {self.relation} {self.right}"
+
+    def holds(self, bindings: Mapping[str, int]) -> bool:
+        """Whether the relation holds for these sizes. Raises KeyError for an unbound symbol."""
+        return _RELATIONS[self.relation](evaluate(self.left, bindings), evaluate(self.right, bindings))
 
 
 @dataclass

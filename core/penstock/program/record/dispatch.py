@@ -64,7 +64,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         out = _SHAPE_FUNCTIONS.get(func, func)(*args, **kwargs)
         # Relations that the call's own shape function asked for choose a kernel; the kernel chooses again when it
         # runs. Only a pinned batch counts, and raises here.
-        rec.symbols.new_guards(user_line())
+        rec.symbols.forget_guards(user_line())
         self._append(func, args, kwargs, out)
         return out
 

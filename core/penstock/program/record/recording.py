@@ -56,7 +56,7 @@ class Recording:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.shape_env = ShapeEnv()
+        self.shape_env = ShapeEnv(specialize_zero_one=False)  # else a branch on one row would be no guard
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.symbols = SymbolTable(self.shape_env)
         self.handles: dict[str, Any] = {}

@@ -20,6 +20,11 @@ def _foreign(filename: str) -> bool:
     return known
 
 
+def line_of_frame(filename: str, line: int | None) -> str:
+    """Return 'file.py:41' for a frame of the user's; '' for one of penstock or torch."""
+    return f"{Path(filename).name}:{line}" if _foreign(filename) else ""
+
+
 def user_line() -> str:
     """Return 'file.py:41' of the innermost frame outside penstock and torch; '' if there is none."""
     frame = sys._getframe(1)

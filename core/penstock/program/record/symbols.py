@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from traceback import FrameSummary
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # sympy has no types
@@ -12,11 +14,23 @@ from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Guard
+from penstock.program.record.source import line_of_frame
 
 _BINARY: dict[Any, Any] = {FloorDiv: "//", Mod: "%", PythonMod: "%"}
 _RELATION: dict[Any, Any] = {
     sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Knowledge:
+    """What a ShapeEnv has concluded from its guards."""
+
+    num_guards: int
+    replacements: dict[Any, Any]
+    axioms: dict[Any, Any]
+    ranges: dict[Any, Any]
+    divisible: set[Any]
 
 
 class SymbolTable:
@@ -25,11 +39,12 @@ class SymbolTable:
     def __init__(self, shape_env: ShapeEnv) -> None:
         self.shape_env = shape_env
         self.names: dict[sympy.Symbol, str] = {}
-        self._num_guards = 0
+        self._known = self._knowledge()
 
     def add(self, size: torch.SymInt, name: str) -> None:
         """Give the symbol of `size` its name in the Program."""
         self.names[size.node.expr] = name
+        self._known = self._knowledge()
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """Return the expression of a size. Raises ProgramError for operators that Programs do not have."""
@@ -66,13 +81,59 @@ class SymbolTable:
         return Expr(op, tuple(self.expr(a) for a in terms))  # type: ignore[arg-type]  # op is one of ExprOp
 
     def new_guards(self, source: str) -> list[Guard]:
-        """Return the guards that arose since the last call. Raises ProgramError if one pins a symbol to a number."""
-        fresh = self.shape_env.guards[self._num_guards :]
-        self._num_guards = len(self.shape_env.guards)
+        """Return the guards that arose since the last call, each with the line that asked for it.
+
+        Raises ProgramError if one pins a symbol to a number; what was learnt since the last call is forgotten then.
+        """
+        fresh = self.shape_env.guards[self._known.num_guards :]
+        if not fresh:
+            return []
         guards: list[Guard] = []
-        for shape_guard in fresh:
-            guards.extend(self._guard(shape_guard.expr, source))
+        forgets = True
+        try:
+            for asked in fresh:
+                line = _line(asked)
+                guards += [g for g in self._guard(asked.expr, line or source) if line or not _holds_from_two(g)]
+            forgets = len(guards) < len(fresh)
+        finally:
+            if forgets:
+                self._forget()
+            else:
+                self._known = self._knowledge()
         return guards
+
+    def forget_guards(self, source: str) -> None:
+        """Forget the relations that arose since the last call, so that a branch of the user's asks again.
+
+        Raises ProgramError if one pins a symbol to a number.
+        """
+        fresh = self.shape_env.guards[self._known.num_guards :]
+        if fresh:
+            self._forget()
+        for asked in fresh:
+            self._guard(asked.expr, source)
+
+    def _knowledge(self) -> _Knowledge:
+        env = self.shape_env
+        return _Knowledge(
+            len(env.guards), dict(env.replacements), dict(env.axioms), dict(env.var_to_range), set(env.divisible)
+        )
+
+    def _forget(self) -> None:
+        """Go back to what was known after the last call. torch has no way to take a guard back, so its state is set."""
+        env, known = self.shape_env, self._known
+        del env.guards[known.num_guards :]
+        for mine, kept in (
+            (env.replacements, known.replacements),
+            (env.axioms, known.axioms),
+            (env.var_to_range, known.ranges),
+        ):
+            mine.clear()
+            mine.update(kept)
+        env.divisible = set(known.divisible)
+        env._replacements_version_counter += 1
+        env._version_counter += 1
+        ShapeEnv._inner_evaluate_expr.cache_clear()  # it answers without a guard what it was asked before
 
     def _guard(self, expr: Any, source: str) -> list[Guard]:
         if isinstance(expr, sympy.And):
@@ -91,11 +152,10 @@ class SymbolTable:
 
     def _refuse_pin(self, expr: Any, relation: str, source: str) -> None:
         sides = (expr.lhs, expr.rhs)
-        symbols = [s for s in sides if s in self.names]
-        if relation != "==" or not symbols or not any(s.is_Integer for s in sides):
+        # x.shape[0] * 4 == 31680 pins the batch as well; x.shape[0] % 2 == 0 is a relation.
+        sizes = [s for s in sides if not s.is_Integer and not s.has(*_BINARY, Max, Min, sympy.Max, sympy.Min)]
+        if relation != "==" or not sizes or not any(s.is_Integer for s in sides):
             return
-        for symbol in symbols:  # undo, so that the program can still be recorded after the error
-            self.shape_env.replacements.pop(symbol, None)
         number = next(int(s) for s in sides if s.is_Integer)
         raise ProgramError(
             f"{source}: this line turns the batch size into the number {number} (int(x.shape[0]), len(x), range or a "
@@ -109,3 +169,19 @@ class SymbolTable:
         if value in self.names:
             return Expr("sym", (self.names[value],))
         return self.expr(value)
+
+
+def _line(asked: Any) -> str:
+    """The user's line that asked for a guard; '' if torch itself asked, within a call."""
+    frame = asked.sloc.framework_loc
+    return line_of_frame(frame.filename, frame.lineno) if isinstance(frame, FrameSummary) else ""
+
+
+def _holds_from_two(guard: Guard) -> bool:
+    """Whether a guard excludes nothing but batches of no row or one.
+
+    torch asks so to choose between forms that give the same result; kept, such a guard would refuse batch 1.
+    """
+    symbols = {s for side in (guard.left, guard.right) if isinstance(side, Expr) for s in side.symbols()}
+    sizes = (2, 3, 4, 5, 7, 8, 16, 100, 1 << 20)
+    return all(guard.holds(dict.fromkeys(symbols, size)) for size in sizes)
