@@ -50,6 +50,14 @@ class Scope:
         self._steps[program] = step + 1
         return step
 
+    def steps(self, program: Program) -> int:
+        """Return how often `program` has run here."""
+        return self._steps.get(program, 0)
+
+    def set_steps(self, program: Program, steps: int) -> None:
+        """Let the next run of `program` be number `steps` (after a load)."""
+        self._steps[program] = steps
+
 
 class ScopeVariable:
     """Fluid's `scope.find_var(name).get_tensor()`: read as an array, `set` in place."""

@@ -1,0 +1,120 @@
+"""Inference models: what the targets need of a Program at rest, with the values that it reads.
+
+The Program is stored as its text and read by Penstock's own grammar; names of inputs and results are kept in the
+manifest. Nothing in a model is executed while it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ProgramError, UserError
+from penstock.exec.parallel import CompiledProgram
+from penstock.exec.scope import Scope
+from penstock.io.files import read_manifest
+from penstock.io.manifest import Manifest
+from penstock.io.prune import pruned
+from penstock.io.variables import (
+    Folder,
+    assign,
+    checked_values,
+    manifest_path,
+    persistables,
+    plain,
+    scope_of,
+    write_variables,
+)
+from penstock.program import legality
+from penstock.program.ir import VarDesc
+from penstock.program.program import Program
+
+MODEL_NAME = "__model__"
+
+
+def save_inference_model(
+    dirname: Folder,
+    feeded_var_names: str | Sequence[str],
+    target_vars: Any,
+    executor: object,
+    main_program: Program | CompiledProgram | None = None,
+    model_filename: str | None = None,
+    *,
+    scope: Scope | None = None,
+) -> list[str]:
+    """Save what `target_vars` need of the Program at rest; return the targets' names.
+
+    Raises UserError for a target that only training makes, and for an input that is needed but not named;
+    then nothing is written.
+    """
+    program = plain(main_program)
+    feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names)
+    targets = [t if isinstance(t, str) else t.name for t in _listed(target_vars)]
+    for name in targets:
+        program.var(name)
+    model = pruned(_at_rest(program, targets), feeds, targets)
+    legality.check(model)
+    write_variables(
+        _place(dirname, model_filename), model, persistables(model), scope_of(executor, scope),
+        text=str(model), feeds=feeds, fetches=targets,
+    )  # fmt: skip
+    return targets
+
+
+def _listed(targets: Any) -> list[Any]:
+    return list(targets) if isinstance(targets, (list, tuple)) else [targets]
+
+
+def _at_rest(program: Program, targets: Sequence[str]) -> Program:
+    rest = program.clone(for_test=True)
+    for name in targets:
+        if name not in rest.variables:
+            raise UserError(
+                f"target {name!r} (created at {program.variables[name].source}) is made by training alone; "
+                "expected a variable of the forward pass",
+                variable=name,
+            )
+    return rest
+
+
+def _place(dirname: Folder, model_filename: str | None) -> Path:
+    return manifest_path(dirname, model_filename or MODEL_NAME)
+
+
+def load_inference_model(
+    dirname: Folder,
+    executor: object,
+    model_filename: str | None = None,
+    *,
+    scope: Scope | None = None,
+) -> tuple[Program, list[str], list[VarDesc]]:
+    """Return (program, names to feed, variables to fetch) of a saved model, its values put into the scope.
+
+    Raises UserError, with the scope unchanged, for a model that is missing, damaged, or no inference model.
+    """
+    place = _place(dirname, model_filename)
+    manifest = read_manifest(place)
+    program = _program(manifest, place)
+    values = checked_values(manifest, place, program, persistables(program))
+    assign(manifest, values, program, scope_of(executor, scope), resumes=False)
+    return program, list(manifest.feeds), [program.variables[name] for name in manifest.fetches]
+
+
+def _program(manifest: Manifest, place: Path) -> Program:
+    if manifest.program is None or not manifest.fetches:
+        raise UserError(
+            f"{place} holds variables without a model; expected what save_inference_model wrote", file=str(place)
+        )
+    file = place.parent / manifest.program.name
+    try:
+        program = Program.parse(file.read_text(encoding="utf-8"))
+        legality.check(program)
+    except (ProgramError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} holds no program: {error}", file=str(file)) from error
+    for name in (*manifest.feeds, *manifest.fetches):
+        if name not in program.variables:
+            raise UserError(
+                f"{file}: the manifest names the variable {name!r}, which the program lacks", file=str(file)
+            )
+    return program

@@ -1,0 +1,157 @@
+"""The manifest of a save: which files belong to it, and what they hold. Pure: text in, data out.
+
+Every field is covered by a digest of the manifest itself, and every file by a digest in the manifest, so that a
+changed byte is found wherever it is. Whether a file is *right* is decided here; reading it is `io.files`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from penstock.errors import UserError
+
+FORMAT = "penstock-save"
+VERSION = 1
+_DIGEST = 64  # characters of a sha256 in hexadecimal
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of the save, beside the manifest. `name`: its name without a folder."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVariable:
+    """A variable in the safetensors file. `dtype` as torch calls it, without 'torch.'."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`step` and `seed`: how far the Program had run and what its random numbers follow from; -1 if not kept.
+
+    `feeds` and `fetches`: of an inference model.
+    """
+
+    values: StoredFile
+    variables: tuple[StoredVariable, ...]
+    program: StoredFile | None = None
+    step: int = -1
+    seed: int = -1
+    feeds: tuple[str, ...] = field(default=())
+    fetches: tuple[str, ...] = field(default=())
+
+    def files(self) -> set[str]:
+        """Names of the files that belong to this save."""
+        return {f.name for f in (self.values, self.program) if f is not None}
+
+
+def render(manifest: Manifest) -> str:
+    """Return the JSON text, digest included. No newline at its end: every shorter text is invalid."""
+    content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    return json.dumps({**content, "sha256": _digest(content)}, indent=1)
+
+
+def parse(text: str | bytes, path: str) -> Manifest:
+    """Return the manifest in `text`, read from `path`. Raises UserError for one that is damaged or foreign."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        raise UserError(f"{path} is damaged or no manifest of a save: {error}; expected JSON", file=path) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        got = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise UserError(f"{path} is no manifest of a save: its format is {got!r}; expected {FORMAT!r}", file=path)
+    if content.get("version") != VERSION:
+        raise UserError(
+            f"{path} has version {content.get('version')!r}; this Penstock reads version {VERSION}", file=path
+        )
+    said, computed = content.pop("sha256", None), _digest(content)
+    if said != computed:
+        raise UserError(
+            f"{path} is damaged: its content has sha256 {computed}, but it says {said!r}. Use another copy of the save",
+            file=path, got=computed, expected=said,
+        )  # fmt: skip
+    return _manifest(content, path)
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _manifest(content: Mapping[str, Any], path: str) -> Manifest:
+    values = _file(_expect(content, "values", dict, path), path)
+    program = _file(content["program"], path) if content.get("program") is not None else None
+    variables = tuple(_variable(v, path) for v in _expect(content, "variables", list, path))
+    step, seed = _expect(content, "step", int, path), _expect(content, "seed", int, path)
+    feeds, fetches = (tuple(map(str, _expect(content, key, list, path))) for key in ("feeds", "fetches"))
+    return Manifest(values, variables, program, step, seed, feeds, fetches)
+
+
+def _expect(content: Any, key: str, kind: type, path: str) -> Any:
+    value = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(value, kind):
+        raise UserError(
+            f"{path}: the field {key!r} is {type(value).__name__}; expected {kind.__name__}", file=path, field=key
+        )
+    return value
+
+
+def _file(content: Any, path: str) -> StoredFile:
+    name, digest = _expect(content, "name", str, path), _expect(content, "sha256", str, path)
+    if not name or "/" in name or "\\" in name or name in (".", ".."):
+        raise UserError(f"{path} names the file {name!r}; expected a name in its own folder", file=path)
+    if len(digest) != _DIGEST:
+        raise UserError(f"{path}: the digest of {name!r} has {len(digest)} characters; expected {_DIGEST}", file=path)
+    return StoredFile(name, _expect(content, "size_bytes", int, path), digest)
+
+
+def _variable(content: Any, path: str) -> StoredVariable:
+    shape = _expect(content, "shape", list, path)
+    if not all(isinstance(d, int) and d >= 0 for d in shape):
+        raise UserError(f"{path}: the shape of {content.get('name')!r} is {shape}; expected sizes", file=path)
+    return StoredVariable(
+        _expect(content, "name", str, path), _expect(content, "dtype", str, path), tuple(map(int, shape))
+    )
+
+
+def check_wanted(
+    wanted: Mapping[str, tuple[str, tuple[int, ...]]],
+    stored: Mapping[str, StoredVariable],
+    path: str,
+    created: Callable[[str], str],
+) -> None:
+    """Raise UserError for the first wanted (dtype, shape) that the save does not have. `created(name)`: its line."""
+    for name, (dtype, shape) in wanted.items():
+        found = stored.get(name)
+        expected = f"{dtype}{list(shape)}"
+        if found is None:
+            raise UserError(
+                f"{path} has no variable {name!r} (created at {created(name) or 'an unknown line'}); expected "
+                f"{expected}. It holds {_some(sorted(stored))}. Was it saved from another program, or by save_params "
+                "while this loads all persistables?",
+                file=path, variable=name, got="nothing", expected=expected,
+            )  # fmt: skip
+        got = f"{found.dtype}{list(found.shape)}"
+        if got != expected:
+            raise UserError(
+                f"{path}: variable {name!r} is {got}, but the program (at {created(name) or 'an unknown line'}) "
+                f"expects {expected}. Load it into the program that it was saved from",
+                file=path, variable=name, got=got, expected=expected,
+            )  # fmt: skip
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(repr(n) for n in names[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown or "no variables"
