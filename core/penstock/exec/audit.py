@@ -19,8 +19,9 @@ from typing import Any, Literal
 import torch
 
 from penstock.exec.executor import Executor
+from penstock.exec.pairing import named_operands, named_results
 from penstock.exec.scope import Scope
-from penstock.program.ir import Arg, Operator, Ref
+from penstock.program.ir import Operator
 from penstock.program.program import Program
 
 
@@ -35,7 +36,8 @@ class Finding:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: operator {self.operator!r} ({self.type}, {self.source or 'no line'}), variable {self.variable!r}"
+        where = f"{self.type}, {self.source or 'no line'}"
+        return f"{self.kind}: operator {self.operator!r} ({where}), variable {self.variable!r}"
 
 
 def audit(program: Program, feed: Mapping[str, Any], scope: Scope | None = None) -> list[Finding]:
@@ -46,7 +48,7 @@ def audit(program: Program, feed: Mapping[str, Any], scope: Scope | None = None)
     findings: list[Finding] = []
 
     def hook(op: Operator, operands: list[Any], call: Callable[[], Any]) -> Any:
-        tensors = list(_named((*op.args, *(v for _, v in op.kwargs)), operands))
+        tensors = named_operands(op, operands)
         before = {_address(t): _digest(t) for _, t in tensors}
         result = call()
         findings.extend(_writes(op, tensors, before))
@@ -67,30 +69,12 @@ def _writes(op: Operator, tensors: list[tuple[str, torch.Tensor]], before: Mappi
 def _views(program: Program, op: Operator, tensors: list[tuple[str, torch.Tensor]], result: Any) -> Iterator[Finding]:
     storages = {program.variables[name].storage: _address(t) for name, t in tensors}
     addresses = set(storages.values()) - {0}
-    for name, tensor in _results(op, result):
+    for name, tensor in named_results(op, result):
         base = program.variables[name].storage
         if base == name and _address(tensor) in addresses:
             yield Finding("undeclared view", op.name, op.type, name, op.source)
         elif base != name and storages.get(base, _address(tensor)) != _address(tensor):
             yield Finding("view that is a copy", op.name, op.type, name, op.source)
-
-
-def _named(args: tuple[Arg, ...], values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Pair the names among an operator's arguments with the tensors that it is called with."""
-    for arg, value in zip(args, values, strict=True):
-        if isinstance(arg, Ref):
-            yield arg.name, value
-        elif isinstance(arg, tuple):
-            yield from _named(arg, value)
-
-
-def _results(op: Operator, result: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    values = result if isinstance(result, tuple) else (result,)
-    for name, value in zip(op.outputs, values, strict=False):
-        if isinstance(name, tuple):
-            yield from zip(name, value, strict=True)
-        elif name is not None and value is not None:  # a kernel may leave out what its output mask excludes
-            yield name, value
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -16,6 +16,7 @@ import torch
 
 from penstock import telemetry
 from penstock.errors import FeedError, FetchError
+from penstock.exec import nan_check
 from penstock.exec.executor import SelectedRowsValue, resolved_seed
 from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
 from penstock.exec.lowering import Lowered, bind, lower, set_random_states, static_shapes
@@ -132,7 +133,10 @@ class DataParallel:
 
     def _execute(self, lowered: Lowered, step: int, schedule_seed: int) -> None:
         try:
-            self.engine.run(lowered.plan, step, schedule_seed=schedule_seed)
+            if nan_check.enabled():
+                nan_check.run_checked(lowered, self.program)
+            else:
+                self.engine.run(lowered.plan, step, schedule_seed=schedule_seed)
         except EngineError as error:
             handle = lowered.graph.handles[error.op_index]
             shapes = static_shapes(self.program, handle.op, lowered.graph, lowered.shares.bindings[handle.rows_of])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from penstock.errors import FetchError, ProgramError, UserError
+from penstock.exec import nan_check
 from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
 from penstock.exec.places import CPUPlace, Place
 from penstock.exec.scope import Scope, global_scope
@@ -86,6 +87,8 @@ class Executor:
         """`run` for a plain Program; `hook` sees every operator (see `exec.audit`)."""
         scope = scope or global_scope()
         prepared = self._prepare(program)
+        if hook is None and nan_check.enabled():
+            hook = nan_check.hook_of(program)
         tensors = as_tensors(program, feed)
         bindings = bind_symbols(program, tensors)
         check_guards(program.guards, bindings)

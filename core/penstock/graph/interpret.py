@@ -5,17 +5,23 @@ Not fast, and not meant to be. The caller sets the number of intra-op threads th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from penstock.graph.operands import Shares, operands
-from penstock.graph.ssa import Graph
+from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.kernels import concrete, resolve
 
+Hook = Callable[[OpHandle, list[Any], Callable[[], Any]], Any]
+"""Called for each handle with its operands and a function that runs it; returns the result."""
 
-def interpret(graph: Graph, shares: Shares, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+
+def interpret(
+    graph: Graph, shares: Shares, tensors: Mapping[str, torch.Tensor], hook: Hook | None = None
+) -> dict[str, Any]:
     """Return the value of every physical variable after one run.
 
     `tensors`: feeds, random state and persistables by physical name; persistables are updated in place.
@@ -23,12 +29,12 @@ def interpret(graph: Graph, shares: Shares, tensors: Mapping[str, torch.Tensor])
     values: dict[str, Any] = dict(tensors)
     with torch.no_grad():
         for handle in graph.handles:
-            args, kwargs = operands(handle, shares)
+            given, named = operands(handle, shares)
             bindings = shares.bindings[handle.rows_of]
-            result = resolve(handle.op)(
-                *(concrete(a, bindings, values.__getitem__) for a in args),
-                **{k: concrete(v, bindings, values.__getitem__) for k, v in kwargs},
-            )
+            args = [concrete(a, bindings, values.__getitem__) for a in given]
+            kwargs = {k: concrete(v, bindings, values.__getitem__) for k, v in named}
+            call = partial(resolve(handle.op), *args, **kwargs)
+            result = call() if hook is None else hook(handle, [*args, *kwargs.values()], call)
             for name, value in zip(handle.op.outputs, result if isinstance(result, tuple) else (result,), strict=False):
                 if isinstance(name, tuple):
                     values.update(zip(name, value, strict=True))
