@@ -72,7 +72,9 @@ class Eager:
             torch.optim.SGD(dense, rate) if kind == "sgd" else torch.optim.Adam(dense, rate)
         ]
         if sparse:
-            self.optimizers.append(torch.optim.SGD(sparse, rate) if kind == "sgd" else torch.optim.SparseAdam(sparse, rate))
+            self.optimizers.append(
+                torch.optim.SGD(sparse, rate) if kind == "sgd" else torch.optim.SparseAdam(sparse, rate)
+            )
 
     def step(self, x: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on a batch; return (loss, predictions)."""

@@ -162,7 +162,7 @@ def one_row(x: Any) -> Any:
     scaled = F.mse_loss(x, x * 2.0) + (x + x[:1])  # torch asks itself whether there is one row; that is no guard
     if x.shape[0] == 1:
         return scaled * 0.0
-    return scaled
+    return scaled * 2.0
 
 
 def test_a_branch_on_a_single_row_is_a_guard_and_torchs_own_questions_are_none() -> None:

@@ -30,6 +30,7 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_@][A-Za-z0-9_.@/]*)|(?P<mark>->|//|==|!=|<=|>=|[-+*%()\[\]:=,<>]))"
 )
 _ROLES = {r.name: r for r in Role}
+_MAX_DIGITS = 400  # of a number; Python itself refuses to read thousands
 _CONSTS = ("dtype", "device", "layout", "memory_format")
 
 
@@ -153,11 +154,20 @@ class _Line:
         if self.kind() not in ("name", "string"):
             raise self.fail(expected)
         token = self.tokens[self.at]
+        if token.kind != "string":
+            self.at += 1
+            return token.text
+        try:
+            text = str(json.loads(token.text))
+        except json.JSONDecodeError:
+            raise self.fail("a quoted string with JSON's escapes") from None
         self.at += 1
-        return str(json.loads(token.text)) if token.kind == "string" else token.text
+        return text
 
     def number_value(self) -> int | float:
         text = self.tokens[self.at].text
+        if len(text) > _MAX_DIGITS:
+            raise self.fail(f"a number of at most {_MAX_DIGITS} characters")
         self.at += 1
         return float(text) if any(c in text for c in ".einfa") else int(text)
 
@@ -255,21 +265,29 @@ def parse_structure(text: str) -> Structure:
         raise ProgramError("the text of the program is empty")
     program = _head(_Line(lines[0][1], lines[0][0], []))
     for number, line in lines[1:]:
-        cursor = _Line(line, number, program.symbols)
-        word = cursor.word("'var', 'guard' or 'op'")
-        if word == "var":
-            var = _variable(cursor)
-            program.variables[var.name] = var
-        elif word == "guard":
-            program.guards.append(_guard(cursor))
-        elif word == "op":
-            program.operators.append(_operator(cursor))
-        else:
-            cursor.at = 0
-            raise cursor.fail("'var', 'guard' or 'op'")
-        if not cursor.done():
-            raise cursor.fail("the end of the line")
+        try:
+            _read(_Line(line, number, program.symbols), program)
+        except RecursionError:
+            raise ProgramError(f"line {number}: expressions or lists are nested too deeply", line=number) from None
     return program
+
+
+def _read(line: _Line, program: Structure) -> None:
+    word = line.word("'var', 'guard' or 'op'")
+    if word == "var":
+        var = _variable(line)
+        if var.name in program.variables:
+            raise ProgramError(f"line {line.number}: variable {var.name!r} is described a second time", line=line.number)
+        program.variables[var.name] = var
+    elif word == "guard":
+        program.guards.append(_guard(line))
+    elif word == "op":
+        program.operators.append(_operator(line))
+    else:
+        line.at = 0
+        raise line.fail("'var', 'guard' or 'op'")
+    if not line.done():
+        raise line.fail("the end of the line")
 
 
 def _head(line: _Line) -> Structure:

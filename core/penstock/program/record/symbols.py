@@ -89,12 +89,15 @@ class SymbolTable:
         if not fresh:
             return []
         guards: list[Guard] = []
-        forgets = True
+        forgets, dropped = True, False
         try:
             for asked in fresh:
                 line = _line(asked)
-                guards += [g for g in self._guard(asked.expr, line or source) if line or not _holds_from_two(g)]
-            forgets = len(guards) < len(fresh)
+                found = self._guard(asked.expr, line or source)
+                kept = [g for g in found if line or not _holds_from_two(g)]
+                dropped = dropped or len(kept) < len(found)
+                guards += kept
+            forgets = dropped
         finally:
             if forgets:
                 self._forget()

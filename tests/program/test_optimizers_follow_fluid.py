@@ -1,0 +1,214 @@
+"""Ten steps of every optimizer, dense and sparse, against Fluid's formulas in numpy (float64).
+
+The network looks up rows of a table, with repetitions, and multiplies their sum; its gradients come from torch. Run by
+Executor, and by ParallelExecutor on 2 replicas in both modes: the exchanged gradient is the whole batch's, so all
+three meet the same reference. Sums in another order, ten steps: 1e-9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import penstock as fluid
+from penstock.exec.scope import Scope
+
+Array = NDArray[np.float64]
+HEIGHT, WIDTH, ROWS, STEPS, RATE = 9, 3, 6, 10, 0.05
+UNUSED = [7, 8]  # rows that no batch asks for
+
+
+@dataclass
+class Kept:
+    """What a reference keeps beside one parameter, and the number of this step (from 1)."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    step: int = 0
+
+    def get(self, name: str, like: Array) -> Array:
+        return self.arrays.setdefault(name, np.zeros_like(like))
+
+
+Rule = Callable[[Array, Array, Kept, Any], Array]
+
+
+def sgd(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+    return p - RATE * g
+
+
+def momentum(nesterov: bool) -> Rule:
+    def rule(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+        v = kept.get("v", p)
+        v[used] = 0.9 * v[used] + g[used]
+        return p - RATE * (g + 0.9 * v if nesterov else v)
+
+    return rule
+
+
+def lars(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+    v, norm, of_g = kept.get("v", p), np.linalg.norm(p), np.linalg.norm(g)
+    local = RATE * 0.02 * norm / (of_g + 0.1 * norm) if norm > 0 and of_g > 0 else RATE
+    v[used] = 0.9 * v[used] + local * (g[used] + 0.1 * p[used])
+    return p - v
+
+
+def adagrad(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+    m = kept.get("m", p)
+    m += g * g
+    return np.asarray(p - RATE * g / (np.sqrt(m) + 1e-6))
+
+
+def decayed_adagrad(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+    m = kept.get("m", p)
+    m[used] = 0.8 * m[used] + 0.2 * g[used] ** 2
+    return np.asarray(p - RATE * g / (np.sqrt(m) + 1e-6))
+
+
+def adam(decay: float = 0.0) -> Rule:
+    def rule(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+        m, s, t = kept.get("m", p), kept.get("s", p), kept.step
+        m[used] = 0.9 * m[used] + 0.1 * g[used]
+        s[used] = 0.99 * s[used] + 0.01 * g[used] ** 2
+        # 1e-8 under the root's correction in the dense form, beside it in the sparse one.
+        epsilon = 1e-8 * (np.sqrt(1 - 0.99**t) if isinstance(used, slice) else 1.0)
+        step = RATE * np.sqrt(1 - 0.99**t) / (1 - 0.9**t) * m / (np.sqrt(s) + epsilon)
+        return np.asarray(p * (1 - RATE * decay) - step)
+
+    return rule
+
+
+def adamax(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+    m, u = kept.get("m", p), kept.get("u", p)
+    m[used] = 0.9 * m[used] + 0.1 * g[used]
+    u[used] = np.maximum(np.abs(g[used]), 0.99 * u[used] + 1e-8)
+    return np.asarray(p - RATE / (1 - 0.9**kept.step) * m / np.maximum(u, 1e-300))
+
+
+def rmsprop(centered: bool) -> Rule:
+    def rule(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+        s, a, v = kept.get("s", p), kept.get("a", p), kept.get("v", p)
+        s[used] = 0.9 * s[used] + 0.1 * g[used] ** 2
+        a[used] = 0.9 * a[used] + 0.1 * g[used]
+        spread = s - a * a if centered else s
+        v[used] = 0.5 * v[used] + (RATE * g / np.sqrt(spread + 1e-6))[used]
+        return p - v
+
+    return rule
+
+
+def ftrl(power: float) -> Rule:
+    def rule(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+        n, z = kept.get("n", p), kept.get("z", p)
+        before = n**-power
+        n += g * g
+        z[used] += (g - (n**-power - before) / RATE * p)[used]
+        new = (np.sign(z) * 0.01 - z) / np.maximum(n**-power / RATE + 0.2, 1e-300)
+        return np.where(np.abs(z) > 0.01, new, 0.0)
+
+    return rule
+
+
+O: Any = fluid.optimizer
+CASES: dict[str, tuple[Callable[[], Any], Rule]] = {
+    "sgd": (lambda: O.SGD(RATE), sgd),
+    "momentum": (lambda: O.Momentum(RATE, 0.9), momentum(False)),
+    "nesterov": (lambda: O.Momentum(RATE, 0.9, use_nesterov=True), momentum(True)),
+    "lars": (lambda: O.LarsMomentum(RATE, 0.9, 0.02, 0.1), lars),
+    "adagrad": (lambda: O.Adagrad(RATE), adagrad),
+    "decayed adagrad": (lambda: O.DecayedAdagrad(RATE, 0.8), decayed_adagrad),
+    "adam": (lambda: O.Adam(RATE, 0.9, 0.99), adam()),
+    "adamw": (lambda: O.AdamW(RATE, 0.9, 0.99, weight_decay=0.1), adam(0.1)),
+    "adamax": (lambda: O.Adamax(RATE, 0.9, 0.99), adamax),
+    "rmsprop": (lambda: O.RMSProp(RATE, 0.9, momentum=0.5), rmsprop(False)),
+    "rmsprop centered": (lambda: O.RMSProp(RATE, 0.9, momentum=0.5, centered=True), rmsprop(True)),
+    "ftrl": (lambda: O.Ftrl(RATE, 0.01, 0.1), ftrl(-0.5)),
+    "ftrl of another power": (lambda: O.Ftrl(RATE, 0.01, 0.1, lr_power=-0.7), ftrl(-0.7)),
+}
+
+
+def batches(number: int = STEPS) -> Iterator[dict[str, Any]]:
+    draw = np.random.default_rng(2)
+    for _ in range(number):
+        yield {
+            "ids": draw.integers(0, min(UNUSED), size=(ROWS, 2)),
+            "label": draw.normal(size=(ROWS, 2)),
+        }
+
+
+def network(optimizer: Any, *, is_sparse: bool) -> tuple[Any, Any, Any]:
+    """Return (main, startup, loss) of a network whose parameters are `table` and `weight`."""
+    main, startup = fluid.Program(), fluid.Program()
+    startup.random_seed = 4
+    with fluid.program_guard(main, startup):
+        L: Any = fluid.layers
+        ids, label = fluid.data("ids", [-1, 2], "int64"), fluid.data("label", [-1, 2], "float64")
+        rows = fluid.embedding(ids, [HEIGHT, WIDTH], is_sparse, param_attr="table", dtype="float64")
+        out = L.fc(L.reduce_sum(rows, 1), 2, param_attr="weight", bias_attr=False)
+        loss = L.mean(L.square_error_cost(out, label))
+        optimizer.minimize(loss)
+    return main, startup, loss
+
+
+def numpy_of(scope: Scope, name: str) -> Array:
+    found = scope.find(name)
+    assert found is not None, name
+    return np.array(found.numpy(), dtype=np.float64)
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, parts: tuple[Any, Any, Any], how: str) -> tuple[Scope, dict[str, Array]]:
+    """Run all batches; return (scope afterwards, parameters before)."""
+    main, startup, loss = parts
+    scope, exe = Scope(), fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    before = {n: numpy_of(scope, n) for n in ("table", "weight")}
+    if how == "executor":
+        for feed in batches():
+            exe.run(main, feed, [loss], scope=scope)
+        return scope, before
+    monkeypatch.setenv("CPU_NUM", "2")
+    build = fluid.BuildStrategy()
+    build.reduce_strategy = getattr(fluid.BuildStrategy.ReduceStrategy, how)
+    parallel = fluid.ParallelExecutor(False, loss.name, main, build_strategy=build, scope=scope)
+    for feed in batches():
+        parallel.run([loss], feed)
+    parallel.close()
+    return scope, before
+
+
+def reference(rule: Rule, before: dict[str, Array], *, is_sparse: bool) -> dict[str, Array]:
+    """Train by the rule; a sparse table is updated in the rows of each batch alone."""
+    values = {n: torch.from_numpy(v.copy()) for n, v in before.items()}
+    kept = {n: Kept() for n in values}
+    for feed in batches():
+        leaves = {n: v.requires_grad_() for n, v in values.items()}
+        out = leaves["table"][torch.from_numpy(feed["ids"])].sum(1) @ leaves["weight"]
+        ((out - torch.from_numpy(feed["label"])) ** 2).mean().backward()
+        for name, leaf in leaves.items():
+            used: Any = np.unique(feed["ids"]) if is_sparse and name == "table" else slice(None)
+            kept[name].step += 1
+            assert leaf.grad is not None
+            old = leaf.detach().numpy().copy()
+            new = rule(old, leaf.grad.numpy(), kept[name], used)
+            old[used] = new[used]
+            values[name] = torch.from_numpy(old)
+    return {n: v.numpy() for n, v in values.items()}
+
+
+@pytest.mark.parametrize("how", ["executor", "AllReduce", "Reduce"])
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("name", CASES)
+def test_optimizer_follows_its_formula(monkeypatch: pytest.MonkeyPatch, name: str, is_sparse: bool, how: str) -> None:
+    make, rule = CASES[name]
+    scope, before = trained(monkeypatch, network(make(), is_sparse=is_sparse), how)
+    for parameter, wanted in reference(rule, before, is_sparse=is_sparse).items():
+        got = numpy_of(scope, parameter)
+        assert np.abs(got - before[parameter]).max() > 1e-4, "nothing was learnt"
+        np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-9, err_msg=parameter)
+        if is_sparse and parameter == "table":
+            assert (got[UNUSED] == before[parameter][UNUSED]).all(), "a row that no batch used has moved"
