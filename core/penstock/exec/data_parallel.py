@@ -118,7 +118,11 @@ class DataParallel:
                 f"a feed list has {len(feeds)} dicts, but there are {self.num_replicas} replicas (CPU_NUM); "
                 "give one dict for each, or a single dict to be split"
             )
-        return [as_tensors(self.program, f) for f in feeds]
+        shares = [as_tensors(self.program, f) for f in feeds]
+        for position, share in enumerate(shares):
+            if self._rows(share) == 0:
+                raise FeedError(f"dict {position} of the feed list has no rows; feed at least one to each replica")
+        return shares
 
     def _rows(self, share: Mapping[str, torch.Tensor]) -> int:
         return next((t.shape[0] for n, t in share.items() if has_batch(self.program, n)), 1)

@@ -35,7 +35,7 @@ def cpu_num() -> int:
     text = os.environ.get("CPU_NUM", "").strip()
     if not text:
         return num_cores()
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise SpecError(f"the environment variable CPU_NUM is {text!r}; expected a whole number from 1 on")
     return int(text)
 

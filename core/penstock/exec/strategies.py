@@ -34,7 +34,7 @@ class _Strategy:
             raise SpecError(f"{kind} has no field {name!r}; it has {', '.join(sorted(self._defaults))}", got=name)
         default = self._defaults[name]
         if not _fits(value, default):
-            expected = "True, False or None" if default is None else type(default).__name__
+            expected = _expected(default)
             raise SpecError(f"{kind}.{name} is {value!r}; expected {expected}", got=value, expected=expected)
         if name in self._without_effect and value != default:
             _say_once(f"{kind}.{name} = {value!r} is stored but has no effect in this version")
@@ -43,6 +43,12 @@ class _Strategy:
     def __repr__(self) -> str:
         changed = {k: v for k, v in self.__dict__.items() if v != self._defaults[k]}
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
+
+
+def _expected(default: Any) -> str:
+    if isinstance(default, IntEnum):
+        return f"one of {', '.join(m.name for m in type(default))}"
+    return "True, False or None" if default is None else type(default).__name__
 
 
 def _fits(value: Any, default: Any) -> bool:
