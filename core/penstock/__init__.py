@@ -31,6 +31,7 @@ _WHERE = {
     "cuda_places": "exec.places",
     "is_compiled_with_cuda": "exec.places",
     "Scope": "exec.scope",
+    "capture": "captured",
     "set_flags": "exec.flags",
     "get_flags": "exec.flags",
     "save": "io.variables",

@@ -114,21 +114,21 @@ def ftrl(power: float) -> Rule:
     return rule
 
 
-O: Any = fluid.optimizer
+optimizers: Any = fluid.optimizer
 CASES: dict[str, tuple[Callable[[], Any], Rule]] = {
-    "sgd": (lambda: O.SGD(RATE), sgd),
-    "momentum": (lambda: O.Momentum(RATE, 0.9), momentum(False)),
-    "nesterov": (lambda: O.Momentum(RATE, 0.9, use_nesterov=True), momentum(True)),
-    "lars": (lambda: O.LarsMomentum(RATE, 0.9, 0.02, 0.1), lars),
-    "adagrad": (lambda: O.Adagrad(RATE), adagrad),
-    "decayed adagrad": (lambda: O.DecayedAdagrad(RATE, 0.8), decayed_adagrad),
-    "adam": (lambda: O.Adam(RATE, 0.9, 0.99), adam()),
-    "adamw": (lambda: O.AdamW(RATE, 0.9, 0.99, weight_decay=0.1), adam(0.1)),
-    "adamax": (lambda: O.Adamax(RATE, 0.9, 0.99), adamax),
-    "rmsprop": (lambda: O.RMSProp(RATE, 0.9, momentum=0.5), rmsprop(False)),
-    "rmsprop centered": (lambda: O.RMSProp(RATE, 0.9, momentum=0.5, centered=True), rmsprop(True)),
-    "ftrl": (lambda: O.Ftrl(RATE, 0.01, 0.1), ftrl(-0.5)),
-    "ftrl of another power": (lambda: O.Ftrl(RATE, 0.01, 0.1, lr_power=-0.7), ftrl(-0.7)),
+    "sgd": (lambda: optimizers.SGD(RATE), sgd),
+    "momentum": (lambda: optimizers.Momentum(RATE, 0.9), momentum(False)),
+    "nesterov": (lambda: optimizers.Momentum(RATE, 0.9, use_nesterov=True), momentum(True)),
+    "lars": (lambda: optimizers.LarsMomentum(RATE, 0.9, 0.02, 0.1), lars),
+    "adagrad": (lambda: optimizers.Adagrad(RATE), adagrad),
+    "decayed adagrad": (lambda: optimizers.DecayedAdagrad(RATE, 0.8), decayed_adagrad),
+    "adam": (lambda: optimizers.Adam(RATE, 0.9, 0.99), adam()),
+    "adamw": (lambda: optimizers.AdamW(RATE, 0.9, 0.99, weight_decay=0.1), adam(0.1)),
+    "adamax": (lambda: optimizers.Adamax(RATE, 0.9, 0.99), adamax),
+    "rmsprop": (lambda: optimizers.RMSProp(RATE, 0.9, momentum=0.5), rmsprop(False)),
+    "rmsprop centered": (lambda: optimizers.RMSProp(RATE, 0.9, momentum=0.5, centered=True), rmsprop(True)),
+    "ftrl": (lambda: optimizers.Ftrl(RATE, 0.01, 0.1), ftrl(-0.5)),
+    "ftrl of another power": (lambda: optimizers.Ftrl(RATE, 0.01, 0.1, lr_power=-0.7), ftrl(-0.7)),
 }
 
 
@@ -188,7 +188,7 @@ def reference(rule: Rule, before: dict[str, Array], *, is_sparse: bool) -> dict[
     for feed in batches():
         leaves = {n: v.requires_grad_() for n, v in values.items()}
         out = leaves["table"][torch.from_numpy(feed["ids"])].sum(1) @ leaves["weight"]
-        ((out - torch.from_numpy(feed["label"])) ** 2).mean().backward()
+        ((out - torch.from_numpy(feed["label"])) ** 2).mean().backward()  # type: ignore[no-untyped-call]  # torch
         for name, leaf in leaves.items():
             used: Any = np.unique(feed["ids"]) if is_sparse and name == "table" else slice(None)
             kept[name].step += 1

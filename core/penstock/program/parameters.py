@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,7 @@ def create_parameter(
     if name in main.variables:
         return _shared(main, name, shape, dtype)
     variable = create_persistable(name, shape, dtype, attr.initializer or default or Xavier(), parameter=True)
+    recording_of(main).attributes[name] = copy.copy(attr)  # one ParamAttr may serve many parameters
     if not attr.trainable:
         main.variables[name] = replace(variable.desc, trainable=False)
     else:
@@ -80,6 +82,12 @@ def _shared(main: Program, name: str, shape: Sequence[int], dtype: str) -> Varia
             variable=name,
         )
     return main.handle(name)  # type: ignore[no-any-return]  # a Variable
+
+
+def attribute_of(param: Variable) -> ParamAttr:
+    """Return how a parameter is trained; the default for one that was captured from a module."""
+    attribute = recording_of(param.program).attributes.get(param.name)
+    return attribute if isinstance(attribute, ParamAttr) else ParamAttr()
 
 
 def create_persistable(

@@ -74,15 +74,27 @@ from penstock.program.layers.tensor import (
     one_hot,
     topk,
 )
+from penstock.program.schedules import (
+    cosine_decay,
+    exponential_decay,
+    inverse_time_decay,
+    linear_lr_warmup,
+    natural_exp_decay,
+    noam_decay,
+    piecewise_decay,
+    polynomial_decay,
+)
 
 __all__ = [
     "abs", "accuracy", "argmax", "assign", "auc", "batch_norm", "cast", "clip", "concat", "conv2d", "cos_sim",
-    "create_global_var", "create_parameter", "cross_entropy", "data", "dropout", "elementwise_add",
+    "cosine_decay", "create_global_var", "create_parameter", "cross_entropy", "data", "dropout", "elementwise_add",
     "elementwise_div", "elementwise_max", "elementwise_min", "elementwise_mul", "elementwise_pow",
-    "elementwise_sub", "elu", "embedding", "exp", "expand", "fc", "fill_constant", "flatten", "fluid_data", "gelu",
-    "hard_sigmoid", "huber_loss", "l2_normalize", "layer_norm", "leaky_relu", "log", "log_loss", "lrn", "matmul",
-    "mean", "mul", "one_hot", "pool2d", "pow", "prelu", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod",
-    "reduce_sum", "relu", "reshape", "scale", "sigmoid", "sigmoid_cross_entropy_with_logits", "slice", "smooth_l1",
-    "softmax", "softmax_with_cross_entropy", "split", "sqrt", "square", "square_error_cost", "squeeze", "stack",
-    "sum", "sums", "swish", "tanh", "topk", "transpose", "unsqueeze",
+    "elementwise_sub", "elu", "embedding", "exp", "expand", "exponential_decay", "fc", "fill_constant", "flatten",
+    "fluid_data", "gelu", "hard_sigmoid", "huber_loss", "inverse_time_decay", "l2_normalize", "layer_norm",
+    "leaky_relu", "linear_lr_warmup", "log", "log_loss", "lrn", "matmul", "mean", "mul", "natural_exp_decay",
+    "noam_decay", "one_hot", "piecewise_decay", "polynomial_decay", "pool2d", "pow", "prelu", "reduce_max",
+    "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu", "reshape", "scale", "sigmoid",
+    "sigmoid_cross_entropy_with_logits", "slice", "smooth_l1", "softmax", "softmax_with_cross_entropy", "split",
+    "sqrt", "square", "square_error_cost", "squeeze", "stack", "sum", "sums", "swish", "tanh", "topk", "transpose",
+    "unsqueeze",
 ]  # fmt: skip

@@ -61,6 +61,7 @@ class Recording:
         self.symbols = SymbolTable(self.shape_env)
         self.handles: dict[str, Any] = {}
         self.lookups: list[SparseLookup] = []
+        self.attributes: dict[str, Any] = {}  # parameter -> its ParamAttr, for optimizers
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
         self.modules: list[str] = []
         self.normalises = False  # inside the forward of a normalisation module that keeps statistics

@@ -1,0 +1,141 @@
+"""Gradient clipping, after the exchange and before regularisation. Source: python/paddle/fluid/clip.py (Fluid 1.8).
+
+The optimizer's `grad_clip` replaces what `set_gradient_clip` or `ParamAttr.gradient_clip` say of single parameters.
+Norms are those of the exchanged gradient, so they do not depend on the number of replicas. The global norm is
+gathered in one persistable number: each parameter's owner adds its part, in the order of the parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.program.gradients import PendingGradient
+from penstock.program.parameters import ParamAttr, constant_state
+from penstock.program.program import Program
+from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.recording import recording_of
+from penstock.program.record.variable import Variable
+
+
+class GradientClipByValue:
+    """Every element is put between `min` (default -max) and `max`."""
+
+    def __init__(self, max: float, min: float | None = None) -> None:
+        self.max = float(max)
+        self.min = -self.max if min is None else float(min)
+
+    def clipped(self, one: PendingGradient) -> torch.Tensor:
+        """Return the clipped gradient."""
+        return one.value.clamp(self.min, self.max)
+
+
+class GradientClipByNorm:
+    """A gradient whose own norm is above `clip_norm` is scaled down to it."""
+
+    def __init__(self, clip_norm: float) -> None:
+        self.clip_norm = _positive(clip_norm)
+
+    def clipped(self, one: PendingGradient) -> torch.Tensor:
+        """Return the clipped gradient."""
+        return one.value * (self.clip_norm / one.square_sum().sqrt().clamp_min(self.clip_norm))
+
+
+class GradientClipByGlobalNorm:
+    """All gradients of a group are scaled by clip_norm / max(norm of all together, clip_norm)."""
+
+    def __init__(self, clip_norm: float, group_name: str = "default_group") -> None:
+        self.clip_norm = _positive(clip_norm)
+        self.group_name = group_name
+
+
+Clip = GradientClipByValue | GradientClipByNorm | GradientClipByGlobalNorm
+
+
+def _positive(clip_norm: float) -> float:
+    if not float(clip_norm) > 0.0:
+        raise ProgramError(f"clip_norm is {clip_norm}; expected a positive number")
+    return float(clip_norm)
+
+
+def set_gradient_clip(
+    clip: Clip, param_list: Sequence[str | Variable] | None = None, program: Program | None = None
+) -> None:
+    """Clip the gradients of the given parameters, or of all that exist now, in optimizers that have no `grad_clip`."""
+    check_clip(clip)
+    program = program or default_main_program()
+    chosen: Sequence[str | Variable] = [v.name for v in program.parameters()] if param_list is None else param_list
+    names = [p.name if isinstance(p, Variable) else p for p in chosen]
+    attributes = recording_of(program).attributes
+    for name in names:
+        if not program.var(name).parameter:
+            raise ProgramError(f"set_gradient_clip: {name!r} is no parameter", variable=name)
+        attributes[name] = copy.copy(attributes.get(name, ParamAttr()))
+        attributes[name].gradient_clip = clip
+
+
+def check_clip(clip: Any) -> None:
+    """Raise ProgramError for what is no clip."""
+    if clip is not None and not isinstance(clip, Clip):
+        raise ProgramError(
+            f"a gradient clip is {clip!r}; expected GradientClipByValue, GradientClipByNorm or GradientClipByGlobalNorm"
+        )
+
+
+def clip_of(one: PendingGradient, default: Clip | None) -> Clip | None:
+    """Return the optimizer's clip, else the parameter's own."""
+    own: Clip | None = one.attribute.gradient_clip
+    check_clip(own)
+    return default if default is not None else own
+
+
+Record = Callable[[], None]
+
+
+def prepare_clips(pending: Sequence[PendingGradient], default: Clip | None, prefix: str) -> Record:
+    """Create the state that clipping needs; return what records it."""
+    single: list[tuple[PendingGradient, GradientClipByValue | GradientClipByNorm]] = []
+    groups: dict[str, list[PendingGradient]] = {}
+    norms: dict[str, float] = {}
+    for one in pending:
+        clip = clip_of(one, default)
+        if isinstance(clip, GradientClipByGlobalNorm):
+            groups.setdefault(clip.group_name, []).append(one)
+            if norms.setdefault(clip.group_name, clip.clip_norm) != clip.clip_norm:
+                raise ProgramError(
+                    f"group {clip.group_name!r} is clipped to {norms[clip.group_name]} and to {clip.clip_norm}; "
+                    "parameters of one group need one clip_norm",
+                    variable=one.param.name,
+                )
+        elif clip is not None:
+            single.append((one, clip))
+    totals = {group: _total(f"{prefix}.gradient_clip.{group}", parts) for group, parts in groups.items()}
+
+    def record() -> None:
+        with name_scope("gradient_clip"):
+            for one, clip in single:
+                with one.role():
+                    one.value = clip.clipped(one)
+            for group, parts in groups.items():
+                _clip_group(parts, norms[group], totals[group])
+
+    return record
+
+
+def _total(name: str, parts: Sequence[PendingGradient]) -> torch.Tensor:
+    kinds = {one.param.desc.dtype for one in parts}
+    return constant_state(name, 0.0, "float64" if "float64" in kinds else "float32").fake
+
+
+def _clip_group(parts: Sequence[PendingGradient], clip_norm: float, total: torch.Tensor) -> None:
+    total.zero_()
+    for one in parts:
+        with one.role():
+            total.add_(one.square_sum())
+    for one in parts:
+        with one.role():
+            one.value = one.value * (clip_norm / total.sqrt().clamp_min(clip_norm))

@@ -1,0 +1,174 @@
+"""The base of all optimizers: order of recording, learning rate, state, and the two forms of an update.
+
+A rule (`_rule`) changes a parameter and its state in place. For a dense gradient it works on the tensors themselves;
+for a sparse one on copies of the rows that are used, which are then written back: rows that the batch did not use keep
+their value and their state (lazily, as torch's SparseAdam). Where a kernel does this in one pass, it is used.
+
+State lives in persistable variables named `<optimizer>.<state>.<parameter>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.program.backward import Gradient, append_backward
+from penstock.program.clipping import Clip, check_clip, clip_of, prepare_clips
+from penstock.program.gradients import PendingGradient
+from penstock.program.ir import Operator, Role
+from penstock.program.parameters import constant_state
+from penstock.program.program import Program
+from penstock.program.record.context import name_scope, program_guard, role
+from penstock.program.record.recording import recording_of
+from penstock.program.record.variable import Variable, recording_modes
+from penstock.program.regularizers import Regularizer, regularize, regularizer_of
+
+Pair = tuple[Variable, Gradient]
+State = dict[str, torch.Tensor]
+
+
+class Optimizer:
+    """Base: see the module. `states`: name -> first value of what is kept beside each parameter."""
+
+    kind = "optimizer"
+    counts_steps: ClassVar[bool] = False
+    sparse_kernel: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        regularization: Regularizer | None = None,
+        grad_clip: Clip | None = None,
+        name: str | None = None,
+    ) -> None:
+        check_clip(grad_clip)
+        if regularization is not None and not hasattr(regularization, "term"):
+            raise ProgramError(
+                f"{type(self).__name__}: regularization is {regularization!r}; expected L1Decay, L2Decay"
+            )
+        self._learning_rate = learning_rate
+        self._regularization, self._grad_clip = regularization, grad_clip
+        self._name = name
+
+    # -- what an optimizer defines -----------------------------------------------------------------
+
+    def _states(self) -> Mapping[str, float]:
+        return {}
+
+    def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
+        """Record the update of `p` and of its state in place. `state["step"]` counts this step, where it is kept."""
+        raise NotImplementedError
+
+    def _dense(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
+        self._rule(one.param.fake, one.value, lr, state)
+
+    def _sparse_kernel(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
+        """Record the kernel that applies rows as they are (only where `sparse_kernel`)."""
+        raise NotImplementedError
+
+    # -- Fluid's methods ---------------------------------------------------------------------------
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> tuple[list[Operator], list[Pair]]:
+        """Record backward pass and updates; return (update operators, (parameter, gradient) pairs)."""
+        with program_guard(loss.program, startup_program):
+            pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
+            return self.apply_gradients(pairs), pairs
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> list[Pair]:
+        """Record the backward pass alone."""
+        return append_backward(loss, parameter_list, no_grad_set)
+
+    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[Operator]:
+        """Record clipping, regularisation and updates for given gradients; return their operators."""
+        if not params_grads:
+            raise ProgramError(f"{type(self).__name__} got no gradients to apply")
+        program = params_grads[0][0].program
+        before = len(program.operators)
+        prefix = self._name or program.unique(self.kind)
+        with name_scope(prefix):
+            self._record(prefix, [PendingGradient(p, g, prefix) for p, g in params_grads])
+        return program.operators[before:]
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def _record(self, prefix: str, pending: Sequence[PendingGradient]) -> None:
+        # State first: creating it records into the startup program, which has no roles.
+        kinds = {one.param.desc.dtype for one in pending}
+        rate = self._rate(prefix, "float64" if "float64" in kinds else "float32").fake
+        step = constant_state(f"{prefix}.step", 0.0).fake if self.counts_steps else None
+        states = {one.param.name: self._state_of(one, prefix, step) for one in pending}
+        for one in pending:
+            if not self.sparse_kernel or self._changes(one):
+                one.reserve()
+        clips = prepare_clips(pending, self._grad_clip, prefix)
+        with torch.no_grad(), recording_modes(recording_of(pending[0].param.program)), role(Role.OPTIMIZE):
+            if step is not None:
+                step.add_(1.0)
+            clips()
+            regularize(pending, self._regularization)
+            for one in pending:
+                with one.role():
+                    self._update(one, _scalar(rate, one.attribute.learning_rate), states[one.param.name])
+
+    def _changes(self, one: PendingGradient) -> bool:
+        return clip_of(one, self._grad_clip) is not None or regularizer_of(one, self._regularization) is not None
+
+    def _state_of(self, one: PendingGradient, prefix: str, step: torch.Tensor | None) -> State:
+        sizes, name = [int(d) for d in one.param.fake.shape], one.param.name
+        state = {
+            key: constant_state(f"{prefix}.{key}.{name}", first, one.param.desc.dtype, sizes).fake
+            for key, first in self._states().items()
+        }
+        return state if step is None else {**state, "step": step}
+
+    def _rate(self, prefix: str, dtype: str) -> Variable:
+        given = self._learning_rate
+        if not isinstance(given, Variable):
+            return constant_state(f"{prefix}.learning_rate", float(given), dtype)
+        if not given.persistable or given.fake.numel() != 1:
+            raise ProgramError(
+                f"{type(self).__name__}: learning rate {given!r} must be one persistable number, as a schedule "
+                "(layers.exponential_decay, …) or layers.create_global_var(persistable=True) gives",
+                variable=given.name,
+            )
+        return given
+
+    def _update(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
+        if one.rows is None:
+            self._dense(one, lr, state)
+        elif one.is_raw and self.sparse_kernel:
+            self._sparse_kernel(one, lr, state)
+        else:
+            self._by_rows(one, one.rows, lr, state)
+
+    def _by_rows(self, one: PendingGradient, rows: torch.Tensor, lr: torch.Tensor, state: State) -> None:
+        merged = one.value
+        tables = {key: state[key] for key in self._states()}
+        copies = {key: table.index_select(0, rows) for key, table in tables.items()}
+        p = one.param_rows()
+        self._rule(p, merged, lr, {**state, **copies})
+        # A row that appears more than once is written more than once, with the same bits.
+        one.param.fake.index_copy_(0, rows, p)
+        for key, table in tables.items():
+            table.index_copy_(0, rows, copies[key])
+
+
+def _scalar(rate: torch.Tensor, factor: float) -> torch.Tensor:
+    """The learning rate of one parameter, without dimensions so that it never changes a dtype."""
+    rate = rate if rate.dim() == 0 else rate.reshape(())
+    return rate if factor == 1.0 else rate * factor

@@ -1,0 +1,105 @@
+"""SGD and momentum. Sources: sgd_op, momentum_op, lars_momentum_op (Fluid 1.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from penstock.program.backward import SelectedRows
+from penstock.program.clipping import Clip
+from penstock.program.gradients import PendingGradient
+from penstock.program.optimizers.base import Optimizer, State
+from penstock.program.record.variable import Variable
+from penstock.program.regularizers import Regularizer
+
+
+class SGDOptimizer(Optimizer):
+    """p -= lr * g."""
+
+    kind = "sgd"
+    sparse_kernel = True
+
+    def _dense(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
+        torch.ops.penstock.sgd_(one.param.fake, one.value, lr)
+
+    def _sparse_kernel(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
+        assert isinstance(one.gradient, SelectedRows)
+        torch.ops.penstock.sparse_sgd_(one.param.fake, one.gradient.rows.fake, one.gradient.values.fake, lr)
+
+    def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
+        p.sub_(g * lr)
+
+
+class MomentumOptimizer(Optimizer):
+    """v = mu v + g; p -= lr v, or lr (g + mu v) with Nesterov's look-ahead."""
+
+    kind = "momentum"
+
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        momentum: float,
+        use_nesterov: bool = False,
+        regularization: Regularizer | None = None,
+        grad_clip: Clip | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate, regularization, grad_clip, name)
+        self._momentum, self._nesterov = float(momentum), bool(use_nesterov)
+
+    def _states(self) -> Mapping[str, float]:
+        return {"velocity": 0.0}
+
+    def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
+        velocity = state["velocity"]
+        velocity.mul_(self._momentum).add_(g)
+        p.sub_((g + velocity * self._momentum if self._nesterov else velocity) * lr)
+
+
+class LarsMomentumOptimizer(Optimizer):
+    """v = mu v + local (g + decay p); p -= v, where local = lr coeff |p| / (|g| + decay |p|).
+
+    `local` is lr itself if a norm or the decay is 0. Norms are those of the whole parameter and its gradient, so the
+    sparse form reads the whole table once a step; what it writes are the used rows alone.
+    """
+
+    kind = "lars_momentum"
+
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        momentum: float,
+        lars_coeff: float = 0.001,
+        lars_weight_decay: float = 0.0005,
+        regularization: Regularizer | None = None,
+        grad_clip: Clip | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate, regularization, grad_clip, name)
+        self._momentum, self._coeff, self._decay = float(momentum), float(lars_coeff), float(lars_weight_decay)
+
+    def _states(self) -> Mapping[str, float]:
+        return {"velocity": 0.0}
+
+    def _update(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
+        g = one.value
+        if one.rows is not None:
+            # Each row once, in a table that is zero elsewhere.
+            one.scratch.index_copy_(0, one.rows, g)
+            gradient_norm = one.scratch.square().sum().sqrt()
+            one.scratch.index_fill_(0, one.rows, 0.0)
+        else:
+            gradient_norm = g.square().sum().sqrt()
+        super()._update(one, self._local(one.param.fake.square().sum().sqrt(), gradient_norm, lr), state)
+
+    def _local(self, norm: torch.Tensor, gradient_norm: torch.Tensor, lr: torch.Tensor) -> torch.Tensor:
+        if self._decay <= 0.0:
+            return lr
+        local = norm / (gradient_norm + norm * self._decay) * self._coeff * lr
+        return torch.where((norm > 0) & (gradient_norm > 0), local, lr.to(local.dtype))
+
+    def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
+        velocity = state["velocity"]
+        velocity.mul_(self._momentum).add_((g + p * self._decay) * lr)
+        p.sub_(velocity)
