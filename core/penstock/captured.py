@@ -1,0 +1,214 @@
+"""`penstock.capture`: an `nn.Module`, its loss and its optimizer become a Program that runs on every replica.
+
+The module is recorded on copies: its parameters and buffers never change, until the user loads what was trained
+back (`module.load_state_dict(captured.state_dict())`). Values live in a scope of the result's own. The loss has to be a
+mean over rows, as in all data-parallel training here: a replica's gradient counts by its share of the rows.
+
+The module is called `capture` to its users and `captured` as a file, so that importing it never hides the function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from penstock.errors import FeedError, SpecError
+from penstock.exec.executor import Executor
+from penstock.exec.parallel import ParallelExecutor
+from penstock.exec.scope import Scope
+from penstock.exec.splitting import has_batch, share_sizes
+from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
+from penstock.program.layers import fluid_data
+from penstock.program.program import Program
+from penstock.program.record.context import name_scope, program_guard
+from penstock.program.record.modules import record_module
+from penstock.program.record.recording import recording_of
+from penstock.program.record.variable import Variable
+from penstock.torch_optimizers import mapped
+
+ROOT = "model"
+"""The parameter `a.weight` of the module is the variable `model.a.weight`."""
+
+
+def capture(
+    module: torch.nn.Module,
+    loss: Callable[..., Any],
+    optimizer: Any,
+    example_inputs: Any,
+    *,
+    num_targets: int | None = None,
+    static_inputs: Collection[int] = (),
+    seed: int = 0,
+    build_strategy: BuildStrategy | None = None,
+    exec_strategy: ExecutionStrategy | None = None,
+) -> Captured:
+    """Record `loss(module(*inputs), *targets)` and its training; return what runs it.
+
+    `example_inputs`: a tensor or a sequence: the module's inputs, then the targets; only shapes and dtypes count.
+    Dimension 0 is the batch, except for those whose position is in `static_inputs`; every other size is fixed.
+    `num_targets`: how many of them are targets; by default as many as `loss` needs beside the outputs.
+    `optimizer`: one of `penstock.optimizer`, or SGD or Adam of torch (an instance over the module's parameters, the
+    class, or its name). Replicas: `CPU_NUM`. The module is recorded as it is, training or evaluating.
+
+    Raises SpecError for arguments that do not fit, ProgramError for what cannot be recorded; the module is unchanged.
+    """
+    examples = [example_inputs] if isinstance(example_inputs, torch.Tensor) else list(example_inputs)
+    targets = _num_targets(loss) if num_targets is None else num_targets
+    if not 0 <= targets < len(examples):
+        raise SpecError(
+            f"example_inputs has {len(examples)} tensors, of which {targets} are targets; expected at least one "
+            "more for the module. Pass the module's inputs and then the targets, or num_targets",
+            got=len(examples), expected=targets + 1,
+        )  # fmt: skip
+    main, startup = Program(seed=seed), Program(seed=seed)
+    with program_guard(main, startup):
+        feeds = _inputs(examples, len(examples) - targets, static_inputs)
+        recording = recording_of(main)
+        split = len(feeds) - targets
+        outputs = record_module(recording, module, tuple(feeds[:split]), {}, name=ROOT)
+        with name_scope("loss"):
+            value = loss(outputs, *feeds[split:])
+        names = OrderedDict(
+            (path, recording.name_of(tensor))
+            for path, tensor in module.state_dict(keep_vars=True).items()
+            if isinstance(tensor, torch.Tensor)
+        )
+        chosen, trained = mapped(optimizer, dict(module.named_parameters()))
+        if not isinstance(value, Variable):
+            raise SpecError(f"loss returned {type(value).__name__}; expected a scalar that depends on the outputs")
+        chosen.minimize(value, startup, None if trained is None else [names[path] for path in trained])
+    return Captured(main, startup, value, [f.name for f in feeds], names, build_strategy, exec_strategy)
+
+
+def _num_targets(loss: Callable[..., Any]) -> int:
+    call = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"the arguments of loss {loss!r} are not known; pass num_targets") from error
+    if any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        raise SpecError(f"loss {loss!r} takes any number of arguments; pass num_targets")
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
+
+
+def _inputs(examples: Sequence[Any], num_inputs: int, static: Collection[int]) -> list[Variable]:
+    found: list[Variable] = []
+    for position, example in enumerate(examples):
+        name = f"input_{position}" if position < num_inputs else f"target_{position - num_inputs}"
+        if not isinstance(example, torch.Tensor):
+            raise SpecError(f"example_inputs[{position}] is {type(example).__name__}; expected a tensor")
+        sizes: list[int | None] = list(example.shape)
+        if position not in static:
+            if not sizes:
+                raise SpecError(
+                    f"example_inputs[{position}] has no dimensions, so none for the batch; "
+                    f"put {position} into static_inputs"
+                )
+            sizes[0] = -1
+        found.append(fluid_data(name, sizes, str(example.dtype).removeprefix("torch.")))
+    return found
+
+
+class Captured:
+    """A recorded training. `main_program`, `startup_program`, `loss`, `feed_names`, `scope`; `step` trains.
+
+    Not thread-safe: one step at a time. Engine threads start at the first step and end with `close`.
+    """
+
+    def __init__(
+        self,
+        main: Program,
+        startup: Program,
+        loss: Variable,
+        feed_names: list[str],
+        names: Mapping[str, str],
+        build_strategy: BuildStrategy | None,
+        exec_strategy: ExecutionStrategy | None,
+    ) -> None:
+        self.main_program, self.startup_program, self.loss, self.feed_names = main, startup, loss, feed_names
+        self.scope = Scope()
+        self._names, self._strategies = names, (build_strategy, exec_strategy)
+        self._engine: ParallelExecutor | None = None
+        Executor().run(startup, scope=self.scope)
+
+    @property
+    def executor(self) -> ParallelExecutor:
+        """The ParallelExecutor behind `step`, made at the first use."""
+        if self._engine is None:
+            build, execution = self._strategies
+            self._engine = ParallelExecutor(
+                False,
+                self.loss.name,
+                self.main_program,
+                scope=self.scope,
+                build_strategy=build,
+                exec_strategy=execution,
+            )
+        return self._engine
+
+    def step(self, *inputs: Any) -> float:
+        """Train on one batch (inputs, then targets, as tensors or arrays); return the mean loss over its rows.
+
+        Raises FeedError, OperatorError.
+        """
+        if len(inputs) != len(self.feed_names):
+            raise FeedError(
+                f"step got {len(inputs)} tensors; expected {len(self.feed_names)}: {', '.join(self.feed_names)}",
+                got=len(inputs), expected=len(self.feed_names),
+            )  # fmt: skip
+        losses = self.executor.run([self.loss], dict(zip(self.feed_names, inputs, strict=True)))[0]
+        rows = self._rows(inputs, len(losses))
+        return float(sum(float(part) * count for part, count in zip(losses, rows, strict=True)) / sum(rows))
+
+    def _rows(self, inputs: Sequence[Any], active: int) -> list[int]:
+        """Rows of each active replica; equal ones where no input has a batch."""
+        for name, value in zip(self.feed_names, inputs, strict=True):
+            if has_batch(self.main_program, name):
+                return share_sizes(len(value), self.executor.device_count)
+        return [1] * active
+
+    def state_dict(self) -> OrderedDict[str, torch.Tensor]:
+        """Return copies of the values under the module's own names, for `module.load_state_dict`.
+
+        Buffers that each replica has for itself are those of replica 0. Extra state of modules is not part of it.
+        """
+        found: OrderedDict[str, torch.Tensor] = OrderedDict()
+        for path, name in self._names.items():
+            tensor = self.scope.find(name)
+            if tensor is not None:
+                found[path] = tensor.detach().clone()
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take values under the module's names; the optimizer's state stays. Raises SpecError; then nothing changed."""
+        missing, unknown = sorted(set(self._names) - set(state)), sorted(set(state) - set(self._names))
+        if missing or unknown:
+            raise SpecError(
+                f"state_dict lacks {missing} and has unknown {unknown}; expected exactly the module's names"
+            )
+        fresh: dict[str, torch.Tensor] = {}
+        for path, name in self._names.items():
+            fresh[name] = _fitting(path, state[path], self.scope.find(name))
+        for name, tensor in fresh.items():
+            self.scope.set(name, tensor)
+
+    def close(self) -> None:
+        """Stop the threads. Values stay; a later `step` starts new ones."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+def _fitting(path: str, given: Any, present: torch.Tensor | None) -> torch.Tensor:
+    if present is None or not isinstance(given, torch.Tensor):
+        raise SpecError(f"state_dict[{path!r}] is {type(given).__name__}; expected a tensor")
+    if given.shape != present.shape or given.dtype != present.dtype:
+        raise SpecError(
+            f"state_dict[{path!r}] is {given.dtype}{list(given.shape)}; expected {present.dtype}{list(present.shape)}",
+            variable=path,
+        )
+    return given.detach().cpu().clone(memory_format=torch.contiguous_format)
