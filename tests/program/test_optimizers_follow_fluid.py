@@ -7,21 +7,18 @@ three meet the same reference. Sums in another order, ten steps: 1e-9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
+from tests.program.optimizer_network import HOWS, UNUSED, Array, batches, network, numpy_of, trained
 
 import penstock as fluid
-from penstock.exec.scope import Scope
 
-Array = NDArray[np.float64]
-HEIGHT, WIDTH, ROWS, STEPS, RATE = 9, 3, 6, 10, 0.05
-UNUSED = [7, 8]  # rows that no batch asks for
+RATE = 0.05
 
 
 @dataclass
@@ -132,55 +129,6 @@ CASES: dict[str, tuple[Callable[[], Any], Rule]] = {
 }
 
 
-def batches(number: int = STEPS) -> Iterator[dict[str, Any]]:
-    draw = np.random.default_rng(2)
-    for _ in range(number):
-        yield {
-            "ids": draw.integers(0, min(UNUSED), size=(ROWS, 2)),
-            "label": draw.normal(size=(ROWS, 2)),
-        }
-
-
-def network(optimizer: Any, *, is_sparse: bool) -> tuple[Any, Any, Any]:
-    """Return (main, startup, loss) of a network whose parameters are `table` and `weight`."""
-    main, startup = fluid.Program(), fluid.Program()
-    startup.random_seed = 4
-    with fluid.program_guard(main, startup):
-        L: Any = fluid.layers
-        ids, label = fluid.data("ids", [-1, 2], "int64"), fluid.data("label", [-1, 2], "float64")
-        rows = fluid.embedding(ids, [HEIGHT, WIDTH], is_sparse, param_attr="table", dtype="float64")
-        out = L.fc(L.reduce_sum(rows, 1), 2, param_attr="weight", bias_attr=False)
-        loss = L.mean(L.square_error_cost(out, label))
-        optimizer.minimize(loss)
-    return main, startup, loss
-
-
-def numpy_of(scope: Scope, name: str) -> Array:
-    found = scope.find(name)
-    assert found is not None, name
-    return np.array(found.numpy(), dtype=np.float64)
-
-
-def trained(monkeypatch: pytest.MonkeyPatch, parts: tuple[Any, Any, Any], how: str) -> tuple[Scope, dict[str, Array]]:
-    """Run all batches; return (scope afterwards, parameters before)."""
-    main, startup, loss = parts
-    scope, exe = Scope(), fluid.Executor(fluid.CPUPlace())
-    exe.run(startup, scope=scope)
-    before = {n: numpy_of(scope, n) for n in ("table", "weight")}
-    if how == "executor":
-        for feed in batches():
-            exe.run(main, feed, [loss], scope=scope)
-        return scope, before
-    monkeypatch.setenv("CPU_NUM", "2")
-    build = fluid.BuildStrategy()
-    build.reduce_strategy = getattr(fluid.BuildStrategy.ReduceStrategy, how)
-    parallel = fluid.ParallelExecutor(False, loss.name, main, build_strategy=build, scope=scope)
-    for feed in batches():
-        parallel.run([loss], feed)
-    parallel.close()
-    return scope, before
-
-
 def reference(rule: Rule, before: dict[str, Array], *, is_sparse: bool) -> dict[str, Array]:
     """Train by the rule; a sparse table is updated in the rows of each batch alone."""
     values = {n: torch.from_numpy(v.copy()) for n, v in before.items()}
@@ -200,12 +148,12 @@ def reference(rule: Rule, before: dict[str, Array], *, is_sparse: bool) -> dict[
     return {n: v.numpy() for n, v in values.items()}
 
 
-@pytest.mark.parametrize("how", ["executor", "AllReduce", "Reduce"])
+@pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("name", CASES)
 def test_optimizer_follows_its_formula(monkeypatch: pytest.MonkeyPatch, name: str, is_sparse: bool, how: str) -> None:
     make, rule = CASES[name]
-    scope, before = trained(monkeypatch, network(make(), is_sparse=is_sparse), how)
+    scope, before = trained(monkeypatch, network(make, is_sparse=is_sparse), how)
     for parameter, wanted in reference(rule, before, is_sparse=is_sparse).items():
         got = numpy_of(scope, parameter)
         assert np.abs(got - before[parameter]).max() > 1e-4, "nothing was learnt"

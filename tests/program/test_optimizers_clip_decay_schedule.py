@@ -1,0 +1,228 @@
+"""Clipping, regularisation, schedules and a parameter's own rate, against numpy in all three ways of running.
+
+Reference: SGD on gradients from torch over the whole batch, with Fluid's formulas for what is done to them (float64,
+1e-9; a schedule is a float32, so what it multiplies is known to 1e-7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.program.optimizer_network import HOWS, Array, batches, network, numpy_of, trained
+
+import penstock as fluid
+from penstock.errors import ProgramError
+from penstock.exec.scope import Scope
+
+RATE = 0.1
+Grads = dict[str, Array]
+Change = Callable[[Grads, Grads, list[int]], Grads]
+
+
+def by_value(params: Grads, grads: Grads, used: list[int]) -> Grads:
+    return {n: np.clip(g, -0.05, 0.2) for n, g in grads.items()}
+
+
+def by_norm(params: Grads, grads: Grads, used: list[int]) -> Grads:
+    return {n: g * 0.3 / max(float(np.linalg.norm(g)), 0.3) for n, g in grads.items()}
+
+
+def by_global_norm(params: Grads, grads: Grads, used: list[int]) -> Grads:
+    norm = math.sqrt(sum(float((g * g).sum()) for g in grads.values()))
+    return {n: g * 0.3 / max(norm, 0.3) for n, g in grads.items()}
+
+
+def decayed(l1: float, l2: float) -> Change:
+    def change(params: Grads, grads: Grads, used: list[int]) -> Grads:
+        terms = {n: l1 * np.sign(p) + l2 * p for n, p in params.items()}
+        kept = np.zeros_like(terms["table"])
+        kept[used] = terms["table"][used]
+        return {"table": grads["table"] + kept, "weight": grads["weight"] + terms["weight"]}
+
+    return change
+
+
+def clipped_then_decayed(params: Grads, grads: Grads, used: list[int]) -> Grads:
+    return decayed(0.0, 0.2)(params, by_global_norm(params, grads, used), used)
+
+
+def sgd(**given: Any) -> Callable[[], Any]:
+    return lambda: fluid.optimizer.SGD(RATE, **given)
+
+
+CASES: dict[str, tuple[Callable[[], Any], Change]] = {
+    "clip by value": (sgd(grad_clip=fluid.clip.GradientClipByValue(0.2, -0.05)), by_value),
+    "clip by norm": (sgd(grad_clip=fluid.clip.GradientClipByNorm(0.3)), by_norm),
+    "clip by global norm": (sgd(grad_clip=fluid.clip.GradientClipByGlobalNorm(0.3)), by_global_norm),
+    "l1 decay": (sgd(regularization=fluid.regularizer.L1Decay(0.1)), decayed(0.1, 0.0)),
+    "l2 decay": (sgd(regularization=fluid.regularizer.L2Decay(0.2)), decayed(0.0, 0.2)),
+    "clip, then decay": (
+        sgd(grad_clip=fluid.clip.GradientClipByGlobalNorm(0.3), regularization=fluid.regularizer.L2Decay(0.2)),
+        clipped_then_decayed,
+    ),
+}
+
+
+def reference(change: Change, before: Grads, *, is_sparse: bool, rates: dict[str, float] | None = None) -> Grads:
+    values = {n: v.copy() for n, v in before.items()}
+    for feed in batches():
+        leaves = {n: torch.from_numpy(v).requires_grad_() for n, v in values.items()}
+        out = leaves["table"][torch.from_numpy(feed["ids"])].sum(1) @ leaves["weight"]
+        ((out - torch.from_numpy(feed["label"])) ** 2).mean().backward()  # type: ignore[no-untyped-call]  # torch
+        grads = {n: t.grad.numpy() for n, t in leaves.items() if t.grad is not None}
+        used = np.unique(feed["ids"]).tolist() if is_sparse else list(range(len(values["table"])))
+        changed = change(values, grads, used)
+        values = {n: values[n] - (rates or {}).get(n, RATE) * changed[n] for n in values}
+    return values
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_changed_after_the_exchange(
+    monkeypatch: pytest.MonkeyPatch, name: str, is_sparse: bool, how: str
+) -> None:
+    make, change = CASES[name]
+    scope, before = trained(monkeypatch, network(make, is_sparse=is_sparse), how)
+    plain = reference(lambda _, grads, __: grads, before, is_sparse=is_sparse)
+    for parameter, wanted in reference(change, before, is_sparse=is_sparse).items():
+        assert np.abs(wanted - plain[parameter]).max() > 1e-3, "the case changes nothing"
+        np.testing.assert_allclose(numpy_of(scope, parameter), wanted, rtol=1e-9, atol=1e-9, err_msg=parameter)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("is_sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    "make", [lambda **k: fluid.optimizer.Adam(RATE, **k), lambda **k: fluid.optimizer.Adagrad(RATE, **k)]
+)
+def test_a_clip_that_never_acts_leaves_the_kernels_result(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any], is_sparse: bool, how: str
+) -> None:
+    far = fluid.clip.GradientClipByNorm(1e6)
+    scope, _ = trained(monkeypatch, network(lambda: make(grad_clip=far), is_sparse=is_sparse), how)
+    kernel, _ = trained(monkeypatch, network(make, is_sparse=is_sparse), "executor")
+    for parameter in ("table", "weight"):
+        np.testing.assert_allclose(numpy_of(scope, parameter), numpy_of(kernel, parameter), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_parameter_has_its_own_rate_decay_and_clip(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    own = fluid.ParamAttr(
+        "weight",
+        learning_rate=0.25,
+        regularizer=fluid.regularizer.L1Decay(0.1),
+        gradient_clip=fluid.clip.GradientClipByValue(0.05),
+    )
+    make = sgd(regularization=fluid.regularizer.L2Decay(0.2))
+    scope, before = trained(monkeypatch, network(make, is_sparse=False, weight=own), how)
+
+    def change(params: Grads, grads: Grads, used: list[int]) -> Grads:
+        weight = np.clip(grads["weight"], -0.05, 0.05) + 0.1 * np.sign(params["weight"])
+        return {"table": grads["table"] + 0.2 * params["table"], "weight": weight}
+
+    for parameter, wanted in reference(change, before, is_sparse=False, rates={"weight": RATE / 4}).items():
+        np.testing.assert_allclose(numpy_of(scope, parameter), wanted, rtol=1e-9, atol=1e-9, err_msg=parameter)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_set_gradient_clip_chooses_parameters(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    def make() -> Any:
+        fluid.clip.set_gradient_clip(fluid.clip.GradientClipByNorm(0.1), ["table"])
+        return fluid.optimizer.SGD(RATE)
+
+    def change(params: Grads, grads: Grads, used: list[int]) -> Grads:
+        return {**grads, "table": grads["table"] * 0.1 / max(float(np.linalg.norm(grads["table"])), 0.1)}
+
+    scope, before = trained(monkeypatch, network(make, is_sparse=False), how)
+    for parameter, wanted in reference(change, before, is_sparse=False).items():
+        np.testing.assert_allclose(numpy_of(scope, parameter), wanted, rtol=1e-9, atol=1e-9, err_msg=parameter)
+
+
+L: Any = fluid.layers
+SCHEDULES: dict[str, tuple[Callable[[], Any], Callable[[int], float]]] = {
+    "exponential": (lambda: L.exponential_decay(0.1, 3, 0.5), lambda n: 0.1 * 0.5 ** (n / 3)),
+    "exponential stairs": (lambda: L.exponential_decay(0.1, 3, 0.5, True), lambda n: 0.1 * 0.5 ** (n // 3)),
+    "natural exponential": (lambda: L.natural_exp_decay(0.1, 3, 0.5), lambda n: 0.1 * math.exp(-0.5 * n / 3)),
+    "inverse time": (lambda: L.inverse_time_decay(0.1, 3, 0.5, True), lambda n: 0.1 / (1 + 0.5 * (n // 3))),
+    "polynomial": (
+        lambda: L.polynomial_decay(0.1, 5, 0.01, 2.0),
+        lambda n: 0.09 * (1 - min(n, 5) / 5) ** 2 + 0.01,
+    ),
+    "polynomial cycle": (
+        lambda: L.polynomial_decay(0.1, 4, 0.01, 1.0, cycle=True),
+        lambda n: 0.09 * (1 - n / (4 * max(1, math.ceil(n / 4)))) + 0.01,
+    ),
+    "piecewise": (
+        lambda: L.piecewise_decay([3, 6], [0.1, 0.05, 0.02]),
+        lambda n: [0.1, 0.05, 0.02][(n >= 3) + (n >= 6)],
+    ),
+    "cosine": (lambda: L.cosine_decay(0.1, 2, 7), lambda n: 0.05 * (math.cos((n // 2) * math.pi / 7) + 1)),
+    "noam": (lambda: L.noam_decay(64, 4), lambda n: 64**-0.5 * min((n + 1) ** -0.5, (n + 1) * 4**-1.5)),
+    "warmup": (
+        lambda: L.linear_lr_warmup(L.exponential_decay(0.1, 3, 0.5), 4, 0.01, 0.09),
+        lambda n: 0.01 + 0.02 * n if n < 4 else 0.1 * 0.5 ** (n / 3),
+    ),
+    "warmup to a number": (lambda: L.linear_lr_warmup(0.2, 4, 0.0, 0.2), lambda n: min(0.05 * n, 0.2)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedule_follows_its_closed_form(name: str) -> None:
+    record, formula = SCHEDULES[name]
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        rate = record()
+    scope, exe = Scope(), fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    got = [float(exe.run(main, {}, [rate], scope=scope)[0].reshape(())) for _ in range(10)]
+    np.testing.assert_allclose(got, [formula(n) for n in range(10)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_updates_use_this_runs_rate(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    record, formula = SCHEDULES["warmup"]
+    scope, before = trained(monkeypatch, network(lambda: fluid.optimizer.SGD(record()), is_sparse=True), how)
+    number = iter(range(100))
+
+    def change(params: Grads, grads: Grads, used: list[int]) -> Grads:
+        factor = formula(next(number)) / RATE
+        return {n: g * factor for n, g in grads.items()}
+
+    for parameter, wanted in reference(change, before, is_sparse=True).items():
+        np.testing.assert_allclose(numpy_of(scope, parameter), wanted, rtol=1e-6, atol=1e-7, err_msg=parameter)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a norm of zero": (lambda: fluid.clip.GradientClipByNorm(0.0), "clip_norm is 0.0"),
+    "no clip": (lambda: fluid.optimizer.SGD(0.1, grad_clip=0.3), "a gradient clip is 0.3"),
+    "no regulariser": (lambda: fluid.optimizer.SGD(0.1, regularization=0.3), "regularization is 0.3"),
+    "boundaries": (lambda: L.piecewise_decay([1], [0.1]), "got 1 and 1"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_settings_are_refused_with_the_value(name: str) -> None:
+    make, text = REFUSED[name]
+    with fluid.program_guard(fluid.Program(), fluid.Program()), pytest.raises(ProgramError, match=text):
+        make()
+
+
+def test_one_group_has_one_norm() -> None:
+    own = fluid.ParamAttr("weight", gradient_clip=fluid.clip.GradientClipByGlobalNorm(0.2))
+
+    def make() -> Any:
+        fluid.clip.set_gradient_clip(fluid.clip.GradientClipByGlobalNorm(0.1), ["table"])
+        return fluid.optimizer.SGD(RATE)
+
+    with pytest.raises(ProgramError, match=r"'default_group' is clipped to 0\.1 and to 0\.2"):
+        network(make, is_sparse=False, weight=own)
+
+
+def test_a_learning_rate_that_is_a_temporary_is_refused() -> None:
+    with pytest.raises(ProgramError, match="persistable"):
+        network(lambda: fluid.optimizer.SGD(L.fill_constant([1], "float32", 0.1)), is_sparse=False)
