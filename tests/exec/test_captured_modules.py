@@ -189,7 +189,8 @@ def test_torch_optimizers_keep_their_settings(name: str, captured_of: Callable[.
 
 def two_groups(module: nn.Module) -> torch.optim.Optimizer:
     first, second = module.parameters()
-    return torch.optim.SGD([{"params": [first]}, {"params": [second], "lr": 0.5}], 0.1)
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "lr": 0.5}]
+    return torch.optim.SGD(groups, 0.1)
 
 
 REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {

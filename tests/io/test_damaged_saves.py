@@ -71,7 +71,7 @@ def test_every_truncation_is_refused(save: Save) -> None:
             path.write_bytes(whole)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(which=st.integers(0, 1), position=st.integers(0, 1 << 16), bit=st.integers(0, 7))
 def test_every_flipped_bit_is_refused_or_harmless(save: Save, which: int, position: int, bit: int) -> None:
     path = save.files[which]

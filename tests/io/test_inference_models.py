@@ -77,3 +77,14 @@ def test_a_model_whose_program_is_damaged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{text.name} is damaged"):
         fluid.io.load_inference_model(tmp_path, None, scope=fresh)
     assert not fresh.names()
+
+
+def test_a_file_for_parameters_alone_is_said_to_have_no_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = conv_net()
+    scope, fetches = started(network.startup), [network.fetches[0]]
+    fluid.io.save_inference_model(tmp_path, ["x"], fetches, None, network.main, "net", "weights", scope=scope)
+    assert "params_filename 'weights' has no effect" in capsys.readouterr().err
+    program, _, _ = fluid.io.load_inference_model(tmp_path, None, "net", scope=Scope())
+    assert program.is_test

@@ -171,4 +171,16 @@ def test_what_has_no_value_or_lives_for_one_step_is_refused(tmp_path: Path) -> N
         fluid.io.save_vars(fluid.Executor(), tmp_path, network.main, vars=[network.loss], scope=Scope())
     with pytest.raises(UserError, match="without folders"):
         fluid.io.save_params(fluid.Executor(), tmp_path, network.main, "../out", scope=started(network.startup))
-    assert torch.is_tensor(value(started(network.startup), "fc_0.w_0"))
+
+
+def test_a_dtype_that_the_format_lacks_leaves_the_previous_save(tmp_path: Path) -> None:
+    network = fit_a_line()
+    scope = started(network.startup)
+    fluid.io.save_params(None, tmp_path, network.main, scope=scope)
+    before = sorted(tmp_path.iterdir())
+    scope.set("fc_0.w_0", torch.zeros(13, 1, dtype=torch.complex128))
+    with pytest.raises(UserError, match=r"cannot be written.*complex128"):
+        fluid.io.save_params(None, tmp_path, network.main, scope=scope)
+    assert sorted(tmp_path.iterdir()) == before
+    fluid.io.load_params(None, tmp_path, network.main, scope=scope)
+    assert value(scope, "fc_0.w_0").dtype == torch.float32

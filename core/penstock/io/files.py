@@ -27,11 +27,12 @@ _CHUNK = 1 << 20  # bytes read at once for a digest
 def write_save(
     manifest_path: Path, tensors: Mapping[str, torch.Tensor], describe: Callable[[StoredFile], Manifest]
 ) -> None:
-    """Write tensors and the manifest that `describe` makes for their file. Raises OSError; then nothing has changed."""
+    """Write tensors and the manifest that `describe` makes for their file. Raises OSError or UserError; then
+    the previous save is as it was."""
     manifest_path.parent.mkdir(parents=True, exist_ok=True)
     stem = stem_of(manifest_path)
     apart = _apart(tensors)
-    values = _store(manifest_path.parent, stem, "safetensors", lambda path: safetensors.torch.save_file(apart, path))
+    values = _store(manifest_path.parent, stem, "safetensors", lambda path: _write_tensors(apart, path))
     manifest = describe(values)
     temporary = manifest_path.with_name(f".{stem}.{os.getpid()}.tmp")
     temporary.write_text(render(manifest))
@@ -39,6 +40,16 @@ def write_save(
     os.replace(temporary, manifest_path)
     _flush(manifest_path.parent)
     _sweep(manifest_path.parent, stem, manifest.files())
+
+
+def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        safetensors.torch.save_file(tensors, path)
+    except (KeyError, SafetensorError) as error:  # KeyError: a dtype that the format lacks
+        dtypes = sorted({str(t.dtype) for t in tensors.values()})
+        raise UserError(
+            f"{path} cannot be written: {error}; expected dtypes that safetensors has, got {dtypes}", file=str(path)
+        ) from error
 
 
 def store_text(manifest_path: Path, text: str) -> StoredFile:
@@ -76,6 +87,7 @@ def _store(folder: Path, stem: str, suffix: str, write: Callable[[Path], None]) 
         digest = digest_of(temporary)
         stored = StoredFile(f"{stem}.{digest[:16]}.{suffix}", temporary.stat().st_size, digest)
         os.replace(temporary, folder / stored.name)
+        _flush(folder)  # before the manifest, which must never be on the disk without its files
     finally:
         temporary.unlink(missing_ok=True)
     return stored

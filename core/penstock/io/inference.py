@@ -6,6 +6,7 @@ manifest. Nothing in a model is executed while it is loaded.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,10 +41,13 @@ def save_inference_model(
     executor: object,
     main_program: Program | CompiledProgram | None = None,
     model_filename: str | None = None,
+    params_filename: str | None = None,
     *,
     scope: Scope | None = None,
 ) -> list[str]:
     """Save what `target_vars` need of the Program at rest; return the targets' names.
+
+    `params_filename` is Fluid's; it has no effect, because values are part of the model's own save.
 
     Raises UserError for a target that only training makes, and for an input that is needed but not named;
     then nothing is written.
@@ -56,7 +60,7 @@ def save_inference_model(
     model = pruned(_at_rest(program, targets), feeds, targets)
     legality.check(model)
     write_variables(
-        _place(dirname, model_filename), model, persistables(model), scope_of(executor, scope),
+        _place(dirname, model_filename, params_filename), model, persistables(model), scope_of(executor, scope),
         text=str(model), feeds=feeds, fetches=targets,
     )  # fmt: skip
     return targets
@@ -78,7 +82,12 @@ def _at_rest(program: Program, targets: Sequence[str]) -> Program:
     return rest
 
 
-def _place(dirname: Folder, model_filename: str | None) -> Path:
+def _place(dirname: Folder, model_filename: str | None, params_filename: str | None) -> Path:
+    if params_filename is not None:
+        print(
+            f"penstock: params_filename {params_filename!r} has no effect; values are part of the model's own save",
+            file=sys.stderr,
+        )
     return manifest_path(dirname, model_filename or MODEL_NAME)
 
 
@@ -86,6 +95,7 @@ def load_inference_model(
     dirname: Folder,
     executor: object,
     model_filename: str | None = None,
+    params_filename: str | None = None,
     *,
     scope: Scope | None = None,
 ) -> tuple[Program, list[str], list[VarDesc]]:
@@ -93,7 +103,7 @@ def load_inference_model(
 
     Raises UserError, with the scope unchanged, for a model that is missing, damaged, or no inference model.
     """
-    place = _place(dirname, model_filename)
+    place = _place(dirname, model_filename, params_filename)
     manifest = read_manifest(place)
     program = _program(manifest, place)
     values = checked_values(manifest, place, program, persistables(program))
