@@ -193,6 +193,20 @@ def test_first_come_hello_graph_and_its_use_and_last_goodbye(agent: Agent, path:
     assert progress.body == {"done": 2, "total": 10, "unit": "passes"}
 
 
+def test_numpy_steps_are_taken_and_one_word_that_cannot_be_sent_costs_only_itself(
+    agent: Agent, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Watched(managed(path))
+    session.progress(1, 10, {1})  # type: ignore[arg-type]  # what JSON cannot say
+    until(lambda: "a PROGRESS message is not sent" in caplog.text)
+    session.log(np.int64(2), auc=0.5)  # type: ignore[arg-type]  # as scripts do
+    session.progress(2, 10)
+    session.close()
+    until(lambda: agent.of(Kind.GOODBYE))
+    assert [frame.body["step"] for frame in agent.of(Kind.SCALARS)] == [2]
+    assert [frame.body["done"] for frame in agent.of(Kind.PROGRESS)] == [2]
+
+
 def test_an_agent_that_comes_back_gets_hello_and_graph_again_and_the_rest(path: str) -> None:
     first = Agent(path)
     session, source = Watched(managed(path)), Source(3)

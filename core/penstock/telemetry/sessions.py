@@ -10,7 +10,6 @@ sources and makes frames; the sender's thread sends them. Whatever fails here is
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import sys
@@ -34,6 +33,7 @@ from penstock.telemetry.outbox import Outbox, Parcel, message, pack
 from penstock.telemetry.sampling import Sampler
 from penstock.telemetry.sender import Sender
 from penstock.telemetry.watch import LiveWatch, NullWatch, Watch
+from penstock.telemetry.words import checked_count, checked_scalars
 
 INTERVAL_S = 0.1
 CLOSE_S = 2.0
@@ -55,11 +55,18 @@ class Session(Protocol):
         ...
 
     def log(self, step: int | None = None, **values: float) -> None:
-        """Send scalars of a step; None: the newest finished one. Raises TypeError if a value is no number."""
+        """Send scalars of a step; None: the newest finished one.
+
+        Raises TypeError if the step is no integer or a value no number, ValueError if the step is not in [0, 2**63)
+        or a name cannot be written as text.
+        """
         ...
 
     def progress(self, done: int, total: int, unit: str = "steps") -> None:
-        """Say how far the process is. Only the newest is sent, ten times a second at most."""
+        """Say how far the process is. Only the newest is sent, ten times a second at most.
+
+        Raises ValueError if `done` or `total` is not in [0, 2**63).
+        """
         ...
 
     def close(self) -> None:
@@ -135,16 +142,17 @@ class Watched:
             return watch
 
     def log(self, step: int | None = None, **values: float) -> None:
-        numbers = {name: float(value) for name, value in values.items()}
-        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        at = None if step is None else checked_count(step, "step")
+        finite = checked_scalars(values)
         self._start()
         if not self._closed:
-            at = self._last_step() if step is None else step
+            at = self._last_step() if at is None else at
             self._scalars.append({"step": at, "time_ns": time.time_ns(), "values": finite})
 
     def progress(self, done: int, total: int, unit: str = "steps") -> None:
+        counts = {"done": checked_count(int(done), "done"), "total": checked_count(int(total), "total")}
         self._start()
-        self._progress = {"done": int(done), "total": int(total), "unit": unit}
+        self._progress = {**counts, "unit": unit}
 
     def close(self) -> None:
         with self._lock:
@@ -229,11 +237,11 @@ class Watched:
     def _post_words(self) -> None:
         words = [self._scalars.popleft() for _ in range(len(self._scalars))]
         progress, self._progress = self._progress, None
-        items = [message(Kind.SCALARS, body, t0_ns=body["time_ns"]) for body in words]
+        items = [_spoken(Kind.SCALARS, body, body["time_ns"]) for body in words]
         if progress is not None:
-            items.append(message(Kind.PROGRESS, progress, t0_ns=time.time_ns()))
+            items.append(_spoken(Kind.PROGRESS, progress, time.time_ns()))
         if items:
-            self._sender.post(items)
+            self._sender.post(item for item in items if item is not None)
 
     def _close_watch(self, watch: LiveWatch) -> None:
         """Drain a watch a last time. Called by the thread that closes it, or by the drain thread at the end."""
@@ -277,6 +285,15 @@ def _pack(drafts: list[Draft]) -> tuple[list[Parcel], float]:
     items = [pack(draft) for draft in samples_first[:num_samples]]
     sampled_s = time.thread_time() - began_s
     return items + [pack(draft) for draft in samples_first[num_samples:]], sampled_s
+
+
+def _spoken(kind: Kind, body: dict[str, Any], time_ns: int) -> Parcel | None:
+    """Encode what the script said; a body that cannot be sent is told and costs nothing but itself."""
+    try:
+        return message(kind, body, t0_ns=time_ns)
+    except (TypeError, ValueError) as error:
+        _log.warning("a %s message is not sent: %s", kind.name, error)
+        return None
 
 
 def _identity(contract: Managed | Attached) -> Identity:
