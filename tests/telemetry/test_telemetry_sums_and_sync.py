@@ -101,10 +101,20 @@ def test_rows_of_a_sync_frame_are_sums_over_the_steps_in_which_the_exchange_ran(
     }  # fmt: skip
 
 
-def test_sparse_rows_have_no_known_size() -> None:
-    plan = SyncPlan(document(sparse=True))
+def gather(name: str, *shapes: list[int], dtype: str) -> Op:
+    """A gather of one value of each replica."""
+    inputs = [Value(name=f"{name}@{i}", dtype=dtype, shape=shape) for i, shape in enumerate(shapes)]
+    return op(name, "communication", -1, writes=name).model_copy(update={"kind": "gather", "inputs": inputs})
+
+
+def test_sparse_rows_count_their_ids_and_their_values_of_every_replica() -> None:
+    made = document(sparse=True)
+    ops = [*made.ops]
+    ops[3] = gather("gather.rows", [5], [3], dtype="int64")
+    ops[4] = gather("gather.values", [5, 16], [3, 16], dtype="bfloat16")
+    plan = SyncPlan(made.model_copy(update={"ops": ops}))
     got = plan.columns(plan.exchanged(*schedule({0: (0, 1), 3: (2, 1), 4: (3, 1)}), num_rows=1))
-    assert got[Column.BYTES].tolist() == [0]
+    assert got[Column.BYTES].tolist() == [(5 + 3) * (8 + 16 * 2)]
 
 
 def test_events_of_operators_that_the_document_lacks_are_ignored() -> None:

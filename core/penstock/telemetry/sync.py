@@ -4,7 +4,8 @@ For one parameter in one step:
   time  = sum of the durations of its exchange operators (`Sync.ops`);
   wait  = start of the first of them minus the end of the *first-arriving* producer of the gradient, at least 0:
           how long the earliest replica's gradient lay there for the latest;
-  bytes = bytes of one replica's gradient times replicas; 0 for sparse rows, whose number the graph does not know.
+  bytes = bytes of one replica's gradient times replicas; for a sparse one, the bytes of what its gather operators
+          read, row ids and rows of every replica, at the sizes of this plan's batch.
 
 Producers are found once for each graph: the operators with an edge into the exchange from outside of it, and of these,
 the most specific group that has any: those that write the gradient, else those of the backward pass, else all (an edge
@@ -13,6 +14,8 @@ may also stand for a write that must wait for a reader).
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,7 +95,16 @@ class SyncPlan:
 
 
 def _bytes(sync: Sync, document: GraphDocument) -> int:
-    return 0 if sync.sparse else sync.bytes * document.num_replicas
+    if not sync.sparse:
+        return sync.bytes * document.num_replicas
+    gathers = [document.ops[op] for op in sync.ops if document.ops[op].kind == "gather"]
+    return sum(math.prod(value.shape) * _item_bytes(value.dtype) for op in gathers for value in op.inputs)
+
+
+def _item_bytes(dtype: str) -> int:
+    """Return the bytes of one element: a type's name ends with its bits, or is one byte wide ("bool")."""
+    bits = re.search(r"\d+$", dtype)
+    return 1 if bits is None else int(bits[0]) // 8
 
 
 def _producers(document: GraphDocument) -> list[list[int]]:
