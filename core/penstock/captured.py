@@ -51,8 +51,8 @@ def capture(
     `example_inputs`: a tensor or a sequence: the module's inputs, then the targets; only shapes and dtypes count.
     Dimension 0 is the batch, except for those whose position is in `static_inputs`; every other size is fixed.
     `num_targets`: how many of them are targets; by default as many as `loss` needs beside the outputs.
-    `optimizer`: one of `penstock.optimizer`, or SGD or Adam of torch (an instance over the module's parameters, the
-    class, or its name). Replicas: `CPU_NUM`. The module is recorded as it is, training or evaluating.
+    `optimizer`: one of `penstock.optimizer`, or SGD, Adam or AdamW of torch (an instance over the module's
+    parameters, the class, or its name). Replicas: `CPU_NUM`. The module is recorded as it is, training or evaluating.
 
     Raises SpecError for arguments that do not fit, ProgramError for what cannot be recorded; the module is unchanged.
     """

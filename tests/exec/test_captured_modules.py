@@ -164,6 +164,13 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
     "Adam by class": lambda _: torch.optim.Adam,
     "SGD by instance": lambda m: torch.optim.SGD(m.parameters(), lr=0.3),
     "Adam by instance": lambda m: torch.optim.Adam(m.parameters(), lr=0.02, betas=(0.8, 0.9), eps=1e-6),
+    "SGD with momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "SGD with Nesterov and decay": lambda m: torch.optim.SGD(
+        m.parameters(), lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.02
+    ),
+    "SGD with decay": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.02),
+    "Adam with decay": lambda m: torch.optim.Adam(m.parameters(), lr=0.02, weight_decay=0.05),
+    "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=0.02, weight_decay=0.3),
     "some parameters alone": lambda m: torch.optim.SGD([next(m.parameters())], lr=0.3),
 }
 
@@ -194,8 +201,9 @@ def two_groups(module: nn.Module) -> torch.optim.Optimizer:
 
 
 REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
-    "momentum": (lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9), "momentum=0.9, which has no"),
-    "decay": (lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1), r"weight_decay=0\.1"),
+    "dampening": (
+        lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5), "dampening=0.5, which has no",
+    ),
     "amsgrad": (lambda m: torch.optim.Adam(m.parameters(), amsgrad=True), "amsgrad=True"),
     "maximize": (lambda m: torch.optim.SGD(m.parameters(), 0.1, maximize=True), "maximize=True"),
     "another kind": (lambda m: torch.optim.Rprop(m.parameters()), "Rprop has no counterpart"),
