@@ -40,7 +40,14 @@ async function failure(method: string, path: string, response: Response): Promis
 }
 
 async function get<T>(path: string): Promise<T> {
-  return (await (await request("GET", path)).json()) as T;
+  const response = await request("GET", path);
+  try {
+    return (await response.json()) as T;
+  } catch (cause) {
+    const error = new ApiError(0, `The answer to GET ${path} broke off or is no JSON.`);
+    error.cause = cause;
+    throw error;
+  }
 }
 
 const enc = encodeURIComponent;

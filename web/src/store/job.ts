@@ -10,6 +10,7 @@ import { type Frame, Kind } from "../codec";
 import { throttled } from "../frameloop";
 import { stream } from "../socket";
 import type { EventRow, GraphDocument, Job, NodeRow, ServerMessage } from "../types";
+import { GraphLoader } from "./graphs";
 import { LogStore } from "./logs";
 import { OpsStore } from "./ops";
 import { SeriesStore } from "./series";
@@ -57,7 +58,8 @@ export class JobStore {
   readonly logs = new LogStore();
   readonly sync = new SyncStore();
   readonly steps = new StepStore();
-  readonly ops = new OpsStore((hash) => void this.#fetchGraph(hash));
+  readonly documents = new GraphLoader(api.graph, (hash, document) => this.#haveDocument(hash, document));
+  readonly ops = new OpsStore((hash) => this.documents.load(hash));
 
   readonly shownHash = computed(() => {
     this.graphVersion.value;
@@ -100,6 +102,7 @@ export class JobStore {
     this.#disposed = true;
     this.#unsubscribe();
     this.#frameListeners.clear();
+    this.documents.dispose();
   }
 
   /** Call `listener` for every operator frame that arrived, so that a canvas can ask for an animation frame. */
@@ -266,17 +269,11 @@ export class JobStore {
     });
   }
 
-  async #fetchGraph(hash: string): Promise<void> {
-    try {
-      const document = await api.graph(hash);
-      if (this.#disposed) return;
-      this.ops.ensure(hash).setDocument(document);
-      this.graphVersion.value += 1;
-      this.#note("ops");
-      for (const listener of this.#frameListeners) listener();
-    } catch (error) {
-      this.#fail(error, () => void this.#fetchGraph(hash));
-    }
+  #haveDocument(hash: string, document: GraphDocument): void {
+    this.ops.ensure(hash).setDocument(document);
+    this.graphVersion.value += 1;
+    this.#note("ops");
+    for (const listener of this.#frameListeners) listener();
   }
 
   async #fetchEvents(): Promise<void> {
@@ -284,7 +281,7 @@ export class JobStore {
       const page = await api.events(this.jobId);
       if (!this.#disposed) this.#addEvents(page.items);
     } catch (error) {
-      this.#fail(error, null);
+      this.#fail(error);
     }
   }
 
@@ -294,13 +291,8 @@ export class JobStore {
     this.events.value = [...byId.values()].sort((a, b) => (a.at < b.at ? 1 : -1));
   }
 
-  #fail(error: unknown, retry: (() => void) | null): void {
+  #fail(error: unknown): void {
     if (!(error instanceof ApiError)) throw error;
-    if (error.status === 404 && retry !== null) {
-      // The document may be a moment behind the message that names it.
-      setTimeout(() => !this.#disposed && retry(), 1000);
-      return;
-    }
     // A subscription to what does not exist would cost the connection again and again.
     if (error.status === 404 && this.job.value === null) this.#unsubscribe();
     this.error.value = error;

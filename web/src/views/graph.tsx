@@ -4,7 +4,7 @@ import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { integer, plural } from "../format";
 import type { GraphController } from "../graph/controller";
-import { Empty } from "../parts/basics";
+import { Empty, ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
 import type { JobParts } from "./job";
@@ -50,7 +50,17 @@ function describe({ store, graph }: JobParts): string {
 function NoGraph({ store }: { store: JobStore }) {
   store.graphVersion.value;
   const job = store.job.value;
-  if (store.shownHash.value !== null) return <Empty title="Loading the graph…" />;
+  const hash = store.shownHash.value;
+  if (hash !== null) {
+    const failure = store.documents.failures.value.get(hash);
+    if (failure === undefined) return <Empty title="Loading the graph…" />;
+    return (
+      <div style={{ padding: "var(--s4)" }}>
+        <ErrorCard error={failure} retry={() => store.documents.retry(hash)} />
+        <span class="muted">The graph could not be loaded. The page tries again by itself.</span>
+      </div>
+    );
+  }
   if (job !== null && isTerminal(job)) {
     return (
       <Empty title="No graph was reported">

@@ -1,0 +1,68 @@
+/** What the page does when the server does not answer as hoped. */
+import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
+import { ApiError } from "../src/api";
+import { GraphLoader } from "../src/store/graphs";
+import type { GraphDocument } from "../src/types";
+
+const DOCUMENT = { version: 1, ops: [] } as unknown as GraphDocument;
+
+/** A loader whose fetches fail with these statuses one after the other, and then succeed. */
+function loader(...failures: number[]) {
+  const loaded: string[] = [];
+  let asked = 0;
+  const graphs = new GraphLoader(
+    async () => {
+      const status = failures[asked++];
+      if (status !== undefined) throw new ApiError(status, `answered ${status}`);
+      return DOCUMENT;
+    },
+    (hash) => loaded.push(hash),
+  );
+  return { graphs, loaded, asked: () => asked };
+}
+
+beforeEach(() => void vi.useFakeTimers());
+afterEach(() => void vi.useRealTimers());
+
+describe("graph documents", () => {
+  test("a failure is shown and tried again, ever more rarely, until the document is there", async () => {
+    const { graphs, loaded, asked } = loader(500, 0, 503);
+    graphs.load("h");
+    await vi.advanceTimersByTimeAsync(0);
+    expect(graphs.failures.value.get("h")?.message).toBe("answered 500");
+    await vi.advanceTimersByTimeAsync(2999);
+    expect(asked()).toBe(2);
+    await vi.advanceTimersByTimeAsync(4001);
+    expect([asked(), loaded]).toEqual([4, ["h"]]);
+    expect(graphs.failures.value.size).toBe(0);
+  });
+
+  test("a document that is a moment behind its name is no failure yet", async () => {
+    const { graphs, loaded } = loader(404);
+    graphs.load("h");
+    await vi.advanceTimersByTimeAsync(999);
+    expect(graphs.failures.value.size).toBe(0);
+    await vi.advanceTimersByTimeAsync(1);
+    expect(loaded).toEqual(["h"]);
+  });
+
+  test("a retry by hand asks at once, and not once more when the pause is over", async () => {
+    const { graphs, loaded, asked } = loader(500);
+    graphs.load("h");
+    await vi.advanceTimersByTimeAsync(0);
+    graphs.retry("h");
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect([asked(), loaded]).toEqual([2, ["h"]]);
+  });
+
+  test("what is refused waits for the person, and a page that was left asks no more", async () => {
+    const refused = loader(403);
+    refused.graphs.load("h");
+    const left = loader(500);
+    left.graphs.load("h");
+    await vi.advanceTimersByTimeAsync(0);
+    left.graphs.dispose();
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect([refused.asked(), left.asked()]).toEqual([1, 1]);
+  });
+});
