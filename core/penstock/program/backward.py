@@ -8,7 +8,7 @@ gradient exchange may write it in place. Of a sparse table it is a SelectedRows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,7 +64,7 @@ def append_backward(
         raise ProgramError(
             f"loss {loss.name!r} depends on no trainable parameter, so there is nothing to learn", variable=loss.name
         )
-    _refuse_dense_use(recording, loss, tables)
+    _check_leaves(recording, loss, tables)
     before = len(program.operators)
     _mark_loss(program, loss.name)
     with recording_modes(recording):
@@ -89,22 +89,35 @@ def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list
     return [n for n in trainable if n not in sparse], {n for n in trainable if n in sparse}
 
 
-def _refuse_dense_use(recording: Recording, loss: Variable, tables: set[str]) -> None:
-    """Raise ProgramError if the loss depends on a sparse table other than by lookups: that gradient would be lost."""
-    todo, seen = [loss.fake.grad_fn], set()
+def _check_leaves(recording: Recording, loss: Variable, tables: set[str]) -> None:
+    """Raise ProgramError if a gradient would be lost: of a sparse table that is used other than by lookups, or of a
+    tensor that autograd saw without its stand-in."""
+    for leaf in _leaves_of(loss.fake):
+        if not recording.is_named(leaf):
+            raise ProgramError(
+                f"loss {loss.name!r} depends on a tensor of shape {list(leaf.shape)} that autograd knows and the "
+                "program does not, so it would not be trained: it was handed to an autograd.Function or another call "
+                "that torch hides. Hold it in the module that uses it, or detach it"
+            )
+        table = recording.name_of(leaf)
+        if table in tables:
+            raise ProgramError(
+                f"table {table!r} (created at {recording.program.variables[table].source}) is used by sparse lookups "
+                "and in other operations too, so its gradient is not sparse. Use is_sparse=False (sparse=False) for it",
+                variable=table,
+            )
+
+
+def _leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
+    todo, seen = [result.grad_fn], set()
     while todo:
         node = todo.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)  # of the node that accumulates a leaf's gradient
-        if leaf is not None and recording.is_named(leaf) and recording.name_of(leaf) in tables:
-            table = recording.name_of(leaf)
-            raise ProgramError(
-                f"table {table!r} (created at {recording.program.variables[table].source}) is used by sparse lookups "
-                "and in other operations too, so its gradient is not sparse. Use is_sparse=False (sparse=False) for it",
-                variable=table,
-            )
+        if leaf is not None:
+            yield leaf
         todo += [parent for parent, _ in node.next_functions]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from penstock.errors import ProgramError
 from penstock.program.record.recording import Recording, SparseLookup
@@ -40,8 +41,22 @@ def plain_functional() -> Iterator[None]:
             setattr(F, name, check)
 
 
+_TENSOR_PROPERTIES = {"T", "mT", "H", "mH", "data", "real", "imag"}
+
+
+def _asks_only(func: Any) -> bool:
+    """Whether a call only asks a tensor about itself (its shape, its dtype), so that it is no operand."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(func.__self__, "__name__", "") not in _TENSOR_PROPERTIES
+    return name in {"__set__", "size", "dim", "numel", "stride", "is_floating_point", "is_complex", "__len__"}
+
+
 class CompositeMode(TorchFunctionMode):
-    """Rewrites the calls in `_REWRITES`; passes the rest on."""
+    """Rewrites the calls in `_REWRITES`; passes the rest on.
+
+    A parameter from outside becomes its stand-in here, above autograd, so that the gradient goes to the stand-in.
+    """
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -49,12 +64,19 @@ class CompositeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not _asks_only(func):
+            args, kwargs = tree_map(self._stand_in, (args, kwargs))
         rewrite = _REWRITES.get(getattr(func, "__name__", ""))
         if rewrite is not None:
             result = rewrite(self.recording, *args, **kwargs)
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)
+
+    def _stand_in(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.requires_grad and not self.recording.is_known(value):
+            return self.recording.capture(value)
+        return value
 
 
 def dropout(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from penstock.program.record.recording import Recording
 from penstock.program.record.variable import Variable, recording_in, recording_modes, unwrap, wrap
@@ -57,7 +56,7 @@ def record_module(
     """Record one call of a module; parameters are called `<name>.<path>`. Returns Variables."""
     root = name or _name_for(recording, module)
     paths = {id(m): f"{root}.{path}" if path else root for path, m in module.named_modules()}
-    args, kwargs = tree_map(unwrap, (args, kwargs))
+    args, kwargs = unwrap(recording, (args, kwargs))
     _open.append((recording, paths))
     recording.modules.append(root)
     try:

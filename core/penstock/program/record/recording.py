@@ -117,6 +117,10 @@ class Recording:
         """Whether the tensor has a name already."""
         return id(tensor) in self._names
 
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor is one of this fake world, so that it needs no stand-in."""
+        return self.is_named(tensor) or isinstance(tensor, FakeTensor)
+
     def alias(self, tensor: torch.Tensor, name: str) -> None:
         """Let `tensor` stand for the variable `name` too (detach, or the leaf of a cut tape)."""
         self._names[id(tensor)] = (tensor, name)

@@ -179,15 +179,26 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
     recording = recording_in((args, kwargs))
     if recording is None:
         raise ProgramError(f"{user_line()}: a call to {func} has no Variable among its operands")
-    args, kwargs = tree_map(unwrap, (args, kwargs))
+    args, kwargs = unwrap(recording, (args, kwargs))
     with recording_modes(recording):
         out = func(*args, **kwargs)
     return wrap(recording, out)
 
 
-def unwrap(value: Any) -> Any:
-    """Return the fake tensor of a Variable, and anything else as it is."""
-    return value.fake if isinstance(value, Variable) else value
+def unwrap(recording: Recording, values: Any) -> Any:
+    """Return a nest of operands with fake tensors for Variables and stand-ins for real tensors.
+
+    Stand-ins are put in here, above autograd, so that the gradient of a parameter goes to its stand-in.
+    """
+
+    def one(value: Any) -> Any:
+        if isinstance(value, Variable):
+            return value.fake
+        if isinstance(value, torch.Tensor) and not recording.is_known(value):
+            return recording.capture(value)
+        return value
+
+    return tree_map(one, values)
 
 
 def wrap(recording: Recording, out: Any) -> Any:
