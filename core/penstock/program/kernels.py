@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from penstock.errors import OperatorError, ProgramError
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Expr
-from penstock.program.ir import Arg, Operator, Ref, TorchConst
+from penstock.program.ir import Arg, Operator, Ref, Structure, TorchConst
 
 CAPTURED = "penstock.captured"
 _NAMESPACES = {"aten", "penstock", "mkldnn", "_c10d_functional"}
@@ -19,6 +19,14 @@ _FORMATS = {
     "contiguous_format": torch.contiguous_format,
     "preserve_format": torch.preserve_format,
     "channels_last": torch.channels_last,
+}
+
+# Batch norm writes its statistics only in training; of some overloads the schema says never, of others always.
+# Type -> name of the argument that says whether it trains.
+_STATISTICS = {
+    "aten::native_batch_norm": "training",
+    "aten::cudnn_batch_norm": "training",
+    "aten::_native_batch_norm_legit": "training",
 }
 
 
@@ -35,6 +43,46 @@ def resolve(op: Operator) -> Any:
         raise ProgramError(
             f"operator {op.name!r}: {op.type!r} is unknown to torch {torch.__version__}", operator=op.name
         ) from None
+
+
+def written_operands(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return what a call writes in place, of its operands; lists are taken apart, None is left out.
+
+    `schema` is torch's; operands are tensors or plain data, in the order or under the names of the schema.
+    """
+    given = {spec.name: value for spec, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
+    training = _STATISTICS.get(schema.name)
+    if training is not None:
+        names = ["running_mean", "running_var"] if given.get(training) else []
+    else:
+        names = [spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write]
+    return [value for name in names for value in _items(given.get(name))]
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _items(item)
+    elif value is not None:
+        yield value
+
+
+def check_writes(program: Structure) -> None:
+    """Raise ProgramError naming an operator that writes what it does not declare, or that torch does not know.
+
+    An undeclared write is a race: the graph has no edge for it. Cost: linear in the operators; no kernel runs.
+    """
+    for op in program.operators:
+        if op.type == CAPTURED:
+            continue
+        written = written_operands(resolve(op)._schema, op.args, dict(op.kwargs))
+        missing = sorted({value.name for value in written if isinstance(value, Ref)} - set(op.writes))
+        if missing:
+            raise ProgramError(
+                f"operator {op.name!r} ({op.type}, {op.source or 'no line'}) writes {', '.join(missing)} in place, but "
+                f"declares {', '.join(op.writes) or 'no write'}. Record the program again, or correct its writes",
+                operator=op.name,
+            )
 
 
 def constant(value: TorchConst) -> Any:

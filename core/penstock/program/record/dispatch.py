@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.errors import ProgramError
 from penstock.program.ir import Operator, Output, Role, VarDesc
+from penstock.program.kernels import written_operands
 from penstock.program.record.context import current_role
 from penstock.program.record.recording import Recording
 from penstock.program.record.source import user_line
@@ -26,18 +27,6 @@ _SHAPE_FUNCTIONS = {aten.constant_pad_nd.default: meta_table[aten.constant_pad_n
 # Calls that return as many tensors as a size says: type -> position of the dimension.
 _COUNTED = {"aten::split": 2, "aten::unsafe_split": 2, "aten::unbind": 1}
 _ALIASES = {"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"}
-
-# Operators that write what their schema does not declare: type -> positions written, given the arguments.
-_BATCH_NORM_TRAINING = {"aten::native_batch_norm": (3, 4, 5), "aten::cudnn_batch_norm": (3, 4, 5)}
-
-
-def undeclared_writes(schema_name: str, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the positions of operands that a call writes although its schema does not say so."""
-    positions = _BATCH_NORM_TRAINING.get(schema_name)
-    if positions is None:
-        return ()
-    mean, var, training = positions
-    return (mean, var) if args[training] else ()
 
 
 class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has not typed it
@@ -70,7 +59,14 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
 
     def _known(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value if self.recording.is_named(value) else self.recording.capture(value)
+            if self.recording.is_named(value):
+                return value
+            if value.requires_grad:  # its stand-in would come too late: autograd has seen the tensor itself
+                raise ProgramError(
+                    f"{user_line()}: a tensor of shape {list(value.shape)} that wants a gradient is read where "
+                    "autograd cannot follow it into the program. Hold it in the module that uses it, or detach it"
+                )
+            return self.recording.capture(value)
         if isinstance(value, (list, tuple)):
             return type(value)(self._known(v) for v in value)
         return value
@@ -80,12 +76,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         module, source = self._origin()
         base = schema.name.split("::")[1].rstrip("_")
         name = rec.program.unique_operator(base.lstrip("_"))
-        written = [
-            a for a, spec in zip(args, schema.arguments, strict=False) if spec.alias_info and spec.alias_info.is_write
-        ]
-        written += [args[i] for i in undeclared_writes(schema.name, args) if args[i] is not None]
         role, role_vars = current_role()
-        writes = tuple(rec.name_of(t) for w in written for t in (w if isinstance(w, (list, tuple)) else [w]))
+        writes = tuple(dict.fromkeys(rec.name_of(t) for t in written_operands(schema, args, kwargs)))
         op = Operator(
             name,
             f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}",
