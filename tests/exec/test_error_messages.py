@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.property.networks import Network, ctr_dnn, fit_a_line
+from tests.property.oracle import started
 
 import penstock as fluid
 from penstock.errors import FeedError, FetchError, OperatorError, PenstockError, ProgramError, SpecError, UserError
 from penstock.exec.scope import Scope
-from tests.property.networks import Network, ctr_dnn, fit_a_line
-from tests.property.oracle import started
 
 FLOATS = np.zeros((2, 13), "float32")
 TARGET = np.zeros((2, 1), "float32")
@@ -28,10 +28,11 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     network = fit_a_line()
     scope = started(network.startup)
     if request.param == "Executor":
-        return lambda feed, fetch=(): fluid.Executor().run(network.main, feed, list(fetch), scope=scope)
+        yield lambda feed, fetch=(): fluid.Executor().run(network.main, feed, list(fetch), scope=scope)
+        return
     parallel = fluid.ParallelExecutor(False, network.loss, network.main, scope=scope)
-    request.addfinalizer(parallel.close)
-    return lambda feed, fetch=(): parallel.run(list(fetch), feed)
+    yield lambda feed, fetch=(): parallel.run(list(fetch), feed)
+    parallel.close()
 
 
 def message(kind: type[PenstockError], call: Callable[[], Any]) -> str:
@@ -57,7 +58,9 @@ def test_a_missing_feed_names_declaration_and_form(run: Run) -> None:
 @pytest.mark.parametrize("shape", [(2, 12), (2,), (2, 13, 1)])
 def test_a_wrong_shape_names_both_shapes_and_the_declaration(shape: tuple[int, ...], run: Run) -> None:
     text = message(FeedError, lambda: run({"x": np.zeros(shape, "float32"), "y": TARGET}))
-    assert text.startswith(f"feed 'x' has shape {list(shape)}, but the program expects float32[-1, 13] (declared at networks.py:")
+    assert text.startswith(
+        f"feed 'x' has shape {list(shape)}, but the program expects float32[-1, 13] (declared at networks.py:"
+    )
 
 
 def test_a_wrong_dtype_names_both_and_the_conversion(run: Run) -> None:

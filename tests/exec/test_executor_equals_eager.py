@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tests.property.networks import Network, conv_module, from_module, transformer_module
+from tests.property.oracle import intra_op_threads, started, value
 from torch import nn
 
 import penstock as fluid
 from penstock.exec.scope import Scope
-from tests.property.networks import Network, conv_module, from_module, transformer_module
-from tests.property.oracle import intra_op_threads, started, value
 
 STEPS = 20
 TOLERANCE = {"float64": 1e-12, "float32": 5e-5}
@@ -35,7 +35,8 @@ class Words(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ids = (x.abs() * 10).long().clamp(0, 39)
         both = self.table(ids[:, 0]) + self.table(ids[:, 1:]).mean(1)
-        return self.norm(self.mix(torch.relu(self.mix(both))))
+        mixed: torch.Tensor = self.norm(self.mix(torch.relu(self.mix(both))))
+        return mixed
 
 
 def words(dtype: torch.dtype, *, sparse: bool) -> nn.Module:
@@ -83,7 +84,7 @@ class Eager:
         loss = -predicted.gather(1, label).clamp_min(1e-20).log().mean()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch
+        loss.backward()
         for optimizer in self.optimizers:
             optimizer.step()
         return loss.detach(), predicted.detach()

@@ -1,4 +1,4 @@
-"""Rule 1 of DESIGN 2: every write is declared, and storages are those of the kernels. The audit itself is tested too."""
+"""Rule 1 of DESIGN 2: every write is declared, and storages are those of the kernels. The audit is tested too."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-
-from penstock.exec.audit import audit
-from penstock.program.program import Program
 from tests.property.networks import NETWORKS, conv_net, ctr_dnn
 from tests.property.oracle import started
 from tests.property.random_programs import Recipe, build, recipes
+
+from penstock.exec.audit import audit
+from penstock.program.program import Program
 
 
 @pytest.mark.parametrize("rows", [5, 1])

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.property.networks import Network, ctr_dnn, fit_a_line
+from tests.property.oracle import started, value
 
 import penstock as fluid
 from penstock.errors import FeedError, FetchError, OperatorError, ProgramError, SpecError
 from penstock.exec.scope import Scope
 from penstock.graph.placement import place_updates
 from penstock.program.program import Program
-from tests.property.networks import Network, ctr_dnn, fit_a_line
-from tests.property.oracle import started, value
 
 Make = Callable[..., fluid.ParallelExecutor]
 
@@ -86,7 +86,9 @@ def test_num_threads_is_four_for_each_replica_unless_it_is_set(make: Make, cpu_n
     ("rows", "replicas", "shares"),
     [(10, 2, [5, 5]), (3, 2, [1, 2]), (9, 8, [1] * 7 + [2]), (5, 3, [1, 2, 2]), (1, 4, [1]), (2, 3, [1, 1])],
 )
-def test_a_batch_is_split_in_order_with_the_larger_shares_last(rows: int, replicas: int, shares: list[int], cpu_num: Any) -> None:
+def test_a_batch_is_split_in_order_with_the_larger_shares_last(
+    rows: int, replicas: int, shares: list[int], cpu_num: Any
+) -> None:
     cpu_num(replicas)
     network, out = echo()
     compiled = fluid.CompiledProgram(network.main).with_data_parallel(loss_name=network.loss)
@@ -118,7 +120,7 @@ def test_a_feed_list_gives_each_replica_its_rows_of_any_number(make: Make, cpu_n
     with pytest.raises(FeedError, match=r"has 3 dicts, but there are 2 replicas \(CPU_NUM\)"):
         executor.run([out], [rows_of(1)] * 3)
     with pytest.raises(TypeError, match="holds list; expected one dict for each replica"):
-        executor.run([out], [[1], [2]])  # type: ignore[list-item]  # the error under test
+        executor.run([out], [[1], [2]])
 
 
 def test_a_test_program_needs_no_loss_name_and_takes_fewer_rows_than_replicas(make: Make, cpu_num: Any) -> None:
@@ -138,7 +140,9 @@ def test_a_training_program_without_loss_name_is_refused(make: Make) -> None:
     network = fit_a_line()
     with pytest.raises(ProgramError, match=r"has backward operators, .* pass loss_name=loss\.name"):
         make(network, Scope(), loss_name=None)
-    with pytest.raises(ProgramError, match="variable 'mean_0.tmp_1' is not in the program. Did you mean 'mean_0.tmp_0'"):
+    with pytest.raises(
+        ProgramError, match=r"variable 'mean_0\.tmp_1' is not in the program\. Did you mean 'mean_0.tmp_0'"
+    ):
         make(network, Scope(), loss_name="mean_0.tmp_1")
 
 
@@ -190,7 +194,9 @@ def test_a_sparse_gradient_is_fetched_with_the_rows_of_all_replicas(mode: str, m
     assert got.height == 50
     assert sorted(got.rows.tolist()) == sorted(alone.rows.tolist())
     assert got.values.shape == (10, 4)
-    dense = [torch.zeros(50, 4).index_add(0, torch.from_numpy(g.rows), torch.from_numpy(g.values)) for g in (got, alone)]
+    dense = [
+        torch.zeros(50, 4).index_add(0, torch.from_numpy(g.rows), torch.from_numpy(g.values)) for g in (got, alone)
+    ]
     torch.testing.assert_close(dense[0], dense[1])
 
 
@@ -239,7 +245,7 @@ def test_a_test_executor_that_shares_variables_follows_the_training(mode: str, m
     scope = started(network.startup)
     train = make(network, scope, mode=mode)
     clone = network.main.clone(for_test=True)
-    with pytest.raises(SpecError, match="share_vars_from has not run yet, .* run it once first"):
+    with pytest.raises(SpecError, match=r"share_vars_from has not run yet, .* run it once first"):
         make(network, None, main_program=clone, loss_name=None, share_vars_from=train)
     train.run([], network.feed(4, 0))
     test = make(network, None, main_program=clone, loss_name=None, share_vars_from=train)
@@ -291,7 +297,9 @@ def test_one_thread_gives_what_many_give(make: Make, cpu_num: Any) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
 
 
-def test_an_operator_that_fails_is_named_with_shapes_and_line_and_the_engine_works_afterwards(make: Make, cpu_num: Any) -> None:
+def test_an_operator_that_fails_is_named_with_shapes_and_line_and_the_engine_works_afterwards(
+    make: Make, cpu_num: Any
+) -> None:
     cpu_num(2)
     network = ctr_dnn(metrics=False)
     executor = make(network, started(network.startup), mode="Reduce")
@@ -313,14 +321,18 @@ def test_a_sparse_lookup_out_of_range_says_which_id(make: Make, cpu_num: Any) ->
     network = ctr_dnn(metrics=False)
     bad = network.feed(4, 0)
     bad["slot0"][0] = 50
-    with pytest.raises(OperatorError, match=r"(?s)penstock\.lookup_table.*networks\.py:\d+.*50.*shared_table float32\[50, 4\]"):
+    with pytest.raises(
+        OperatorError, match=r"(?s)penstock\.lookup_table.*networks\.py:\d+.*50.*shared_table float32\[50, 4\]"
+    ):
         make(network, started(network.startup)).run([network.loss], bad)
 
 
 def test_a_fetch_of_what_no_operator_makes_is_refused(make: Make) -> None:
     network = fit_a_line()
     executor = make(network, started(network.startup))
-    with pytest.raises(FetchError, match="'mean_0.tmp_9': variable 'mean_0.tmp_9' is not in the program. Did you mean"):
+    with pytest.raises(
+        FetchError, match=r"'mean_0\.tmp_9': variable 'mean_0\.tmp_9' is not in the program\. Did you mean"
+    ):
         executor.run(["mean_0.tmp_9"], rows_of(2))
 
 

@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.property.networks import NETWORKS, conv_net, ctr_dnn, fit_a_line
 
 from penstock.errors import Bug
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.ssa import Graph, Mode
 from penstock.program.ir import Ref
-from tests.property.networks import NETWORKS, conv_net, ctr_dnn, fit_a_line
 
 
-def graph_of(make: Callable[[], object] = conv_net, mode: Mode = "reduce", num_replicas: int = 2, active: int = 2) -> Graph:
+def graph_of(
+    make: Callable[[], object] = conv_net, mode: Mode = "reduce", num_replicas: int = 2, active: int = 2
+) -> Graph:
     """Build one."""
     return build_graph(make().main, mode=mode, num_replicas=num_replicas, active=active)  # type: ignore[attr-defined]  # a Network
 

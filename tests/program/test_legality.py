@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tests.property.networks import NETWORKS, ctr_dnn, fit_a_line
 
 from penstock.errors import ProgramError
 from penstock.program import legality
 from penstock.program.expr import sym
 from penstock.program.ir import Ref
 from penstock.program.program import Program
-from tests.property.networks import NETWORKS, ctr_dnn, fit_a_line
 
 
 def _of(program: Program, type_: str) -> int:
@@ -92,7 +92,12 @@ def test_recorded_programs_and_their_clones_are_legal(name: str) -> None:
 def test_a_clone_for_test_has_no_backward_no_update_and_the_same_feeds() -> None:
     network = fit_a_line()
     clone = network.main.clone(for_test=True)
-    assert {op.type for op in clone.operators} == {"aten.addmm.default", "aten.sub.Tensor", "aten.mul.Tensor", "aten.mean.default"}
+    assert {op.type for op in clone.operators} == {
+        "aten.addmm.default",
+        "aten.sub.Tensor",
+        "aten.mul.Tensor",
+        "aten.mean.default",
+    }
     assert [v.name for v in clone.feeds()] == ["x", "y"]
     assert [v.name for v in clone.parameters()] == ["fc_0.w_0", "fc_0.b_0"]
     assert not [n for n in clone.variables if "@GRAD" in n or "sgd" in n]

@@ -143,7 +143,8 @@ def test_tied_weights_are_one_parameter_with_one_gradient() -> None:
     main, startup, pairs = record(write)
     assert [(p.name, g.name) for p, g in pairs] == [("tied_0.first.weight", "tied_0.first.weight@GRAD")]
     x = np.random.default_rng(1).normal(size=(3, 4)).astype("float32")
-    module(torch.from_numpy(x)).mean().backward()
+    loss: Any = module(torch.from_numpy(x)).mean()
+    loss.backward()
     gradient = module.first.weight.grad
     assert gradient is not None
     np.testing.assert_allclose(run(main, startup, pairs[0][1].name, x), gradient.numpy(), rtol=1e-6)
@@ -201,7 +202,8 @@ def test_the_gradient_of_a_table_with_several_lookups_is_selected_rows_and_never
     assert table is not None
     reference = table.clone().requires_grad_()
     both = [torch.nn.functional.embedding(torch.from_numpy(ids).long()[:, i], reference) for i in (0, 1)]
-    (both[0] * both[1]).sum(1).mean().backward()
+    loss: Any = (both[0] * both[1]).sum(1).mean()
+    loss.backward()
     summed = torch.zeros(9, 2).index_add(0, torch.from_numpy(got.rows), torch.from_numpy(got.values))
     assert reference.grad is not None
     torch.testing.assert_close(summed, reference.grad)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from tests.property.networks import Feed, Network
 
 import penstock as fluid
 from penstock.exec.data_parallel import DataParallel
@@ -18,9 +19,8 @@ from penstock.exec.splitting import has_batch, split
 from penstock.graph.check import check
 from penstock.graph.interpret import interpret
 from penstock.graph.ssa import Mode
-from penstock.program.program import Program
 from penstock.program.legality import RNG
-from tests.property.networks import Feed, Network
+from penstock.program.program import Program
 
 
 def started(startup: Program) -> Scope:
@@ -131,7 +131,9 @@ def assert_engine_equals_interpreter(
 
 
 def _assert_same_memory(core: DataParallel, expected: Interpreted, where: str) -> None:
-    seen = {v.key: v for g in core._graphs.values() for v in g.variables.values() if v.persistable and v.storage == v.key}
+    seen = {
+        v.key: v for g in core._graphs.values() for v in g.variables.values() if v.persistable and v.storage == v.key
+    }
     for key, variable in seen.items():
         mine, theirs = core.memory.tensor(core.program, variable), expected.memory.tensor(core.program, variable)
         assert same_bits(mine, theirs), f"{where}: {key}, differs by {np.abs((mine - theirs).numpy()).max()}"

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
+from tests.property.networks import Feed, Network, optimizer
 from torch import nn
 
 import penstock as fluid
 from penstock.program.program import Program
-from tests.property.networks import Feed, Network, optimizer
 
 VOCABULARY = 12
 Step = tuple[str, int, int]
@@ -121,7 +121,7 @@ def _sliced(w: Workshop, a: int, b: int) -> Any:
 
 
 def _split(w: Workshop, a: int, b: int) -> Any:
-    x = torch.cat([w.pick(a), w.pick(b)], 1)
+    x: Any = torch.cat([w.pick(a), w.pick(b)], 1)
     left, right = x.split([1, w.width(x) - 1], 1)
     return right + left if b % 2 else torch.cat([right, left], 1)
 

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.property.networks import Network, conv_module, conv_net, ctr_dnn, fit_a_line, transformer
+from tests.property.oracle import copy_of, started, value
+from tests.property.random_programs import Recipe, build, recipes
 
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.scope import Scope
 from penstock.exec.splitting import share_sizes
 from penstock.graph.ssa import Mode
-from tests.property.networks import Network, conv_module, conv_net, ctr_dnn, fit_a_line, transformer
-from tests.property.oracle import copy_of, started, value
-from tests.property.random_programs import Recipe, build, recipes
 
 BATCHES = (6, 7, 5, 2, 1, 9, 4, 7, 3, 8) * 2  # even, uneven, fewer rows than replicas, a single row
 TOLERANCE = 1e-9
@@ -38,7 +38,9 @@ ROW_INDEPENDENT: dict[str, Callable[[], Network]] = {
 }
 
 
-def trained(network: Network, start: Scope, mode: Mode, num_replicas: int, batches: Sequence[int]) -> tuple[Scope, list[float]]:
+def trained(
+    network: Network, start: Scope, mode: Mode, num_replicas: int, batches: Sequence[int]
+) -> tuple[Scope, list[float]]:
     """Train from a copy of `start`; return the scope and the losses over all rows."""
     scope = copy_of(start)
     core = DataParallel(
@@ -70,7 +72,7 @@ def test_networks_on_shares_train_like_the_whole_batch(name: str) -> None:
     whole = trained(network, start, "all_reduce", 1, BATCHES)
     for mode in ("all_reduce", "reduce"):
         for num_replicas in (2, 3):
-            shared = trained(network, start, mode, num_replicas, BATCHES)  # type: ignore[arg-type]  # a literal
+            shared = trained(network, start, mode, num_replicas, BATCHES)
             assert_close(whole, shared, f"{name} {mode} x{num_replicas}")
 
 
@@ -101,10 +103,10 @@ def test_batch_norm_equals_torch_run_share_by_share(mode: Mode) -> None:
             first += size
             out = torch.func.functional_call(master, {**dict(master.named_parameters()), **buffers[replica]}, x)
             picked = out.softmax(-1).gather(1, label)
-            (-(picked.log()).mean() * (size / rows)).backward()  # type: ignore[no-untyped-call]  # torch
+            (-(picked.log()).mean() * (size / rows)).backward()
         with torch.no_grad():
             for parameter in master.parameters():
                 assert parameter.grad is not None
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
     for name, wanted in {**dict(master.named_parameters()), **buffers[0]}.items():
         assert torch.allclose(value(scope, f"sequential_0.{name}"), wanted, rtol=1e-12, atol=1e-14), name

@@ -86,5 +86,5 @@ def _digest(tensor: torch.Tensor) -> bytes:
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         return b""
-    content = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]  # torch's stub lacks it
-    return hashlib.blake2b(content.numpy(), digest_size=16).digest()
+    content = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return hashlib.blake2b(content.numpy().tobytes(), digest_size=16).digest()

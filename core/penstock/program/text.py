@@ -277,7 +277,9 @@ def _read(line: _Line, program: Structure) -> None:
     if word == "var":
         var = _variable(line)
         if var.name in program.variables:
-            raise ProgramError(f"line {line.number}: variable {var.name!r} is described a second time", line=line.number)
+            raise ProgramError(
+                f"line {line.number}: variable {var.name!r} is described a second time", line=line.number
+            )
         program.variables[var.name] = var
     elif word == "guard":
         program.guards.append(_guard(line))
