@@ -86,13 +86,15 @@ def response(
     errors: list[FieldError] | None = None,
 ) -> JSONResponse:
     """Compose the response of a problem."""
+    for item in errors or ():
+        item.pointer, item.message = _printable(item.pointer), _printable(item.message)
     body = ProblemBody(
         type="about:blank",
         title=HTTPStatus(status).phrase,
         status=status,
-        detail=detail,
+        detail=_printable(detail),
         code=code,
-        hint=hint,
+        hint=None if hint is None else _printable(hint),
         errors=errors,
         request_id=conn.scope.get("penstock.request_id"),
     )
@@ -107,6 +109,11 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_unhandled)
+
+
+def _printable(text: str) -> str:
+    """Spell out what UTF-8 cannot hold, so that what was wrong in a request can be quoted in the answer."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 async def _answer(conn: HTTPConnection, answer: JSONResponse) -> JSONResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 Mode = Literal["local", "pserver", "collective", "command"]
 Role = Literal["trainer", "pserver"]
@@ -24,6 +24,21 @@ def memory_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"memory is {text!r}; write a whole number and a unit, such as '2GiB'")
     return int(match[1]) * _UNIT[match[2]]
+
+
+def storable(text: str) -> str:
+    """Return `text`. Raises ValueError if a database, UTF-8 or an argument vector cannot hold it."""
+    if "\0" in text:
+        raise ValueError("holds a NUL character; leave it out")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"U+{ord(text[error.start]):04X}"
+        raise ValueError(f"holds half a surrogate pair, {found}, which is no character; leave it out") from error
+    return text
+
+
+Text = Annotated[str, AfterValidator(storable)]
 
 
 class _Strict(BaseModel):
@@ -65,8 +80,8 @@ class JobSpec(_Strict):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
         description="lower-case letters, digits, '.', '_' and '-'; at most 63 characters"
     )
-    entrypoint: list[str] = Field(min_length=1, description="program and arguments; no shell is involved")
-    workdir: str | None = Field(
+    entrypoint: list[Text] = Field(min_length=1, description="program and arguments; no shell is involved")
+    workdir: Text | None = Field(
         None, description="folder on the submitter's machine; the command line packs it into a snapshot"
     )
     snapshot: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = Field(
@@ -75,7 +90,7 @@ class JobSpec(_Strict):
     mode: Mode = "local"
     trainers: Resources = Field(default_factory=lambda: Resources(count=1))
     pservers: Resources = Field(default_factory=lambda: Resources(count=0))
-    env: dict[str, str] = Field(default_factory=dict)
+    env: dict[Text, Text] = Field(default_factory=dict)
     restart: Restart = Field(default_factory=Restart)
     checkpoint: Checkpoint | None = None
     stop_grace_s: float = Field(5.0, ge=0, le=600, description="seconds between SIGTERM and SIGKILL")

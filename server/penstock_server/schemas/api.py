@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from penstock.protocol.jobspec import JobSpec, Role
+from penstock.protocol.jobspec import JobSpec, Role, Text
 from penstock.protocol.states import JobState, NodeState, ReplicaState
 
 
@@ -171,13 +171,13 @@ class Node(Answer):
 class NodeJoin(Request):
     """What an agent says of its machine when it joins."""
 
-    join_token: str
-    name: Annotated[str, Field(min_length=1, max_length=255)]
-    host: Annotated[str, Field(min_length=1, max_length=255)]
+    join_token: Text
+    name: Annotated[Text, Field(min_length=1, max_length=255)]
+    host: Annotated[Text, Field(min_length=1, max_length=255)]
     cpus: Annotated[int, Field(ge=1, le=65536)]
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     memory_bytes: Annotated[int, Field(ge=1, le=1 << 60)]
-    version: Annotated[str, Field(max_length=64)] = ""
+    version: Annotated[Text, Field(max_length=64)] = ""
 
 
 class NodeJoined(Answer):
@@ -190,7 +190,7 @@ class NodeJoined(Answer):
 class TokenRequest(Request):
     """A token to make."""
 
-    name: Annotated[str, Field(min_length=1, max_length=255)]
+    name: Annotated[Text, Field(min_length=1, max_length=255)]
     scopes: Annotated[list[Literal["read", "submit", "admin", "attach"]], Field(min_length=1)]
     expires_in_s: Annotated[float, Field(gt=0)] | None = None
 
@@ -237,7 +237,7 @@ class LoginCode(Answer):
 class SessionRequest(Request):
     """A login code to be turned into a session."""
 
-    code: str
+    code: Text
 
 
 class Me(Answer):

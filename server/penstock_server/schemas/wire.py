@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from penstock.errors import PeerError
+from penstock.protocol.jobspec import Text
 from penstock.protocol.states import ReplicaState
 
-_Short = Annotated[str, Field(max_length=255)]
+_Short = Annotated[Text, Field(max_length=255)]
 _Epoch = Annotated[int, Field(ge=0, lt=1 << 31)]
 _Pid = Annotated[int, Field(ge=0, lt=1 << 31)]
+_Int32 = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
 class _Message(BaseModel):
@@ -34,8 +36,8 @@ class AgentHello(_Message):
     """First message of an agent."""
 
     type: Literal["hello"]
-    version: Annotated[str, Field(max_length=64)] = ""
-    boot_id: Annotated[str, Field(max_length=64)] = ""
+    version: Annotated[Text, Field(max_length=64)] = ""
+    boot_id: Annotated[Text, Field(max_length=64)] = ""
     replicas: list[RunningReplica] = Field(default_factory=list)
 
 
@@ -55,9 +57,9 @@ class ReplicaReport(_Message):
     epoch: _Epoch
     state: Literal["PREPARING", "RUNNING", "EXITED", "KILLED"]
     pid: _Pid | None = None
-    exit_code: int | None = None
-    signal: int | None = None
-    detail: str | None = None
+    exit_code: _Int32 | None = None
+    signal: _Int32 | None = None
+    detail: Text | None = None
 
 
 class AgentLog(_Message):
@@ -66,7 +68,7 @@ class AgentLog(_Message):
     type: Literal["log"]
     replica_id: _Short
     epoch: _Epoch
-    offset: Annotated[int, Field(ge=0)]
+    offset: Annotated[int, Field(ge=0, lt=1 << 62)]
     text_b64: str
 
 
@@ -78,7 +80,7 @@ class Register(_Message):
     """First message of an attached process."""
 
     type: Literal["register"]
-    job_name: Annotated[str, Field(min_length=1, max_length=255)]
+    job_name: Annotated[Text, Field(min_length=1, max_length=255)]
     role: Literal["trainer", "pserver"]
     index: Annotated[int, Field(ge=0, le=100_000)]
     host: _Short
@@ -115,7 +117,7 @@ class SubscribeJob(_Message):
     topic: Literal["job"]
     job_id: _Short
     parts: list[Part] = Field(default_factory=lambda: list(ALL_PARTS))
-    log_offsets: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    log_offsets: dict[str, Annotated[int, Field(ge=0, lt=1 << 62)]] = Field(default_factory=dict)
 
 
 class Unsubscribe(_Message):
