@@ -274,7 +274,7 @@ async def test_subscription_to_a_job_that_is_not_there_is_refused(sqlite_server:
     assert "no job 'nope'" in closed.value.rcvd.reason
 
 
-async def test_frame_with_a_wrong_stream_or_body_from_an_attached_process(sqlite_server: Server) -> None:
+async def test_frame_of_an_unknown_stream_is_counted_and_dropped(sqlite_server: Server) -> None:
     async with sqlite_server.attached() as trainer:
         foreign = Frame(Kind.PROGRESS, 999_999, 1, 0, body={"done": 1, "total": 2})
         await trainer.ws.send(encode(foreign))
@@ -285,11 +285,6 @@ async def test_frame_with_a_wrong_stream_or_body_from_an_attached_process(sqlite
             return value
 
         await until(count, lambda n: n == 1.0)
-        await trainer.frame(Kind.PROGRESS, body={"done": "many"})
-        with pytest.raises(ConnectionClosed) as closed:
-            await trainer.ws.recv()
-    assert closed.value.rcvd is not None
-    assert "PROGRESS" in closed.value.rcvd.reason
 
 
 async def drain(ws: ClientConnection) -> None:

@@ -56,7 +56,7 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
     sender = Sender(node_id=link.node_id)
     while (message := await receive(socket)) is not None:
         if isinstance(message, bytes):
-            await _frame(runtime, sender, message)
+            await runtime.ingest.offer(sender, message)
         else:
             await _message(runtime, link, wire.parse(wire.AGENT, message))
 
@@ -79,14 +79,6 @@ async def _welcome(runtime: Runtime, link: AgentLink, hello: wire.AgentHello) ->
     )
     await runtime.publisher.push_desired(link.node_id)
     log.info("agent connected", version=hello.version, replicas=len(hello.replicas), missing=len(link.missing))
-
-
-async def _frame(runtime: Runtime, sender: Sender, data: bytes) -> None:
-    try:
-        await runtime.ingest.take(sender, data)
-    except PeerError as error:  # one bad frame of one trainer must not cut its whole node off
-        runtime.meters.refused.labels("bad_frame").inc()
-        log.warning("frame refused", error=str(error))
 
 
 async def _message(runtime: Runtime, link: AgentLink, message: wire.AgentMessage) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, WebSocket
 
 from penstock.errors import PeerError
-from penstock.protocol.frames import Kind, decode_header
+from penstock.protocol.frames import Kind
 from penstock_server.auth.principal import scoped
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
@@ -65,10 +65,9 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
     sender = Sender(replica_id=registered.replica_id)
     while (message := await receive(socket)) is not None:
         if isinstance(message, bytes):
-            await runtime.ingest.take(sender, message)
+            header = await runtime.ingest.offer(sender, message)
             runtime.attach.beat(registered.replica_id)
-            header = decode_header(message)
-            if header.kind is Kind.GOODBYE and header.stream == registered.stream:
+            if header is not None and header.kind is Kind.GOODBYE:
                 await runtime.attach.goodbye(registered.replica_id)
         elif not isinstance(wire.parse(wire.ATTACH, message), wire.AttachBeat):
             raise PeerError("register came twice on one connection")

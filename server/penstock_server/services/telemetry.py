@@ -14,6 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from penstock.errors import PeerError
 from penstock.protocol.frames import Column, Frame, Kind
 from penstock.protocol.graphdoc import GraphDocument, canonical, graph_hash
+from penstock.protocol.jobspec import storable
 from penstock_server.clock import Clock
 from penstock_server.db import Database
 from penstock_server.streams.hub import Hub
@@ -23,6 +24,8 @@ from penstock_server.streams.metricswriter import MetricsWriter
 from penstock_server.tables import GraphRow, JobGraphRow, JobRow, ReplicaRow
 
 MAX_SERIES_NAME = 96
+MAX_INT = (1 << 63) - 1
+MAX_PID = (1 << 31) - 1
 
 
 class Telemetry:
@@ -73,18 +76,21 @@ class Telemetry:
     def _on_scalars(self, source: Source, body: Mapping[str, Any]) -> None:
         values = body.get("values")
         step, time_ns = body.get("step", 0), body.get("time_ns") or time.time_ns()
-        if not isinstance(values, dict) or not isinstance(step, int) or not isinstance(time_ns, int):
-            raise PeerError(f"a SCALARS frame holds {str(body)[:120]!r}; expected step, time_ns and values")
-        for name, value in values.items():
-            if isinstance(value, int | float) and math.isfinite(value) and 0 < len(name) <= MAX_SERIES_NAME:
-                self._put(source, name, step, time_ns, float(value))
+        if not isinstance(values, dict) or not fits(step, MAX_INT) or not fits(time_ns, MAX_INT):
+            raise PeerError(f"a SCALARS frame holds {_quoted(body)}; expected step, time_ns and values")
+        points = {name: number for name, value in values.items() if (number := finite(value)) is not None}
+        for name in points:
+            if not 0 < len(name) <= MAX_SERIES_NAME or not _is_storable(name):
+                raise PeerError(f"a SCALARS frame names a series {name[:MAX_SERIES_NAME]!r}, which cannot be stored")
+        for name, number in points.items():
+            self._put(source, name, step, time_ns, number)
 
     def _on_progress(self, source: Source, frame: Frame) -> None:
         if source.suffix:
             return  # trainer 0 speaks for the job
         body = _object(frame)
         if not self._live.of(source.job_id).advance(body, frame.t0_ns or time.time_ns()):
-            raise PeerError(f"a PROGRESS frame holds {str(body)[:120]!r}; expected numbers done and total")
+            raise PeerError(f"a PROGRESS frame holds {_quoted(body)}; expected numbers done and total")
         self._metrics.touch(source.job_id)
 
     def _put(self, source: Source, name: str, step: int, time_ns: int, value: float) -> None:
@@ -96,12 +102,18 @@ class Telemetry:
 
     async def _on_hello(self, source: Source, body: Mapping[str, Any]) -> None:
         values: dict[str, Any] = {}
-        if isinstance(body.get("host"), str) and body["host"]:
-            values["host"] = body["host"][:255]
-        if isinstance(body.get("pid"), int):
+        for name in ("host", "endpoint"):
+            text = body.get(name)
+            if isinstance(text, str) and text:
+                values[name] = text[:255]
+                if not _is_storable(text):
+                    raise PeerError(f"the {name} of a HELLO frame is {text[:80]!r}, which cannot be stored")
+        if body.get("pid") is not None:
             values["pid"] = body["pid"]
-        if isinstance(body.get("endpoint"), str):
-            values["endpoint"] = body["endpoint"][:255]
+            if not fits(body["pid"], MAX_PID):
+                raise PeerError(
+                    f"a HELLO frame has a pid {_quoted(body['pid'])}; expected a whole number up to {MAX_PID}"
+                )
         if not values:
             return
         async with self._db.write() as tx:
@@ -115,6 +127,9 @@ class Telemetry:
             first = error.errors(include_url=False)[0]
             where = "/".join(str(part) for part in first["loc"])
             raise PeerError(f"a GRAPH frame holds no graph document: /{where}: {first['msg']}") from error
+        # Its JSON is ASCII, so that only the program's name can hold what a database cannot.
+        if not _is_storable(document.program):
+            raise PeerError(f"a GRAPH frame names a program {document.program[:80]!r}, which cannot be stored")
         found = graph_hash(document)
         text = canonical(document).decode()
         async with self._db.write() as tx:
@@ -124,6 +139,8 @@ class Telemetry:
 
     async def _on_graph_used(self, source: Source, body: Mapping[str, Any]) -> None:
         found = str(body.get("hash", ""))
+        if not _is_storable(found):
+            raise PeerError(f"a GRAPH_USED frame names graph {found[:64]!r}")
         async with self._db.write() as tx:
             if await tx.session.get(GraphRow, found) is None:
                 raise PeerError(f"a GRAPH_USED frame names graph {found[:64]!r}, which was never sent")
@@ -155,6 +172,8 @@ def step_figures(frame: Frame) -> list[StepFigures]:
         raise PeerError(f"a METRICS frame has no column {error.args[0].name}") from error
     rows = []
     for step, time_ns, loss, samples, step_ns, sync_bytes, sync_ns in zip(*columns, strict=True):
+        if step > MAX_INT:
+            raise PeerError(f"a METRICS frame has a row of step {step}; the highest is {MAX_INT}")
         values = {"step_ms": step_ns / 1e6, "sync_bytes": float(sync_bytes), "sync_ms": sync_ns / 1e6}
         if step_ns > 0:
             values["samples_per_s"] = samples * 1e9 / step_ns
@@ -162,6 +181,37 @@ def step_figures(frame: Frame) -> list[StepFigures]:
             values["loss"] = loss
         rows.append(StepFigures(step, time_ns, values))
     return rows
+
+
+def fits(value: object, highest: int) -> bool:
+    """Whether `value` is a whole number from 0 to `highest`."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= highest
+
+
+def finite(value: object) -> float | None:
+    """Return a number as a float; None if it is no number, or none that a float holds."""
+    if not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a JSON whole number has no bounds
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        storable(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _quoted(value: object) -> str:
+    try:
+        return repr(repr(value)[:120])
+    except ValueError:  # a whole number of more digits than Python writes out
+        return "a number of very many digits"
 
 
 def _object(frame: Frame) -> Mapping[str, Any]:

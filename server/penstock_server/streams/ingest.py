@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from penstock.errors import PeerError
 from penstock.protocol.frames import Column, Frame, Header, Kind, decode, decode_header
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import SHOWN, Hub
@@ -72,29 +73,50 @@ class Ingest:
         """Look the job's streams up again: its epoch may have changed."""
         self._sources = {n: s for n, s in self._sources.items() if s.job_id != job_id}
 
-    async def take(self, sender: Sender, data: bytes) -> None:
-        """Take one frame; one that is not the sender's is counted and dropped. Raises PeerError if it is no frame."""
+    async def offer(self, sender: Sender, data: bytes) -> Header | None:
+        """Take one frame, whatever is wrong with it; return its header, or None if it was refused.
+
+        One bad frame of one process must not cut off its node, or the rest of what it sends: a sender that
+        keeps its frames until they are taken would come back with the same frame for ever.
+        """
+        try:
+            return await self.take(sender, data)
+        except PeerError as error:
+            reason = "bad_frame"
+            log.warning("frame refused", error=str(error))
+        except Exception:  # a boundary, as the text says
+            reason = "failed_frame"
+            log.exception("frame not taken")
+        self._meters.refused.labels(reason).inc()
+        return None
+
+    async def take(self, sender: Sender, data: bytes) -> Header | None:
+        """Take one frame; return its header, or None if it is not the sender's, which is counted.
+
+        Raises PeerError if it is no frame.
+        """
         header = decode_header(data)
         source = self._sources.get(header.stream) or await self._look_up(header.stream)
         refusal = _refusal(sender, source, header)
         if refusal is not None or source is None:
             self._meters.refused.labels(refusal or "unknown_stream").inc()
             log.warning("frame refused", reason=refusal, stream=header.stream, epoch=header.epoch)
-            return
+            return None
         self._meters.frames.labels(header.kind.name).inc()
         self._meters.frame_bytes.inc(len(data))
         if header.kind in SHOWN:
             self._recorder.append(source.job_id, header, data)
             self._hub.publish_frame(source.job_id, header, data)
-            return
+            return header
         frame = decode(data)
         if header.kind is Kind.LOG:
             text = frame.columns[Column.TEXT].tobytes() if Column.TEXT in frame.columns else b""
             self.take_log(source.job_id, source.replica_id, header.step, text)
-            return
+            return header
         await self._on_frame(source, frame)
         if header.kind is Kind.GRAPH_USED:  # kept among the frames: a replay has to know what they index
             self._recorder.append(source.job_id, header, data)
+        return header
 
     def take_log(self, job_id: str, replica_id: str, offset: int, content: bytes) -> int:
         """Store bytes of a log; return the offset to acknowledge."""

@@ -25,11 +25,12 @@ class LiveJob:
         """Note progress at a time. Return False, and note nothing, if it is not understood."""
         try:
             done, total = float(progress["done"]), float(progress["total"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             return False
         if not (math.isfinite(done) and math.isfinite(total)) or total < 0:
             return False
-        self.progress = {"done": done, "total": total, "unit": str(progress.get("unit", ""))[:32]}
+        unit = str(progress.get("unit", "")).replace("\0", "").encode(errors="replace").decode()[:32]
+        self.progress = {"done": done, "total": total, "unit": unit}
         if self._marks and done < self._marks[-1][1]:
             self._marks.clear()  # a new attempt begins again
         self._marks.append((at_ns, done))
@@ -46,7 +47,8 @@ def eta(first: tuple[int, float], last: tuple[int, float], total: float) -> floa
     elapsed_s, gained = (last[0] - first[0]) / 1e9, last[1] - first[1]
     if elapsed_s <= 0 or gained <= 0:
         return None
-    return (total - last[1]) * elapsed_s / gained
+    rest_s = (total - last[1]) * elapsed_s / gained
+    return rest_s if math.isfinite(rest_s) else None
 
 
 class Live:

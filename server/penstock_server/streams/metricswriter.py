@@ -1,7 +1,9 @@
 """Metric points and newest figures on their way into the database: gathered, written in one go, then published.
 
 Points are published after they are stored, under the lock that a subscriber's snapshot takes: so a page
-gets each point once, in its snapshot or as a delta. Nothing is dropped when a write fails: it is tried again.
+gets each point once, in its snapshot or as a delta. When the database is away, the write is tried again and nothing
+is dropped. When it refuses what it is given, each job is written by itself, and only a job that is refused again
+loses its points of this flush; they are counted.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import structlog
 from sqlalchemy import update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from penstock_server.db import Database
 from penstock_server.instruments import Instruments
@@ -18,7 +22,11 @@ from penstock_server.streams.hub import Hub
 from penstock_server.streams.live import Live
 from penstock_server.tables import JobRow, MetricRow
 
+log = structlog.get_logger(__name__)
+
 Columns = dict[str, list[Any]]
+_AWAY = (OperationalError, InterfaceError, OSError, TimeoutError, asyncio.CancelledError)
+"""What a database raises that is away, busy or full; the same write may go well later."""
 
 
 class MetricsWriter:
@@ -49,13 +57,36 @@ class MetricsWriter:
             points, self._points = self._points, {}
             touched, self._touched = self._touched | set(points), set()
             try:
-                await self._write(points, touched)
+                points = await self._store(points, touched)
             except BaseException:
                 self._take_back(points, touched)
                 raise
             for job_id, series in points.items():
                 self._hub.publish_metrics(job_id, series)
         return touched
+
+    async def _store(self, points: dict[str, dict[str, Columns]], touched: set[str]) -> dict[str, dict[str, Columns]]:
+        """Write; return what is in the database now."""
+        try:
+            await self._write(points, touched)
+            return points
+        except _AWAY:
+            raise
+        except Exception:  # a boundary: one job's figures must not keep every other job's from being stored
+            log.exception("metrics refused by the database; writing job by job")
+        stored = {}
+        for job_id in sorted(touched):
+            mine = {job_id: points[job_id]} if job_id in points else {}
+            try:
+                await self._write(mine, {job_id})
+                stored.update(mine)
+            except _AWAY:
+                raise
+            except Exception:  # a boundary, as above
+                rows = sum(len(c["step"]) for series in mine.values() for c in series.values())
+                self._instruments.refused.labels("bad_metrics").inc(max(1, rows))
+                log.exception("metrics of a job dropped", job=job_id, rows=rows)
+        return stored
 
     async def _write(self, points: dict[str, dict[str, Columns]], touched: set[str]) -> None:
         rows = [
