@@ -393,6 +393,28 @@ def test_a_script_that_crashes_has_sent_the_step_that_never_ended(agent: Agent, 
     assert [(f.step, f.flags, f.count) for f in agent.of(Kind.OP_EVENTS)] == [(0, 1, 3), (1, 0, 1)]
 
 
+@pytest.mark.parametrize(
+    ("ending", "code", "error"),
+    [
+        ("", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(0)", 0, ""),
+        ("raise ValueError('boom')", 1, "ValueError: boom"),
+        ("raise KeyboardInterrupt", -2, "KeyboardInterrupt"),
+        ("sys.exit(3)", 3, "exit code 3"),
+        ("sys.exit('no luck')", 1, "exit: no luck"),
+        ("try: sys.exit(3)\nexcept SystemExit: pass", 0, ""),
+        ("def end(): sys.exit(3)\ntry: end()\nfinally: t.close", 3, "exit code 3"),
+    ],
+)
+def test_goodbye_says_how_the_script_ended(agent: Agent, path: str, ending: str, code: int, error: str) -> None:
+    done = run_script("import sys, penstock.telemetry as t\nt.progress(1, 2)\n" + ending, **managed(path).environ())
+    assert done.returncode == code, done.stderr
+    until(lambda: agent.of(Kind.GOODBYE))
+    (goodbye,) = agent.of(Kind.GOODBYE)
+    assert goodbye.body == {"failed": bool(error), "error": error}
+
+
 def test_a_forked_child_is_unwatched_and_its_parent_is_not(agent: Agent, path: str) -> None:
     forks = (
         "import threading\n"

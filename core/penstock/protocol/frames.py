@@ -58,7 +58,7 @@ class Kind(IntEnum):
     GAP = 7  # JSON {kind name: dropped rows}, e.g. {"OP_EVENTS": 4096}
     PROGRESS = 8  # JSON {done, total, unit}
     SCALARS = 9  # JSON {step, time_ns, values: {name: number|null}} from penstock.telemetry.log; null: not finite
-    GOODBYE = 10  # JSON {} the process closed its telemetry on purpose
+    GOODBYE = 10  # JSON {failed, error} the process closed its telemetry on purpose
     LOG = 11  # [TEXT] raw bytes of a log; step = byte offset in the file, flags bit 1 = stderr
     GRAPH_USED = 12  # JSON {hash}: the following OP_* and SYNC frames index this graph's operators
 

@@ -4,8 +4,8 @@
 neither an agent nor PENSTOCK_URL and PENSTOCK_TOKEN runs exactly the same, and nothing here costs it anything.
 Needs numpy and pydantic, not torch.
 
-    events, sums, sync, sampling, metrics, collector, outbox    decide; no thread, no socket
-    watch, sessions, process, sender, link                      the threads and connections around them
+    events, sums, sync, sampling, metrics, collector, outbox, words, outcome    decide; no thread, no socket
+    watch, sessions, process, sender, link                                      the threads and connections around them
 """
 
 from __future__ import annotations

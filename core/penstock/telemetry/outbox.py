@@ -21,6 +21,7 @@ from typing import Any
 from penstock.ids import GraphHash
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock.telemetry.collector import Draft
+from penstock.telemetry.outcome import Outcome
 
 LIMIT_BYTES = 16 << 20
 LAST_RESORT_BYTES = 64 << 20
@@ -159,7 +160,7 @@ class Outbox:
 
     def farewell(self) -> Parcel:
         """Return a GOODBYE for this connection alone, numbered."""
-        return self._stamped(message(Kind.GOODBYE, {}))
+        return self._stamped(message(Kind.GOODBYE, Outcome().body()))
 
     def _stamped(self, item: Parcel) -> Parcel:
         STAMP.pack_into(item.data, STAMP_AT, self._stream, self._epoch, self._seq)

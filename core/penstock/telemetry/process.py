@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.protocol import contract
+from penstock.telemetry.outcome import ExitWatch
 from penstock.telemetry.sessions import Session, Unwatched, Watched
 
 _log = logging.getLogger("penstock.telemetry")
+_exits = ExitWatch()
 _lock = threading.Lock()
 _session: Watched | Unwatched | None = None
 
@@ -28,6 +30,7 @@ def session() -> Session:
         if _session is None:
             _session = decide(os.environ)
             if isinstance(_session, Watched):
+                _exits.install()
                 atexit.register(_session.close)
                 os.register_at_fork(after_in_child=_leave_to_parent)
     return _session
@@ -40,7 +43,9 @@ def decide(environ: Mapping[str, str]) -> Watched | Unwatched:
     except ValueError as error:
         _log.warning("the environment's PENSTOCK_ variables cannot be read: %s. Training goes on unwatched.", error)
         return Unwatched()
-    return Unwatched() if isinstance(found, contract.Unwatched) else Watched(found)
+    if isinstance(found, contract.Unwatched):
+        return Unwatched()
+    return Watched(found, outcome=_exits.outcome)
 
 
 def log(step: int | None = None, **values: float) -> None:

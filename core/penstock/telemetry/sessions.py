@@ -30,6 +30,7 @@ from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
 from penstock.telemetry.link import Identity, dialer
 from penstock.telemetry.outbox import Outbox, Parcel, message, pack
+from penstock.telemetry.outcome import Outcome
 from penstock.telemetry.sampling import Sampler
 from penstock.telemetry.sender import Sender
 from penstock.telemetry.watch import LiveWatch, NullWatch, Watch
@@ -97,21 +98,21 @@ class Unwatched:
 class Watched:
     """A managed or attached session. Threads start with the first call of a method other than `close`.
 
-    `failed` tells whether the program ends because of an error: then the last steps are sent as well.
+    `outcome` tells how the program ends: GOODBYE says it, and after an error the last steps are sent as well.
     """
 
     def __init__(
         self,
         contract: Managed | Attached,
         *,
-        failed: Callable[[], bool] = lambda: getattr(sys, "last_value", None) is not None,
+        outcome: Callable[[], Outcome] = Outcome,
         sampler: Sampler | None = None,
     ) -> None:
         self.drain_cpu_s = 0.0
         self.sampler = sampler or Sampler()
         self._redials = isinstance(contract, Attached)  # a registration belongs to its connection
         self._identity = _identity(contract)
-        self._failed = failed
+        self._outcome = outcome
         self._lock = threading.RLock()  # state below; reentrant, since a finalizer may close a watch at any point
         self._watches: list[LiveWatch] = []
         self._scalars: deque[dict[str, Any]] = deque()
@@ -203,7 +204,7 @@ class Watched:
                 self._tick(time.monotonic() - last_s)
                 for watch in list(self._watches):
                     self._close_watch(watch)
-            self._sender.post([message(Kind.GOODBYE, {}, t0_ns=time.time_ns())])
+            self._sender.post([message(Kind.GOODBYE, self._outcome().body(), t0_ns=time.time_ns())])
         except Exception:  # noqa: BLE001 - a boundary: a fault of the telemetry must not end the training
             _log.exception("telemetry failed and is switched off; training goes on")
         finally:
@@ -249,7 +250,7 @@ class Watched:
             if watch not in self._watches:
                 return
             got = self._collect(watch)
-            items, _ = _pack(got.drafts + watch.last_words(failed=self._failed()))
+            items, _ = _pack(got.drafts + watch.last_words(failed=self._outcome().failed))
             items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=0.0))
             items += self._metrics(watch, watch.thinner.flush())
             self._sender.post(items, lost_events=got.lost)
