@@ -182,15 +182,31 @@ def test_help_palette_and_tabs_by_keyboard(browser_page: Watched, server: Runnin
     expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
 
 
-def test_stop_asks_first_and_then_cancels(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
-    page = job_page(browser_page, server, job)
+def test_stop_asks_first_and_then_cancels(browser_page: Watched, server: RunningServer) -> None:
+    spec = {"name": "waits", "entrypoint": ["true"], "trainers": {"count": 1}}
+    job_id = server.call("POST", "/jobs", {"spec": spec})["id"]
+    page = browser_page.page
+    page.goto(f"{server.url}/jobs/{job_id}")
     page.get_by_test_id("stop").click()
     page.get_by_role("button", name="Keep running").click()
-    assert server.call("GET", f"/jobs/{job.job_id}")["state"] == "RUNNING"
+    assert server.call("GET", f"/jobs/{job_id}")["state"] == "QUEUED"
     page.get_by_test_id("stop").click()
     page.get_by_test_id("stop-confirm").click()
-    expect(page.get_by_test_id("state").first).not_to_have_attribute("data-state", "RUNNING")
-    expect(page.get_by_test_id("announcer")).not_to_contain_text("running")
+    expect(page.get_by_test_id("state").first).to_have_attribute("data-state", "CANCELLED")
+    expect(page.get_by_test_id("announcer")).to_contain_text("cancelled")
+
+
+def test_attached_job_has_no_stop_but_says_how(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    page = job_page(browser_page, server, job)
+    expect(page.get_by_test_id("attached-note")).to_have_text("attached: stop the process itself")
+    expect(page.get_by_test_id("stop")).to_have_count(0)
+
+
+def test_events_name_their_subject(browser_page: Watched, server: RunningServer, job: Feeder) -> None:
+    page = job_page(browser_page, server, job, "?tab=events")
+    subjects = page.get_by_test_id("events").locator("tbody td:nth-child(2)")
+    expect(subjects.filter(has_text="trainer 0").first).to_be_visible()
+    assert {text.strip() for text in subjects.all_inner_texts()} <= {"job", "trainer 0"}
 
 
 def test_narrow_window_shows_everything_without_scrolling_sideways(
@@ -213,6 +229,14 @@ def test_job_that_does_not_exist_says_so_and_keeps_the_connection(browser_page: 
     browser_page.page.get_by_role("link", name="Go to jobs").click()
     expect(browser_page.page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
     expect(browser_page.page.get_by_test_id("live")).to_contain_text("live")
+
+
+def test_address_with_a_broken_percent_sign_is_no_page(browser_page: Watched, server: RunningServer) -> None:
+    page = browser_page.page
+    page.evaluate(
+        "() => { history.pushState(null, '', '/jobs/%E0%A4%A'); dispatchEvent(new PopStateEvent('popstate')); }"
+    )
+    expect(page.get_by_test_id("empty")).to_contain_text("There is no such page")
 
 
 def test_page_without_events_asks_for_no_animation_frames(

@@ -29,7 +29,14 @@ export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
       <div>
         <Kpis job={job} store={store} />
         <div class="row" style={{ justifyContent: "flex-end", marginTop: "4px" }}>
-          {!isTerminal(job) && <StopButton job={job} store={store} />}
+          {!isTerminal(job) &&
+            (job.kind === "attached" ? (
+              <span class="muted" data-testid="attached-note">
+                attached: stop the process itself
+              </span>
+            ) : (
+              <StopButton job={job} store={store} />
+            ))}
         </div>
       </div>
     </section>
