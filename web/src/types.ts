@@ -36,6 +36,9 @@ export type ServerMessage =
       readonly type: "snapshot";
       readonly id: number;
       readonly jobs: readonly Job[];
+      /** How many jobs there are, and whether some are older than these; a server may leave both out. */
+      readonly total?: number;
+      readonly more?: boolean;
       readonly nodes?: readonly NodeRow[];
     }
   | { readonly type: "nodes"; readonly id: number; readonly nodes: readonly NodeRow[] }
@@ -58,7 +61,7 @@ export type ServerMessage =
     }
   | ({ readonly type: "graph"; readonly id: number } & GraphUse)
   | { readonly type: "gap"; readonly id: number; readonly dropped: Readonly<Record<string, number>> }
-  | { readonly type: "degraded"; readonly id: number; readonly reason: string }
+  | { readonly type: "degraded"; readonly id: number; readonly reason: string | null }
   | { readonly type: "event"; readonly id: number; readonly event: EventRow }
   | { readonly type: "error"; readonly id: number; readonly detail: string };
 

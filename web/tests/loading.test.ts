@@ -1,8 +1,10 @@
 /** What the page does when the server does not answer as hoped. */
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import { ApiError } from "../src/api";
+import { stream } from "../src/socket";
 import { GraphLoader } from "../src/store/graphs";
-import type { GraphDocument } from "../src/types";
+import { JobStore } from "../src/store/job";
+import type { GraphDocument, ServerMessage } from "../src/types";
 
 const DOCUMENT = { version: 1, ops: [] } as unknown as GraphDocument;
 
@@ -65,4 +67,18 @@ describe("graph documents", () => {
     await vi.advanceTimersByTimeAsync(60_000);
     expect([refused.asked(), left.asked()]).toEqual([1, 1]);
   });
+});
+
+test("the page says that it was slowed down only as long as it is", () => {
+  vi.stubGlobal("fetch", () => new Promise(() => undefined));
+  let say: (message: ServerMessage) => void = () => undefined;
+  vi.spyOn(stream, "subscribe").mockImplementation((subscription) => {
+    say = subscription.onMessage;
+    return () => undefined;
+  });
+  const store = new JobStore("j");
+  say({ type: "degraded", id: 1, reason: "this browser is behind" });
+  expect(store.degraded.value).toBe("this browser is behind");
+  say({ type: "degraded", id: 1, reason: null });
+  expect(store.degraded.value).toBeNull();
 });
