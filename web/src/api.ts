@@ -58,6 +58,8 @@ export const api = {
   logout: async (): Promise<void> => void (await request("DELETE", "/session")),
   cancel: async (jobId: string): Promise<Job> =>
     (await (await request("POST", `/jobs/${enc(jobId)}:cancel`)).json()) as Job,
+  jobs: (pageToken: string | null) =>
+    get<Page<Job>>(`/jobs?page_size=200${pageToken === null ? "" : `&page_token=${enc(pageToken)}`}`),
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   graph: (hash: string) => get<GraphDocument>(`/graphs/${enc(hash)}`),

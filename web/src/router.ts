@@ -38,7 +38,19 @@ export function parseRoute(at: URL): Route {
   const wanted = at.searchParams.get("tab");
   const tab = TABS.find(([id]) => id === wanted)?.[0] ?? "overview";
   const op = at.searchParams.get("op");
-  return { page: "job", jobId: decodeURIComponent(job), tab, op: op !== null && /^\d+$/.test(op) ? Number(op) : null };
+  const jobId = decoded(job);
+  if (jobId === null) return { page: "missing", path };
+  return { page: "job", jobId, tab, op: op !== null && /^\d+$/.test(op) ? Number(op) : null };
+}
+
+/** null where a percent sign begins no character. */
+function decoded(part: string): string | null {
+  try {
+    return decodeURIComponent(part);
+  } catch (error) {
+    if (error instanceof URIError) return null;
+    throw error;
+  }
 }
 
 export const route = computed(() => parseRoute(url.value));

@@ -3,10 +3,13 @@
 import { clock } from "../format";
 import { Empty } from "../parts/basics";
 import type { JobStore } from "../store/job";
+import { subjectOf } from "../subject";
 import { ReplicaTable } from "./replicas";
 
 export function EventsView({ store }: { store: JobStore }) {
   const events = store.events.value;
+  const job = store.job.value;
+  const nodes = store.nodes.value;
   return (
     <section class="panel" aria-labelledby="events-title">
       <div class="panel-title">
@@ -33,7 +36,7 @@ export function EventsView({ store }: { store: JobStore }) {
                   <td class="mono" title={event.at}>
                     {clock(event.at)}
                   </td>
-                  <td>{event.subject}</td>
+                  <td title={event.subject}>{subjectOf(event, job, nodes)}</td>
                   <td>{event.to === null ? event.kind : `${event.from ?? "new"} → ${event.to}`}</td>
                   <td>{event.reason ?? ""}</td>
                   <td class="muted">{event.detail ?? ""}</td>

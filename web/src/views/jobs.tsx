@@ -7,6 +7,7 @@ import { jobHref, navigate } from "../router";
 import { stream } from "../socket";
 import { jobsStore } from "../store/current";
 import { isTerminal } from "../store/job";
+import { type JobsStore, summary } from "../store/jobs";
 import { nowMs } from "../store/session";
 import type { Job } from "../types";
 import { ReplicaTable } from "./replicas";
@@ -14,13 +15,16 @@ import { ReplicaTable } from "./replicas";
 const ENDED = new Set(["EXITED", "KILLED", "LOST"]);
 
 export function JobsPage() {
-  const jobs = jobsStore.value?.jobs.value ?? null;
+  const store = jobsStore.value;
+  const jobs = store?.jobs.value ?? null;
   const offline = stream.state.value === "waiting" && jobs === null;
   return (
     <main class="page" id="main">
       <div class="page-head">
         <h1>Jobs</h1>
-        {jobs !== null && <span class="muted">{summary(jobs)}</span>}
+        {jobs !== null && (
+          <span class="muted">{summary(jobs, store?.total.value ?? null, store?.more.value ?? false)}</span>
+        )}
       </div>
       {offline && (
         <ErrorCard
@@ -29,15 +33,29 @@ export function JobsPage() {
         />
       )}
       <div class="card">{jobs?.length === 0 ? <NoJobs /> : <JobTable jobs={jobs} />}</div>
+      {store !== null && <Older store={store} />}
       {jobs !== null && <Registered jobs={jobs} />}
     </main>
   );
 }
 
-function summary(jobs: readonly Job[]): string {
-  const running = jobs.filter((job) => job.state === "RUNNING").length;
-  const waiting = jobs.filter((job) => job.state === "QUEUED" || job.state === "STARTING").length;
-  return `${running} running · ${waiting} waiting · ${plural(jobs.length, "job")}`;
+function Older({ store }: { store: JobsStore }) {
+  const error = store.error.value;
+  if (!store.more.value && error === null) return null;
+  return (
+    <div class="older">
+      {error !== null && <ErrorCard error={error} />}
+      <button
+        type="button"
+        class="btn"
+        disabled={store.loading.value}
+        onClick={() => void store.loadOlder()}
+        data-testid="load-older"
+      >
+        {store.loading.value ? "Loading…" : "Load older jobs"}
+      </button>
+    </div>
+  );
 }
 
 function NoJobs() {

@@ -14,7 +14,6 @@ export function shownSyncRows(store: JobStore): SyncRow[] {
 
 export function SyncView({ store }: { store: JobStore }) {
   const rows = shownSyncRows(store).sort((a, b) => b.waitNs - a.waitNs || b.timeNs - a.timeNs || a.index - b.index);
-  const total = rows.reduce((sum, row) => sum + row.bytes, 0);
   const wait = rows.reduce((most, row) => Math.max(most, row.waitNs), 0);
   return (
     <section class="panel" aria-labelledby="sync-title">
@@ -22,7 +21,7 @@ export function SyncView({ store }: { store: JobStore }) {
         <h2 id="sync-title">Gradient sync</h2>
         {rows.length > 0 && (
           <em>
-            {plural(rows.length, "parameter")} · {bytes(total)} per step · longest wait {millis(wait)} · mean of the
+            {plural(rows.length, "parameter")} · {totalBytes(rows)} per step · longest wait {millis(wait)} · mean of the
             last 10 s
           </em>
         )}
@@ -40,8 +39,16 @@ export function SyncView({ store }: { store: JobStore }) {
   );
 }
 
-/** Sparse rows vary in number; where a trainer does not count their bytes, none is invented. */
-export const syncBytes = (row: SyncRow): string => (row.sparse && row.bytes === 0 ? "varies" : bytes(row.bytes));
+/** Sparse rows vary in number; before a trainer has counted their bytes, none are invented. */
+const unknown = (row: SyncRow): boolean => row.sparse && row.bytes === 0;
+export const syncBytes = (row: SyncRow): string => (unknown(row) ? "varies" : bytes(row.bytes));
+
+/** What all parameters move together; says so where it lacks the bytes of some. */
+export function totalBytes(rows: readonly SyncRow[]): string {
+  const sum = bytes(rows.reduce((total, row) => total + row.bytes, 0));
+  const without = rows.filter(unknown).length;
+  return without === 0 ? sum : `${sum} and ${plural(without, "sparse parameter")}`;
+}
 
 function SyncTable({ rows }: { rows: readonly SyncRow[] }) {
   const mostWait = Math.max(1, ...rows.map((row) => row.waitNs));

@@ -1,0 +1,136 @@
+/** The list of jobs, addresses and the words for what happened: what must hold beside the websocket. */
+import { beforeAll, describe, expect, test, vi } from "vitest";
+import { ApiError } from "../src/api";
+import { stream } from "../src/socket";
+import { JobsStore, summary } from "../src/store/jobs";
+import type { SyncRow } from "../src/store/sync";
+import { subjectOf } from "../src/subject";
+import type { EventRow, Job, NodeRow, Page, ServerMessage } from "../src/types";
+
+/** Job `n` was created n seconds after the first. */
+const job = (n: number, more: Partial<Job> = {}): Job =>
+  ({ id: `job-${n}`, created_at: new Date(n * 1000).toISOString(), state: "SUCCEEDED", ...more }) as Job;
+const jobs = (...numbers: number[]) => numbers.map((n) => job(n));
+
+/** A store, what the server says to it, and the pages that REST answers. */
+function listing(...pages: (Page<Job> | ApiError)[]) {
+  let say: (message: ServerMessage) => void = () => undefined;
+  vi.spyOn(stream, "subscribe").mockImplementation((subscription) => {
+    say = subscription.onMessage;
+    return () => undefined;
+  });
+  const asked: (string | null)[] = [];
+  const store = new JobsStore(async (token) => {
+    asked.push(token);
+    const page = pages.shift();
+    if (page === undefined || page instanceof ApiError) throw page ?? new ApiError(500, "no further page");
+    return page;
+  });
+  const ids = () => store.jobs.value?.map((one) => one.id);
+  return { store, asked, ids, say: (message: object) => say({ id: 1, ...message } as ServerMessage) };
+}
+
+describe("older jobs", () => {
+  test("pages are read on until one brings a job that is not shown yet", async () => {
+    const { store, asked, ids, say } = listing(
+      { items: jobs(4, 3), next_page_token: "a" },
+      { items: jobs(2), next_page_token: "b" },
+      { items: jobs(1), next_page_token: null },
+    );
+    say({ type: "snapshot", jobs: jobs(4, 3), total: 4, more: true });
+    expect(store.more.value).toBe(true);
+    await store.loadOlder();
+    expect([ids(), asked, store.more.value]).toEqual([["job-4", "job-3", "job-2"], [null, "a"], true]);
+    await store.loadOlder();
+    expect([ids()?.length, asked.at(-1), store.more.value]).toEqual([4, "b", false]);
+  });
+
+  test("a page does not overwrite what the stream said since", async () => {
+    const { store, say } = listing({ items: [job(2, { state: "QUEUED" }), job(1)], next_page_token: null });
+    say({ type: "snapshot", jobs: [job(2, { state: "RUNNING" })], total: 2, more: true });
+    await store.loadOlder();
+    expect(store.jobs.value?.map((one) => one.state)).toEqual(["RUNNING", "SUCCEEDED"]);
+  });
+
+  test("a reconnect keeps what was loaded, and what is gone from the newest goes", async () => {
+    const { store, ids, say } = listing({ items: jobs(2, 1), next_page_token: null });
+    say({ type: "snapshot", jobs: jobs(4, 3), total: 4, more: true });
+    await store.loadOlder();
+    say({ type: "snapshot", jobs: jobs(5, 3), total: 4, more: true });
+    expect([ids(), store.more.value]).toEqual([["job-5", "job-3", "job-2", "job-1"], false]);
+  });
+
+  test("a failure is said, and the next try goes on from the same page", async () => {
+    const { store, asked, ids, say } = listing(new ApiError(0, "no answer"), { items: jobs(1), next_page_token: null });
+    say({ type: "snapshot", jobs: jobs(2), total: 2, more: true });
+    await store.loadOlder();
+    expect([store.error.value?.message, store.more.value, store.loading.value]).toEqual(["no answer", true, false]);
+    await store.loadOlder();
+    expect([ids(), asked, store.error.value]).toEqual([["job-2", "job-1"], [null, null], null]);
+  });
+
+  test("the summary counts all jobs, and a new one as it comes", () => {
+    const { store, say } = listing();
+    say({ type: "snapshot", jobs: [job(9, { state: "RUNNING" }), job(8)], total: 350, more: true });
+    say({ type: "job", job: job(10, { state: "QUEUED" }) });
+    say({ type: "job", job: job(9, { state: "SUCCEEDED" }) });
+    say({ type: "job", job: job(1) });
+    expect(summary(jobs(9, 8), store.total.value, true)).toBe("0 running · 0 waiting · newest 2 of 351 jobs");
+    expect(summary(jobs(9, 8), null, false)).toBe("0 running · 0 waiting · 2 jobs");
+  });
+
+  test("a server that tells neither total nor more shows what it sent", () => {
+    const { store, say } = listing();
+    say({ type: "snapshot", jobs: jobs(1) });
+    expect([store.more.value, store.total.value]).toEqual([false, null]);
+  });
+});
+
+describe("subject of an event", () => {
+  const event = (kind: EventRow["kind"], subject: string) => ({ kind, subject }) as EventRow;
+  const replicas = [
+    { id: "r1", role: "trainer", index: 0, attempt: 2 },
+    { id: "r0", role: "trainer", index: 0, attempt: 1 },
+  ];
+  const known = job(1, { attempt: 2, replicas: replicas as unknown as Job["replicas"] });
+  const nodes = [{ id: "n", name: "node-1" } as NodeRow];
+
+  test("is job, the replica's role and number, or the node's name", () => {
+    const subjects = [event("job", "job-1"), event("replica", "r1"), event("replica", "r0"), event("node", "n")];
+    expect(subjects.map((one) => subjectOf(one, known, nodes))).toEqual([
+      "job",
+      "trainer 0",
+      "trainer 0 · attempt 1",
+      "node-1",
+    ]);
+  });
+
+  test("is the id where nothing is known of it", () => {
+    expect(subjectOf(event("replica", "gone"), known, nodes)).toBe("gone");
+    expect(subjectOf(event("node", "gone"), null, [])).toBe("gone");
+  });
+});
+
+describe("with a browser's globals", () => {
+  let router: typeof import("../src/router");
+  let sync: typeof import("../src/views/sync");
+  beforeAll(async () => {
+    vi.stubGlobal("location", new URL("http://localhost/"));
+    vi.stubGlobal("addEventListener", () => undefined);
+    router = await import("../src/router");
+    sync = await import("../src/views/sync");
+  });
+
+  test("an address with a broken percent sign is a page that is missing", () => {
+    const at = (path: string) => router.parseRoute(new URL(path, "http://localhost"));
+    expect(at("/jobs/%E0%A4%A")).toEqual({ page: "missing", path: "/jobs/%E0%A4%A" });
+    expect(at("/jobs/%C3%A9")).toMatchObject({ page: "job", jobId: "é" });
+  });
+
+  test("bytes of sparse parameters are shown and added; only what nobody counted varies", () => {
+    const row = (bytes: number, sparse: boolean) => ({ bytes, sparse }) as SyncRow;
+    expect([row(4800.4, true), row(0, true), row(0, false)].map(sync.syncBytes)).toEqual(["4.80 kB", "varies", "0 B"]);
+    expect(sync.totalBytes([row(1000, false), row(4000, true)])).toBe("5.00 kB");
+    expect(sync.totalBytes([row(1000, false), row(0, true)])).toBe("1.00 kB and 1 sparse parameter");
+  });
+});
