@@ -170,7 +170,7 @@ def test_use_cuda_without_a_gpu_says_what_to_pass() -> None:
     network = fit_a_line()
     text = message(SpecError, lambda: fluid.ParallelExecutor(True, network.loss, network.main))
     assert text.startswith("use_cuda=True: ")
-    assert text.endswith("pass use_cuda=False")
+    assert "pass use_cuda=False" in text
 
 
 def test_a_closed_executor_says_so() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from penstock import telemetry
-from penstock.errors import FeedError, FetchError
+from penstock.errors import FeedError, FetchError, Unavailable
 from penstock.exec import nan_check
 from penstock.exec.executor import SelectedRowsValue, resolved_seed
 from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
@@ -27,7 +27,7 @@ from penstock.graph.build import build_graph
 from penstock.graph.document import document
 from penstock.graph.operands import Shares
 from penstock.graph.ssa import Graph, Mode
-from penstock.native.engine import Engine, EngineError
+from penstock.native.engine import Engine, EngineError, EngineStateError
 from penstock.program import legality
 from penstock.program.initializers import SEED
 from penstock.program.kernels import operator_error
@@ -55,7 +55,6 @@ class DataParallel:
         scale_loss: bool = True,
         name: str = "program",
     ) -> None:
-        legality.check(program)
         self.program, self.memory, self.mode, self.num_replicas = program, memory, mode, num_replicas
         self.loss_name, self.scale_loss, self.name = loss_name, scale_loss, name
         cores = num_cores()
@@ -70,6 +69,9 @@ class DataParallel:
         self._documents: OrderedDict[tuple[Any, ...], GraphDocument] = OrderedDict()
         self._watched: GraphDocument | None = None
         self.last_step = -1
+        self._revision = -1
+        self._writes = False
+        self._follow_program()
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -82,6 +84,7 @@ class DataParallel:
     ) -> list[list[torch.Tensor]]:
         """Run one step; return, for each fetch, the tensor of each active replica (not copied)."""
         start = time.time_ns()
+        self._follow_program()
         shares_of_feed = self._shares(feed)
         names = self._expand(fetch_names(self.program, fetch_list))
         bindings = [bind_symbols(self.program, s) for s in shares_of_feed]
@@ -103,6 +106,20 @@ class DataParallel:
             step=step, start_ns=start, end_ns=time.time_ns(), samples=sum(rows), loss=self._loss(names, fetched, rows)
         )
         return fetched
+
+    def _follow_program(self) -> None:
+        """Check the Program, and forget what was derived from it, when it has changed since the last time."""
+        if self._revision == self.program.revision:
+            return
+        legality.check(self.program)
+        self._revision = self.program.revision
+        variables = self.program.variables
+        self._writes = any(
+            variables[variables[w].storage].persistable for op in self.program.operators for w in op.writes
+        )
+        self._graphs.clear()
+        self._plans.clear()
+        self._documents.clear()
 
     def _shares(self, feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> list[dict[str, torch.Tensor]]:
         if isinstance(feed, (list, tuple)):
@@ -141,10 +158,16 @@ class DataParallel:
                 nan_check.run_checked(lowered, self.program)
             else:
                 self.engine.run(lowered.plan, step, schedule_seed=schedule_seed)
+        except EngineStateError as error:
+            raise Unavailable(f"the step cannot run: {error}. Make another ParallelExecutor") from error
         except EngineError as error:
+            if error.op_index < 0:  # no operator's fault
+                raise Unavailable(f"the step was not finished: {error.message}") from error
             handle = lowered.graph.handles[error.op_index]
             shapes = static_shapes(self.program, handle.op, lowered.graph, lowered.shares.bindings[handle.rows_of])
             raise operator_error(handle.op, error.message, shapes, max(handle.replica, 0)) from error
+        if self._writes:
+            self.memory.written()
         for name, slot in lowered.made_persistables:
             value = lowered.plan.get(slot)
             if value is not None:
@@ -186,7 +209,7 @@ class DataParallel:
         return Shares([{**b, SEED: seed} for b in bindings], scales)
 
     def _plan(self, bindings: list[dict[str, int]], rows: list[int], fetches: tuple[str, ...]) -> Lowered:
-        key = (tuple(tuple(b.items()) for b in bindings), tuple(rows), fetches, self.program.revision)
+        key = (tuple(tuple(b.items()) for b in bindings), tuple(rows), fetches)
         found = self._plans.get(key)
         if found is not None:
             self._plans.move_to_end(key)
@@ -203,7 +226,7 @@ class DataParallel:
         """Tell whoever watches which graph this step runs, if it is another one than before."""
         if not self._watch.is_watched:
             return
-        key = (tuple(tuple(b.items()) for b in lowered.shares.bindings), self.program.revision)
+        key = tuple(tuple(b.items()) for b in lowered.shares.bindings)
         doc = self._documents.get(key)
         if doc is None:  # what is fetched changes the plan, but not the graph
             doc = self._documents[key] = document(
@@ -214,6 +237,15 @@ class DataParallel:
         if doc is not self._watched:
             self._watched = doc
             self._watch.graph(doc, from_step=step)
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether a plan is kept."""
+        return bool(self._plans)
+
+    def drop_plans(self) -> None:
+        """Release the plans and what their slots hold."""
+        self._plans.clear()
 
     def close(self) -> None:
         """Stop the threads and release the plans."""

@@ -7,16 +7,19 @@ torch's own number of intra-op threads.
 from __future__ import annotations
 
 import os
+import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from penstock.errors import FetchError, ProgramError, UserError
+from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
 from penstock.exec import nan_check
 from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
-from penstock.exec.places import CPUPlace, Place
+from penstock.exec.persistables import tensor_of
+from penstock.exec.places import CPUPlace, CUDAPlace, Place
 from penstock.exec.scope import Scope, global_scope
 from penstock.program import legality
 from penstock.program.initializers import SEED
@@ -36,6 +39,8 @@ class SelectedRowsValue:
     height: int
 
 
+_told: weakref.WeakSet[Program] = weakref.WeakSet()  # whose variables were overwritten; said once
+
 Hook = Callable[[Operator, list[Any], Callable[[], Any]], Any]
 """Called for each operator with its operands and a function that runs it; returns the result."""
 
@@ -44,6 +49,8 @@ class Executor:
     """Runs Programs one operator at a time. `place`: CPUPlace() or CUDAPlace(i)."""
 
     def __init__(self, place: Place | None = None) -> None:
+        if isinstance(place, CUDAPlace):
+            raise SpecError("Executor(CUDAPlace): this version runs on CPU; use fluid.CPUPlace()")
         self.place = place or CPUPlace()
         self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]]]] = {}
         self._closed = False
@@ -70,7 +77,11 @@ class Executor:
             raise UserError("this Executor was closed; make another one")
         if hasattr(program, "_run_compiled"):
             return list(program._run_compiled(self, feed, fetch_list, scope, return_numpy, return_merged))
+        if use_prune:
+            raise SpecError("use_prune=True is not supported: every operator of the program runs")
         if isinstance(feed, (list, tuple)):
+            if len(feed) > 1:
+                raise FeedError(f"a plain Program takes one feed dict; got a list of {len(feed)}")
             feed = feed[0] if feed else None
         given: Any = feed or {}
         return self.run_program(program or default_main_program(), given, fetch_list, scope, return_numpy)
@@ -99,6 +110,8 @@ class Executor:
         with torch.no_grad():
             for op, kernel in prepared:
                 self._run_operator(program, op, kernel, values, bindings, scope, hook)
+        if any(program.variables[program.variables[w].storage].persistable for op, _ in prepared for w in op.writes):
+            scope.written_by(self)
         return [_fetched(program, name, values, scope, return_numpy) for name in names]
 
     def _prepare(self, program: Program) -> list[tuple[Operator, Any]]:
@@ -121,7 +134,14 @@ class Executor:
         hook: Hook | None,
     ) -> None:
         if op.type == CAPTURED:
-            scope.set(op.output_names()[0], program.captured[str(op.args[0])].clone())
+            key = str(op.args[0])
+            if key not in program.captured:
+                raise ProgramError(
+                    f"the value of {key!r} was taken from a tensor or module when the program was recorded, and a "
+                    "program's text does not hold it. Load it with fluid.io.load_persistables instead",
+                    variable=key,
+                )
+            _store(program, op.output_names()[0], program.captured[key].clone(), values, scope)
             return
 
         def lookup(name: str) -> Any:
@@ -150,18 +170,7 @@ class Executor:
 def _value(program: Program, name: str, values: Mapping[str, Any], scope: Scope) -> Any:
     if name in values:
         return values[name]
-    tensor = scope.find(name)
-    if tensor is None and name in program.captured:
-        tensor = program.captured[name].clone()
-        scope.set(name, tensor)
-    if tensor is None:
-        var = program.variables[name]
-        raise ProgramError(
-            f"variable {name!r} (created at {var.source}) has no value yet. "
-            "Run the startup program first: exe.run(fluid.default_startup_program())",
-            variable=name,
-        )
-    return tensor
+    return tensor_of(scope, program, name)
 
 
 def _store(program: Program, name: Any, value: Any, values: dict[str, Any], scope: Scope) -> None:
@@ -172,6 +181,14 @@ def _store(program: Program, name: Any, value: Any, values: dict[str, Any], scop
             _store(program, n, v, values, scope)
     elif program.variables[name].persistable:
         scope.set(name, value)
+        other = scope.initialised_by(program, name)
+        if other is not None and other not in _told:
+            _told.add(other)
+            print(
+                f"penstock: variable {name!r} of another program is made anew in the same scope. "
+                "If they are two models, give each its own fluid.Scope() or name their parameters",
+                file=sys.stderr,
+            )
     else:
         values[name] = value
 

@@ -33,14 +33,32 @@ def _expected(var: VarDesc) -> str:
     return f"{var.dtype}[{', '.join('-1' if isinstance(d, Expr) else str(d) for d in var.shape)}]"
 
 
+def _from_numbers(var: VarDesc, value: Any) -> torch.Tensor:
+    """Return the tensor of an array (as it is) or of plain numbers (which carry no dtype of their own)."""
+    plain = not isinstance(value, np.ndarray)
+    try:
+        array = np.asarray(value)
+        if plain and array.dtype.kind in "biuf" and _same_kind(array, var.dtype):
+            array = array.astype(var.dtype)
+        if not array.dtype.isnative or any(s < 0 for s in array.strides) or not array.flags.writeable:
+            array = array.astype(array.dtype.newbyteorder("="))
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
+        raise FeedError(
+            f"feed {var.name!r} is a {type(value).__name__} that is no array of numbers ({error}); "
+            f"the program expects {_expected(var)} (declared at {var.source})",
+            variable=var.name,
+        ) from error
+
+
+def _same_kind(array: np.ndarray, dtype: str) -> bool:
+    """Whether plain numbers keep their meaning: whole ones may become floating ones, but not the other way round."""
+    return "float" in dtype or array.dtype.kind != "f"
+
+
 def _tensor(var: VarDesc, value: Any) -> torch.Tensor:
     dtype = getattr(torch, var.dtype)
-    if isinstance(value, torch.Tensor):
-        tensor = value.detach()
-    elif isinstance(value, np.ndarray):
-        tensor = torch.from_numpy(value if value.flags.writeable else value.copy())
-    else:
-        tensor = torch.as_tensor(np.asarray(value)).to(dtype)  # plain numbers carry no dtype of their own
+    tensor = value.detach() if isinstance(value, torch.Tensor) else _from_numbers(var, value)
     if tensor.dtype != dtype:
         got = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
         raise FeedError(

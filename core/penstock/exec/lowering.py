@@ -79,6 +79,7 @@ def bind(lowered: Lowered, program: Program, memory: ReplicaMemory) -> None:
     """Put the persistable tensors into their slots, unless the scope has not changed since the last time."""
     if lowered.bound_revision == memory.scope.revision:
         return
+    memory.refresh()
     made = {slot for _, slot in lowered.made_persistables}
     for key, variable in lowered.graph.variables.items():
         slot = lowered.slots[key]

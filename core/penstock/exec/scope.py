@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from penstock.errors import FeedError
 from penstock.program.program import Program
 
 
@@ -18,7 +19,10 @@ class Scope:
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         self._steps: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
+        self._makers: dict[str, weakref.ref[Program]] = {}
         self.revision = 0
+        self.writer: object = None
+        """Who last changed tensors in place: copies that somebody else holds of them are stale."""
 
     def find(self, name: str) -> torch.Tensor | None:
         """Return the tensor called `name`, or None."""
@@ -29,6 +33,19 @@ class Scope:
         if self._tensors.get(name) is not tensor:
             self.revision += 1
         self._tensors[name] = tensor
+
+    def written_by(self, writer: object) -> None:
+        """Note that `writer` has changed tensors in place; copies of another one are made again."""
+        if self.writer is not writer:
+            self.writer = writer
+            self.revision += 1
+
+    def initialised_by(self, program: Program, name: str) -> Program | None:
+        """Note that a startup Program has made `name`; return another living one that made it before."""
+        before = self._makers.get(name)
+        self._makers[name] = weakref.ref(program)
+        other = before() if before is not None else None
+        return other if other is not program else None
 
     def erase(self, names: list[str]) -> None:
         """Remove names."""
@@ -77,8 +94,16 @@ class ScopeVariable:
         return found
 
     def set(self, value: np.ndarray | torch.Tensor, place: object = None) -> None:
-        """Copy `value` into the tensor."""
-        self.tensor.copy_(torch.as_tensor(value))
+        """Copy `value` into the tensor. Raises FeedError for another shape."""
+        given = torch.as_tensor(value)
+        if given.shape != self.tensor.shape:
+            raise FeedError(
+                f"variable {self.name!r} has shape {list(self.tensor.shape)}; a value of shape {list(given.shape)} "
+                "does not fit",
+                variable=self.name,
+            )
+        self.tensor.copy_(given)
+        self._scope.written_by(self)
 
     def shape(self) -> list[int]:
         """Return the sizes."""

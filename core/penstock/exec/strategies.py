@@ -67,6 +67,7 @@ class ExecutionStrategy(_Strategy):
     """How a graph runs. `num_threads`: size of the thread pool; 0 takes 4 for each replica."""
 
     num_threads: int
+    use_cuda: bool
 
     _defaults: ClassVar[dict[str, Any]] = {
         "num_threads": 0,

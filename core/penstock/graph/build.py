@@ -102,15 +102,29 @@ class _Build:
                 counts[gradient] = counts.get(gradient, 0) + 1
         return counts
 
+    def _refuse_exchanged(self, op: Operator) -> None:
+        """After the exchange only the owner's buffer holds the sum, and sparse parts only the gathered rows."""
+        for name in op.input_names():
+            gradient = self.part_of.get(name, name)
+            whole = self.mode == "all_reduce" and name not in self.part_of
+            if gradient in self.gradient_of and not self.pending.get(gradient, 1) and not whole:
+                raise ProgramError(
+                    f"operator {op.name!r} ({op.source}) computes with {gradient!r} after its exchange. On several "
+                    "replicas in Reduce mode, and for sparse gradients in any mode, no replica but the owner has the "
+                    "sum. Use AllReduce mode with dense gradients, or let the optimizer do it (role OPTIMIZE)",
+                    operator=op.name,
+                    variable=gradient,
+                )
+
     def _compute(self, op: Operator) -> None:
+        if self.num_replicas > 1:
+            self._refuse_exchanged(op)
         kind = "scale_loss_grad" if op.role == Role.BACKWARD | Role.LOSS else "computation"
         for replica in range(self.active):
             self.builder.add(kind, self._on(op, lambda n, r=replica: self.physical(n, r)), replica, replica)  # type: ignore[arg-type, misc]  # kind is a literal
-        if not op.role & Role.BACKWARD or self.active == 1:
-            return
-        for parameter, gradient in op.role_vars:
+        for parameter, gradient in op.role_vars if op.role & Role.BACKWARD else ():
             self.pending[gradient] -= 1
-            if not self.pending[gradient]:
+            if not self.pending[gradient] and self.active > 1:
                 self._exchange(parameter, gradient)
 
     def _exchange(self, parameter: str, gradient: str) -> None:

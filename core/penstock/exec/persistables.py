@@ -1,0 +1,44 @@
+"""The one way from a Program's persistable variable to its tensor in a scope."""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.exec.scope import Scope
+from penstock.program.expr import Expr
+from penstock.program.ir import VarDesc
+from penstock.program.program import Program
+
+
+def tensor_of(scope: Scope, program: Program, name: str) -> torch.Tensor:
+    """Return the tensor; a captured value is put into the scope at its first use.
+
+    Raises ProgramError if it has no value yet, or if the scope's tensor is not what the Program describes
+    (another Program's variable of the same name).
+    """
+    var = program.variables[name]
+    tensor = scope.find(name)
+    if tensor is None and name in program.captured:
+        tensor = program.captured[name].clone()
+        scope.set(name, tensor)
+    if tensor is None:
+        raise ProgramError(
+            f"variable {name!r} (created at {var.source}) has no value yet. "
+            "Run the startup program first: exe.run(fluid.default_startup_program())",
+            variable=name,
+        )
+    if not _fits(var, tensor):
+        raise ProgramError(
+            f"variable {name!r} (created at {var.source}) is {var.dtype}[{', '.join(str(d) for d in var.shape)}], but the scope "
+            f"holds {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} under that name: another program's "
+            "startup has run in this scope. Give each model its own fluid.Scope(), or name their parameters",
+            variable=name,
+        )
+    return tensor
+
+
+def _fits(var: VarDesc, tensor: torch.Tensor) -> bool:
+    if str(tensor.dtype) != f"torch.{var.dtype}" or tensor.dim() != len(var.shape):
+        return False
+    return all(isinstance(d, Expr) or d == s for d, s in zip(var.shape, tensor.shape, strict=True))

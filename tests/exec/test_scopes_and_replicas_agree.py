@@ -1,0 +1,183 @@
+"""What several replicas, executors and Programs of one process share, and what they must not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as fluid
+from penstock.errors import FeedError, ProgramError, SpecError, Unavailable
+
+X = np.arange(24, dtype="float32").reshape(6, 4) / 24
+
+
+@pytest.fixture(autouse=True)
+def two_replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two replicas and a scope of its own for each test."""
+    monkeypatch.setenv("CPU_NUM", "2")
+    with fluid.scope_guard(fluid.Scope()):
+        yield
+
+
+def model(size: int = 1) -> tuple[Any, Any, Any]:
+    """A linear model that trains; returns (main, startup, loss)."""
+    main, startup = fluid.Program(), fluid.Program()
+    main.random_seed = startup.random_seed = 3
+    with fluid.program_guard(main, startup):
+        loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [4]), size))
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    fluid.Executor().run(startup)
+    return main, startup, loss
+
+
+def weights(trainer: Any) -> list[np.ndarray]:
+    """The weight on each replica."""
+    compiled = trainer.core.run({"x": X}, ["fc_0.w_0"])
+    return [part.numpy().copy() for part in compiled[0]]
+
+
+def test_copies_follow_a_value_that_is_set_in_the_scope() -> None:
+    main, _, loss = model()
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    trainer.run([], feed={"x": X})
+    fluid.global_scope().find_var("fc_0.w_0").set(np.zeros((4, 1), "float32"))
+    first, second = weights(trainer)
+    assert np.array_equal(first, second)
+
+
+def test_copies_follow_an_executor_that_trains_the_same_scope() -> None:
+    main, _, loss = model()
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    trainer.run([], feed={"x": X})
+    for _ in range(3):
+        fluid.Executor().run(main, feed={"x": X})
+    first, second = weights(trainer)
+    assert np.array_equal(first, second)
+
+
+def test_copies_follow_another_parallel_executor() -> None:
+    main, _, loss = model()
+    one = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    two = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    for trainer in (one, two, one, two):
+        trainer.run([], feed={"x": X})
+    for trainer in (one, two):
+        first, second = weights(trainer)
+        assert np.array_equal(first, second)
+
+
+def test_own_steps_do_not_copy_parameters_again() -> None:
+    main, _, loss = model()
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    trainer.run([], feed={"x": X})
+    copies = {k: v[1].data_ptr() for k, v in trainer.core.memory._copies.items()}
+    for _ in range(3):
+        trainer.run([], feed={"x": X})
+    assert {k: v[1].data_ptr() for k, v in trainer.core.memory._copies.items()} == copies
+
+
+def test_a_program_that_grew_is_run_as_it_is_now() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [4]), 1))
+    fluid.Executor().run(startup)
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    trainer.run([loss.name], feed={"x": X})
+    with fluid.program_guard(main, startup):
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    fluid.Executor().run(startup)
+    before = np.array(fluid.global_scope().find_var("fc_0.w_0"))
+    trainer.run([loss.name], feed={"x": X})
+    assert not np.array_equal(before, np.array(fluid.global_scope().find_var("fc_0.w_0")))
+
+
+def test_a_second_model_in_one_scope_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    first, _, loss = model(1)
+    model(2)
+    assert "give each its own fluid.Scope()" in capsys.readouterr().err
+    with pytest.raises(ProgramError, match="another program's startup"):
+        fluid.Executor().run(first, feed={"x": X}, fetch_list=[loss])
+
+
+def test_a_gradient_is_not_computed_with_after_its_exchange_in_reduce_mode() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [4]), 1))
+        optimizer = fluid.optimizer.SGD(0.1)
+        pairs = optimizer.backward(loss)
+        optimizer.apply_gradients([(p, g * 0.5) for p, g in pairs])
+    fluid.Executor().run(startup)
+    strategy = fluid.BuildStrategy()
+    strategy.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main, build_strategy=strategy)
+    with pytest.raises(ProgramError, match="after its exchange"):
+        trainer.run([], feed={"x": X})
+
+
+def test_places_decide_how_many_replicas_a_compiled_program_has() -> None:
+    main, _, loss = model()
+    compiled = fluid.CompiledProgram(main).with_data_parallel(loss_name=loss.name, places=[fluid.CPUPlace()] * 3)
+    assert fluid.Executor().run(compiled, feed={"x": X}, fetch_list=[loss])[0].shape == (3,)
+    plain = fluid.CompiledProgram(main)
+    assert fluid.Executor().run(plain, feed={"x": X}, fetch_list=[loss])[0].shape == (1,)
+    with pytest.raises(SpecError, match="CUDAPlace"):
+        fluid.CompiledProgram(main).with_data_parallel(loss_name=loss.name, places=[fluid.CUDAPlace(0)])
+
+
+def test_sharing_needs_the_same_number_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, _, loss = model()
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    trainer.run([], feed={"x": X})
+    monkeypatch.setenv("CPU_NUM", "3")
+    with pytest.raises(SpecError, match="2 replicas, but CPU_NUM now asks for 3"):
+        fluid.ParallelExecutor(False, main_program=main.clone(for_test=True), share_vars_from=trainer)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [([[1.9], [2.0]], "int64"), ([[1], [2, 3]], "no array of numbers"), ([["a"]], "expects int64"), (None, "no array")],
+)
+def test_lists_that_would_change_their_meaning_are_refused(value: Any, words: str) -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        out = fluid.layers.data("ids", [1], dtype="int64") + 1
+    with pytest.raises(FeedError, match=words):
+        fluid.Executor().run(main, feed={"ids": value}, fetch_list=[out])
+
+
+def test_arrays_of_any_layout_are_fed_as_their_values() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        out = fluid.layers.data("x", [4]) * 2.0
+    swapped = X.astype(">f4")
+    for given in (X[::-1], swapped, np.asfortranarray(X)):
+        (got,) = fluid.Executor().run(main, feed={"x": given}, fetch_list=[out])
+        assert np.array_equal(got, np.asarray(given, "float32") * 2)
+
+
+def test_a_closed_executor_says_what_to_do() -> None:
+    main, _, loss = model()
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    trainer.run([], feed={"x": X})
+    trainer.close()
+    with pytest.raises(Unavailable, match="Make another ParallelExecutor"):
+        trainer.run([], feed={"x": X})
+
+
+def test_a_value_of_another_shape_is_not_broadcast_into_a_parameter() -> None:
+    model()
+    with pytest.raises(FeedError, match="does not fit"):
+        fluid.global_scope().find_var("fc_0.w_0").set(np.ones((1,), "float32"))
+
+
+def test_plans_are_dropped_when_asked() -> None:
+    main, _, loss = model()
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    assert trainer._need_create_local_exe_scopes()
+    trainer.run([], feed={"x": X})
+    assert not trainer._need_create_local_exe_scopes()
+    trainer.drop_local_exe_scopes()
+    assert trainer._need_create_local_exe_scopes()
