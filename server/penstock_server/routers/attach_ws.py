@@ -7,12 +7,12 @@ import asyncio
 from fastapi import APIRouter, WebSocket
 
 from penstock.errors import PeerError
-from penstock.protocol.frames import Kind
+from penstock.protocol.frames import Kind, decode
 from penstock_server.auth.principal import scoped
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
 from penstock_server.schemas import wire
-from penstock_server.services.attach import Registered
+from penstock_server.services.attach import Registered, outcome
 from penstock_server.streams.ingest import Sender
 from penstock_server.streams.outbox import Outbox
 from penstock_server.streams.socket import close, converse, receive, send_outbox
@@ -68,7 +68,8 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
             header = await runtime.ingest.offer(sender, message)
             runtime.attach.beat(registered.replica_id)
             if header is not None and header.kind is Kind.GOODBYE:
-                await runtime.attach.goodbye(registered.replica_id)
+                failed, error = outcome(decode(message).body)
+                await runtime.attach.goodbye(registered.replica_id, failed=failed, error=error)
         elif not isinstance(wire.parse(wire.ATTACH, message), wire.AttachBeat):
             raise PeerError("register came twice on one connection")
         else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import select
 
@@ -16,11 +17,13 @@ from penstock_server.problems import Conflict
 from penstock_server.schemas import wire
 from penstock_server.services.counters import next_numbers
 from penstock_server.services.leases import Leases, Standing
+from penstock_server.services.lifecycle import CLOSED, FAILED
 from penstock_server.services.settle import LogTail, locked_job, settle
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
+MAX_ERROR = 2000
 _OVER = [s.value for s in TERMINAL_JOB]
 _ENDED = [s.value for s in TERMINAL_REPLICA]
 
@@ -71,9 +74,10 @@ class Attach:
         """Note that the connection is gone; the lease decides what that means."""
         self._connected.discard(replica_id)
 
-    async def goodbye(self, replica_id: str) -> None:
-        """A process closed its telemetry on purpose: it is done."""
-        await self._end([replica_id], ReplicaState.EXITED, "closed its telemetry")
+    async def goodbye(self, replica_id: str, *, failed: bool = False, error: str = "") -> None:
+        """A process closed its telemetry, done or (`failed`) because of `error`. Nobody knows its exit code."""
+        detail = FAILED + (error or "it gave no error") if failed else CLOSED
+        await self._end([replica_id], ReplicaState.EXITED, detail)
 
     async def step(self) -> None:
         """Act on leases that ran out."""
@@ -107,8 +111,6 @@ class Attach:
                     continue
                 job = await locked_job(tx, row.job_id)
                 assert job is not None  # foreign key
-                if state is ReplicaState.EXITED:
-                    row.exit_code = 0
                 transition(tx, row, state, at=now, reason="attached", detail=detail)
                 if state in TERMINAL_REPLICA:
                     self._leases.drop(replica_id)
@@ -172,6 +174,12 @@ class Attach:
         transition(tx, row, ReplicaState.RUNNING, at=now, reason="registered")
         await tx.session.flush()
         return row
+
+
+def outcome(body: Mapping[str, Any]) -> tuple[bool, str]:
+    """Read the body of a GOODBYE: whether the process failed, and its error as text that can be stored."""
+    error = str(body.get("error") or "").replace("\0", "").encode(errors="backslashreplace").decode()
+    return bool(body.get("failed", False)), error.strip()[:MAX_ERROR]
 
 
 def job_name(text: str) -> str:

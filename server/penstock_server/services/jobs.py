@@ -11,7 +11,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.jobspec import JobSpec
-from penstock.protocol.states import TERMINAL_JOB, JobState, StopReason
+from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, StopReason
 from penstock_server.auth.principal import Principal
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
@@ -85,12 +85,14 @@ class Jobs:
             return await job_views(session, (await session.execute(statement)).scalars().all(), self._live)
 
     async def cancel(self, job_id: str, principal: Principal) -> api.Job:
-        """Stop a job. A job that has ended or is stopping stays as it is."""
+        """Stop a job. A job that has ended or is stopping stays as it is. Raises Conflict if it is attached."""
         async with self._db.write() as tx:
             job = await locked_job(tx, job_id)
             if job is None:
                 raise NotFound("job", job_id)
             if JobState(job.state) not in TERMINAL_JOB | {JobState.STOPPING}:
+                if job.kind == "attached":
+                    raise await _not_ours(tx, job)
                 why = f"cancelled by {principal.name!r}"
                 now = self._clock.now()
                 transition(tx, job, JobState.STOPPING, at=now, reason=StopReason.CANCELLED, detail=why)
@@ -188,6 +190,16 @@ class Jobs:
                 hint="use a new key for a new job",
             )
         return await tx.session.get(JobRow, found.job_id)
+
+
+async def _not_ours(tx: Tx, job: JobRow) -> Conflict:
+    over = [s.value for s in TERMINAL_REPLICA]
+    running = [f"{r.pid} on {r.host!r}" for r in await replicas_of(tx, job) if r.state not in over]
+    return Conflict(
+        "job_attached",
+        f"job {job.name!r} is attached: its processes were started by hand, and this server cannot stop them",
+        hint=f"stop the process itself: {', '.join(running[:4]) or 'none is left'}{' …' if len(running) > 4 else ''}",
+    )
 
 
 async def job_row(session: AsyncSession, job_id: str) -> JobRow:

@@ -23,6 +23,10 @@ from penstock.protocol.states import (
 NO_SUCH_PROGRAM = 127
 """Exit code with which an agent reports that the entrypoint could not be started."""
 
+CLOSED = "closed its telemetry"
+FAILED = "failed: "
+"""What stands in the detail of an attached process that said goodbye. Its exit code is unknown: it still ran."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
@@ -94,6 +98,8 @@ def sentence(replica: ReplicaFacts) -> str:
     who = f"{replica.role} {replica.index} on {replica.place}"
     if replica.state is ReplicaState.LOST:
         return f"{who} was lost: {replica.detail or 'nothing has been heard of it'}"
+    if replica.exit_code is None and replica.detail.startswith(FAILED):
+        return f"{who} {replica.detail}"
     if _could_not_start(replica):
         return f"{who} could not start: {replica.detail}"
     if replica.signal is not None:
@@ -128,7 +134,12 @@ def _running(replicas: tuple[ReplicaFacts, ...]) -> str:
 def _decide_attached(job: JobFacts) -> Step | None:
     if not job.replicas or any(r.state not in TERMINAL_REPLICA for r in job.replicas):
         return None
-    lost = next((r for r in job.replicas if r.state is ReplicaState.LOST), None)
+    # Of a process that was started again only the newest counts; replicas come oldest first.
+    newest = {(r.role, r.index): r for r in job.replicas}.values()
+    failed = next((r for r in newest if r.state is ReplicaState.EXITED and r.detail.startswith(FAILED)), None)
+    if failed is not None:
+        return Step(JobState.STOPPING, StopReason.REPLICA_FAILED, sentence(failed))
+    lost = next((r for r in newest if r.state is ReplicaState.LOST), None)
     if lost is not None:
         return Step(JobState.STOPPING, StopReason.NODE_LOST, sentence(lost))
     return Step(JobState.STOPPING, StopReason.DETACHED, "every attached process closed its telemetry on purpose")
@@ -138,7 +149,8 @@ def _finish(job: JobFacts) -> Step | None:
     if any(r.state not in TERMINAL_REPLICA for r in job.replicas):
         return None
     reason = StopReason(job.reason)
-    failure = _first_failure(job.replicas) if reason is StopReason.REPLICA_FAILED else None
+    failed = reason is StopReason.REPLICA_FAILED and not job.attached  # the server has no log of an attached process
+    failure = _first_failure(job.replicas) if failed else None
     return Step(terminal_of(reason), reason, job.detail, failure.replica.id if failure is not None else None)
 
 
