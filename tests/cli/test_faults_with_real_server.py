@@ -156,3 +156,20 @@ def test_a_demo_whose_job_crashes_says_why_and_exits_1(site: Site) -> None:
     assert json.loads(result.stdout.splitlines()[-1])["state"] == "FAILED"
     assert "no luck today" in result.stderr
     assert site.alive() == []
+
+
+def test_a_demo_is_made_as_small_as_its_node_and_says_so(site: Site) -> None:
+    needs = {"env": {"CPU_NUM": "4096"}, "trainers": {"cpus": 4096, "memory": "1000TiB"}}
+    path = site.job("huge", "import os; raise SystemExit(os.environ['CPU_NUM'] == '4096')", **needs)
+    result = site.run("demo", "--exit-when-done", "--port", "0", "--job", str(path))
+    assert result.returncode == 0, result.stderr
+    assert "trainers.cpus is lowered from 4096" in result.stderr
+
+
+def test_a_demo_that_no_node_can_ever_hold_says_why_and_exits_1(site: Site) -> None:
+    path = site.job("gpus", "1", trainers={"count": 1, "gpus": 64})
+    result = site.run("demo", "--exit-when-done", "--json", "--port", "0", "--job", str(path))
+    assert result.returncode == 1, result.stderr
+    assert "no READY node has that" in result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["state"] == "QUEUED"
+    assert site.alive() == []

@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import tempfile
+import time
 import uuid
 import webbrowser
 from collections.abc import Iterator
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.command import follow
 from penstock.command.children import Stopped, stopped_by_signal
+from penstock.command.describe import is_over
 from penstock.command.exits import Exit
+from penstock.command.fit import clamp, fits
 from penstock.command.output import emit_json, note
 from penstock.command.specfile import load, prepare
 from penstock.command.stack import Stack
 from penstock.errors import SpecError
 
 if TYPE_CHECKING:
-    from penstock.client import Client, Job, Series
+    from penstock.client import Client, Job, Node, Series
+    from penstock.protocol.jobspec import JobSpec
 
 EXAMPLE = Path("examples") / "ctr_flights" / "job.yaml"
 TAIL_BYTES = 4000
@@ -54,13 +58,17 @@ def run(settings: Demo, *, host: str, port: int, state_dir: Path | None) -> Exit
             _folder(state_dir) as folder,
             Stack(folder, host=host, port=port, agent=True) as stack,
         ):
+            spec, nodes = _fitted(stack.client, spec)
             fields = prepare(stack.client, spec, folder=file.parent)
             job = stack.client.submit(fields, key=uuid.uuid4().hex)
-            _invite(stack, settings)
-            with follow.display_for() as display:
-                job = follow.wait(stack.client, job["id"], display, check=stack.check)
+            if fits(spec, nodes):
+                _invite(stack, settings)
+                with follow.display_for() as display:
+                    job = follow.wait(stack.client, job["id"], display, check=stack.check)
+            else:
+                job = _until_explained(stack, job)
             _finish(stack, job, settings)
-            if not settings.exit_when_done:
+            if not settings.exit_when_done and is_over(job):
                 note(f"still serving at {stack.url}; Ctrl-C stops it")
                 stack.serve()
     except Stopped as signal:
@@ -76,6 +84,24 @@ def _folder(state_dir: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
+
+
+def _fitted(client: Client, spec: JobSpec) -> tuple[JobSpec, list[Node]]:
+    """Return the job as small as the nodes ask for, which is told, and the nodes."""
+    nodes = [node for node in client.nodes() if node["state"] == "READY"]
+    spec, said = clamp(spec, nodes)
+    for sentence in said:
+        note(sentence)
+    return spec, nodes
+
+
+def _until_explained(stack: Stack, job: Job) -> Job:
+    """Return a job that no node can ever hold once the server says why it waits, or has done something else with it."""
+    while job["state"] in ("CREATED", "QUEUED") and "asks for" not in job["why"]:
+        stack.check()
+        time.sleep(follow.POLL_S)
+        job = stack.client.job(job["id"])
+    return job
 
 
 def _invite(stack: Stack, settings: Demo) -> None:
