@@ -19,6 +19,7 @@ from penstock.program.ir import Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, role
 from penstock.program.record.recording import Recording, recording_of
+from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.variable import Variable, recording_modes
 
 
@@ -65,16 +66,46 @@ def append_backward(
             f"loss {loss.name!r} depends on no trainable parameter, so there is nothing to learn", variable=loss.name
         )
     _check_leaves(recording, loss, tables)
+    _refuse_second(recording, loss, [*zip(dense, leaves, strict=False), *((k.table, k.leaf) for k in lookups)])
     before = len(program.operators)
-    _mark_loss(program, loss.name)
-    with recording_modes(recording):
+    with undone_on_failure(recording, renames=True), recording_modes(recording):
+        _mark_loss(program, loss.name)
         with role(Role.BACKWARD | Role.LOSS):
             seed = torch.ops.penstock.scale_loss_grad(loss.fake.detach(), 1.0)
             _rename(recording, seed, grad_name(loss.name))
         with role(Role.BACKWARD):
-            grads = torch.autograd.grad(loss.fake, leaves, grad_outputs=[seed], allow_unused=True)
+            # The tape is kept, since another loss may share the forward pass; fakes hold no memory.
+            grads = torch.autograd.grad(loss.fake, leaves, grad_outputs=[seed], allow_unused=True, retain_graph=True)
             pairs = _name_gradients(recording, dense, lookups, list(grads), before)
+        _refuse_overwritten(program, before)
     return [(program.handle(p), g) for p, g in pairs]
+
+
+def _refuse_overwritten(program: Program, before: int) -> None:
+    """Raise ProgramError if the backward pass recorded since reads a value that an update wrote before it."""
+    storage = {name: var.storage for name, var in program.variables.items()}
+    updated = {storage[n] for op in program.operators[:before] if op.role & Role.OPTIMIZE for n in op.writes}
+    for op in program.operators[before:]:
+        stale = [n for n in op.input_names() if storage.get(n) in updated]
+        if stale:
+            raise ProgramError(
+                f"this backward pass would read {stale[0]!r} after an update of another loss has changed it. Call "
+                "backward for each loss first, and apply_gradients after the last of them",
+                variable=stale[0],
+            )
+
+
+def _refuse_second(recording: Recording, loss: Variable, leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise ProgramError if a parameter that the loss depends on has a gradient already."""
+    reached = {id(leaf) for leaf in _leaves_of(loss.fake)}
+    twice = [name for name, leaf in leaves if id(leaf) in reached and grad_name(name) in recording.program.variables]
+    if twice:
+        raise ProgramError(
+            f"{twice[0]!r} has a gradient already, of another loss than {loss.name!r}; a program holds one "
+            "gradient for each parameter. Add the losses and minimize the sum, or give each its own parameters by "
+            "parameter_list",
+            variable=twice[0],
+        )
 
 
 def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list[str], set[str]]:

@@ -8,4 +8,5 @@ for each ATen call; `CompositeMode` keeps dropout, sparse embedding and attentio
     recording.py   one Program's fake world: names, storages   dispatch.py    RecordMode: ATen call -> Operator
     symbols.py     sympy -> Expr, guards                        composite.py   CompositeMode
     modules.py     nn.Module called on Variables                source.py      the user's file:line
+    savepoint.py   undoes a call that failed
 """

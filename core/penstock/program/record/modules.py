@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from penstock.program.record.recording import Recording
+from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.variable import Variable, recording_in, recording_modes, unwrap, wrap
 
 _original_call = torch.nn.Module.__call__
@@ -56,16 +57,17 @@ def record_module(
     """Record one call of a module; parameters are called `<name>.<path>`. Returns Variables."""
     root = name or _name_for(recording, module)
     paths = {id(m): f"{root}.{path}" if path else root for path, m in module.named_modules()}
-    args, kwargs = unwrap(recording, (args, kwargs))
-    _open.append((recording, paths))
-    recording.modules.append(root)
-    try:
-        with _stand_ins(recording, module, root), recording_modes(recording):
-            out = _inner(recording, paths, module, args, kwargs)
-    finally:
-        recording.modules.pop()
-        _open.pop()
-    return wrap(recording, out)
+    with undone_on_failure(recording):
+        args, kwargs = unwrap(recording, (args, kwargs))
+        _open.append((recording, paths))
+        recording.modules.append(root)
+        try:
+            with _stand_ins(recording, module, root), recording_modes(recording):
+                out = _inner(recording, paths, module, args, kwargs)
+        finally:
+            recording.modules.pop()
+            _open.pop()
+        return wrap(recording, out)
 
 
 _names: dict[int, tuple[torch.nn.Module, str]] = {}

@@ -72,6 +72,11 @@ class Recording:
         self._captured: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._batch: torch.SymInt | None = None
 
+    def state(self) -> tuple[list[dict[Any, Any]], list[SparseLookup]]:
+        """What grows with each call: mappings, and the lookups. For undoing a call that failed."""
+        own: list[dict[Any, Any]] = [self.handles, self.attributes, self.origins]
+        return [*own, self._names, self._storages, self._captured], self.lookups
+
     # -- sizes -----------------------------------------------------------------------------------
 
     def fake_of_shape(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -139,8 +144,8 @@ class Recording:
 
     def rename(self, old: str, new: str) -> None:
         """Let every tensor, storage and handle of `old` stand for `new`."""
-        self._names = {k: (t, new if n == old else n) for k, (t, n) in self._names.items()}
-        self._storages = {k: (s, new if n == old else n) for k, (s, n) in self._storages.items()}
+        self._names.update({k: (t, new) for k, (t, n) in self._names.items() if n == old})
+        self._storages.update({k: (s, new) for k, (s, n) in self._storages.items() if n == old})
         handle = self.handles.pop(old, None)
         if handle is not None:
             handle.name = new

@@ -18,6 +18,7 @@ from penstock.program.program import Program
 from penstock.program.record.composite import CompositeMode, plain_functional
 from penstock.program.record.dispatch import RecordMode
 from penstock.program.record.recording import Recording
+from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import user_line
 
 
@@ -179,10 +180,11 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
     recording = recording_in((args, kwargs))
     if recording is None:
         raise ProgramError(f"{user_line()}: a call to {func} has no Variable among its operands")
-    args, kwargs = unwrap(recording, (args, kwargs))
-    with recording_modes(recording):
-        out = func(*args, **kwargs)
-    return wrap(recording, out)
+    with undone_on_failure(recording):
+        args, kwargs = unwrap(recording, (args, kwargs))
+        with recording_modes(recording):
+            out = func(*args, **kwargs)
+        return wrap(recording, out)
 
 
 def unwrap(recording: Recording, values: Any) -> Any:
