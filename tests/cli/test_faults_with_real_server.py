@@ -94,6 +94,9 @@ def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, unti
     until(site.ready)
     join(site)
     job, pid = run_waiter(site, until)
+    reading = site.start("penstock.cli", "logs", "-f", job)
+    assert reading.stdout is not None
+    assert reading.stdout.readline() == f"{pid}\n"
     server.kill()
     server.wait()
     (site.home / "go").touch()
@@ -102,6 +105,8 @@ def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, unti
     until(site.ready)
     until(lambda: site.look(job)["state"] == "SUCCEEDED")
     assert site.log(job) == f"{pid}\nend\n"
+    assert reading.stdout.read() == "end\n", "a reader waits for the server as well"
+    assert reading.wait() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -8,7 +8,7 @@ from penstock.command.output import duration
 from penstock.protocol.states import TERMINAL_JOB
 
 if TYPE_CHECKING:
-    from penstock.client import Job
+    from penstock.client import Job, Replica
 
 
 def is_over(job: Job) -> bool:
@@ -38,3 +38,8 @@ def figures(job: Job) -> list[str]:
     if job["eta_s"] is not None and not is_over(job):
         parts.append(f"{duration(job['eta_s'])} left")
     return parts
+
+
+def label(replica: Replica) -> str:
+    """Return what a person calls a replica."""
+    return f"{replica['role']} {replica['index']}"

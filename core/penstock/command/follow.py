@@ -39,6 +39,23 @@ def exit_of_job(job: Job) -> Exit:
     return Exit.OK if job["state"] == "SUCCEEDED" else Exit.JOB_FAILED
 
 
+class Away:
+    """How long the server has not answered. One that restarts is waited for; one that stays away is an error."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen = clock()
+
+    def answered(self) -> None:
+        """Note an answer."""
+        self._seen = self._clock()
+
+    def silent(self, error: Unavailable) -> None:
+        """Note that none came. Raises `error` after `AWAY_S` without one."""
+        if self._clock() - self._seen > AWAY_S:
+            raise error
+
+
 def wait(
     client: Client,
     job_id: str,
@@ -51,18 +68,18 @@ def wait(
 
     Raises TimedOut, or Unavailable if the server is away for more than a minute.
     """
-    start = last_seen = time.monotonic()
+    start = time.monotonic()
+    away = Away()
     while True:
         check()
         try:
             job = client.job(job_id)
-            last_seen = time.monotonic()
+            away.answered()
             display.show(job)
             if is_over(job):
                 return job
-        except Unavailable:
-            if time.monotonic() - last_seen > AWAY_S:
-                raise
+        except Unavailable as error:
+            away.silent(error)
         if timeout_s is not None and time.monotonic() - start > timeout_s:
             raise TimedOut(f"job {job_id} has not ended within {timeout_s:g} s; it goes on")
         time.sleep(POLL_S)

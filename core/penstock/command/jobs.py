@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.command import follow
-from penstock.command.describe import describe, is_over
+from penstock.command.describe import describe, is_over, label
+from penstock.command.logreader import LogReader
 from penstock.command.options import JobName, Json, Timeout, Token, Url
 from penstock.command.output import duration, emit_json, emit_table, note
 from penstock.command.profile import connect
-from penstock.errors import SpecError
+from penstock.errors import SpecError, Unavailable
 
 if TYPE_CHECKING:
     from penstock.client import Client, Job, Replica
@@ -76,7 +77,7 @@ def show_job(job: JobName, url: Url = None, token: Token = None, json: Json = Fa
         emit_json(found)
         return
     print(f"{found['id']}  attempt {found['attempt']}\n{describe(found)}\n{found['why']}")
-    rows = [[_label(r), r["state"], r["host"] or "-", str(r["pid"] or "-"), _outcome(r)] for r in found["replicas"]]
+    rows = [[label(r), r["state"], r["host"] or "-", str(r["pid"] or "-"), _outcome(r)] for r in found["replicas"]]
     emit_table(["REPLICA", "STATE", "HOST", "PID", "ENDED"], rows, empty="no replicas yet")
 
 
@@ -84,10 +85,6 @@ def _outcome(replica: Replica) -> str:
     if replica["signal"] is not None:
         return f"signal {replica['signal']}"
     return "-" if replica["exit_code"] is None else f"exit code {replica['exit_code']}"
-
-
-def _label(replica: Replica) -> str:
-    return f"{replica['role']} {replica['index']}"
 
 
 def logs(
@@ -103,17 +100,32 @@ def logs(
     """Print what the job's processes have written. Several replicas: each line says which."""
     with connect(url, token) as client:
         found = find(client, job)
-        offsets: dict[str, int] = {}
+        reader = LogReader(client, json=json)
+        away = follow.Away()
         while True:
-            chosen = [item for item in found["replicas"] if replica is None or _is(item, replica)]
-            if replica is not None and not chosen and not follow_on:
-                raise SpecError(f"job {found['id']} has no replica {replica!r}; it has {_names(found)}")
-            more = [_print_log(client, found, item, offsets, json=json, label=len(chosen) > 1) for item in chosen]
-            if not any(more):
-                if not follow_on or is_over(found):
-                    return
+            try:
+                chosen = _chosen(found, replica, follow_on)
+                # Looked at before the logs are read: what is over has written its last line, so what came is all.
+                over = is_over(found)
+                if not reader.print_new(found, chosen):
+                    if not follow_on or over:
+                        break
+                    time.sleep(LOG_POLL_S)
+                found = client.job(found["id"])
+                away.answered()
+            except Unavailable as error:
+                if not follow_on:
+                    raise
+                away.silent(error)
                 time.sleep(LOG_POLL_S)
-            found = client.job(found["id"])
+        reader.close()
+
+
+def _chosen(job: Job, replica: str | None, follow_on: bool) -> list[Replica]:
+    chosen = [item for item in job["replicas"] if replica is None or _is(item, replica)]
+    if replica is not None and not chosen and not follow_on:
+        raise SpecError(f"job {job['id']} has no replica {replica!r}; it has {_names(job)}")
+    return chosen
 
 
 def _is(replica: Replica, wanted: str) -> bool:
@@ -122,21 +134,6 @@ def _is(replica: Replica, wanted: str) -> bool:
 
 def _names(job: Job) -> str:
     return ", ".join(f"{r['role']}/{r['index']}" for r in job["replicas"]) or "none yet"
-
-
-def _print_log(client: Client, job: Job, replica: Replica, offsets: dict[str, int], *, json: bool, label: bool) -> bool:
-    """Print the next piece of one log; return whether there was one."""
-    piece = client.logs(job["id"], replica["id"], offset=offsets.get(replica["id"], 0))
-    if piece["next_offset"] == offsets.get(replica["id"], 0):
-        return False
-    offsets[replica["id"]] = piece["next_offset"]
-    if json:
-        emit_json({**piece, "role": replica["role"], "index": replica["index"]})
-    elif label:
-        print("\n".join(f"[{_label(replica)}] {line}" for line in piece["text"].splitlines()), flush=True)
-    else:
-        print(piece["text"], end="", flush=True)
-    return True
 
 
 def cancel(

@@ -1,0 +1,90 @@
+"""How the logs of several replicas and attempts become lines, and how long an absent server is waited for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.client import Job, LogPiece, Replica
+from penstock.command.follow import AWAY_S, Away
+from penstock.command.logreader import Lines, LogReader
+from penstock.errors import Unavailable
+
+
+class Logs:
+    """Logs in memory. `limit`: bytes of one piece."""
+
+    def __init__(self, *, limit: int = 100) -> None:
+        self.texts: dict[str, str] = {}
+        self.ended: set[str] = set()
+        self.asked = 0
+        self._limit = limit
+
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0) -> LogPiece:
+        self.asked += 1
+        text = self.texts.get(replica_id, "")[offset : offset + self._limit]
+        eof = replica_id in self.ended and offset + len(text) == len(self.texts[replica_id])
+        return LogPiece(replica_id=replica_id, offset=offset, next_offset=offset + len(text), text=text, eof=eof)
+
+
+def job(*replica_ids: str) -> Job:
+    replicas = [
+        Replica(
+            id=replica_id, role="trainer", index=index, state="RUNNING", node_id=None, host=None, pid=None,
+            exit_code=None, signal=None, reason=None,
+        )
+        for index, replica_id in enumerate(replica_ids)
+    ]  # fmt: skip
+    found: Job = json.loads('{"id": "j"}')
+    found["replicas"] = replicas
+    return found
+
+
+def test_a_line_waits_for_its_end() -> None:
+    lines = Lines()
+    assert lines.add("a", "one\ntw") == ["one"]
+    assert lines.add("b", "other") == []
+    assert lines.add("a", "o\n\n") == ["two", ""]
+    assert lines.flush() == [("b", "other")]
+    assert lines.flush() == []
+
+
+def test_pieces_of_several_replicas_are_printed_as_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    logs = Logs(limit=4)
+    logs.texts = {"a": "first line\nsecond\n", "b": "other"}
+    reader, found = LogReader(logs, json=False), job("a", "b")
+    while reader.print_new(found, found["replicas"]):
+        pass
+    reader.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "[trainer 0] first line", "[trainer 0] second", "[trainer 1] other",
+    ]  # fmt: skip
+
+
+def test_what_an_attempt_wrote_last_is_printed_after_the_next_one_began(capsys: pytest.CaptureFixture[str]) -> None:
+    logs = Logs()
+    logs.texts = {"a": "begin\n"}
+    reader, first, second = LogReader(logs, json=False), job("a"), job("b")
+    reader.print_new(first, first["replicas"])
+    logs.texts = {"a": "begin\nlast words\n", "b": "again\n"}
+    logs.ended = {"a"}
+    assert reader.print_new(second, second["replicas"])
+    assert capsys.readouterr().out == "begin\nlast words\nagain\n"
+    assert not reader.print_new(second, second["replicas"])
+    before = logs.asked
+    reader.print_new(second, second["replicas"])
+    assert logs.asked == before + 1, "a log that has ended is not asked for again"
+
+
+def test_an_absent_server_is_waited_for_and_then_is_an_error() -> None:
+    now = 0.0
+    away, error = Away(clock=lambda: now), Unavailable("gone")
+    now = AWAY_S
+    away.silent(error)
+    away.answered()
+    now += AWAY_S
+    away.silent(error)
+    now += 0.1
+    with pytest.raises(Unavailable, match="gone"):
+        away.silent(error)
