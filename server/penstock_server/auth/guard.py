@@ -27,7 +27,7 @@ async def guard(conn: HTTPConnection) -> None:
             "unauthenticated",
             "no valid token or session came with this request",
             hint="send 'Authorization: Bearer <token>'; the administrator's token lies in admin.token of the "
-            "server's state folder. In a browser, log in with a code from `penstock login`.",
+            "server's state folder. In a browser, log in with a code from `penstock login-link`.",
         )
     if principal.by_cookie:
         _check_origin(conn, runtime)

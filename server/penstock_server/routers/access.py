@@ -85,7 +85,7 @@ async def open_session(server: Server, request: Request, response: Response, bod
                 401,
                 "login_code_refused",
                 "the login code is unknown, expired or used",
-                hint="make a new one with `penstock login`",
+                hint="make a new one with `penstock login-link`",
             )
         minted = server.tokens.mint(tx, "session", "browser", _BROWSER_SCOPES, expires_in_s=SESSION_S)
     response.set_cookie(
