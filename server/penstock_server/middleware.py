@@ -68,6 +68,10 @@ class Envelope:
         if scope["path"] == SNAPSHOT_PATH:
             limit = runtime.settings.max_snapshot_bytes
         try:
+            if scope["path"].startswith("/api/") and ("\0" in scope["path"] or b"%00" in scope["query_string"]):
+                answer = response(HTTPConnection(scope), 400, "bad_request", "the address holds a NUL character")
+                await answer(scope, receive, on_send)
+                return
             await self._limited(scope, receive, on_send, limit)
         finally:
             route = getattr(scope.get("route"), "path", "(none)")

@@ -49,5 +49,8 @@ async def get_page(server: Server, request: Request, path: str) -> Response:
 def _file(folder: Path, path: str) -> Path | None:
     if not path or "\0" in path or "\\" in path:
         return None
-    found = (folder / path).resolve()
-    return found if found.is_relative_to(folder) and found.is_file() else None
+    try:
+        found = (folder / path).resolve()
+        return found if found.is_relative_to(folder) and found.is_file() else None
+    except OSError:  # a name that no file can have, such as one of 300 letters
+        return None

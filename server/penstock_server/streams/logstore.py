@@ -66,6 +66,8 @@ class LogStore:
 
         `final`: the log will not grow, so what cannot become whole at its very end is given as it is.
         """
+        if offset >= self.size(job_id, replica_id):
+            return Piece(offset, offset, "")  # and no seek: one beyond what a file can hold is an error
         try:
             with self._path(job_id, replica_id).open("rb") as file:
                 file.seek(offset)
