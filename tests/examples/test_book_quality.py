@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from examples.book import fit_a_line, recognize_digits, recommender
+from examples.book import (
+    fit_a_line,
+    image_classification,
+    recognize_digits,
+    recommender,
+    understand_sentiment,
+    word2vec,
+)
 from tests.property.oracle import intra_op_threads
 
 MODES = ["all_reduce", "reduce"]
@@ -33,3 +40,15 @@ def test_digits_are_recognized(mode: str) -> None:
 
 def test_ratings_are_recommended(mode: str) -> None:
     assert recommender.run(mode) <= recommender.LIMIT
+
+
+def test_images_are_classified_by_running_statistics(mode: str) -> None:
+    assert image_classification.run(mode) >= image_classification.LIMIT
+
+
+def test_sentiment_is_understood_behind_negations(mode: str) -> None:
+    assert understand_sentiment.run(mode) >= understand_sentiment.LIMIT
+
+
+def test_the_next_word_is_guessed_nearly_as_well_as_possible(mode: str) -> None:
+    assert word2vec.run(mode) <= word2vec.LIMIT
