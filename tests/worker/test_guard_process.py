@@ -134,3 +134,22 @@ def test_the_guard_loads_the_standard_library_only() -> None:
     code = "import sys, penstock_worker.guard; print(sorted({'penstock', 'pydantic', 'numpy'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "named"),
+    [
+        (["true", "a\0b"], {}, "entrypoint[1] is 'a\\x00b', which holds a NUL character"),
+        (["true"], {"A": "\0"}, "env['A'] is '\\x00', which holds a NUL character"),
+        (["true"], {"A\0": "x"}, "name 'A\\x00' in env is 'A\\x00', which holds a NUL character"),
+        (["true", "\ud800"], {}, "entrypoint[1] is '\\ud800', which no process can be given"),
+    ],
+)
+def test_what_no_process_can_be_given_exits_127_and_is_named(
+    guarded: Guarded, argv: list[str], env: dict[str, str], named: str
+) -> None:
+    assert guarded.start(*argv, env=env).wait(10) == 0
+    outcome = guarded.outcome()
+    assert (outcome["state"], outcome["exit_code"]) == ("EXITED", 127)
+    assert named in outcome["detail"]
+    assert named in guarded.log()

@@ -143,7 +143,8 @@ def main(folder: Path) -> int:
 def _run(folder: Path, order: Order) -> tuple[State, Outcome]:
     pid, failure = _spawn(order, folder / LOG)
     if failure is not None:
-        os.waitpid(pid, 0)
+        if pid:
+            os.waitpid(pid, 0)
         with (folder / LOG).open("a", encoding="utf-8") as log:
             log.write(f"penstock: {failure.detail}\n")
         return State(Phase.DONE), failure
@@ -206,7 +207,10 @@ def _reap(main_pid: int, outcome: Outcome) -> bool:
 
 
 def _spawn(order: Order, log: Path) -> tuple[int, Outcome | None]:
-    """Start the entrypoint. Returns its pid, and the failure if the program could not be executed."""
+    """Start the entrypoint. Returns its pid (0: there was none), and the failure if it could not be executed."""
+    wrong = _unusable(order)
+    if wrong:
+        return 0, Outcome(127, detail=wrong)
     reader, writer = os.pipe()  # closed by a successful exec
     pid = os.fork()
     if pid == 0:
@@ -215,6 +219,20 @@ def _spawn(order: Order, log: Path) -> tuple[int, Outcome | None]:
     with os.fdopen(reader, "rb") as pipe:
         failed = pipe.read()
     return pid, _start_failure(order, int(failed)) if failed else None
+
+
+def _unusable(order: Order) -> str:
+    """Return what no process can be given: the kernel takes neither NUL nor what is no text. Empty if all is well."""
+    fields = {f"entrypoint[{i}]": text for i, text in enumerate(order.argv)}
+    for key, value in order.env.items():
+        fields |= {f"name {key!r} in env": key, f"env[{key!r}]": value}
+    for place, text in fields.items():
+        try:
+            if b"\0" in os.fsencode(text):
+                return f"{place} is {text!r}, which holds a NUL character; leave it out of the job"
+        except UnicodeEncodeError as error:
+            return f"{place} is {text!r}, which no process can be given ({error.reason}); correct the job"
+    return ""
 
 
 def _become(order: Order, log: Path, writer: int) -> NoReturn:
