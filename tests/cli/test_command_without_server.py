@@ -80,6 +80,15 @@ def test_a_wrong_option_is_a_usage_error(tmp_path: Path) -> None:
     assert penstock("submit", str(tmp_path / "no.yaml"), home=tmp_path).returncode == 2
 
 
+def test_text_in_a_job_file_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text('{"name": "a", "entrypoint": ["a", "\\ud800"]}')
+    result = penstock("submit", str(path), "--url", "http://127.0.0.1:9", "--token", "x", home=tmp_path)
+    assert result.returncode == 2
+    assert "/entrypoint/1: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_a_port_in_use_is_named_and_nothing_is_started(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

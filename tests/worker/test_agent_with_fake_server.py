@@ -99,6 +99,24 @@ async def test_a_missing_entrypoint_exits_127_and_names_itself_and_path(
 
 
 @pytest.mark.asyncio
+async def test_an_order_that_cannot_be_read_is_reported_and_the_others_are_served(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    agent.start(server.port)
+    broken = order("bad", "python", "-c", "print('\ud800')")
+    await server.want(order("r1", "python", "-c", SLEEPER), broken)
+    await until(lambda: "RUNNING" in server.states("r1") and "EXITED" in server.states("bad"))
+    assert "cannot read its order: entrypoint/2" in server.last("bad")["detail"]
+    await server.want(order("r1", "python", "-c", SLEEPER), broken, order("r2", "true", env={"A": 1}))
+    await until(lambda: "EXITED" in server.states("r2"))
+    assert "env/A" in server.last("r2")["detail"]
+    await server.want(order("r1", "python", "-c", SLEEPER))
+    await until(lambda: not (agent.state_dir / "replicas" / "bad").exists())
+    assert server.states("r1")[-1] == "RUNNING"
+    assert len(server.hellos) == 1, "the connection was kept"
+
+
+@pytest.mark.asyncio
 async def test_what_is_no_longer_desired_ends_with_its_detached_grandchildren(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:

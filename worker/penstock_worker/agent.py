@@ -25,7 +25,7 @@ from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError
 from penstock_worker import lease, messages, processes
 from penstock_worker.identity import Identity
-from penstock_worker.messages import Desired, DesiredSet, LeaseRenewed, LogAck, Welcome
+from penstock_worker.messages import Desired, DesiredSet, LeaseRenewed, LogAck, Refused, Welcome
 from penstock_worker.outgoing import Outgoing
 from penstock_worker.reconcile import Forget, Life, Observed, Start, Stop, reconcile
 from penstock_worker.replica import Replica, load
@@ -107,6 +107,19 @@ class Agent:
     def _replica(self, desired: Desired) -> Replica:
         folder = self._settings.state_dir / "replicas" / desired.replica_id
         return Replica(desired, folder, changed=self._on_change, wake=self._wake.set)
+
+    def _refuse(self, order: Refused) -> Desired:
+        """Report a replica that cannot be read as ended, unless it is here; return what stands for its order."""
+        known = self._replicas.get(order.replica_id)
+        if known is not None:
+            return known.desired
+        stub = messages.stub(order)
+        if not self._stopping:
+            _log.warning("replica %s is refused: %s", order.replica_id, order.detail)
+            replica = self._replica(stub)
+            self._replicas[order.replica_id] = replica
+            self._watch(replica, replica.refuse(order.detail))
+        return stub
 
     def _watch(self, replica: Replica, course: Coroutine[None, None, None]) -> None:
         self._work[replica.desired.replica_id] = self._tasks.create_task(course)
@@ -259,8 +272,10 @@ class Agent:
 
     def _on_message(self, message: messages.FromServer, outgoing: Outgoing) -> None:
         match message:
-            case DesiredSet(replicas=replicas):
+            case DesiredSet(replicas=replicas, refused=refused):
                 self._desired = {desired.replica_id: desired for desired in replicas}
+                for order in refused:
+                    self._desired[order.replica_id] = self._refuse(order)
             case LeaseRenewed(ttl_s=ttl_s):
                 sent_at = outgoing.beat_answered()
                 if sent_at is not None:

@@ -1,17 +1,19 @@
 """JSON messages of the agent's websocket (docs/protocol.md). Unknown fields of the server are ignored, so that an
-older agent can talk to a newer server; a message that lacks a field or has the wrong type raises `PeerError`.
+older agent can talk to a newer server; a message that lacks a field or has the wrong type raises `PeerError`. Only an
+unreadable replica among the desired ones does not: the others must not wait for it.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from penstock.errors import PeerError
 from penstock.protocol.contract import Role
+from penstock.protocol.jobspec import Text
 
 ReplicaReportState = Literal["PREPARING", "RUNNING", "EXITED", "KILLED"]
 
@@ -20,18 +22,21 @@ class _Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+ReplicaId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]  # becomes the name of a folder
+
+
 class Desired(_Message):
     """One replica that the server wants here. `snapshot`: SHA-256 of the tar.gz in which it runs."""
 
-    replica_id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")  # becomes the name of a folder
-    job_id: str
-    job_name: str
+    replica_id: ReplicaId
+    job_id: Text
+    job_name: Text
     role: Role
     index: int
     epoch: int
     stream: int
-    entrypoint: list[str] = Field(min_length=1)
-    env: dict[str, str] = Field(default_factory=dict)
+    entrypoint: list[Text] = Field(min_length=1)
+    env: dict[Text, Text] = Field(default_factory=dict)
     snapshot: str | None = None
     cpus: int = 1
     stop_grace_s: float = 5.0
@@ -54,11 +59,20 @@ class LeaseRenewed(_Message):
     ttl_s: float = Field(gt=0)
 
 
+class Refused(_Message):
+    """A replica that the server wants here and that this agent cannot read, and why."""
+
+    replica_id: ReplicaId
+    epoch: int
+    detail: str = ""
+
+
 class DesiredSet(_Message):
-    """The whole set of replicas that this node should run."""
+    """The whole set of replicas that this node should run, and of those the ones that it cannot."""
 
     type: Literal["desired"]
     replicas: list[Desired]
+    refused: list[Refused] = Field(default_factory=list)
 
 
 class LogAck(_Message):
@@ -74,13 +88,46 @@ _FROM_SERVER: TypeAdapter[FromServer] = TypeAdapter(Annotated[FromServer, Field(
 
 
 def parse(text: str) -> FromServer:
-    """Read one message of the server. Raises PeerError that names the field."""
+    """Read one message of the server. Raises PeerError that names the field.
+
+    Not by `validate_json`: that refuses the whole text for half a surrogate pair in one replica's argument.
+    """
     try:
-        return _FROM_SERVER.validate_json(text)
+        fields = json.loads(text)
+        if isinstance(fields, dict) and fields.get("type") == "desired" and isinstance(fields.get("replicas"), list):
+            return _desired_set(fields["replicas"])
+        return _FROM_SERVER.validate_python(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = "/".join(str(part) for part in first["loc"])
-        raise PeerError(f"the server sent a message that the agent cannot read: {place}: {first['msg']}") from error
+        raise PeerError(f"the server sent a message that the agent cannot read: {_words(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise PeerError(f"the server sent a message that is no JSON: {error}") from error
+
+
+def _desired_set(orders: list[Any]) -> DesiredSet:
+    """Part what can be read from what cannot. Raises ValidationError for an order without a readable id and epoch."""
+    readable: list[Desired] = []
+    refused: list[Refused] = []
+    for order in orders:
+        try:
+            readable.append(Desired.model_validate(order))
+        except ValidationError as error:
+            detail = f"this node cannot read its order: {_words(error)}"
+            refused.append(Refused.model_validate(order).model_copy(update={"detail": detail}))
+    return DesiredSet(type="desired", replicas=readable, refused=refused)
+
+
+def stub(order: Refused) -> Desired:
+    """Return what stands for an order that cannot be read: enough to report the replica, never to run it."""
+    return Desired(
+        replica_id=order.replica_id, job_id="", job_name="", role="trainer", index=0, epoch=order.epoch, stream=0,
+        entrypoint=["(unreadable)"],
+    )  # fmt: skip
+
+
+def _words(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = "/".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg'].removeprefix('Value error, ')}".encode("utf-8", "replace").decode("utf-8")
 
 
 class Report(_Message):

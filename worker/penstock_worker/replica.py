@@ -80,6 +80,11 @@ class Replica:
         self._guard = self._process.pid
         await self.watch()
 
+    async def refuse(self, detail: str) -> None:
+        """End a replica that is never started."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await self._end(_exit("EXITED", PREPARE_FAILED, detail))
+
     async def _prepare(self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float) -> None:
         work = self.folder / WORK
         work.mkdir(mode=0o700, parents=True)
