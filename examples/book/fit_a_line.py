@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,9 @@ def run(mode: str, *, num_passes: int = 40) -> tuple[float, float]:
     exe.run(startup, scope=scope)
     strategy = fluid.BuildStrategy()
     strategy.reduce_strategy = getattr(fluid.BuildStrategy.ReduceStrategy, MODES[mode])
-    trainer = fluid.ParallelExecutor(False, loss.name, main, build_strategy=strategy, scope=scope)
+    execution = fluid.ExecutionStrategy()
+    execution.num_threads = os.cpu_count() or 1  # one core an operator: these are small
+    trainer = fluid.ParallelExecutor(False, loss.name, main, None, execution, strategy, scope=scope)
     train, test = load()
     for number in range(num_passes):
         order = np.random.default_rng(number).permutation(len(train[0]))
