@@ -20,7 +20,7 @@ from penstock.program.program import Program
 from penstock.program.record.context import name_scope, role
 from penstock.program.record.recording import Recording, recording_of
 from penstock.program.record.savepoint import undone_on_failure
-from penstock.program.record.variable import Variable, recording_modes
+from penstock.program.record.variable import Variable, recording_in, recording_modes
 
 
 def grad_name(name: str) -> str:
@@ -37,6 +37,10 @@ class SelectedRows:
     values: Variable
     height: int
 
+    def for_recording(self, recording: Recording) -> SelectedRows:
+        """Return the handle of the same gradient in a clone of its Program."""
+        return replace(self, rows=self.rows.for_recording(recording), values=self.values.for_recording(recording))
+
 
 Gradient = Variable | SelectedRows
 
@@ -51,7 +55,8 @@ def append_backward(
 
     Raises ProgramError if the loss is no scalar or depends on no trainable parameter.
     """
-    recording, program = recording_of(loss.program), loss.program
+    recording = recording_in(loss) or recording_of(loss.program)
+    loss, program = recording.own(loss), recording.program
     if any(d != 1 for d in loss.desc.shape):
         raise ProgramError(
             f"append_backward needs a scalar loss, but {loss.name!r} has shape {[str(d) for d in loss.desc.shape]} "

@@ -6,7 +6,9 @@ nobody mentions any more are left out; dropout and batch-norm are put at rest by
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 from penstock.program.ir import Arg, Operator, Role, Structure
 
@@ -29,6 +31,22 @@ def copy_structure(program: Structure) -> Structure:
         guards=list(program.guards),
         is_test=program.is_test,
     )
+
+
+def with_nan_as_text(program: Structure) -> Structure:
+    """Return a copy for comparing, since a NaN among the operands differs from itself."""
+    copy = copy_structure(program)
+    copy.operators = [
+        replace(op, args=_comparable(op.args), kwargs=tuple((k, _comparable(v)) for k, v in op.kwargs))
+        for op in program.operators
+    ]
+    return copy
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_comparable(v) for v in value)
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 
 def for_test_structure(program: Structure) -> Structure:

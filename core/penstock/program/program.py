@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ProgramError
-from penstock.program.clone import copy_structure, for_test_structure
+from penstock.program.clone import copy_structure, for_test_structure, with_nan_as_text
 from penstock.program.ir import Operator, Structure, VarDesc, unknown_variable
 from penstock.program.text import parse_structure, to_text
 
@@ -113,14 +113,21 @@ class Program(Structure):
         return [v for v in self.variables.values() if v.feed]
 
     def clone(self, for_test: bool = False) -> Program:
-        """Return a copy. `for_test`: without backward and optimizer, with dropout and batch-norm at rest."""
+        """Return a copy. `for_test`: without backward and optimizer, with dropout and batch-norm at rest.
+
+        What is recorded under `program_guard(copy)` goes into the copy, operands of the original included.
+        """
         structure = for_test_structure(self) if for_test else copy_structure(self)
-        return Program(**vars(structure), captured=dict(self.captured), recording=self.recording)
+        copy = Program(**vars(structure), captured=dict(self.captured), _names=dict(self._names))
+        if self.recording is not None:
+            copy.recording = self.recording.for_clone(copy)
+        return copy
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Program):
             return NotImplemented
-        return copy_structure(self) == copy_structure(other)
+        mine, others = copy_structure(self), copy_structure(other)
+        return mine == others or with_nan_as_text(mine) == with_nan_as_text(others)
 
     __hash__ = object.__hash__
 

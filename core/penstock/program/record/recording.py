@@ -49,6 +49,7 @@ class SparseLookup:
 class Recording:
     """The recorder's state for one Program; see the module.
 
+    `origin`: the Recording of the Program that this one was cloned from, over any number of clones, or itself.
     `handle_type`: the class of the user's handles; variable.py, which knows this module, puts itself here.
     """
 
@@ -56,6 +57,7 @@ class Recording:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self.origin = self
         self.shape_env = ShapeEnv(specialize_zero_one=False)  # else a branch on one row would be no guard
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.symbols = SymbolTable(self.shape_env)
@@ -65,12 +67,29 @@ class Recording:
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
         self.modules: list[str] = []
         self.normalises = False  # inside the forward of a normalisation module that keeps statistics
+        self.calling = ""  # the torch function that was entered last, for messages
         self.active = 0
         self.num_seeds = 0
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
         self._storages: dict[int, tuple[Any, str]] = {}
         self._captured: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._batch: torch.SymInt | None = None
+
+    def for_clone(self, clone: Program) -> Recording:
+        """Return a Recording of `clone`, a copy of this Program: own handles and names, the same fake tensors."""
+        copy = Recording(clone)
+        copy.origin = self.origin
+        copy.shape_env, copy.fake_mode, copy.symbols = self.shape_env, self.fake_mode, self.symbols
+        copy.num_seeds, copy._batch, copy.origins = self.num_seeds, self._batch, dict(self.origins)
+        kept = clone.variables
+        copy.lookups = [look for look in self.lookups if look.table in kept]
+        copy.attributes = {n: a for n, a in self.attributes.items() if n in kept}
+        copy._names = {k: entry for k, entry in self._names.items() if entry[1] in kept}
+        copy._storages = {k: entry for k, entry in self._storages.items() if entry[1] in kept}
+        named = copy._names
+        copy._captured = {k: entry for k, entry in self._captured.items() if id(entry[1]) in named}
+        copy.handles = {n: h.for_recording(copy) for n, h in self.handles.items() if n in kept}
+        return copy
 
     def state(self) -> tuple[list[dict[Any, Any]], list[SparseLookup]]:
         """What grows with each call: mappings, and the lookups. For undoing a call that failed."""
@@ -157,6 +176,19 @@ class Recording:
         if handle is None:
             raise ProgramError(f"variable {name!r} was not recorded here and cannot be an operand", variable=name)
         return handle.fake  # type: ignore[no-any-return]  # Variable.fake
+
+    def own(self, handle: Any) -> Any:
+        """Return this Program's handle for one of a clone's or of the original. Raises ProgramError without one."""
+        if handle._recording is self:
+            return handle
+        found = self.handles.get(handle.name)
+        if found is None:
+            raise ProgramError(
+                f"{user_line()}: {handle.name!r} is not in the program that is recorded now, a clone: it was recorded "
+                "elsewhere, or left out for test. Record it before clone(), or under its own guard",
+                variable=handle.name,
+            )
+        return found
 
     def describe(self, tensor: torch.Tensor, name: str, **flags: Any) -> VarDesc:
         """Return a description of `tensor` under `name`."""

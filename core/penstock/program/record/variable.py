@@ -16,6 +16,7 @@ from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.composite import CompositeMode, plain_functional
+from penstock.program.record.context import default_main_program
 from penstock.program.record.dispatch import RecordMode
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
@@ -29,6 +30,10 @@ class Variable:
         self._recording = recording
         self.name = name
         self.fake = fake
+
+    def for_recording(self, recording: Recording) -> Variable:
+        """Return the handle of the same variable in a clone of its Program."""
+        return Variable(recording, self.name, self.fake)
 
     @property
     def program(self) -> Program:
@@ -164,14 +169,20 @@ def recording_modes(recording: Recording) -> Iterator[None]:
 
 
 def recording_in(values: Any) -> Recording | None:
-    """Return the Recording of the Variables in a nest of values. Raises ProgramError if they are of two Programs."""
+    """Return the Recording that a call on a nest of values goes into: that of the Variables among them.
+
+    Under the guard of a clone (or of its original) it is that Program's. Raises ProgramError for two Programs.
+    """
+    current = default_main_program().recording
     found: Recording | None = None
     for leaf in tree_leaves(values):
         if not isinstance(leaf, Variable):
             continue
-        if found is not None and leaf._recording is not found:
+        own = leaf._recording
+        target: Recording = current if current is not None and current.origin is own.origin else own
+        if found is not None and target is not found:
             raise ProgramError(f"{user_line()}: {leaf.name!r} belongs to another program than the other operands")
-        found = leaf._recording
+        found = target
     return found
 
 
@@ -195,7 +206,7 @@ def unwrap(recording: Recording, values: Any) -> Any:
 
     def one(value: Any) -> Any:
         if isinstance(value, Variable):
-            return value.fake
+            return recording.own(value).fake
         if isinstance(value, torch.Tensor) and not recording.is_known(value):
             return recording.capture(value)
         return value
