@@ -71,6 +71,7 @@ class CompositeMode(TorchFunctionMode):
             result = rewrite(self.recording, *args, **kwargs)
             if result is not NotImplemented:
                 return result
+        self.recording.calling = getattr(func, "__name__", "")
         return func(*args, **kwargs)
 
     def _stand_in(self, value: Any) -> Any:

@@ -53,7 +53,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         out = _SHAPE_FUNCTIONS.get(func, func)(*args, **kwargs)
         # Relations that the call's own shape function asked for choose a kernel; the kernel chooses again when it
         # runs. Only a pinned batch counts, and raises here.
-        rec.symbols.forget_guards(user_line())
+        rec.symbols.forget_guards(user_line(), f"torch's {rec.calling or schema.name}")
         self._append(func, args, kwargs, out)
         return out
 
@@ -172,9 +172,15 @@ def _refuse_count(func: Any, args: tuple[Any, ...]) -> None:
         )
 
 
+def _indexes_by_position(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call is `x[i]` with integers: only masks give a size that depends on data."""
+    return func is aten.index.Tensor and all(i is None or i.dtype not in (torch.bool, torch.uint8) for i in args[1])
+
+
 def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     _refuse_count(func, args)
-    if torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags:
+    dynamic = torch.Tag.dynamic_output_shape in func.tags and not _indexes_by_position(func, args)
+    if dynamic or torch.Tag.data_dependent_output in func.tags:
         line = user_line()
         what = (
             "reads a value back into Python"

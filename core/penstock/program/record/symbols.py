@@ -93,7 +93,7 @@ class SymbolTable:
         try:
             for asked in fresh:
                 line = _line(asked)
-                found = self._guard(asked.expr, line or source)
+                found = self._guard(asked.expr, line or source, "" if line else "a call of torch's")
                 kept = [g for g in found if line or not _holds_from_two(g)]
                 dropped = dropped or len(kept) < len(found)
                 guards += kept
@@ -105,16 +105,16 @@ class SymbolTable:
                 self._known = self._knowledge()
         return guards
 
-    def forget_guards(self, source: str) -> None:
+    def forget_guards(self, source: str, asker: str) -> None:
         """Forget the relations that arose since the last call, so that a branch of the user's asks again.
 
-        Raises ProgramError if one pins a symbol to a number.
+        `asker`: the operator that was called. Raises ProgramError if one pins a symbol to a number.
         """
         fresh = self.shape_env.guards[self._known.num_guards :]
         if fresh:
             self._forget()
         for asked in fresh:
-            self._guard(asked.expr, source)
+            self._guard(asked.expr, source, asker)
 
     def _knowledge(self) -> _Knowledge:
         env = self.shape_env
@@ -138,9 +138,9 @@ class SymbolTable:
         env._version_counter += 1
         ShapeEnv._inner_evaluate_expr.cache_clear()  # it answers without a guard what it was asked before
 
-    def _guard(self, expr: Any, source: str) -> list[Guard]:
+    def _guard(self, expr: Any, source: str, asker: str = "") -> list[Guard]:
         if isinstance(expr, sympy.And):
-            return [g for part in expr.args for g in self._guard(part, source)]
+            return [g for part in expr.args for g in self._guard(part, source, asker)]
         if isinstance(expr, sympy.Not):
             expr = sympy.simplify(expr)
         if expr in (sympy.true, True):
@@ -150,20 +150,27 @@ class SymbolTable:
             raise ProgramError(
                 f"{source}: the program branches on {expr}, which cannot be kept as a guard", source=source
             )
-        self._refuse_pin(expr, relation, source)
+        self._refuse_pin(expr, relation, source, asker)
         return [Guard(self._raw(expr.lhs), relation, self._raw(expr.rhs), source)]
 
-    def _refuse_pin(self, expr: Any, relation: str, source: str) -> None:
+    def _refuse_pin(self, expr: Any, relation: str, source: str, asker: str) -> None:
         sides = (expr.lhs, expr.rhs)
         # x.shape[0] * 4 == 31680 pins the batch as well; x.shape[0] % 2 == 0 is a relation.
         sizes = [s for s in sides if not s.is_Integer and not s.has(*_BINARY, Max, Min, sympy.Max, sympy.Min)]
         if relation != "==" or not sizes or not any(s.is_Integer for s in sides):
             return
         number = next(int(s) for s in sides if s.is_Integer)
+        if asker:
+            raise ProgramError(
+                f"{source}: {asker} cannot run with a symbolic batch: torch itself turns the batch size into the "
+                f"number {number} there. Write it by other torch operations",
+                source=source,
+            )
         raise ProgramError(
             f"{source}: this line turns the batch size into the number {number} (int(x.shape[0]), len(x), range or a "
             "Python loop over the batch), so the program would run with this batch size alone. Keep the size "
-            "symbolic: use x.shape[0] itself, -1 in reshape, or torch operations over the whole batch",
+            "symbolic: use x.shape[0] itself, -1 in reshape, or torch operations over the whole batch; make tensors of "
+            "that size by x.new_ones or in an nn.Module's forward",
             source=source,
         )
 
