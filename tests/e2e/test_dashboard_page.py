@@ -67,6 +67,14 @@ CONTRAST = """() => {
 }"""
 
 
+# Cells and buttons of a part of the page that end beyond it or beyond the window.
+BEYOND = """(part) => [...document.querySelectorAll(`${part} td, ${part} th, ${part} button, ${part} select`)]
+  .filter((e) => e.getClientRects().length > 0 && !e.closest('.sr'))
+  .filter((e) => e.getBoundingClientRect().right
+    > Math.min(innerWidth, e.closest(part).getBoundingClientRect().right) + 1)
+  .map((e) => e.textContent)"""
+
+
 @pytest.fixture
 def job(feed: Feed) -> Feeder:
     """A running job with a graph, metrics, a sampled step and a log."""
@@ -212,12 +220,17 @@ def test_events_name_their_subject(browser_page: Watched, server: RunningServer,
 def test_narrow_window_shows_everything_without_scrolling_sideways(
     open_page: Open, server: RunningServer, job: Feeder
 ) -> None:
-    watched = open_page(viewport={"width": 420, "height": 800})
-    assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= 420
+    watched = open_page(viewport={"width": 390, "height": 800})
+    expect(watched.page.get_by_test_id("job-row").first).to_be_visible()
+    assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    assert watched.page.evaluate(BEYOND, ".card") == []
     page = job_page(watched, server, job)
     expect(page.get_by_test_id("graph")).to_be_visible()
-    assert page.evaluate("() => document.documentElement.scrollWidth") <= 420
-    assert near(page, "[data-testid=graph]")["width"] > 380
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    assert page.evaluate(BEYOND, ".panel") == []
+    graph = near(page, "[data-testid=graph]")
+    assert graph["width"] > 380
+    page.wait_for_function("() => document.querySelector('[data-testid=graph]').clientHeight > 700")  # top to bottom
     page.get_by_test_id("sync-summary").scroll_into_view_if_needed()
     expect(page.get_by_test_id("sync-summary")).to_be_in_viewport()
 

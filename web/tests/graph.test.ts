@@ -153,20 +153,6 @@ describe("layout", () => {
     expect(boxOf("reduce fc_0").y).toBeLessThan(boxOf("fc_0 update").y);
   });
 
-  test.each([new Set<string>(), new Set(groups.map((group) => group.id))])(
-    "boxes of one level never overlap",
-    (expanded) => {
-      const { boxes } = layoutGraph(document, groups, expanded);
-      for (const [i, a] of boxes.entries()) {
-        for (const b of boxes.slice(i + 1)) {
-          if ((a.op === null) !== (b.op === null)) continue;
-          const apart = a.x + a.w <= b.x || b.x + b.w <= a.x || a.y + a.h <= b.y || b.y + b.h <= a.y;
-          expect(apart, `${a.id} over ${b.id}`).toBe(true);
-        }
-      }
-    },
-  );
-
   test("an expanded group holds its operators inside its frame", () => {
     const expanded = new Set(groups.map((group) => group.id));
     const { boxes, boxOfOp } = layoutGraph(document, groups, expanded);
@@ -187,13 +173,6 @@ describe("layout", () => {
     expect(implied.sort()).toEqual(["fc_0 → fc_0 grad", "fc_1 → fc_1 grad"]);
   });
 
-  test("bands spread to fill a tall place, and only then", () => {
-    const flat = layoutGraph(document, groups, new Set(), 100);
-    const tall = layoutGraph(document, groups, new Set(), 1);
-    expect(tall.height).toBeGreaterThan(flat.height);
-    expect(tall.width).toBe(flat.width);
-  });
-
   test("twenty thousand operators are laid out within a second", () => {
     const ops = Array.from({ length: 20_000 }, (_, i) => op(`mm_${i}`, "forward", `block_${i % 60}.part_${i % 7}`));
     const edges = ops.slice(1).map((_, i) => [i, i + 1] as [number, number]);
@@ -201,6 +180,60 @@ describe("layout", () => {
     const begin = performance.now();
     layoutGraph(large, groupOps(large, "all"), new Set());
     expect(performance.now() - begin).toBeLessThan(1000);
+  });
+});
+
+describe("layout for a place", () => {
+  const document = training(2);
+  const groups = groupOps(document, "all");
+  const all = new Set(groups.map((group) => group.id));
+  const wide = { aspect: 1, down: false };
+  const narrow = { aspect: 0, down: true };
+  test.each([
+    ["closed", new Set<string>(), wide],
+    ["expanded", all, wide],
+    ["closed, narrow", new Set<string>(), narrow],
+    ["expanded, narrow", all, narrow],
+  ])("boxes of one level never overlap (%s)", (_, expanded, place) => {
+    const { boxes, width, height } = layoutGraph(document, groups, expanded, place);
+    for (const [i, a] of boxes.entries()) {
+      expect([a.x >= 0, a.y >= 0, a.x + a.w <= width, a.y + a.h <= height], a.id).toEqual([true, true, true, true]);
+      for (const b of boxes.slice(i + 1)) {
+        if ((a.op === null) !== (b.op === null)) continue;
+        const apart = a.x + a.w <= b.x || b.x + b.w <= a.x || a.y + a.h <= b.y || b.y + b.h <= a.y;
+        expect(apart, `${a.id} over ${b.id}`).toBe(true);
+      }
+    }
+  });
+
+  test("on a narrow page forward goes down, and a layer's gradient, exchange and update stand beside it", () => {
+    const { boxes, width } = layoutGraph(document, groups, new Set(), narrow);
+    const at = (label: string) => {
+      const box = boxes.find((one) => one.group.label === label);
+      if (box === undefined) throw new Error(`no box ${label}`);
+      return { x: box.x, y: box.y + box.h / 2 };
+    };
+    expect(at("feed").y).toBeLessThan(at("fc_0").y);
+    expect(at("fc_0").y).toBeLessThan(at("fc_1").y);
+    expect(at("fc_0 grad").y).toBeCloseTo(at("fc_0").y);
+    expect(at("fc_0 grad").x).toBeGreaterThan(at("fc_0").x);
+    expect(at("reduce fc_0").x).toBeGreaterThan(at("fc_0 grad").x);
+    expect(at("reduce fc_0").x).toBe(at("fc_0 update").x);
+    expect(at("reduce fc_0").y).toBeLessThan(at("fc_0 update").y);
+    expect(at("fc_0 update").y).toBeLessThan(at("reduce fc_1").y);
+    expect(width).toBeLessThan(390);
+  });
+
+  test("boxes and gaps grow to fill a tall place, and only then", () => {
+    const at = (aspect: number) => layoutGraph(document, groups, new Set(), { aspect, down: false });
+    const boxHeight = (aspect: number) => Math.max(...at(aspect).boxes.map((box) => box.h));
+    const flat = at(100);
+    expect(boxHeight(100)).toBe(42);
+    const aspect = flat.width / (flat.height * 1.5);
+    expect(boxHeight(aspect)).toBeGreaterThan(50);
+    expect(at(aspect).height).toBeCloseTo(flat.height * 1.5);
+    expect(at(aspect).width).toBe(flat.width);
+    expect(at(0.01).height, "boxes and gaps stay in proportion").toBeLessThan(flat.height * 3);
   });
 });
 

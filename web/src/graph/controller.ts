@@ -13,9 +13,11 @@ import { reducedMotion } from "../store/session";
 import type { GraphDocument } from "../types";
 import { type CriticalPath, criticalPath, NO_PATH } from "./critical";
 import { type Group, groupOps } from "./group";
-import { type Layout, layoutGraph } from "./layout";
-import { type Camera, fitCamera, paintGraph, pick } from "./paint";
+import { type Layout, layoutGraph, type Place } from "./layout";
+import { type Camera, fitCamera, PAD, PAD_BELOW, paintGraph, pick } from "./paint";
 
+/** A canvas narrower than this gets the layout from top to bottom. */
+const NARROW_PX = 700;
 const CRITICAL_PERIOD_MS = 2000;
 /** Fading lamps are drawn at most this often: the page may share two cores with the training that it shows. */
 const FADE_PERIOD_MS = 50;
@@ -32,6 +34,7 @@ export class GraphController {
   selected = -1;
 
   #camera: Camera = { x: 0, y: 0, scale: 1 };
+  #placed: Place = { aspect: 0, down: false };
   #fitted = true;
   #canvas: HTMLCanvasElement | null = null;
   #document: GraphDocument | null = null;
@@ -83,7 +86,8 @@ export class GraphController {
       this.layout = null;
     } else {
       this.groups = groupOps(document, this.replica.value);
-      this.layout = layoutGraph(document, this.groups, this.expanded.value, this.#aspect());
+      this.#placed = this.#place();
+      this.layout = layoutGraph(document, this.groups, this.expanded.value, this.#placed);
     }
     this.#criticalAt = Number.NEGATIVE_INFINITY;
     this.#criticalRows = -1;
@@ -159,14 +163,19 @@ export class GraphController {
     this.repaint();
   }
 
-  #aspect(): number {
+  #place(): Place {
     const { clientWidth: w, clientHeight: h } = this.#canvas ?? { clientWidth: 0, clientHeight: 0 };
-    return h < 120 ? Number.POSITIVE_INFINITY : (w - 52) / (h - 74);
+    const down = w > 0 && w < NARROW_PX;
+    const aspect = h < 120 ? Number.POSITIVE_INFINITY : (w - 2 * PAD.x) / (h - PAD.top - PAD.bottom);
+    return { aspect: down ? 0 : Math.round(aspect * 50) / 50, down };
   }
 
   fit(): void {
     if (this.layout === null || this.#canvas === null) return;
-    this.#camera = fitCamera(this.layout, this.#canvas.clientWidth, this.#canvas.clientHeight);
+    const { clientWidth: w, clientHeight: h } = this.#canvas;
+    this.#camera = fitCamera(this.layout, w, h);
+    const needed = this.layout.down ? this.layout.height * this.#camera.scale + PAD.top + PAD_BELOW : 0;
+    this.#canvas.parentElement?.style.setProperty("--graph-height", `${Math.ceil(needed)}px`);
     this.#fitted = true;
     this.repaint();
   }
@@ -223,7 +232,11 @@ export class GraphController {
     const ratio = devicePixelRatio || 1;
     canvas.width = Math.round(canvas.clientWidth * ratio);
     canvas.height = Math.round(canvas.clientHeight * ratio);
-    if (this.#fitted) this.fit();
+    const place = this.#place();
+    // Another shape asks for another layout; one that a person moved about in stays until the page turns narrow or wide.
+    const turned = place.down !== this.#placed.down;
+    if (turned || (this.#fitted && place.aspect !== this.#placed.aspect)) this.relayout(this.#document);
+    else if (this.#fitted) this.fit();
     this.repaint();
   }
 

@@ -202,3 +202,18 @@ function summary(members: readonly LogicalOp[], most: number): string {
   const top = [...counts].sort((a, b) => rank(...b) - rank(...a)).slice(0, most);
   return top.map(([type, count]) => (count > 1 ? `${type} ×${count}` : type)).join(" · ");
 }
+
+/** Which strip of the layout a group belongs to: forward, backward, exchange, updates, and what is sent after them. */
+export const bandOf = (group: Group): number => {
+  switch (group.bucket) {
+    case "forward":
+    case "input":
+      return 0;
+    case "backward":
+      return 1;
+    case "communication":
+      return group.afterUpdate ? 4 : 2;
+    case "optimize":
+      return 3;
+  }
+};

@@ -4,7 +4,8 @@
  * columns come from longest paths, rows from barycentres. O(V + E) but for the edge reduction; deterministic.
  */
 import type { GraphDocument } from "../types";
-import type { Group, LogicalOp } from "./group";
+import { placeDown } from "./down";
+import { bandOf, type Group, type LogicalOp } from "./group";
 import { topological } from "./topology";
 
 export interface Box {
@@ -34,13 +35,25 @@ export interface Layout {
   readonly groupBoxOfOp: Int32Array;
   readonly width: number;
   readonly height: number;
+  /** Made for a narrow page: as wide as the page, and as high as it needs. */
+  readonly down: boolean;
 }
+
+/** Where a graph will be seen. `aspect`: width over height; a tall place gets taller boxes, then wider gaps. */
+export interface Place {
+  readonly aspect: number;
+  readonly down: boolean;
+}
+const ANYWHERE: Place = { aspect: Number.POSITIVE_INFINITY, down: false };
 
 const GAP_X = 24;
 const GAP_Y = 16;
 const BAND_GAP = 34;
-const MAX_BAND_GAP = 110;
+const MAX_BAND_GAP = 130;
 const BOX_H = 42;
+const MAX_BOX_H = 72;
+/** How much of spare height goes into boxes before gaps get the rest. */
+const BOX_SHARE = 0.8;
 const OP_W = 118;
 const OP_H = 30;
 const OP_GAP_X = 22;
@@ -57,12 +70,11 @@ interface Links {
   readonly succs: readonly number[][];
 }
 
-/** `aspect`: width over height of the place where it will be seen; bands spread to fill a tall one. */
 export function layoutGraph(
   document: GraphDocument,
   groups: readonly Group[],
   expanded: ReadonlySet<string>,
-  aspect = Number.POSITIVE_INFINITY,
+  place: Place = ANYWHERE,
 ): Layout {
   const n = document.ops.length;
   const groupOfOp = ownerOf(n, groups);
@@ -70,21 +82,18 @@ export function layoutGraph(
   const links = linksBetween(document, groupOfOp, groups.length, order);
   const boxes: Box[] = groups.map((group) => sizedBox(group, expanded.has(group.id)));
   const inner = groups.map((group, index) =>
-    expanded.has(group.id) ? placeInside(document, group, boxes[index] as Box, order) : null,
+    expanded.has(group.id) ? placeInside(document, group, boxes[index] as Box, order, place.down ? 1 : FOLD) : null,
   );
   const columns = columnsOf(groups, links);
-  let size = placeBands(boxes, groups, columns, links, BAND_GAP);
-  const gap = Math.min(
-    MAX_BAND_GAP,
-    BAND_GAP + (size.width / aspect - size.height) / Math.max(1, numBands(groups) - 1),
-  );
-  if (gap > BAND_GAP) size = placeBands(boxes, groups, columns, links, gap);
+  const size = place.down
+    ? placeDown(boxes, groups, columns)
+    : placeAcross(boxes, groups, columns, links, place.aspect);
   const edges = reduceEdges(links);
   const boxOfOp = groupOfOp.slice();
   inner.forEach((inside, index) => {
     addInside(index, inside, boxes, edges, boxOfOp);
   });
-  return { boxes, edges, boxOfOp, groupBoxOfOp: groupOfOp, ...size };
+  return { boxes, edges, boxOfOp, groupBoxOfOp: groupOfOp, down: place.down, ...size };
 }
 
 function ownerOf(n: number, groups: readonly Group[]): Int32Array {
@@ -130,7 +139,7 @@ interface Inside {
 }
 
 /** Lay the operators of one group out and give its box their size; positions are relative to the box. */
-function placeInside(document: GraphDocument, group: Group, box: Box, order: Float64Array): Inside {
+function placeInside(document: GraphDocument, group: Group, box: Box, order: Float64Array, fold: number): Inside {
   const owner = new Int32Array(document.ops.length).fill(-1);
   group.members.forEach((member, index) => {
     for (const op of member.ops) owner[op] = index;
@@ -140,7 +149,7 @@ function placeInside(document: GraphDocument, group: Group, box: Box, order: Flo
   const cells = cellsOf(rank, links);
   const mirrored = group.bucket === "backward";
   const tallest = cells.reduce((most, column) => Math.max(most, column.length), 1);
-  const widest = tallest <= 3 ? Math.min(FOLD, cells.length) : cells.length;
+  const widest = tallest <= 3 ? Math.min(fold, cells.length) : cells.length;
   const rows = Math.ceil(cells.length / widest) * tallest;
   const boxes: Box[] = group.members.map((op) => ({
     id: op.id,
@@ -208,38 +217,24 @@ function meanOf(list: readonly number[], of: Float64Array, fallback: number): nu
   return list.reduce((sum, one) => sum + (of[one] ?? 0), 0) / list.length;
 }
 
-const band = (group: Group): number => {
-  switch (group.bucket) {
-    case "forward":
-    case "input":
-      return 0;
-    case "backward":
-      return 1;
-    case "communication":
-      return group.afterUpdate ? 4 : 2;
-    case "optimize":
-      return 3;
-  }
-};
-
-const numBands = (groups: readonly Group[]): number => new Set(groups.map(band)).size;
+const numBands = (groups: readonly Group[]): number => new Set(groups.map(bandOf)).size;
 
 /** Column of every group, from 0. Groups are visited in dependency order, so predecessors are placed first. */
 export function columnsOf(groups: readonly Group[], links: Links): Int32Array {
   const column = new Int32Array(groups.length);
   const order = visitOrder(groups.length, links);
-  for (const g of order) if (band(groups[g] as Group) === 0) column[g] = forwardColumn(g, groups, links, column);
+  for (const g of order) if (bandOf(groups[g] as Group) === 0) column[g] = forwardColumn(g, groups, links, column);
   const forwardOf = new Map<string, number>();
   let last = 0;
   groups.forEach((group, g) => {
-    if (band(group) !== 0) return;
+    if (bandOf(group) !== 0) return;
     last = Math.max(last, column[g] ?? 0);
     if (group.bucket === "forward") forwardOf.set(group.module, column[g] ?? 0);
   });
   for (const g of order) {
-    if (band(groups[g] as Group) === 1) column[g] = backwardColumn(g, groups, links, column, forwardOf, last);
+    if (bandOf(groups[g] as Group) === 1) column[g] = backwardColumn(g, groups, links, column, forwardOf, last);
   }
-  for (const g of order) if (band(groups[g] as Group) > 1) column[g] = lowerColumn(g, groups, links, column);
+  for (const g of order) if (bandOf(groups[g] as Group) > 1) column[g] = lowerColumn(g, groups, links, column);
   const lowest = column.reduce((least, one) => Math.min(least, one), 0);
   return column.map((one) => one - lowest);
 }
@@ -252,7 +247,7 @@ function visitOrder(count: number, links: Links): number[] {
 function forwardColumn(g: number, groups: readonly Group[], links: Links, column: Int32Array): number {
   let at = 0;
   for (const pred of links.preds[g] ?? []) {
-    if (band(groups[pred] as Group) === 0) at = Math.max(at, (column[pred] ?? 0) + 1);
+    if (bandOf(groups[pred] as Group) === 0) at = Math.max(at, (column[pred] ?? 0) + 1);
   }
   return at;
 }
@@ -267,24 +262,61 @@ function backwardColumn(
 ): number {
   let limit = last;
   for (const pred of links.preds[g] ?? []) {
-    if (band(groups[pred] as Group) === 1) limit = Math.min(limit, (column[pred] ?? 0) - 1);
+    if (bandOf(groups[pred] as Group) === 1) limit = Math.min(limit, (column[pred] ?? 0) - 1);
   }
   const { module } = groups[g] as Group;
   const twin = module === "" ? undefined : forwardOf.get(module);
   if (twin !== undefined) return Math.min(limit, twin);
   // Where the way back begins (the scale of the loss) there is nothing above to stand under.
-  return limit === last && !(links.preds[g] ?? []).some((pred) => band(groups[pred] as Group) === 1) ? last + 1 : limit;
+  return limit === last && !(links.preds[g] ?? []).some((pred) => bandOf(groups[pred] as Group) === 1)
+    ? last + 1
+    : limit;
 }
 
 /** Exchange and updates stand where most of what they take comes from. */
 function lowerColumn(g: number, groups: readonly Group[], links: Links, column: Int32Array): number {
   const group = groups[g] as Group;
-  const near = (links.preds[g] ?? []).filter((pred) => band(groups[pred] as Group) >= 1);
+  const near = (links.preds[g] ?? []).filter((pred) => bandOf(groups[pred] as Group) >= 1);
   const twin = near.find((pred) => (groups[pred] as Group).module === group.module && group.module !== "");
   if (twin !== undefined) return column[twin] ?? 0;
   const from = near.length > 0 ? near : (links.preds[g] ?? []);
   if (from.length === 0) return 0;
   return Math.round(from.reduce((sum, pred) => sum + (column[pred] ?? 0), 0) / from.length);
+}
+
+/** Place the bands one below the other; height that is left goes into taller boxes, then into wider gaps. */
+function placeAcross(
+  boxes: readonly Box[],
+  groups: readonly Group[],
+  columns: Int32Array,
+  links: Links,
+  aspect: number,
+): { width: number; height: number } {
+  let size = placeBands(boxes, groups, columns, links, BAND_GAP);
+  const spare = size.width / aspect - size.height;
+  if (spare <= 0) return size;
+  const rows = numRows(groups, columns);
+  const grown = Math.min(MAX_BOX_H, BOX_H + (spare * BOX_SHARE) / rows);
+  for (const box of boxes) if (!box.expanded) box.h = grown;
+  size = placeBands(boxes, groups, columns, links, BAND_GAP);
+  const gap = BAND_GAP + (size.width / aspect - size.height) / Math.max(1, numBands(groups) - 1);
+  return gap > BAND_GAP ? placeBands(boxes, groups, columns, links, Math.min(MAX_BAND_GAP, gap)) : size;
+}
+
+/** Boxes one below the other at most: of every band its tallest column. */
+function numRows(groups: readonly Group[], columns: Int32Array): number {
+  const stacked = new Map<string, number>();
+  const tallest = new Map<number, number>();
+  groups.forEach((group, g) => {
+    const band = bandOf(group);
+    const count = (stacked.get(`${band} ${columns[g]}`) ?? 0) + 1;
+    stacked.set(`${band} ${columns[g]}`, count);
+    tallest.set(band, Math.max(tallest.get(band) ?? 0, count));
+  });
+  return Math.max(
+    1,
+    [...tallest.values()].reduce((sum, one) => sum + one, 0),
+  );
 }
 
 function placeBands(
@@ -323,7 +355,7 @@ function placeBand(
 ): number {
   const stacks = new Map<number, number[]>();
   groups.forEach((group, g) => {
-    if (band(group) !== b) return;
+    if (bandOf(group) !== b) return;
     const stack = stacks.get(columns[g] ?? 0) ?? [];
     stack.push(g);
     stacks.set(columns[g] ?? 0, stack);

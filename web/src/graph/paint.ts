@@ -27,6 +27,8 @@ export interface Scene {
 
 const LABEL_MIN_SCALE = 0.42;
 const SUB_MIN_SCALE = 0.62;
+/** Boxes from this height on have room for larger letters and a bar that shows the share. */
+const TALL_H = 54;
 
 export function paintGraph(ctx: CanvasRenderingContext2D, w: number, h: number, scene: Scene): void {
   const { camera, layout } = scene;
@@ -118,6 +120,8 @@ function paintBox(ctx: CanvasRenderingContext2D, scene: Scene, box: Box, index: 
   ctx.stroke();
   if (chosen) paintRing(ctx, box, radius, colour);
   if (glow > 0) paintLamp(ctx, box, colour, glow);
+  const part = Number.isFinite(share) && scene.maxShare > 0 ? share / scene.maxShare : 0;
+  if (box.h >= TALL_H && box.op === null && !box.expanded) paintShare(ctx, box, colour, part);
   if (scene.camera.scale >= LABEL_MIN_SCALE) paintText(ctx, scene, box, share);
 }
 
@@ -143,22 +147,40 @@ function paintLamp(ctx: CanvasRenderingContext2D, box: Box, colour: string, glow
   ctx.fill();
 }
 
+interface Letters {
+  readonly label: number;
+  readonly sub: number;
+  /** Baselines, from the top of the box. */
+  readonly labelY: number;
+  readonly subY: number;
+}
+
+/** Sizes of a box's text. A graph that is drawn small gets the larger letters that its boxes still have room for. */
+function lettersOf(box: Box, scale: number): Letters {
+  const boost = (least: number, most: number) => Math.min(most, Math.max(least, 1 / scale));
+  if (box.op !== null) {
+    const k = boost(1, 1.12);
+    return { label: 10 * k, sub: 9 * k, labelY: 13, subY: 24 };
+  }
+  const tall = box.h >= TALL_H && !box.expanded;
+  const k = tall ? boost(1, 1.15) : boost(1, 1.12);
+  return { label: 11.5 * k, sub: 10.5 * k, labelY: tall ? 20 : 17, subY: tall ? 38 : 33 };
+}
+
 function paintText(ctx: CanvasRenderingContext2D, scene: Scene, box: Box, share: number): void {
   const { palette } = scene;
-  const small = box.op !== null;
+  const letters = lettersOf(box, scene.camera.scale);
   const label = box.op?.name ?? box.group.label;
   ctx.textBaseline = "alphabetic";
   ctx.textAlign = "left";
   ctx.fillStyle = palette.text;
-  // A graph that is drawn small gets the larger letters that its boxes still have room for.
-  const boost = Math.min(1.12, Math.max(1, 1 / scene.camera.scale));
-  ctx.font = `600 ${(small ? 10 : 11.5) * boost}px ${palette.sans}`;
-  ctx.fillText(clip(ctx, label, box.w - 22), box.x + 9, box.y + (small ? 13 : 17));
+  ctx.font = `600 ${letters.label}px ${palette.sans}`;
+  ctx.fillText(clip(ctx, label, box.w - 22), box.x + 9, box.y + letters.labelY);
   if (box.expanded || scene.camera.scale < SUB_MIN_SCALE) return;
-  const y = box.y + (small ? 24 : 33);
+  const y = box.y + letters.subY;
   const time = Number.isFinite(share) && share > 0 ? percent(share) : "";
   ctx.fillStyle = palette.muted;
-  ctx.font = `${(small ? 9 : 10.5) * boost}px ${palette.sans}`;
+  ctx.font = `${letters.sub}px ${palette.sans}`;
   ctx.textAlign = "right";
   ctx.fillText(time, box.x + box.w - 8, y);
   const room = box.w - 22 - (time === "" ? 0 : ctx.measureText(time).width);
@@ -167,6 +189,15 @@ function paintText(ctx: CanvasRenderingContext2D, scene: Scene, box: Box, share:
   // The first type alone says more than two that are cut.
   const fits = ctx.measureText(sub).width <= room;
   ctx.fillText(clip(ctx, fits ? sub : (sub.split(" · ")[0] ?? sub), room), box.x + 9, y);
+}
+
+/** How a box's share compares with the largest one. */
+function paintShare(ctx: CanvasRenderingContext2D, box: Box, colour: string, part: number): void {
+  const [x, y, w] = [box.x + 9, box.y + box.h - 11, box.w - 18];
+  ctx.fillStyle = alpha(colour, 0.16);
+  ctx.fillRect(x, y, w, 3);
+  ctx.fillStyle = alpha(colour, 0.9);
+  ctx.fillRect(x, y, w * part, 3);
 }
 
 function clip(ctx: CanvasRenderingContext2D, text: string, room: number): string {
@@ -192,14 +223,22 @@ export function pick(layout: Layout, camera: Camera, px: number, py: number): nu
   return -1;
 }
 
+/** Around a graph that is fitted into its canvas; the hint stands below. */
+export const PAD = { x: 20, top: 20, bottom: 40 } as const;
+/** What a narrow page needs below instead: there the hint has two lines. */
+export const PAD_BELOW = 60;
+
 export function fitCamera(layout: Layout, w: number, h: number): Camera {
-  const pad = { x: 26, top: 40, bottom: 34 };
-  if (layout.width === 0 || w === 0) return { x: pad.x, y: pad.top, scale: 1 };
-  const scale = Math.min(1.25, (w - 2 * pad.x) / layout.width, (h - pad.top - pad.bottom) / layout.height);
-  const safe = Math.max(0.05, scale);
+  if (layout.width === 0 || w === 0) return { x: PAD.x, y: PAD.top, scale: 1 };
+  if (layout.down) {
+    const scale = Math.max(0.05, Math.min(1.25, (w - PAD.x) / layout.width));
+    return { x: (w - layout.width * scale) / 2, y: PAD.top, scale };
+  }
+  const room = h - PAD.top - PAD.bottom;
+  const scale = Math.max(0.05, Math.min(1.25, (w - 2 * PAD.x) / layout.width, room / layout.height));
   return {
-    x: (w - layout.width * safe) / 2,
-    y: pad.top + Math.max(0, (h - pad.top - pad.bottom - layout.height * safe) / 2),
-    scale: safe,
+    x: (w - layout.width * scale) / 2,
+    y: PAD.top + Math.max(0, (room - layout.height * scale) / 2),
+    scale,
   };
 }

@@ -215,6 +215,8 @@ function listenToMouse(canvas: HTMLCanvasElement, graph: GraphController): () =>
   };
   const handlers = {
     wheel: (event: WheelEvent) => {
+      // On a narrow page the graph is part of what scrolls.
+      if (graph.layout?.down === true && !event.ctrlKey) return;
       event.preventDefault();
       graph.zoom(Math.exp(-event.deltaY * 0.0015), ...at(event));
     },
@@ -238,6 +240,9 @@ function listenToMouse(canvas: HTMLCanvasElement, graph: GraphController): () =>
       if (!click) return;
       graph.select(graph.at(...at(event)));
       linkSelection(graph);
+    },
+    pointercancel: () => {
+      drag = null;
     },
     dblclick: () => toggleSelected(graph),
     pointerleave: () => graph.hover(-1),

@@ -75,10 +75,10 @@ function JobTable({ jobs }: { jobs: readonly Job[] | null }) {
           <th scope="col">Job</th>
           <th scope="col">State</th>
           <th scope="col">Progress</th>
-          <th scope="col" class="num">
+          <th scope="col" class="num tiny-hide">
             Loss
           </th>
-          <th scope="col" class="num">
+          <th scope="col" class="num tiny-hide">
             Samples/s
           </th>
           <th scope="col" class="num narrow-hide">
@@ -118,11 +118,11 @@ function JobRow({ job }: { job: Job }) {
       <td>
         <StateChip state={job.state} />
       </td>
-      <td style={{ minWidth: "150px" }}>
+      <td class="progress-cell">
         <JobProgress job={job} />
       </td>
-      <td class="num">{figure(job.latest.loss)}</td>
-      <td class="num">{job.latest.samples_per_s == null ? "–" : compact(job.latest.samples_per_s)}</td>
+      <td class="num tiny-hide">{figure(job.latest.loss)}</td>
+      <td class="num tiny-hide">{job.latest.samples_per_s == null ? "–" : compact(job.latest.samples_per_s)}</td>
       <td class="num narrow-hide">{age(job.created_at, nowMs.value)}</td>
       <td class="why-cell clip narrow-hide" title={job.why}>
         {job.why}

@@ -21,11 +21,15 @@ export function ReplicaTable({ replicas, jobs, nodes }: Props) {
           {jobs !== undefined && <th scope="col">Job</th>}
           <th scope="col">Role</th>
           <th scope="col">State</th>
-          <th scope="col">Host</th>
-          <th scope="col" class="num">
+          <th scope="col" class="tiny-hide">
+            Host
+          </th>
+          <th scope="col" class="num tiny-hide">
             Process
           </th>
-          <th scope="col">Endpoint</th>
+          <th scope="col" class="tiny-hide">
+            Endpoint
+          </th>
           <th scope="col" class="num">
             Up
           </th>
@@ -46,9 +50,9 @@ export function ReplicaTable({ replicas, jobs, nodes }: Props) {
               <StateChip state={one.state} />
               {ending(one) !== "" && <span class="tag">{ending(one)}</span>}
             </td>
-            <td>{hostOf(one, nodes)}</td>
-            <td class="num">{one.pid ?? "–"}</td>
-            <td class="mono">{one.endpoint ?? "–"}</td>
+            <td class="tiny-hide">{hostOf(one, nodes)}</td>
+            <td class="num tiny-hide">{one.pid ?? "–"}</td>
+            <td class="mono tiny-hide">{one.endpoint ?? "–"}</td>
             <td class="num">{one.finished_at === null ? age(one.started_at, nowMs.value) : "ended"}</td>
           </tr>
         ))}
