@@ -83,10 +83,7 @@ def pool2d(
         if global_pooling:
             return input.amax((2, 3), keepdim=True) if pool_type == "max" else input.mean((2, 3), keepdim=True)
         kernel, steps = _pair(pool_size), _pair(pool_stride)
-        if min(kernel) < 1:
-            raise ProgramError(f"{prefix}: pool_size is {pool_size}; give a size, or global_pooling=True")
-        if not isinstance(pool_padding, str) and len(_pair(pool_padding)) == 4 and pool_type == "avg" and exclusive:
-            raise ProgramError(f"{prefix}: an exclusive average needs equal padding on both sides; got {pool_padding}")
+        _check_window(prefix, kernel, pool_padding, pool_type == "avg" and exclusive)
         lowest = -math.inf if pool_type == "max" else 0.0
         input, around = _padded(input, pool_padding, kernel, steps, [1, 1], lowest, prefix)
         if pool_type == "max":
@@ -97,6 +94,13 @@ def pool2d(
 def _refuse_format(prefix: str, data_format: str) -> None:
     if data_format != "NCHW":
         raise ProgramError(f"{prefix}: data_format is {data_format!r}; only 'NCHW' is supported. Transpose the input")
+
+
+def _check_window(prefix: str, kernel: list[int], padding: Size | str, exclusive: bool) -> None:
+    if min(kernel) < 1:
+        raise ProgramError(f"{prefix}: pool_size is {kernel}; give a size, or global_pooling=True")
+    if exclusive and (padding == "SAME" or (not isinstance(padding, str) and len(_pair(padding)) == 4)):
+        raise ProgramError(f"{prefix}: an exclusive average needs equal padding on both sides; got {padding!r}")
 
 
 def _number(x: Any, position: int, prefix: str) -> int:
