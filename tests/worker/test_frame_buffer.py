@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.frames import COLUMNS, Frame, Kind, decode, decode_header, encode
-from penstock_worker.buffer import KEPT, FrameBuffer
+from penstock_worker.buffer import KEPT, MAX_TRIES, FrameBuffer
 
 LIMIT = 4000
 
@@ -85,6 +85,26 @@ def test_after_a_reconnect_only_what_was_not_confirmed_comes_again() -> None:
     buffer.confirm(mark)
     buffer.rewind()
     assert [item.seq for item in drain(buffer)] == [3], "events are not worth sending twice"
+
+
+def test_a_frame_that_breaks_every_connection_is_given_up_and_counted() -> None:
+    buffer = FrameBuffer(stream=7, epoch=1)
+    push(buffer, frame(Kind.METRICS, 0, rows=3))
+    for _ in range(MAX_TRIES):
+        assert [item.seq for item in drain(buffer)] == [0]
+        buffer.rewind()
+    push(buffer, frame(Kind.METRICS, 1))
+    assert [(item.kind, item.seq) for item in drain(buffer)] == [(Kind.GAP, 0), (Kind.METRICS, 1)]
+    buffer.confirm(buffer.sends)
+    assert buffer.size_bytes == 0
+
+
+def test_a_frame_that_waits_for_a_broken_connection_is_not_given_up() -> None:
+    buffer = FrameBuffer(stream=7, epoch=1)
+    push(buffer, frame(Kind.METRICS, 0))
+    for _ in range(2 * MAX_TRIES):
+        buffer.rewind()
+    assert [item.seq for item in drain(buffer)] == [0]
 
 
 @settings(deadline=None)

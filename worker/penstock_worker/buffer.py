@@ -6,19 +6,21 @@ frame stands, which has the sequence number of the last dropped one. If only fra
 and the limit is passed, `full` is true and the socket is not read: the trainer never waits, it drops by itself.
 
 Frames of the kinds that are never dropped stay until the server has confirmed them (`confirm`), and are sent again
-after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq).
+after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq). One that was under way when
+`MAX_TRIES` connections in a row broke may be what breaks them: it is dropped and counted, so that the node goes on.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.protocol.frames import Frame, Header, Kind, encode
 
 LIMIT_BYTES = 64 << 20
 DROP_FIRST = (Kind.OP_EVENTS,)
 DROP_NEXT = (Kind.OP_SUMS, Kind.SYNC, Kind.LOG)
+MAX_TRIES = 8
 KEPT = frozenset(Kind) - {*DROP_FIRST, *DROP_NEXT}
 
 
@@ -28,6 +30,7 @@ class _Held:
     seq: int
     rows: int
     payload: bytes
+    tries: int = 0  # connections that broke before this was confirmed
 
 
 class FrameBuffer:
@@ -78,9 +81,7 @@ class FrameBuffer:
         kept: deque[_Held] = deque()
         for held in self._waiting:
             if held.kind in kinds and self._size > target:
-                self._size -= len(held.payload)
-                self._dropped[held.kind] += held.rows
-                self._gap_seq = max(self._gap_seq, held.seq)
+                self._count_dropped(held)
             else:
                 kept.append(held)
         self._waiting = kept
@@ -115,5 +116,14 @@ class FrameBuffer:
 
     def rewind(self) -> None:
         """Put what was sent and never confirmed back in front: the connection is a new one."""
-        self._waiting.extendleft(held for _, held in reversed(self._sent))
+        for _, held in reversed(self._sent):
+            if held.tries + 1 < MAX_TRIES:
+                self._waiting.appendleft(replace(held, tries=held.tries + 1))
+            else:
+                self._count_dropped(held)
         self._sent.clear()
+
+    def _count_dropped(self, held: _Held) -> None:
+        self._size -= len(held.payload)
+        self._dropped[held.kind] += held.rows
+        self._gap_seq = max(self._gap_seq, held.seq)
