@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.protocol.states import TERMINAL_JOB
+from penstock_server.auth.held import Held
 from penstock_server.auth.tokens import Tokens
 from penstock_server.clock import Clock, SystemClock
 from penstock_server.db import Database, Effects
@@ -49,6 +50,7 @@ class Runtime:
     database: Database
     meters: Instruments
     tokens: Tokens
+    held: Held
     jobs: Jobs
     nodes: Nodes
     reports: Reports
@@ -126,7 +128,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     publisher = Publisher(database, hub, live, agents)
     scheduling = Scheduling(database, clock)
     runtime = Runtime(
-        settings, clock, database, meters, tokens, jobs, nodes, reports, attach,
+        settings, clock, database, meters, tokens, Held(database, clock), jobs, nodes, reports, attach,
         Storage(database, clock, settings.state_dir / "snapshots"),
         agents, hub, ingest, logs, recorder, metrics, leases, publisher, scheduling, [],
     )  # fmt: skip
@@ -148,6 +150,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
     async def watch() -> None:
         await runtime.leases.step()
         await runtime.attach.step()
+        await runtime.held.step()
 
     def on_commit(effects: Effects) -> None:
         for job_id in effects.jobs:

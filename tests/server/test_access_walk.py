@@ -50,12 +50,13 @@ async def test_walk_sees_every_route_of_the_app(sqlite_server: Server) -> None:
 
 async def test_http_routes_refuse_without_credentials(sqlite_server: Server) -> None:
     walked = 0
+    guess = {"Cookie": f"{sqlite_server.runtime.tokens.cookie}=pss_guess"}
     async with httpx.AsyncClient(base_url=sqlite_server.url) as stranger:
         for method, route in http_routes():
             if (method, route.path) in OPEN:
                 continue
             path = route.path.replace("{", "").replace("}", "")
-            for headers in ({}, {"Authorization": "Bearer psu_guess"}, {"Cookie": "penstock_session=pss_guess"}):
+            for headers in ({}, {"Authorization": "Bearer psu_guess"}, guess):
                 answer = await stranger.request(method, path, headers=headers)
                 assert answer.status_code == 401, (method, path, headers, answer.text)
                 assert answer.json()["code"] == "unauthenticated"
@@ -83,7 +84,7 @@ async def test_websockets_refuse_the_wrong_scope(sqlite_server: Server) -> None:
 async def test_browser_socket_by_cookie_needs_our_own_origin(sqlite_server: Server) -> None:
     code = (await sqlite_server.http.post("/api/v1/login-codes")).json()["code"]
     opened = await sqlite_server.http.post("/api/v1/session", json={"code": code})
-    cookie = {"Cookie": f"penstock_session={opened.cookies['penstock_session']}"}
+    cookie = {"Cookie": "; ".join(f"{name}={value}" for name, value in opened.cookies.items())}
     address = sqlite_server.url.replace("http", "ws", 1) + "/api/v1/stream"
 
     def connect(**options: Any) -> Any:

@@ -193,7 +193,7 @@ async def test_login_code_opens_one_session_that_writes_only_from_our_own_pages(
         opened = await browser.post("/api/v1/session", json={"code": code}, headers={"Origin": server.url})
         assert opened.status_code == 204
         cookie = opened.headers["set-cookie"].lower()
-        assert all(part in cookie for part in ("penstock_session=", "httponly", "samesite=strict"))
+        assert all(part in cookie for part in (f"{server.runtime.tokens.cookie}=", "httponly", "samesite=strict"))
         assert (await browser.get("/api/v1/me")).json()["scopes"] == ["admin", "read", "submit"]
         body = {"spec": {"name": "x", "entrypoint": ["x"]}}
         for origin, status in ((None, 403), ("http://evil.test", 403), (server.url, 201)):
@@ -202,8 +202,8 @@ async def test_login_code_opens_one_session_that_writes_only_from_our_own_pages(
         again = await browser.post("/api/v1/session", json={"code": code}, headers={"Origin": server.url})
         assert (again.status_code, again.json()["code"]) == (401, "login_code_refused")
         assert (await browser.delete("/api/v1/session", headers={"Origin": server.url})).status_code == 204
-    secret = opened.cookies["penstock_session"]
-    async with httpx.AsyncClient(base_url=server.url, cookies={"penstock_session": secret}) as browser:
+    secret = opened.cookies[server.runtime.tokens.cookie]
+    async with httpx.AsyncClient(base_url=server.url, cookies={server.runtime.tokens.cookie: secret}) as browser:
         assert (await browser.get("/api/v1/me")).status_code == 401
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from starlette.requests import HTTPConnection
 
-from penstock_server.auth.origin import COOKIE, SAFE_METHODS, origin_allowed
+from penstock_server.auth.origin import SAFE_METHODS, origin_allowed
 from penstock_server.auth.principal import OPEN, Principal, scopes_of
 from penstock_server.problems import Problem
 from penstock_server.runtime import Runtime
@@ -42,7 +42,7 @@ async def _authenticate(conn: HTTPConnection, runtime: Runtime) -> Principal | N
     if header is not None:
         scheme, _, secret = header.partition(" ")
         return await runtime.tokens.bearer(secret.strip()) if scheme.lower() == "bearer" else None
-    cookie = conn.cookies.get(COOKIE)
+    cookie = conn.cookies.get(runtime.tokens.cookie)
     return await runtime.tokens.session(cookie) if cookie else None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-COOKIE = "penstock_session"
 
 
 def origin_allowed(origin: str | None, *, scheme: str, host: str | None, extra: Collection[str]) -> bool:

@@ -40,6 +40,8 @@ class Tokens:
     def __init__(self, database: Database, clock: Clock, state_dir: Path) -> None:
         self._db, self._clock, self._state_dir = database, clock, state_dir
         self._pepper = load_pepper(state_dir)
+        # Browsers send a host's cookies to every port of it: servers that share a host need names of their own.
+        self.cookie = f"penstock_session_{keyed_hash(self._pepper, 'cookie')[:8]}"
         self._noted: dict[str, float] = {}
 
     async def ensure_admin(self) -> Path:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import select
 
 from penstock.errors import Bug
-from penstock_server.auth.origin import COOKIE, origin_allowed
+from penstock_server.auth.origin import origin_allowed
 from penstock_server.auth.principal import authenticated, scoped, unauthenticated
 from penstock_server.auth.tokens import LOGIN_S, SESSION_S, Minted
 from penstock_server.problems import Problem
@@ -89,7 +89,7 @@ async def open_session(server: Server, request: Request, response: Response, bod
             )
         minted = server.tokens.mint(tx, "session", "browser", _BROWSER_SCOPES, expires_in_s=SESSION_S)
     response.set_cookie(
-        COOKIE,
+        server.tokens.cookie,
         minted.secret,
         max_age=int(SESSION_S),
         httponly=True,
@@ -104,7 +104,7 @@ async def close_session(server: Server, asker: Asker, response: Response) -> Non
     """End the session of this cookie."""
     if asker.kind == "session":
         await server.tokens.revoke(asker.token_id)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    response.delete_cookie(server.tokens.cookie, httponly=True, samesite="strict")
 
 
 def _expiry(minted: Minted) -> api.Timestamp:

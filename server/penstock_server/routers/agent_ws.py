@@ -34,10 +34,11 @@ async def agent(socket: WebSocket) -> None:
     node_id = principal_of(socket).node_id
     assert node_id is not None  # scope agent is given to node tokens only
     await socket.accept()
-    with structlog.contextvars.bound_contextvars(node=node_id):
+    held = runtime.held.by(principal_of(socket).token_id)
+    with structlog.contextvars.bound_contextvars(node=node_id), held as void:
         link = AgentLink(node_id, runtime.clock.monotonic())
         try:
-            await converse(socket, _read(socket, runtime, link), send_outbox(socket, link.outbox))
+            await converse(socket, _read(socket, runtime, link), send_outbox(socket, link.outbox), void)
         finally:
             runtime.agents.disconnect(link)
             await close(socket, 1000, "")

@@ -8,6 +8,7 @@ from fastapi import APIRouter, WebSocket
 
 from penstock.errors import PeerError
 from penstock.protocol.frames import Kind, decode
+from penstock_server.auth.guard import principal_of
 from penstock_server.auth.principal import scoped
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
@@ -30,7 +31,8 @@ async def attach(socket: WebSocket) -> None:
     await socket.accept()
     outbox = Outbox()
     try:
-        await converse(socket, _read(socket, runtime, outbox), send_outbox(socket, outbox))
+        with runtime.held.by(principal_of(socket).token_id) as void:
+            await converse(socket, _read(socket, runtime, outbox), send_outbox(socket, outbox), void)
     finally:
         await close(socket, 1000, "")
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from penstock.errors import PeerError
 from penstock.protocol.frames import Kind
 from penstock.protocol.states import TERMINAL_JOB
+from penstock_server.auth.guard import principal_of
 from penstock_server.auth.principal import scoped
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
@@ -33,7 +34,8 @@ async def stream(socket: WebSocket) -> None:
     browser = Browser(socket, runtime.settings, runtime.clock, hub=runtime.hub, logs=runtime.logs)
     runtime.meters.browsers.inc()
     try:
-        await converse(socket, _read(socket, runtime, browser), _send(socket, runtime, browser))
+        with runtime.held.by(principal_of(socket).token_id) as void:
+            await converse(socket, _read(socket, runtime, browser), _send(socket, runtime, browser), void)
     finally:
         browser.close()
         runtime.meters.browsers.dec()

@@ -13,6 +13,7 @@ from penstock_server.problems import Problem
 from penstock_server.streams.outbox import Outbox
 
 MALFORMED = 4400
+REVOKED = 4401
 REFUSED = 4403
 SEND_DEADLINE_S = 10.0
 CLOSE_DEADLINE_S = 5.0
@@ -40,14 +41,19 @@ async def send_outbox(socket: WebSocket, outbox: Outbox) -> None:
         await close(socket, *outbox.closed_with)
 
 
-async def converse(socket: WebSocket, reader: Coroutine[Any, Any, None], sender: Coroutine[Any, Any, None]) -> None:
+async def converse(
+    socket: WebSocket, reader: Coroutine[Any, Any, None], sender: Coroutine[Any, Any, None], void: asyncio.Event
+) -> None:
     """Run both sides until the reader ends. A peer that breaks the contract is told so, and closed.
+
+    So is one whose token is `void`.
 
     The reader is never cancelled by a failing sender: it may be in a transaction. A sender that cannot go on
     closes the socket, and the reader learns of that from `receive`.
     """
     async with asyncio.TaskGroup() as group:
         sending = group.create_task(_sending(socket, sender))
+        watching = group.create_task(_watch(socket, void))
         try:
             await reader
         except TimeoutError:
@@ -58,6 +64,12 @@ async def converse(socket: WebSocket, reader: Coroutine[Any, Any, None], sender:
             await close(socket, REFUSED, str(error))
         finally:
             sending.cancel()
+            watching.cancel()
+
+
+async def _watch(socket: WebSocket, void: asyncio.Event) -> None:
+    await void.wait()
+    await close(socket, REVOKED, "the token or session of this connection has ended")
 
 
 async def _sending(socket: WebSocket, sender: Coroutine[Any, Any, None]) -> None:
