@@ -185,7 +185,7 @@ export class JobStore {
         this.#syncFrame(frame, now);
         break;
       case Kind.GAP:
-        this.#gap(frame.body as Readonly<Record<string, number>>);
+        this.#gap(frame.body as Readonly<Record<string, unknown>>);
         break;
       default:
         break;
@@ -242,8 +242,14 @@ export class JobStore {
     stream.lagMs = this.#behind;
   }
 
-  #gap(dropped: Readonly<Record<string, number>>): void {
-    for (const rows of Object.values(dropped)) this.#gapRows += rows;
+  /**
+   * Only what is reported counts. A hole in the numbers of the frames that come here proves nothing: METRICS, LOG and
+   * others are numbered in the same row, and the server, which sees all of them, is who can tell.
+   */
+  #gap(dropped: Readonly<Record<string, unknown>>): void {
+    for (const rows of Object.values(dropped)) {
+      if (typeof rows === "number" && rows > 0 && Number.isFinite(rows)) this.#gapRows += rows;
+    }
     this.#note("ops");
   }
 
