@@ -135,13 +135,21 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         return forward and bool(writes) and all(variables[w].dtype == "int64" for w in writes)
 
     def _mark_buffers(self, op: Operator) -> None:
-        """State that the forward pass writes is kept per replica."""
+        """State that the forward pass writes is kept per replica. Raises ProgramError if it is trained."""
         if not op.role & Role.FORWARD:
             return
         variables = self.recording.program.variables
         for name in op.writes:
             var: VarDesc = variables[variables[name].storage]
-            if (var.feed or var.persistable) and not var.parameter and not var.buffer:
+            if var.parameter and var.trainable:
+                raise ProgramError(
+                    f"{op.source}: {op.type} writes the trainable parameter {var.name!r} in place, which each replica "
+                    "would do with its own share. Update it by an optimizer (minimize, or apply_gradients with "
+                    "gradients of your own), or make it untrainable (requires_grad=False) if it is state",
+                    operator=op.name,
+                    variable=var.name,
+                )
+            if (var.feed or var.persistable) and not var.buffer:
                 variables[var.name] = replace(var, buffer=True)
 
 

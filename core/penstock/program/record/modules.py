@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from penstock.errors import ProgramError
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.variable import Variable, recording_in, recording_modes, unwrap, wrap
@@ -62,8 +64,9 @@ def record_module(
         _open.append((recording, paths))
         recording.modules.append(root)
         try:
-            with _stand_ins(recording, module, root), recording_modes(recording):
+            with _stand_ins(recording, module, root) as swapped, recording_modes(recording):
                 out = _inner(recording, paths, module, args, kwargs)
+                _write_back(recording, swapped)
         finally:
             recording.modules.pop()
             _open.pop()
@@ -82,18 +85,54 @@ def _name_for(recording: Recording, module: torch.nn.Module) -> str:
     return known[1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Swapped:
+    """One parameter or buffer: where the module keeps it, the user's tensor, and what stood in for it."""
+
+    store: dict[str, Any]
+    key: str
+    name: str
+    own: torch.Tensor
+    stand_in: torch.Tensor
+
+
 @contextmanager
-def _stand_ins(recording: Recording, module: torch.nn.Module, root: str) -> Iterator[None]:
-    swapped: list[tuple[dict[str, Any], str, Any]] = []
+def _stand_ins(recording: Recording, module: torch.nn.Module, root: str) -> Iterator[list[_Swapped]]:
+    swapped: list[_Swapped] = []
     try:
         for path, part in module.named_modules():
             prefix = f"{root}.{path}" if path else root
             for store in (part._parameters, part._buffers):
                 for key, tensor in store.items():
                     if tensor is not None:
-                        swapped.append((store, key, tensor))
-                        store[key] = recording.capture(tensor, f"{prefix}.{key}")
-        yield
+                        stand_in = recording.capture(tensor, f"{prefix}.{key}")
+                        swapped.append(_Swapped(store, key, f"{prefix}.{key}", tensor, stand_in))
+                        store[key] = stand_in
+        yield swapped
     finally:
-        for store, key, tensor in swapped:
-            store[key] = tensor
+        for one in swapped:
+            one.store[one.key] = one.own
+
+
+def _write_back(recording: Recording, swapped: list[_Swapped]) -> None:
+    """Record what forward assigned to buffers as writes. Raises ProgramError for what a Program cannot keep."""
+    for one in swapped:
+        now = one.store.get(one.key)
+        if now is one.stand_in:
+            continue
+        name = recording.name_of(one.stand_in)
+        if recording.program.variables[name].parameter:
+            raise ProgramError(
+                f"forward assigns a new tensor to parameter {one.name!r}, which a recorded program cannot keep. "
+                "Compute with a local variable, or make it a buffer",
+                variable=name,
+            )
+        if not isinstance(now, torch.Tensor) or now.shape != one.stand_in.shape or now.dtype != one.stand_in.dtype:
+            what = f"{now.dtype}{list(now.shape)}" if isinstance(now, torch.Tensor) else type(now).__name__
+            raise ProgramError(
+                f"forward assigns {what} to buffer {one.name!r} of {one.stand_in.dtype}{list(one.stand_in.shape)}; a "
+                "recorded program keeps shape and dtype of its state",
+                variable=name,
+            )
+        with torch.no_grad():
+            one.stand_in.copy_(now)

@@ -1,0 +1,117 @@
+"""State that a forward pass writes: buffers are kept, also when assigned; what is trained is left to the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import penstock as fluid
+from penstock.errors import ProgramError
+from penstock.exec.scope import Scope
+from penstock.program.program import Program
+
+ROWS = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
+
+
+class Averages(nn.Module):
+    ema: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ema", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        self.ema = 0.5 * self.ema + 0.5 * x.mean(0)
+        return x - self.ema
+
+
+def test_a_buffer_that_forward_assigns_is_updated_in_each_run_as_torch_does() -> None:
+    module, eager = Averages(), Averages()
+    main, startup = Program(seed=1), Program(seed=1)
+    with fluid.program_guard(main, startup):
+        out = module(fluid.layers.data("x", [4]))
+    assert main.variables["averages_0.ema"].buffer
+    assert torch.equal(module.ema, torch.zeros(4))
+    scope, exe = Scope(), fluid.Executor()
+    exe.run(startup, scope=scope)
+    for _ in range(3):
+        (got,) = exe.run(main, {"x": ROWS}, [out], scope=scope)
+        np.testing.assert_allclose(got, eager(torch.from_numpy(ROWS)).numpy(), rtol=1e-6)
+    torch.testing.assert_close(scope.find("averages_0.ema"), eager.ema)
+
+
+class Grows(nn.Module):
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        self.seen = torch.cat([self.seen, self.seen])
+        return x
+
+
+class Replaces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Any) -> Any:
+        self.weight = nn.Parameter(self.weight * 2.0)
+        return x * self.weight
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [(Grows(), "float32.8. to buffer 'grows_0.seen'"), (Replaces(), "parameter 'replaces_0.weight'")],
+)
+def test_an_assignment_that_cannot_be_kept_is_refused_and_leaves_the_module_alone(module: nn.Module, text: str) -> None:
+    before = dict(module.state_dict(keep_vars=True))
+    with (
+        fluid.program_guard(Program(seed=1), Program(seed=1)),
+        pytest.raises(ProgramError, match=text),
+    ):
+        module(fluid.layers.data("x", [4]))
+    after = module.state_dict(keep_vars=True)
+    assert all(after[name] is tensor for name, tensor in before.items())
+
+
+WRITES: list[Callable[[Any, Any], Any]] = [
+    lambda p, g: p.sub_(g * 0.5),
+    lambda p, g: p[:1].zero_(),
+    lambda p, g: torch.sub(p, g, out=p),
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_hand_written_update_of_a_trained_parameter_is_refused_at_its_line(write: Callable[[Any, Any], Any]) -> None:
+    main = Program(seed=1)
+    with fluid.program_guard(main, Program(seed=1)):
+        loss = nn.Linear(4, 1, bias=False)(fluid.layers.data("x", [4])).mean()
+        ((param, grad),) = fluid.append_backward(loss)
+        line = f"test_recorder_review_state.py:{write.__code__.co_firstlineno}"
+        with torch.no_grad(), pytest.raises(ProgramError, match=f"{line}: .*apply_gradients"):
+            write(param, grad)
+    assert not any(op.writes for op in main.operators)
+
+
+def test_an_untrained_parameter_that_forward_writes_is_kept_for_each_replica() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+        def forward(self, x: Any) -> Any:
+            self.count.add_(1.0)
+            return x + self.count
+
+    main = Program(seed=1)
+    with fluid.program_guard(main, Program(seed=1)):
+        Counts()(fluid.layers.data("x", [4]))
+    assert main.variables["counts_0.count"].buffer
