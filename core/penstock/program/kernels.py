@@ -29,20 +29,50 @@ _STATISTICS = {
     "aten::_native_batch_norm_legit": "training",
 }
 
+# Operators of torch that are no functions of tensors: they open files, talk to devices and autograd, print, or put
+# other memory under a tensor. A Program may come from elsewhere, so it may not name them.
+_REFUSED = {
+    "from_file", "set_", "set", "_backward", "requires_grad_", "retain_grad", "set_data", "record_stream", "rename_",
+    "pin_memory", "_pin_memory", "is_pinned", "_print", "_assert_async", "_assert_scalar", "_functional_assert_async",
+    "_functional_assert_scalar", "_cufft_clear_plan_cache", "_cufft_set_plan_cache_max_size",
+    "_resize_output", "_resize_output_", "resize", "resize_", "resize_as_", "resize_as_sparse_", "_local_scalar_dense",
+    "item",
+}  # fmt: skip
+
+
+def _is_pure(func: Any, name: str) -> bool:
+    """Whether an operator of torch takes or makes tensors, is not refused by name, and asks for no file."""
+    schema = func._schema
+    values = [str(spec.type) for spec in (*schema.arguments, *schema.returns)]
+    asks_for_file = any(spec.name in {"filename", "file", "path"} for spec in schema.arguments)
+    return name not in _REFUSED and not asks_for_file and any("Tensor" in value for value in values)
+
 
 def resolve(op: Operator) -> Any:
-    """Return the torch operator overload. Raises ProgramError for a type that this installation does not know."""
+    """Return the torch operator overload.
+
+    Raises ProgramError for a type that this installation does not know, or that is no function of tensors.
+    """
     parts = op.type.split(".")
     if len(parts) != 3 or parts[0] not in _NAMESPACES:
         raise ProgramError(
             f"operator {op.name!r} has the type {op.type!r}; expected namespace.name.overload", operator=op.name
         )
     try:
-        return getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
+        func = getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
     except AttributeError:
+        func = None
+    if not isinstance(func, torch._ops.OpOverload):  # a name like __doc__ is found too
         raise ProgramError(
             f"operator {op.name!r}: {op.type!r} is unknown to torch {torch.__version__}", operator=op.name
-        ) from None
+        )
+    if parts[0] != "penstock" and not _is_pure(func, parts[1]):
+        raise ProgramError(
+            f"operator {op.name!r} ({op.source or 'no line'}): {op.type!r} is no function of tensors (it touches "
+            "files, the process or the memory of a tensor), so a program may not call it",
+            operator=op.name,
+        )
+    return func
 
 
 def written_operands(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -89,7 +119,10 @@ def constant(value: TorchConst) -> Any:
     """Return the torch object of a constant."""
     match value.kind:
         case "dtype":
-            return getattr(torch, value.value)
+            dtype = getattr(torch, value.value, None)
+            if not isinstance(dtype, torch.dtype):
+                raise ProgramError(f"{value.value!r} is no dtype of torch {torch.__version__}")
+            return dtype
         case "device":
             return torch.device(value.value)
         case "layout":
