@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -107,6 +108,16 @@ class Variable:
     def __array__(self, dtype: object = None, copy: bool | None = None) -> Any:
         return self._refuse_number("an array of x")
 
+    __array_ufunc__ = None  # so that a numpy number times x is left to x
+
+    def backward(self, *args: object, **kwargs: object) -> None:
+        """Refuse: gradients are recorded by `append_backward` or an optimizer."""
+        raise ProgramError(
+            f"{user_line()}: {self.name!r}.backward() has nothing to run while a program is recorded. Use "
+            "fluid.append_backward(loss), or optimizer.minimize(loss), and fetch the gradients from run()",
+            variable=self.name,
+        )
+
     def numpy(self) -> Any:
         """Refuse: a Variable holds no values."""
         return self._refuse_number("x.numpy()")
@@ -150,8 +161,8 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 _DUNDERS = (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow rpow matmul rmatmul neg abs eq ne lt le gt ge "
-    "getitem setitem iadd isub imul itruediv and or xor invert"
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs "
+    "eq ne lt le gt ge getitem setitem iadd isub imul itruediv and or xor invert"
 )
 for _name in _DUNDERS.split(" "):
     setattr(Variable, f"__{_name}__", _operator(f"__{_name}__"))
@@ -209,7 +220,7 @@ def unwrap(recording: Recording, values: Any) -> Any:
             return recording.own(value).fake
         if isinstance(value, torch.Tensor) and not recording.is_known(value):
             return recording.capture(value)
-        return value
+        return value.item() if isinstance(value, np.generic) else value
 
     return tree_map(one, values)
 
