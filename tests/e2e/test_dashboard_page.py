@@ -252,6 +252,20 @@ def test_address_with_a_broken_percent_sign_is_no_page(browser_page: Watched, se
     expect(page.get_by_test_id("empty")).to_contain_text("There is no such page")
 
 
+def test_graph_that_fails_to_load_says_so_and_loads_when_asked_again(
+    browser_page: Watched, server: RunningServer, job: Feeder
+) -> None:
+    browser_page.expected = ("500",)
+    page = browser_page.page
+    page.route("**/api/v1/graphs/*", lambda route: route.fulfill(status=500, body="broken"))
+    job_page(browser_page, server, job)
+    expect(page.get_by_test_id("error")).to_contain_text("500")
+    page.unroute("**/api/v1/graphs/*")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_test_id("graph")).to_be_visible()
+    expect(page.get_by_test_id("error")).to_have_count(0)
+
+
 def test_page_without_events_asks_for_no_animation_frames(
     browser_page: Watched, server: RunningServer, job: Feeder
 ) -> None:
