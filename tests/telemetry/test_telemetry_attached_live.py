@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,7 +51,8 @@ def mark(step: int) -> dict[str, Any]:
 class ControlPlane:
     """The server's side of `/api/v1/attach`. Tokens other than "good" are refused with 401."""
 
-    def __init__(self, port: int = 0, *, lease_ttl_s: float = 15.0) -> None:
+    def __init__(self, port: int = 0, *, lease_ttl_s: float = 15.0, stored_seq: int | None = None) -> None:
+        self._stored_seq = stored_seq
         self.registered: list[dict[str, Any]] = []
         self.texts: list[dict[str, Any]] = []
         self.frames: list[Frame] = []
@@ -86,6 +88,8 @@ class ControlPlane:
                     self.frames.append(decode(message))
                 else:
                     self.texts.append(json.loads(message))
+                    if self._stored_seq is not None:
+                        connection.send(json.dumps({"type": "beat", "stored_seq": self._stored_seq}))
         except ConnectionClosed:
             return
 
@@ -156,12 +160,46 @@ def test_a_server_that_comes_back_gets_a_new_registration_and_what_was_kept() ->
     first.stop()
     second = ControlPlane(first.port)
     session.log(2, auc=0.6)
+    until(lambda: len(second.of(Kind.SCALARS)) == 2)
+    session.close()
+    until(lambda: second.of(Kind.GOODBYE))
+    second.stop()
+    assert [frame.kind for frame in second.frames] == [Kind.HELLO, Kind.SCALARS, Kind.SCALARS, Kind.GOODBYE]
+    assert [frame.body["step"] for frame in second.of(Kind.SCALARS)] == [1, 2], "the first never said that it has 1"
+    assert len(second.registered) == 1
+
+
+def test_figures_that_a_killed_server_had_not_stored_go_to_its_successor() -> None:
+    first = ControlPlane(lease_ttl_s=0.3, stored_seq=1)
+    session = Watched(attached(first.url))
+    session.log(1, auc=0.5)
+    until(lambda: len(first.texts) >= 2)  # the answer to the first beat is read before the second
+    session.log(2, auc=0.6)
+    until(lambda: len(first.of(Kind.SCALARS)) == 2)
+    first.stop()
+    second = ControlPlane(first.port)
     until(lambda: second.of(Kind.SCALARS))
     session.close()
     until(lambda: second.of(Kind.GOODBYE))
     second.stop()
-    assert [frame.kind for frame in second.frames] == [Kind.HELLO, Kind.SCALARS, Kind.GOODBYE]
-    assert len(second.registered) == 1
+    assert [frame.body["step"] for frame in second.of(Kind.SCALARS)] == [2], "1 was confirmed"
+
+
+def test_closing_dials_once_more_during_a_long_pause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.telemetry.sender.FIRST_PAUSE_S", 60.0)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    session = Watched(attached(f"http://127.0.0.1:{port}"))
+    session.log(1, auc=0.5)
+    until(lambda: "does not answer" in caplog.text)
+    server = ControlPlane(port)
+    session.close()
+    until(lambda: server.of(Kind.GOODBYE))
+    server.stop()
+    assert [frame.body["step"] for frame in server.of(Kind.SCALARS)] == [1]
 
 
 @pytest.mark.parametrize(

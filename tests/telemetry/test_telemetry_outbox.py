@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.ids import GraphHash
 from penstock.protocol.frames import COLUMNS, Frame, Kind, decode
 from penstock.telemetry.collector import Draft
-from penstock.telemetry.outbox import Outbox, Parcel, message, pack
+from penstock.telemetry.outbox import KEEP_BYTES, Outbox, Parcel, message, pack
 
 A, B = GraphHash("aa"), GraphHash("bb")
 HELLO = {"role": "trainer"}
@@ -52,6 +52,59 @@ def test_frames_go_out_in_order_numbered_from_zero_under_the_streams_name() -> N
     frames = taken(box)
     assert kinds(frames) == ["HELLO", "METRICS", "SCALARS"]
     assert [(frame.stream, frame.epoch, frame.seq) for frame in frames] == [(3, 1, 0), (3, 1, 1), (3, 1, 2)]
+
+
+def scalars(step: int) -> Parcel:
+    return message(Kind.SCALARS, {"step": step})
+
+
+def test_figures_that_were_not_confirmed_go_again_in_order_before_newer_ones() -> None:
+    box = outbox()
+    box.connected(stream=3, epoch=1, keeps=True)
+    for step in (1, 2, 3):
+        box.put(scalars(step))
+    sent = taken(box)
+    box.stored(sent[1].seq)
+    broken = box.take()
+    assert broken is None
+    box.put(scalars(4))
+    box.connected(stream=3, epoch=1, keeps=True)
+    frames = taken(box)
+    assert [frame.body.get("step") for frame in frames] == [None, 2, 3, 4]
+    assert [frame.seq for frame in frames] == [4, 5, 6, 7]
+
+
+def test_the_newest_progress_goes_again_and_operator_rows_do_not() -> None:
+    box = outbox()
+    box.connected(stream=3, epoch=1, keeps=True)
+    box.put(parcel(Kind.OP_SUMS, 2))
+    for done in (1, 2):
+        box.put(message(Kind.PROGRESS, {"done": done}))
+        taken(box)
+    box.connected(stream=3, epoch=1, keeps=True)
+    assert [frame.body for frame in taken(box)] == [HELLO, {"done": 2}]
+
+
+def test_what_could_not_be_sent_is_not_kept_beside() -> None:
+    box = outbox()
+    box.connected(stream=3, epoch=1, keeps=True)
+    assert box.take() is not None
+    box.put(scalars(1))
+    item = box.take()
+    assert item is not None
+    box.put_back(item)
+    box.connected(stream=3, epoch=1, keeps=True)
+    assert kinds(taken(box)) == ["HELLO", "SCALARS"]
+
+
+def test_a_peer_that_never_confirms_costs_a_bounded_memory() -> None:
+    box = outbox()
+    box.connected(stream=3, epoch=1, keeps=True)
+    for step in range(40):
+        box.put(message(Kind.SCALARS, {"step": step, "pad": "x" * (KEEP_BYTES // 10)}))
+        taken(box)
+    box.connected(stream=3, epoch=1, keeps=True)
+    assert [frame.body.get("step") for frame in taken(box)][1:] == list(range(31, 40))
 
 
 def test_a_graph_goes_before_the_first_frame_that_indexes_it_and_its_use_at_every_change() -> None:

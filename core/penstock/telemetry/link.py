@@ -26,11 +26,16 @@ CLOSE_TIMEOUT_S = 1.0
 
 
 class Link(Protocol):
-    """An open connection. `stream` and `epoch` go into every frame; call `idle` at least each `idle_s`."""
+    """An open connection. `stream` and `epoch` go into every frame; call `idle` at least each `idle_s`.
+
+    `confirms`: the peer may say what it has stored; `stored_seq`: up to which frame, -1: nothing yet.
+    """
 
     stream: int
     epoch: int
     idle_s: float
+    confirms: bool
+    stored_seq: int
 
     def send(self, item: Parcel) -> None:
         """Send one frame; block while the peer does not read."""
@@ -70,6 +75,8 @@ class UnixLink:
     """Length-prefixed frames to the agent; nothing comes back."""
 
     idle_s = 60.0
+    confirms = False
+    stored_seq = -1
 
     def __init__(self, managed: Managed) -> None:
         self.stream, self.epoch = managed.stream, managed.epoch
@@ -96,6 +103,8 @@ class UnixLink:
 class WebsocketLink:
     """Binary messages to the server, after registration; a beat each third of the lease."""
 
+    confirms = True
+
     def __init__(self, attached: Attached, identity: Identity) -> None:
         # Only a process that a person attached needs websockets; importing it costs 60 ms.
         from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -118,6 +127,7 @@ class WebsocketLink:
         except (ConnectionClosed, OSError, TimeoutError) as error:
             self.close()
             raise _hung_up(attached, identity, error) from error
+        self.stored_seq = -1
         self._beaten = time.monotonic()
 
     def _register(self, attached: Attached, identity: Identity) -> dict[str, Any]:
@@ -154,12 +164,22 @@ class WebsocketLink:
     def _read_all(self) -> None:
         while True:
             try:
-                self._socket.recv(timeout=0)
+                self.stored_seq = max(self.stored_seq, stored_seq(self._socket.recv(timeout=0)))
             except TimeoutError:
                 return
 
     def close(self) -> None:
         self._stack.close()
+
+
+def stored_seq(answer: str | bytes) -> int:
+    """Return up to which frame a server says that it has stored, -1 if this message does not say so."""
+    try:
+        fields = json.loads(answer)
+    except ValueError:
+        return -1  # of a newer server; not for us
+    found = fields.get("stored_seq") if isinstance(fields, dict) else None
+    return found if type(found) is int else -1
 
 
 def _connection(attached: Attached) -> AbstractContextManager[ClientConnection]:

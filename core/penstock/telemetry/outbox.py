@@ -7,6 +7,8 @@ for days) the oldest METRICS and SCALARS go too, since memory is finite. What is
 Sequence numbers are given when a frame is taken, and given back if it could not be sent, so the numbers that a peer
 sees have a hole only where frames were lost on the way. HELLO, GRAPH and GRAPH_USED are made when they are due on the
 connection at hand: a new connection starts with HELLO, and each graph goes before the first frame that indexes it.
+With a peer that confirms, METRICS, SCALARS and PROGRESS are kept until it has stored them (the newest 4 MiB), and go
+again, under new numbers, over the next connection; a repeated figure is harmless, since its step and time are its key.
 Invariant: rows put in = rows taken + rows counted as dropped + rows still held.
 """
 
@@ -25,6 +27,8 @@ from penstock.telemetry.outcome import Outcome
 
 LIMIT_BYTES = 16 << 20
 LAST_RESORT_BYTES = 64 << 20
+KEEP_BYTES = 4 << 20  # sent, not yet confirmed
+KEPT = frozenset({Kind.METRICS, Kind.SCALARS, Kind.PROGRESS})
 MAX_GRAPHS = 16  # documents kept for the next connection; a feed shape each
 PREFIX = struct.Struct("<I")  # length, on a Unix socket
 STAMP = struct.Struct("<IIQ")  # stream, epoch, seq: bytes 8 to 24 of the header
@@ -84,6 +88,9 @@ class Outbox:
         self._too_large: set[GraphHash] = set()
         self._announced: deque[GraphHash] = deque()
         self._stream, self._epoch, self._seq = 0, 0, 0
+        self._keeps = False
+        self._kept: deque[tuple[int, Parcel]] = deque()  # (seq, frame), ascending
+        self._kept_size = 0
         self._said_hello = False
         self._said_graphs: set[GraphHash] = set()
         self._used: GraphHash | None = None  # on this connection
@@ -104,8 +111,16 @@ class Outbox:
         self._said_hello = self._said_hello and hello == self._hello
         self._hello = hello
 
-    def connected(self, *, stream: int, epoch: int) -> None:
-        """Start a connection: its peer knows nothing yet. Numbers start again only for another stream or epoch."""
+    def connected(self, *, stream: int, epoch: int, keeps: bool = False) -> None:
+        """Start a connection: its peer knows nothing yet. Numbers start again only for another stream or epoch.
+
+        `keeps`: its peer confirms by `stored`.
+        """
+        while self._kept:
+            _, item = self._kept.pop()
+            self._again(item)
+        self._kept_size = 0
+        self._keeps = keeps
         if (stream, epoch) != (self._stream, self._epoch):
             self._seq = 0
         self._stream, self._epoch = stream, epoch
@@ -156,7 +171,19 @@ class Outbox:
     def take(self) -> Parcel | None:
         """Return the next frame, numbered, or None. It counts as sent unless it comes back by `put_back`."""
         item = self._next()
-        return None if item is None else self._stamped(item)
+        if item is None:
+            return None
+        if self._keeps and item.kind in KEPT:
+            self._kept.append((self._seq, item))
+            self._kept_size += len(item.data)
+            while self._kept_size > KEEP_BYTES:
+                self._kept_size -= len(self._kept.popleft()[1].data)
+        return self._stamped(item)
+
+    def stored(self, seq: int | None) -> None:
+        """Let go of what the peer has stored, up to and with `seq`; None: of everything."""
+        while self._kept and (seq is None or self._kept[0][0] <= seq):
+            self._kept_size -= len(self._kept.popleft()[1].data)
 
     def farewell(self) -> Parcel:
         """Return a GOODBYE for this connection alone, numbered."""
@@ -170,9 +197,16 @@ class Outbox:
     def put_back(self, item: Parcel) -> None:
         """Undo the last `take`: its connection broke, and the next one starts anew."""
         self._seq -= 1
+        if self._kept and self._kept[-1][1] is item:
+            self._kept_size -= len(self._kept.pop()[1].data)
         if item.dropped is not None:
             self._dropped.update(item.dropped)
-        elif item.kind is Kind.PROGRESS:
+        else:
+            self._again(item)
+
+    def _again(self, item: Parcel) -> None:
+        """Queue a frame that was taken in front of those that were not."""
+        if item.kind is Kind.PROGRESS:
             self._progress = self._progress or item
         elif item.ticket >= 0:
             self._queues[_QUEUE_OF.get(item.kind, _VITAL)].appendleft(item)

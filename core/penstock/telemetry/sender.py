@@ -1,8 +1,8 @@
 """The thread that sends: it owns the connection, and redials with growing pauses. Training never waits for it.
 
 The outbox is shared with the drain thread under one condition. A frame whose sending failed is sent again on the next
-connection; frames that the kernel had taken and a dying peer had not read are lost (nothing comes back on a Unix
-socket), which the peer sees as a hole in the sequence numbers.
+connection. Of a server, so are figures that it has not confirmed as stored; on a Unix socket nothing comes back, and
+frames that the kernel had taken and a dying agent had not read are lost: a hole in the sequence numbers.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Sender:
     def _dial_and_serve(self) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
+            last = self._closing  # a dial that began after `close` is the last one
             try:
                 link = self._dial()
             except PeerError as error:
@@ -79,7 +80,7 @@ class Sender:
                 self._on_end()
                 return
             except Unavailable as error:
-                if self._rest(error, pause_s):
+                if self._rest(error, pause_s, last=last):
                     return
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                 continue
@@ -87,24 +88,25 @@ class Sender:
             if self._serve(link):
                 return
 
-    def _rest(self, error: Unavailable, pause_s: float) -> bool:
-        """Wait before the next dial; return True if the session is closed, which does not wait for an absent peer."""
+    def _rest(self, error: Unavailable, pause_s: float, *, last: bool) -> bool:
+        """Wait before the next dial, or until the session closes; return True if there is none."""
         if not self._told:
             _log.warning("%s. Training goes on; telemetry is kept and sent when it is back.", error)
             self._told = True
         with self._changed:
-            self._changed.wait_for(lambda: self._closing, pause_s)
-            return self._closing
+            if not last:
+                self._changed.wait_for(lambda: self._closing, pause_s)
+        return last
 
     def _serve(self, link: Link) -> bool:
         """Send until the session closes (True) or the connection breaks (False)."""
         with self._changed:
-            self._outbox.connected(stream=link.stream, epoch=link.epoch)
+            self._outbox.connected(stream=link.stream, epoch=link.epoch, keeps=link.confirms)
             self._redial = False
         self._told = False
         try:
             while True:
-                item, done = self._next(link.idle_s)
+                item, done = self._next(link.idle_s, link.stored_seq)
                 if item is not None:
                     self._send(link, item)
                 elif done:
@@ -124,12 +126,14 @@ class Sender:
             if not self._redial:
                 return True
             item = self._outbox.farewell()
+            self._outbox.stored(None)  # what is kept belongs to the registration that ends here
         self._send(link, item)
         return False
 
-    def _next(self, timeout_s: float) -> tuple[Parcel | None, bool]:
+    def _next(self, timeout_s: float, stored_seq: int) -> tuple[Parcel | None, bool]:
         """Wait for a frame; (None, True) if this connection is done, (None, False) after `timeout_s`."""
         with self._changed:
+            self._outbox.stored(stored_seq)
             self._changed.wait_for(lambda: self._redial or self._closing or not self._outbox.empty, timeout_s)
             if self._redial:
                 return None, True
