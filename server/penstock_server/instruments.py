@@ -20,6 +20,7 @@ class Instruments:
         )
         self.frames = Counter("penstock_frames", "Telemetry frames taken", ["kind"], registry=r)
         self.frame_bytes = Counter("penstock_frame_bytes", "Bytes of telemetry frames taken", registry=r)
+        self.lost = Counter("penstock_lost_frames", "Telemetry frames that never came", registry=r)
         self.refused = Counter("penstock_refused", "Messages and frames that were refused", ["reason"], registry=r)
         self.metric_points = Counter("penstock_metric_points", "Metric points written", registry=r)
         self.dropped = Counter(

@@ -141,11 +141,9 @@ def _wire(runtime: Runtime, live: Live) -> None:
     publisher = Loop("publisher", runtime.publisher.step, every_s=PUBLISH_EVERY_S, rest_s=PUBLISH_REST_S)
     scheduler = Loop("scheduler", runtime.scheduling.run, every_s=SCHEDULE_EVERY_S, rest_s=SCHEDULE_REST_S)
 
-    async def flush() -> None:
-        changed = await runtime.metrics.flush()
-        if changed:
-            runtime.publisher.mark_jobs(changed)
-            publisher.wake()
+    def on_stored(job_ids: set[str]) -> None:
+        runtime.publisher.mark_jobs(job_ids)
+        publisher.wake()
 
     async def watch() -> None:
         await runtime.leases.step()
@@ -153,21 +151,23 @@ def _wire(runtime: Runtime, live: Live) -> None:
         await runtime.held.step()
 
     def on_commit(effects: Effects) -> None:
-        for job_id in effects.jobs:
-            runtime.ingest.forget_job(job_id)
         for event in effects.events:
             if event.kind == "job" and event.to_state in TERMINAL_JOB:
                 runtime.hub.drop(event.subject)
+                runtime.ingest.forget_streams(event.subject)
                 runtime.recorder.release(event.subject)
+        for job_id in effects.jobs:
+            runtime.ingest.forget_job(job_id)
         runtime.publisher.mark(effects)
         publisher.wake()
         if effects.schedule:
             scheduler.wake()
 
     runtime.database.on_commit = on_commit
+    runtime.metrics.on_stored = on_stored
     runtime.loops = [
         publisher,
         scheduler,
-        Loop("metrics", flush, every_s=runtime.settings.metrics_flush_s),
+        Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
         Loop("leases", watch, every_s=runtime.settings.tick_s),
     ]

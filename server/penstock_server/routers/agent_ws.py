@@ -86,7 +86,8 @@ async def _message(runtime: Runtime, link: AgentLink, message: wire.AgentMessage
     match message:
         case wire.AgentBeat():
             runtime.leases.beat(link.node_id)
-            link.outbox.put("lease", {"type": "lease", "ttl_s": runtime.settings.lease_ttl_s})
+            if await runtime.metrics.settled():  # the agent keeps vital frames until a beat after them is answered
+                link.outbox.put("lease", {"type": "lease", "ttl_s": runtime.settings.lease_ttl_s})
         case wire.ReplicaReport():
             await _report(runtime, link, message)
         case wire.AgentLog():

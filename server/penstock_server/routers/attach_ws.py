@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, WebSocket
 
 from penstock.errors import PeerError
-from penstock.protocol.frames import Kind, decode
+from penstock.protocol.frames import Kind, decode, decode_header
 from penstock_server.auth.guard import principal_of
 from penstock_server.auth.principal import scoped
 from penstock_server.routers.deps import runtime_of
@@ -65,8 +65,10 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
         },
     )
     sender = Sender(replica_id=registered.replica_id)
+    seen = -1
     while (message := await receive(socket)) is not None:
         if isinstance(message, bytes):
+            seen = max(seen, _seq(message))
             header = await runtime.ingest.offer(sender, message)
             runtime.attach.beat(registered.replica_id)
             if header is not None and header.kind is Kind.GOODBYE:
@@ -76,3 +78,13 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
             raise PeerError("register came twice on one connection")
         else:
             runtime.attach.beat(registered.replica_id)
+            if await runtime.metrics.settled():
+                outbox.put("beat", {"type": "beat", "stored_seq": seen})
+
+
+def _seq(message: bytes) -> int:
+    """Return the sequence number of a frame, taken or refused: neither has to be sent again. -1 if it is no frame."""
+    try:
+        return decode_header(message).seq
+    except PeerError:
+        return -1

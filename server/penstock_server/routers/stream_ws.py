@@ -69,7 +69,7 @@ async def _read(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:
 
 async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
     browser.subscribe(number, None, frozenset({"state"}), {})
-    jobs = await runtime.jobs.newest(LISTED_JOBS)
+    jobs, total = await runtime.jobs.newest(LISTED_JOBS)
     nodes = await runtime.nodes.page()
     browser.queue.put_state(
         f"snapshot:{number}",
@@ -78,6 +78,8 @@ async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
             "id": number,
             "jobs": [job.model_dump(mode="json") for job in jobs],
             "nodes": [node.model_dump(mode="json") for node in nodes],
+            "total": total,
+            "more": total > len(jobs),
         },
     )
 

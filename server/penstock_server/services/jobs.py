@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.jobspec import JobSpec
@@ -76,13 +76,14 @@ class Jobs:
             items = await job_views(session, rows[:size], self._live)
         return api.Page(items=items, next_page_token=to_token(rows[size - 1].id) if len(rows) > size else None)
 
-    async def newest(self, limit: int) -> list[api.Job]:
-        """Return the newest jobs, and every job that has not ended."""
+    async def newest(self, limit: int) -> tuple[list[api.Job], int]:
+        """Return the newest jobs and every job that has not ended, and how many jobs there are in all."""
         newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
         active = JobRow.state.not_in([s.value for s in TERMINAL_JOB])
         statement = select(JobRow).where(active | JobRow.id.in_(newest)).order_by(JobRow.id.desc())
         async with self._db.read() as session:
-            return await job_views(session, (await session.execute(statement)).scalars().all(), self._live)
+            total = (await session.execute(select(func.count()).select_from(JobRow))).scalar_one()
+            return await job_views(session, (await session.execute(statement)).scalars().all(), self._live), total
 
     async def cancel(self, job_id: str, principal: Principal) -> api.Job:
         """Stop a job. A job that has ended or is stopping stays as it is. Raises Conflict if it is attached."""

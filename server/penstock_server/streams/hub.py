@@ -13,6 +13,8 @@ RING_BYTES = 1 << 20
 MAX_RINGS = 64
 _PART: dict[Kind, str] = {Kind.OP_EVENTS: "ops", Kind.OP_SUMS: "ops", Kind.GAP: "ops", Kind.SYNC: "sync"}
 SHOWN = frozenset(_PART)
+LOST = "FRAMES"
+"""Kind under which a gap counts whole frames that a broken connection took with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +116,12 @@ class Hub:
         for sub in self._of_job.get(job_id, ()):
             if part in sub.parts and sub.ready:
                 sub.queue.put_frame(sub.id, header.kind, header.count, frame)
+
+    def publish_lost(self, job_id: str, frames: int) -> None:
+        """Say that frames of a stream never came."""
+        for sub in self._of_job.get(job_id, ()):
+            if sub.ready and not sub.parts.isdisjoint(("ops", "sync")):
+                sub.queue.put_gap(sub.id, LOST, frames)
 
     def publish_graph(self, job_id: str, replica_id: str, stream: int, graph_hash: str) -> None:
         """Say which graph the following frames of a stream index."""

@@ -68,10 +68,16 @@ class Ingest:
         self._find, self._on_frame = find, on_frame
         self._hub, self._recorder, self._logs, self._meters = hub, recorder, logs, meters
         self._sources: dict[int, Source] = {}
+        self._next_seq: dict[int, int] = {}
 
     def forget_job(self, job_id: str) -> None:
         """Look the job's streams up again: its epoch may have changed."""
         self._sources = {n: s for n, s in self._sources.items() if s.job_id != job_id}
+
+    def forget_streams(self, job_id: str) -> None:
+        """Drop the sequence numbers of a job that ended. To be called while its streams are still known."""
+        for stream in [n for n, s in self._sources.items() if s.job_id == job_id]:
+            self._next_seq.pop(stream, None)
 
     async def offer(self, sender: Sender, data: bytes) -> Header | None:
         """Take one frame, whatever is wrong with it; return its header, or None if it was refused.
@@ -102,6 +108,7 @@ class Ingest:
             self._meters.refused.labels(refusal or "unknown_stream").inc()
             log.warning("frame refused", reason=refusal, stream=header.stream, epoch=header.epoch)
             return None
+        self._count_lost(source, header)
         self._meters.frames.labels(header.kind.name).inc()
         self._meters.frame_bytes.inc(len(data))
         if header.kind in SHOWN:
@@ -124,6 +131,14 @@ class Ingest:
         if appended.grew:
             self._hub.publish_log(job_id, replica_id)
         return appended.next_offset
+
+    def _count_lost(self, source: Source, header: Header) -> None:
+        expected = self._next_seq.get(source.stream, header.seq)  # the first one seen may follow a restart of ours
+        self._next_seq[source.stream] = max(expected, header.seq + 1)
+        lost = header.seq - expected
+        if lost > 0 and header.kind is not Kind.GAP:  # what lies before a GAP is what it tells of
+            self._meters.lost.inc(lost)
+            self._hub.publish_lost(source.job_id, lost)
 
     async def _look_up(self, stream: int) -> Source | None:
         source = await self._find(stream)

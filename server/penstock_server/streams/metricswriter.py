@@ -9,6 +9,7 @@ loses its points of this flush; they are counted.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -37,6 +38,7 @@ class MetricsWriter:
         self._points: dict[str, dict[str, Columns]] = {}
         self._touched: set[str] = set()
         self.lock = asyncio.Lock()
+        self.on_stored: Callable[[set[str]], None] = lambda job_ids: None
 
     def add(self, job_id: str, series: str, step: int, time_ns: int, value: float) -> None:
         """Take one finite point."""
@@ -51,9 +53,9 @@ class MetricsWriter:
 
     async def flush(self) -> set[str]:
         """Write what was gathered; return the jobs whose figures changed."""
-        if not self._points and not self._touched:
-            return set()
-        async with self.lock:
+        async with self.lock:  # first, so that who flushes also waits for a flush that is under way
+            if not self._points and not self._touched:
+                return set()
             points, self._points = self._points, {}
             touched, self._touched = self._touched | set(points), set()
             try:
@@ -63,7 +65,17 @@ class MetricsWriter:
                 raise
             for job_id, series in points.items():
                 self._hub.publish_metrics(job_id, series)
+        self.on_stored(touched)
         return touched
+
+    async def settled(self) -> bool:
+        """Write what was gathered; return whether it is stored now, all but what the database refuses for good."""
+        try:
+            await self.flush()
+        except Exception:  # a boundary: what could not be written is kept, and tried again
+            log.exception("metrics not stored yet")
+            return False
+        return True
 
     async def _store(self, points: dict[str, dict[str, Columns]], touched: set[str]) -> dict[str, dict[str, Columns]]:
         """Write; return what is in the database now."""

@@ -3,8 +3,8 @@
 State and metrics are merged (only the newest state waits, points are appended), logs are positions in a
 file, telemetry frames are bytes. When frames pass the high water, (1) the oldest OP_EVENTS go, and are
 counted; (2) after a second of this, OP_EVENTS are not queued at all and the browser is told; (3) at the
-limit, or when it has not caught up for `slow_s`, the connection is to be closed with 4408. Nothing but
-frames is ever dropped.
+limit, or when it has not caught up for `slow_s`, the connection is to be closed with 4408. Once it has caught
+up it is told so. Nothing but frames is ever dropped.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class BrowserQueue:
     _frames: deque[_Waiting] = field(default_factory=deque)
     _congested_since: float | None = None
     _degraded: bool = False
+    _told: set[int] = field(default_factory=set)
 
     def put_state(self, key: str, message: dict[str, Any]) -> None:
         """Queue a message; it replaces the one of the same key that waits."""
@@ -111,6 +112,12 @@ class BrowserQueue:
         self._judge(subscription)
         self.wake()
 
+    def put_gap(self, subscription: int, kind: str, rows: int) -> None:
+        """Queue the news that rows are missing; it adds to what waits."""
+        gaps = self._gaps.setdefault(subscription, {})
+        gaps[kind] = gaps.get(kind, 0) + rows
+        self.wake()
+
     def take(self) -> Round | None:
         """Take what to send next; None if nothing waits."""
         if not (self._state or self._metrics or self._gaps or self._logs or self._frames):
@@ -129,11 +136,14 @@ class BrowserQueue:
         self.frame_bytes -= size
         if not self._frames:
             self._congested_since, self._degraded = None, False
+            stream += [{"type": "degraded", "id": n, "reason": None} for n in sorted(self._told)]
+            self._told.clear()
         return Round(messages, logs, stream)
 
     def forget(self, subscription: int) -> None:
         """Drop everything that waits for a subscription which ended."""
         self._metrics.pop(subscription, None)
+        self._told.discard(subscription)
         self._gaps.pop(subscription, None)
         self._logs = {key: wish for key, wish in self._logs.items() if key[0] != subscription}
         self._frames = deque(w for w in self._frames if w.subscription != subscription)
@@ -162,6 +172,7 @@ class BrowserQueue:
             self.slow = True
         elif behind_s >= DEGRADE_AFTER_S and not self._degraded:
             self._degraded = True
+            self._told.add(subscription)
             reason = "this browser is behind: operator events are left out until it has caught up"
             self.put_state(f"degraded:{subscription}", {"type": "degraded", "id": subscription, "reason": reason})
 

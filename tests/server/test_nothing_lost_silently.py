@@ -1,0 +1,100 @@
+"""What a peer may forget, and what it is told is missing: acknowledged beats, holes, a browser that caught up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.server.harness import Server, running, settings_for, until
+
+from penstock.protocol.frames import Column, Kind
+from penstock_server.streams.queue import BrowserQueue
+
+pytestmark = pytest.mark.asyncio
+
+SUMS = {name: np.array([1]) for name in (Column.OP, Column.COUNT, Column.TOTAL_NS, Column.MAX_NS)}
+
+
+async def series(server: Server, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await server.http.get(f"/api/v1/jobs/{job_id}/metrics")).json()["series"]
+    return found
+
+
+def point(step: int) -> dict[str, Any]:
+    return {"step": step, "time_ns": step, "values": {"auc": 0.5}}
+
+
+async def test_beat_is_answered_once_what_came_before_is_stored(tmp_path: Path) -> None:
+    async with running(settings_for(tmp_path, metrics_flush_s=600)) as server, server.attached() as trainer:
+        beat = json.dumps({"type": "beat"})
+        await trainer.ws.send(beat)
+        assert json.loads(await trainer.ws.recv()) == {"type": "beat", "stored_seq": -1}
+        for step in (1, 2):
+            await trainer.frame(Kind.SCALARS, body=point(step))
+        await trainer.ws.send(beat)
+        assert json.loads(await trainer.ws.recv()) == {"type": "beat", "stored_seq": 1}
+        assert (await series(server, trainer.registered["job_id"]))["auc"]["step"] == [1, 2]
+
+
+async def test_lease_of_an_agent_says_that_its_frames_are_stored(tmp_path: Path) -> None:
+    async with running(settings_for(tmp_path, metrics_flush_s=600)) as server:
+        job = await server.submit()
+        async with server.agent(await server.join()) as agent:
+            [replica] = await agent.desired(1)
+            await agent.start(replica)
+            await agent.frame(replica, Kind.SCALARS, body=point(1))
+            await agent.send(type="beat")
+            await until(agent.count_leases, bool)
+            assert (await series(server, job["id"]))["auc"]["step"] == [1]
+
+
+async def test_hole_in_the_numbers_is_a_gap_but_not_before_a_gap_frame_or_a_repetition(sqlite_server: Server) -> None:
+    async with sqlite_server.attached() as trainer, sqlite_server.browser() as browser:
+        await browser.subscribe(1, topic="job", job_id=trainer.registered["job_id"])
+        await trainer.frame(Kind.OP_SUMS, columns=SUMS)
+        trainer.seq = 4
+        await trainer.frame(Kind.OP_SUMS, columns=SUMS)
+        assert [m["dropped"] for m in await browser.of("gap")] == [{"FRAMES": 3}]
+        trainer.seq = 2
+        await trainer.frame(Kind.PROGRESS, body={"done": 1, "total": 2})
+        trainer.seq = 9
+        await trainer.frame(Kind.GAP, body={"OP_EVENTS": 5})
+        await trainer.frame(Kind.OP_SUMS, columns=SUMS)
+        await browser.received(4)
+        assert len(await browser.of("gap")) == 1
+
+
+async def test_browser_that_caught_up_is_told_after_what_it_waited_for() -> None:
+    now = [0.0]
+    queue = BrowserQueue(10, 1000, 5.0, lambda: now[0], lambda: None)
+    queue.put_frame(7, Kind.OP_EVENTS, 1, b"x" * 20)
+    now[0] = 2.0
+    queue.put_frame(7, Kind.OP_SUMS, 1, b"y" * 20)
+    taken = queue.take()
+    assert taken is not None
+    assert [m["reason"] is not None for m in taken.messages if m["type"] == "degraded"] == [True]
+    assert taken.stream == [b"y" * 20, {"type": "degraded", "id": 7, "reason": None}]
+    queue.put_frame(7, Kind.OP_SUMS, 1, b"z")
+    again = queue.take()
+    assert again is not None
+    assert again.stream == [b"z"]
+
+
+async def test_snapshot_of_the_list_says_how_many_jobs_there_are(
+    sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_server.routers.stream_ws.LISTED_JOBS", 1)
+    for _ in range(3):
+        job = await sqlite_server.submit()
+        await sqlite_server.http.post(f"/api/v1/jobs/{job['id']}:cancel")
+        await sqlite_server.job_in(job["id"], "CANCELLED")
+    async with sqlite_server.browser() as browser:
+        snapshot = await browser.subscribe(1, topic="jobs")
+        assert (len(snapshot["jobs"]), snapshot["total"], snapshot["more"]) == (1, 3, True)
+    monkeypatch.setattr("penstock_server.routers.stream_ws.LISTED_JOBS", 3)
+    async with sqlite_server.browser() as browser:
+        snapshot = await browser.subscribe(1, topic="jobs")
+        assert (len(snapshot["jobs"]), snapshot["total"], snapshot["more"]) == (3, 3, False)
