@@ -12,6 +12,7 @@ that its Python bodies run and only their C++ calls arrive here: the mode then s
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,12 +29,19 @@ from penstock.program.record.source import user_line
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
+def _unchecked_in(thread: int, check: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda *operands: threading.get_ident() != thread and check(*operands)
+
+
 @contextmanager
 def plain_functional() -> Iterator[None]:
-    """Let the Python bodies of torch.nn.functional run although a function mode is active."""
+    """Let the Python bodies of torch.nn.functional run in this thread although a function mode is active.
+
+    Within `recording_lock`; the calls of other threads are checked as ever.
+    """
     old = {name: getattr(F, name) for name in _CHECKS}
-    for name in _CHECKS:
-        setattr(F, name, lambda *_: False)
+    for name, check in old.items():
+        setattr(F, name, _unchecked_in(threading.get_ident(), check))
     try:
         yield
     finally:

@@ -1,4 +1,8 @@
-"""The current main and startup Program, the current role and name scope. One per thread."""
+"""The current main and startup Program, the current role and name scope.
+
+The default Programs are those of the process, as Fluid's are; guards, roles and scopes are of the thread that opens
+them. Recording itself is one thread at a time: `recording_lock`, since it changes torch.nn.functional for a moment.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,22 @@ from contextlib import contextmanager
 from penstock.program.ir import Role
 from penstock.program.program import Program
 
+recording_lock = threading.RLock()
+
+
+class _Default:
+    """The process's Programs."""
+
+    main = Program()
+    startup = Program()
+
 
 class _State(threading.local):
+    """`main`, `startup`: those of the innermost guard of this thread, if any."""
+
     def __init__(self) -> None:
-        self.main = Program()
-        self.startup = Program()
+        self.main: Program | None = None
+        self.startup: Program | None = None
         self.role = Role.FORWARD
         self.role_vars: tuple[tuple[str, str], ...] = ()
         self.scopes: list[str] = []
@@ -24,37 +39,45 @@ _state = _State()
 
 def default_main_program() -> Program:
     """Return the Program that layers record into."""
-    return _state.main
+    return _Default.main if _state.main is None else _state.main
 
 
 def default_startup_program() -> Program:
     """Return the Program that initialisers record into."""
-    return _state.startup
+    return _Default.startup if _state.startup is None else _state.startup
 
 
 def switch_main_program(program: Program) -> Program:
-    """Make `program` the main Program; return the previous one."""
-    old, _state.main = _state.main, program
+    """Make `program` the main Program of this guard, or of the process outside of guards; return the previous one."""
+    old = default_main_program()
+    if _state.main is None:
+        _Default.main = program
+    else:
+        _state.main = program
     return old
 
 
 def switch_startup_program(program: Program) -> Program:
-    """Make `program` the startup Program; return the previous one."""
-    old, _state.startup = _state.startup, program
+    """Make `program` the startup Program, as `switch_main_program` does; return the previous one."""
+    old = default_startup_program()
+    if _state.startup is None:
+        _Default.startup = program
+    else:
+        _state.startup = program
     return old
 
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Record into `main_program` (and `startup_program`) within the block."""
-    old_main = switch_main_program(main_program)
-    old_startup = switch_startup_program(startup_program) if startup_program is not None else None
+    """Record into `main_program` (and `startup_program`) within the block, in this thread."""
+    old = _state.main, _state.startup
+    _state.main = main_program
+    if startup_program is not None:
+        _state.startup = startup_program
     try:
         yield
     finally:
-        switch_main_program(old_main)
-        if old_startup is not None:
-            switch_startup_program(old_startup)
+        _state.main, _state.startup = old
 
 
 @contextmanager

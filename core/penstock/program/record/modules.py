@@ -6,6 +6,7 @@ in any case, so that recording never writes the user's module (batch-norm counte
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,16 @@ from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.variable import Variable, recording_in, recording_modes, unwrap, wrap
 
 _original_call = torch.nn.Module.__call__
-_open: list[tuple[Recording, dict[int, str]]] = []
+
+
+class _Open(threading.local):
+    """The module calls that this thread records now, the innermost last."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Recording, dict[int, str]]] = []
+
+
+_open = _Open()
 
 
 def install() -> None:
@@ -29,8 +39,8 @@ def install() -> None:
 
 
 def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if _open and _open[-1][0].active:
-        recording, paths = _open[-1]
+    if _open.calls and _open.calls[-1][0].active:
+        recording, paths = _open.calls[-1]
         return _inner(recording, paths, module, args, kwargs)
     if not any(isinstance(a, (Variable, list, tuple, dict)) for a in (*args, *kwargs.values())):
         return _original_call(module, *args, **kwargs)
@@ -61,7 +71,7 @@ def record_module(
     paths = {id(m): f"{root}.{path}" if path else root for path, m in module.named_modules()}
     with undone_on_failure(recording):
         args, kwargs = unwrap(recording, (args, kwargs))
-        _open.append((recording, paths))
+        _open.calls.append((recording, paths))
         recording.modules.append(root)
         try:
             with _stand_ins(recording, module, root) as swapped, recording_modes(recording):
@@ -69,7 +79,7 @@ def record_module(
                 _write_back(recording, swapped)
         finally:
             recording.modules.pop()
-            _open.pop()
+            _open.calls.pop()
         return wrap(recording, out)
 
 

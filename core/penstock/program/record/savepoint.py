@@ -11,33 +11,34 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.program.program import Program
-from penstock.program.record.context import default_startup_program
+from penstock.program.record.context import default_startup_program, recording_lock
 from penstock.program.record.recording import Recording
 
 
 @contextmanager
 def undone_on_failure(recording: Recording, *, renames: bool = False) -> Iterator[None]:
-    """Take back what the block has recorded if it raises.
+    """Take back what the block has recorded if it raises. Other threads record before or after it.
 
     `renames`: the block may rename what was there before, or change its operators; costs a copy of the whole Program,
     while else the cost is that of what is taken back.
     """
-    dicts, lists = _containers(recording, default_startup_program())
-    sizes = [len(d) for d in dicts], [len(entries) for entries in lists]
-    saved = ([dict(d) for d in dicts], [list(entries) for entries in lists]) if renames else None
-    seeds = recording.num_seeds
-    try:
-        yield
-    except BaseException:
-        if saved is not None:
-            _put_back(dicts, lists, *saved)
-            for name, handle in recording.handles.items():
-                handle.name = name
-        else:
-            _cut(dicts, lists, *sizes)
-        recording.num_seeds = seeds
-        recording.program.revision += 1
-        raise
+    with recording_lock:
+        dicts, lists = _containers(recording, default_startup_program())
+        sizes = [len(d) for d in dicts], [len(entries) for entries in lists]
+        saved = ([dict(d) for d in dicts], [list(entries) for entries in lists]) if renames else None
+        seeds = recording.num_seeds
+        try:
+            yield
+        except BaseException:
+            if saved is not None:
+                _put_back(dicts, lists, *saved)
+                for name, handle in recording.handles.items():
+                    handle.name = name
+            else:
+                _cut(dicts, lists, *sizes)
+            recording.num_seeds = seeds
+            recording.program.revision += 1
+            raise
 
 
 def _containers(recording: Recording, startup: Program) -> tuple[list[dict[Any, Any]], list[list[Any]]]:

@@ -17,7 +17,7 @@ from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.composite import CompositeMode, plain_functional
-from penstock.program.record.context import default_main_program
+from penstock.program.record.context import default_main_program, recording_lock
 from penstock.program.record.dispatch import RecordMode
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
@@ -170,13 +170,14 @@ for _name in _DUNDERS.split(" "):
 
 @contextmanager
 def recording_modes(recording: Recording) -> Iterator[None]:
-    """Run torch calls within the block on fakes, and record them."""
-    recording.active += 1
-    try:
-        with CompositeMode(recording), plain_functional(), RecordMode(recording), recording.fake_mode:
-            yield
-    finally:
-        recording.active -= 1
+    """Run torch calls within the block on fakes, and record them. One thread at a time; another one waits."""
+    with recording_lock:
+        recording.active += 1
+        try:
+            with CompositeMode(recording), plain_functional(), RecordMode(recording), recording.fake_mode:
+                yield
+        finally:
+            recording.active -= 1
 
 
 def recording_in(values: Any) -> Recording | None:
