@@ -81,6 +81,23 @@ def _linear_twice(w: Workshop, a: int, b: int) -> Any:
     return linear(torch.tanh(linear(x)))
 
 
+class SummedWeights(nn.Module):
+    """Two parameters of which torch gives the very same tensor as gradient."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(width, 3))
+        self.second = nn.Parameter(torch.randn(width, 3))
+
+    def forward(self, x: Any) -> Any:
+        return x @ (self.first + self.second)
+
+
+def _summed_weights(w: Workshop, a: int, b: int) -> Any:
+    x = w.pick(a)
+    return w.module(f"summed {w.width(x)} {b % 2}", lambda: SummedWeights(w.width(x)))(x)
+
+
 def _embedding(w: Workshop, a: int, b: int, *, sparse: bool) -> Any:
     column = w.ids[:, a % 2 : a % 2 + 1]
     attr = fluid.ParamAttr(name=f"table_{b % 2}_{sparse}", initializer=fluid.initializer.Normal(0.0, 0.5))
@@ -174,6 +191,7 @@ STEPS: dict[str, Callable[[Workshop, int, int], Any]] = {
     "fc of two": _fc_of_two,
     "shared fc": _shared_fc,
     "linear twice": _linear_twice,
+    "summed weights": _summed_weights,
     "sparse embedding": lambda w, a, b: _embedding(w, a, b, sparse=True),
     "dense embedding": lambda w, a, b: _embedding(w, a, b, sparse=False),
     "module embedding": _module_embedding,

@@ -33,6 +33,7 @@ ROW_INDEPENDENT: dict[str, Callable[[], Network]] = {
     "ctr_dnn adam": lambda: ctr_dnn("adam", "float64", metrics=False),
     "ctr_dnn sgd dense": lambda: ctr_dnn("sgd", "float64", sparse=False, metrics=False),
     "ctr_dnn adam dense": lambda: ctr_dnn("adam", "float64", sparse=False, metrics=False),
+    "summed weights": lambda: build(Recipe((("summed weights", 0, 0),), 1, "sgd"), "float64"),
     "transformer sgd": lambda: transformer("sgd", "float64"),
     "transformer adam": lambda: transformer("adam", "float64"),
 }

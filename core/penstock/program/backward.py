@@ -8,6 +8,7 @@ gradient exchange may write it in place. Of a sparse table it is a SelectedRows 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -171,9 +172,12 @@ def _name_gradients(
     pairs: dict[str, Gradient] = {}
     rows: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     modules = {look.table: look.module for look in lookups}
+    memories = Counter(_memory(grad) for grad in grads if grad is not None)
     for name, grad in zip(dense, grads, strict=False):
         if grad is not None:
-            pairs[name] = _dense_gradient(recording, name, grad, before)
+            # Where torch gives several parameters one memory each gets a copy, made before any is exchanged.
+            private = memories[_memory(grad)] == 1 and _private(recording, grad, before)
+            pairs[name] = _dense_gradient(recording, name, grad, private)
     for look, grad in zip(lookups, grads[len(dense) :], strict=True):
         if grad is not None:
             with name_scope(look.module):
@@ -187,8 +191,12 @@ def _name_gradients(
     return sorted(pairs.items(), key=lambda item: order[item[0]])
 
 
-def _dense_gradient(recording: Recording, name: str, grad: torch.Tensor, before: int) -> Variable:
-    if not _private(recording, grad, before):
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _dense_gradient(recording: Recording, name: str, grad: torch.Tensor, private: bool) -> Variable:
+    if not private:
         grad = grad.clone(memory_format=torch.contiguous_format)
     _rename(recording, grad, grad_name(name))
     _pair(recording.program, grad_name(name), name)
