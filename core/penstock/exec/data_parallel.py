@@ -30,7 +30,7 @@ from penstock.graph.ssa import Graph, Mode
 from penstock.native.engine import Engine, EngineError, EngineStateError
 from penstock.program import legality
 from penstock.program.initializers import SEED
-from penstock.program.kernels import operator_error
+from penstock.program.kernels import check_writes, operator_error
 from penstock.program.program import Program
 from penstock.protocol.graphdoc import GraphDocument
 
@@ -112,6 +112,7 @@ class DataParallel:
         if self._revision == self.program.revision:
             return
         legality.check(self.program)
+        check_writes(self.program)
         self._revision = self.program.revision
         variables = self.program.variables
         self._writes = any(

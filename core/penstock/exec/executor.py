@@ -24,7 +24,7 @@ from penstock.exec.scope import Scope, global_scope
 from penstock.program import legality
 from penstock.program.initializers import SEED
 from penstock.program.ir import Operator
-from penstock.program.kernels import CAPTURED, concrete, operator_error, resolve, shape_text
+from penstock.program.kernels import CAPTURED, check_writes, concrete, operator_error, resolve, shape_text
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.record.recording import RNG
@@ -119,6 +119,7 @@ class Executor:
         if known is not None and known[0] is program and known[1] == program.revision:
             return known[2]
         legality.check(program)
+        check_writes(program)
         prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.operators]
         self._checked[id(program)] = (program, program.revision, prepared)
         return prepared

@@ -29,8 +29,9 @@ def tensor_of(scope: Scope, program: Program, name: str) -> torch.Tensor:
             variable=name,
         )
     if not _fits(var, tensor):
+        described = f"{var.dtype}[{', '.join(str(d) for d in var.shape)}]"
         raise ProgramError(
-            f"variable {name!r} (created at {var.source}) is {var.dtype}[{', '.join(str(d) for d in var.shape)}], but the scope "
+            f"variable {name!r} (created at {var.source}) is {described}, but the scope "
             f"holds {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} under that name: another program's "
             "startup has run in this scope. Give each model its own fluid.Scope(), or name their parameters",
             variable=name,
