@@ -40,6 +40,13 @@ def _without_writes(program: Program, type_: str) -> Program:
     return copy
 
 
+@pytest.fixture
+def unknown_to_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch the static check of declared writes off: a kernel that its table does not know is the audit's to find."""
+    monkeypatch.setattr("penstock.exec.executor.check_writes", lambda program: None)
+
+
+@pytest.mark.usefixtures("unknown_to_the_table")
 def test_an_undeclared_write_is_found_with_operator_variable_and_line() -> None:
     network = conv_net()
     program = _without_writes(network.main, "aten.native_batch_norm.default")
@@ -49,6 +56,7 @@ def test_an_undeclared_write_is_found_with_operator_variable_and_line() -> None:
     assert all("native_batch_norm" in str(f) and "networks.py:" in str(f) for f in findings)
 
 
+@pytest.mark.usefixtures("unknown_to_the_table")
 def test_an_undeclared_write_of_a_penstock_operator_is_found() -> None:
     network = ctr_dnn(metrics=False)
     program = _without_writes(network.main, "penstock.sparse_adam_.default")
