@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +32,16 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+@functools.cache
+def _say_detected(cores: int) -> None:
+    print(f"penstock: CPU_NUM is not set; {cores} replicas run, one for each core", file=sys.stderr)
+
+
 def cpu_num() -> int:
     """Return the number of CPU replicas: the environment's CPU_NUM, else the number of cores. Raises SpecError."""
     text = os.environ.get("CPU_NUM", "").strip()
     if not text:
+        _say_detected(num_cores())
         return num_cores()
     if not text.isdecimal() or int(text) < 1:
         raise SpecError(f"the environment variable CPU_NUM is {text!r}; expected a whole number from 1 on")
