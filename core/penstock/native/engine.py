@@ -19,9 +19,25 @@ from penstock.native import check_built
 check_built("_engine")
 
 from penstock.native import _engine  # noqa: E402 - a library built for another torch must not be loaded
-from penstock.native._engine import EngineStateError, TorchPlan  # noqa: E402 - as above
+from penstock.native._engine import (  # noqa: E402 - as above
+    AllocationMeter,
+    Arena,
+    DevicePlan,
+    EngineStateError,
+    PretendedDevices,
+    TorchPlan,
+)
 
-__all__ = ["Engine", "EngineError", "EngineStateError", "TorchPlan"]
+__all__ = [
+    "AllocationMeter",
+    "Arena",
+    "DevicePlan",
+    "Engine",
+    "EngineError",
+    "EngineStateError",
+    "PretendedDevices",
+    "TorchPlan",
+]
 
 
 class EngineError(PenstockError):
@@ -79,6 +95,13 @@ class Engine:
         Any thread may call it, also during a step.  Cost: about 20 ns an event.
         """
         return dict(self._native.drain())
+
+    def set_tracing(self, *, on: bool) -> None:
+        """Record the runs that start from now on, or do not: for `bench tracing`, which measures what the trace costs.
+
+        A run that is not recorded is missing in the trace, in what is made of it, and in `statistics()['executed']`.
+        """
+        self._native.set_tracing(on=on)
 
     def statistics(self) -> dict[str, int]:
         """Return counts since the start: runs, failed_runs, executed, host_executed, steals, parks, wakes, workers."""

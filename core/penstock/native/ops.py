@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from penstock.native import load_operators
+from penstock.native import recurrent as _recurrent  # noqa: F401 - registers the recurrent layers
+from penstock.native.pass_shapes import PASS_FAKE_KERNELS
 
 load_operators()
 _OPS = torch.ops.penstock
@@ -320,7 +322,7 @@ _FAKE_KERNELS: dict[str, Callable[..., Any]] = {
     "truncated_normal": _normal,
     "uniform": _normal,
 }
-for _name, _kernel in _FAKE_KERNELS.items():
+for _name, _kernel in (*_FAKE_KERNELS.items(), *PASS_FAKE_KERNELS.items()):
     torch.library.register_fake(f"penstock::{_name}", _kernel)
 
 

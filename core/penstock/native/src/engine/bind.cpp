@@ -7,6 +7,8 @@
 
 #include <ATen/ScalarOps.h>
 
+#include "engine/bind_device.h"
+#include "engine/bind_memory.h"
 #include "engine/threads.h"
 #include "engine/torch_plan.h"
 
@@ -195,6 +197,8 @@ class PythonEngine {
                     "lost"_a = trace.lost);
   }
 
+  void set_tracing(bool on) { engine_.set_tracing(on); }
+
   py::dict statistics() const {
     const Statistics s = engine_.statistics();
     using py::literals::operator""_a;
@@ -235,15 +239,18 @@ std::pair<double, double> time_trace_events(std::uint32_t repeats) {
 }
 
 void bind_plan(py::module_& m) {
-  py::class_<TorchPlan>(m, "TorchPlan")
-      .def(py::init<std::size_t>(), py::arg("num_slots"))
+  py::class_<TorchPlan> plan(m, "TorchPlan");
+  bind_memory(m, plan);
+  plan.def(py::init<std::size_t>(), py::arg("num_slots"))
       .def("add", &add, py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("outputs"), py::arg("op_index"),
            py::kw_only(), py::arg("affinity") = -1, py::arg("host") = false)
       .def("add_python", &add_python, py::arg("function"), py::arg("inputs"), py::arg("outputs"), py::arg("op_index"))
       .def("edge", &TorchPlan::edge, py::arg("before"), py::arg("after"))
       .def("keep", &TorchPlan::keep, py::arg("slot"))
       .def("seal", &TorchPlan::seal)
+      .def("use_devices", &TorchPlan::use_devices, py::arg("devices"))
       .def("set", &TorchPlan::set, py::arg("slot"), py::arg("tensor"))
+      .def("set_all", &TorchPlan::set_all, py::arg("slots"), py::arg("tensors"))
       .def("get", &TorchPlan::get, py::arg("slot"))
       .def("clear", &TorchPlan::clear, py::arg("slot"))
       .def(
@@ -264,6 +271,7 @@ void bind_plan(py::module_& m) {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  bind_device(m);
   bind_plan(m);
   py::register_exception<EngineStateError>(m, "EngineStateError", PyExc_RuntimeError);
   py::class_<PythonEngine>(m, "Engine")
@@ -271,6 +279,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            py::arg("ring_capacity"))
       .def("run", &PythonEngine::run, py::arg("plan"), py::arg("step"), py::arg("seed"))
       .def("drain", &PythonEngine::drain)
+      .def("set_tracing", &PythonEngine::set_tracing, py::kw_only(), py::arg("on"))
       .def("statistics", &PythonEngine::statistics)
       .def_property_readonly("closed", &PythonEngine::closed)
       .def("close", &PythonEngine::close);

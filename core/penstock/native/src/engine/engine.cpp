@@ -116,6 +116,7 @@ void Engine::start(Schedule& schedule, Kernel kernel, std::uint64_t step, std::u
   schedule_ = &schedule;
   kernel_ = kernel;
   step_ = step;
+  traced_ = tracing_.load();
   seed_.store(seed, std::memory_order_relaxed);
   for (const auto& worker : workers_) worker->queue.reserve(schedule.size());
   workers_[0]->random = 0;  // this thread's; with one worker a seed gives the same order every time
@@ -238,7 +239,8 @@ void Engine::work(std::uint32_t self, std::uint32_t instruction) {
 
 void Engine::execute(Ring& ring, std::uint32_t thread, std::uint32_t instruction) {
   if (failed_.load(std::memory_order_relaxed)) return;
-  const std::uint64_t begin = ticks();
+  const bool traced = traced_;
+  const std::uint64_t begin = traced ? ticks() : 0;
   try {
     kernel_.run(kernel_.context, instruction, thread);
   } catch (const KernelError& error) {
@@ -248,7 +250,7 @@ void Engine::execute(Ring& ring, std::uint32_t thread, std::uint32_t instruction
   } catch (...) {
     fail(instruction, "an exception of an unknown type", {});
   }
-  ring.write(schedule_->node(instruction).op, step_, begin, ticks());
+  if (traced) ring.write(schedule_->node(instruction).op, step_, begin, ticks());
 }
 
 // Counts `instruction` as finished for its successors. Of those that are ready now and at home here the first is

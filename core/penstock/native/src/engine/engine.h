@@ -96,6 +96,8 @@ class Engine {
   // at random among ready instructions and delays them at random: the same results must come out.
   std::optional<Failure> run(Schedule& schedule, Kernel kernel, std::uint64_t step, std::uint64_t seed);
   Trace drain();
+  // Off, runs that start from now on are not recorded: for measuring what the trace costs.
+  void set_tracing(bool on) noexcept { tracing_.store(on); }
   Statistics statistics() const;
   // Stops the pool; waits for a run in progress for at most `patience`. Idempotent. A thread that is stuck in a host
   // instruction after that is left behind.
@@ -154,6 +156,7 @@ class Engine {
   Schedule* schedule_ = nullptr;
   Kernel kernel_{};
   std::uint64_t step_ = 0;
+  bool traced_ = true;
   std::atomic<std::uint64_t> seed_{0};  // an idle worker looks at it at any time
 
   alignas(64) std::atomic<std::uint32_t> left_{0};  // instructions not yet retired
@@ -164,6 +167,7 @@ class Engine {
   std::atomic<bool> closed_{false};
   std::atomic<bool> announced_{false};  // closed, and a step that was running has been told
   std::atomic<bool> busy_{false};       // a run is in progress
+  std::atomic<bool> tracing_{true};     // whether the next run is traced
   std::atomic<std::uint64_t> runs_{0}, failed_runs_{0};
   std::mutex closing_;
   std::mutex failure_lock_;

@@ -246,6 +246,13 @@ void TorchPlan::set(std::int64_t slot, at::Tensor tensor) {
   slots_[static_cast<std::size_t>(checked_slot(slot))] = std::move(tensor);
 }
 
+void TorchPlan::set_all(const std::vector<std::int64_t>& slots, Tensors tensors) {
+  check_idle("take tensors");
+  if (slots.size() != tensors.size()) throw std::invalid_argument("as many slots as tensors are needed");
+  for (const std::int64_t slot : slots) checked_slot(slot);
+  for (std::size_t i = 0; i < slots.size(); ++i) slots_[static_cast<std::size_t>(slots[i])] = std::move(tensors[i]);
+}
+
 std::optional<at::Tensor> TorchPlan::get(std::int64_t slot) const {
   check_idle("give a tensor");
   const c10::IValue& value = slots_[static_cast<std::size_t>(checked_slot(slot))];
@@ -263,14 +270,17 @@ std::optional<Failure> TorchPlan::run(Engine& engine, int intra_op_threads, std:
   if (running_.exchange(true)) throw EngineStateError("the plan is running already");
   intra_op_threads_ = intra_op_threads;
   if (stacks_.size() < engine.workers()) stacks_.resize(engine.workers());
+  begin_memory(stacks_.size());
   std::optional<Failure> failure;
   try {
     failure = engine.run(schedule_, Kernel{this, &TorchPlan::run_instruction}, step, seed);
   } catch (...) {
+    end_memory(false);
     running_.store(false);
     throw;
   }
   if (failure) empty_temporaries();
+  end_memory(!failure);
   running_.store(false);
   return failure;
 }
@@ -288,17 +298,24 @@ void TorchPlan::run_instruction(void* context, std::uint32_t index, std::uint32_
   if (!instruction.op) {
     plan.call_function(instruction);
   } else if (thread < plan.stacks_.size()) {
-    plan.call_operator(instruction, plan.stacks_[thread]);
+    plan.call_operator(instruction, index, thread, plan.stacks_[thread]);
   } else {
     torch::jit::Stack stack;
-    plan.call_operator(instruction, stack);
+    plan.call_operator(instruction, index, thread, stack);
   }
 }
 
-void TorchPlan::call_operator(Instruction& instruction, torch::jit::Stack& stack) {
+void TorchPlan::call_operator(Instruction& instruction, std::uint32_t index, std::uint32_t thread,
+                              torch::jit::Stack& stack) {
   try {
     push_arguments(instruction, stack);
-    instruction.op->callBoxed(&stack);
+    if (devices_ != nullptr) {
+      call_on_device(instruction, index, stack);
+    } else if (in_memory_ && thread < stacks_.size()) {
+      call_in_memory(instruction, index, thread, stack);
+    } else {
+      instruction.op->callBoxed(&stack);
+    }
     store(instruction, stack);
   } catch (const std::exception& error) {
     KernelError described(message_of(error), describe(stack));

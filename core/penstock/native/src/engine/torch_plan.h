@@ -6,6 +6,7 @@
 //    instruction's call, one with several readers is cleared by the reader that brings its counter to zero.
 //  * Slots are touched by the instructions of the run in progress only; set(), get() and clear() are refused then.
 //  * After a failed run all slots that are not kept are empty.
+//  * Where results lie changes no result (see placement.h).
 // Calls go through the dispatcher, boxed, on a stack that each thread reuses.
 #pragma once
 
@@ -21,7 +22,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/device.h"
 #include "engine/engine.h"
+#include "engine/observation.h"
+#include "engine/placement.h"
 
 namespace penstock {
 
@@ -53,8 +57,22 @@ class TorchPlan {
   void seal();
 
   void set(std::int64_t slot, at::Tensor tensor);
+  void set_all(const std::vector<std::int64_t>& slots, Tensors tensors);  // all or none
   std::optional<at::Tensor> get(std::int64_t slot) const;
   void clear(std::int64_t slot);
+
+  // Memory. The next run notes what each instruction allocates; observed() is null until a run has done so without
+  // failing. From place() on, runs allocate as the placement says; memory is taken over only where arguments are laid
+  // out as they were observed, for the result's layout follows from them.
+  void observe();
+  const Observation* observed() const noexcept { return observed_ ? observation_.get() : nullptr; }
+  void place(std::unique_ptr<Placement> placement);
+  const Placement* placement() const noexcept { return placement_.get(); }
+  // The most that allocations without a place have held at once, since observe() or place().
+  std::int64_t unplanned_peak() const noexcept;
+
+  // Runs between devices->begin() and end() from now on call each instruction on its streams.
+  void use_devices(std::shared_ptr<DevicePlan> devices);
 
   std::uint32_t num_instructions() const noexcept { return schedule_.size(); }
   std::size_t num_slots() const noexcept { return slots_.size(); }
@@ -94,7 +112,12 @@ class TorchPlan {
   };
 
   static void run_instruction(void* context, std::uint32_t instruction, std::uint32_t thread);
-  void call_operator(Instruction& instruction, torch::jit::Stack& stack);
+  void call_operator(Instruction& instruction, std::uint32_t index, std::uint32_t thread, torch::jit::Stack& stack);
+  void call_in_memory(Instruction& instruction, std::uint32_t index, std::uint32_t thread, torch::jit::Stack& stack);
+  void call_on_device(Instruction& instruction, std::uint32_t index, torch::jit::Stack& stack);
+  bool as_observed(std::uint32_t index, const torch::jit::Stack& stack) const;
+  void begin_memory(std::size_t num_threads);
+  void end_memory(bool whole);
   void call_function(Instruction& instruction);
   void push_arguments(const Instruction& instruction, torch::jit::Stack& stack);
   void push_list(const Load& load, torch::jit::Stack& stack);
@@ -130,8 +153,14 @@ class TorchPlan {
   std::vector<std::uint32_t> num_readers_;                // instructions that read a slot
   std::unique_ptr<std::atomic<std::uint32_t>[]> unread_;  // readers still to come in this run
   std::vector<torch::jit::Stack> stacks_;                 // one for each worker
-  int intra_op_threads_ = 1;                              // of the run in progress
-  bool sealed_ = false;                                   // a plan that seal() has refused never runs
+  std::unique_ptr<Observation> observation_;
+  std::unique_ptr<Placement> placement_;
+  std::vector<std::optional<Layouts>> layouts_;  // by instruction: the arguments with which its takeover was observed
+  bool in_memory_ = false;                       // the run in progress is observed or placed
+  bool observed_ = false;
+  std::shared_ptr<DevicePlan> devices_;  // null: results are where the processor puts them
+  int intra_op_threads_ = 1;             // of the run in progress
+  bool sealed_ = false;                  // a plan that seal() has refused never runs
   std::atomic<bool> running_{false};
 };
 

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 
 namespace penstock::ops {
@@ -25,7 +26,36 @@ void adam_(const at::Tensor& param, const at::Tensor& moment1, const at::Tensor&
            double weight_decay);
 void all_reduce_(at::TensorList tensors);
 void reduce_(at::TensorList tensors, int64_t owner);
+void all_reduce_part_(at::TensorList tensors, int64_t part, int64_t num_parts);
+void reduce_part_(at::TensorList tensors, int64_t owner, int64_t part, int64_t num_parts);
 void broadcast_(at::TensorList destinations, const at::Tensor& source);
+
+// operators_grouped.cpp
+void fused_all_reduce_(at::TensorList tensors, int64_t replicas);
+void fused_sgd_(at::TensorList params, at::TensorList grads, const at::Tensor& lr);
+void fused_momentum_(at::TensorList params, at::TensorList velocities, at::TensorList grads, const at::Tensor& lr,
+                     double momentum, bool nesterov);
+void fused_adagrad_(at::TensorList params, at::TensorList moments, at::TensorList grads, const at::Tensor& lr,
+                    double epsilon);
+void fused_adam_(at::TensorList params, at::TensorList moments1, at::TensorList moments2, const at::Tensor& step,
+                 at::TensorList grads, const at::Tensor& lr, double beta1, double beta2, double epsilon,
+                 double weight_decay);
+
+// batch_norm.cpp
+at::Tensor batch_norm_stats(const at::Tensor& x);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> sync_batch_norm(const at::Tensor& x,
+                                                               const std::optional<at::Tensor>& weight,
+                                                               const std::optional<at::Tensor>& bias,
+                                                               const std::optional<at::Tensor>& running_mean,
+                                                               const std::optional<at::Tensor>& running_var,
+                                                               const at::Tensor& stats, double momentum, double eps);
+at::Tensor batch_norm_grad_stats(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& mean,
+                                 const at::Tensor& invstd);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> sync_batch_norm_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                                        const std::optional<at::Tensor>& weight,
+                                                                        const at::Tensor& mean,
+                                                                        const at::Tensor& invstd, const at::Tensor& own,
+                                                                        const at::Tensor& stats);
 
 // operators_values.cpp
 at::Tensor lookup_table(const at::Tensor& table, const at::Tensor& ids, int64_t padding_idx);

@@ -7,6 +7,7 @@
 #include "ops/dense.h"
 #include "ops/lookup.h"
 #include "ops/operators.h"
+#include "ops/replicas.h"
 #include "ops/sparse.h"
 
 namespace penstock::ops {
@@ -142,68 +143,70 @@ void adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, co
 
 namespace {
 
-// The tensors are one memory layout each, all the same, so that they can be added as flat arrays.
-void check_replicas(const Check& check, TensorList tensors) {
-  const Tensor& first = tensors[0];
-  TORCH_CHECK_VALUE(first.is_non_overlapping_and_dense(), check.op(), ": tensor 0 of shape ", first.sizes(),
-                    " has strides ", first.strides(), ", which leave gaps or overlap; expected a dense tensor");
-  for (size_t k = 1; k < tensors.size(); ++k) {
-    const Tensor& other = tensors[k];
-    TORCH_CHECK_TYPE(other.scalar_type() == first.scalar_type(), check.op(), ": tensor ", k, " has dtype ",
-                     other.scalar_type(), "; expected ", first.scalar_type(), " as tensor 0");
-    TORCH_CHECK_VALUE(other.sizes() == first.sizes() && other.strides() == first.strides(), check.op(), ": tensor ", k,
-                      " has shape ", other.sizes(), " and strides ", other.strides(), "; expected ", first.sizes(),
-                      " and ", first.strides(), " as tensor 0");
-    for (size_t j = 0; j < k && first.numel() > 0; ++j) {
-      TORCH_CHECK_VALUE(other.const_data_ptr() != tensors[j].const_data_ptr(), check.op(), ": tensors ", j, " and ", k,
-                        " are the same memory; expected one of its own for each replica");
-    }
+// One of `count` parts of flat arrays. Parts begin on multiples of kPartElements, so that no cache line is in two.
+struct Part {
+  int64_t index = 0;
+  int64_t count = 1;
+
+  int64_t begin(int64_t size) const {
+    constexpr int64_t kPartElements = 64;
+    const int64_t pieces = (size + kPartElements - 1) / kPartElements;
+    return std::min(size, pieces * index / count * kPartElements);
   }
-}
+  int64_t end(int64_t size) const { return Part{index + 1, count}.begin(size); }
+};
 
 template <typename T, typename Sum>
-void sum_typed(TensorList tensors, const Sum& sum) {
+void sum_typed(TensorList tensors, const Part& part, const Sum& sum) {
   std::vector<T*> arrays;
   arrays.reserve(tensors.size());
   for (const Tensor& tensor : tensors) {
     arrays.push_back(tensor.mutable_data_ptr<T>());
   }
-  at::parallel_for(0, tensors[0].numel(), kGrain, [&](int64_t begin, int64_t end) { sum(arrays.data(), begin, end); });
+  const int64_t size = tensors[0].numel();
+  at::parallel_for(part.begin(size), part.end(size), kGrain,
+                   [&](int64_t begin, int64_t end) { sum(arrays.data(), begin, end); });
 }
 
 template <typename Sum>
-void sum_replicas(const Check& check, TensorList tensors, const Sum& sum) {
+void sum_replicas(const Check& check, TensorList tensors, const Part& part, const Sum& sum) {
   check_replicas(check, tensors);
-  switch (tensors[0].scalar_type()) {
-    case at::kFloat:
-      return sum_typed<float>(tensors, sum);
-    case at::kDouble:
-      return sum_typed<double>(tensors, sum);
-    case at::kInt:
-      return sum_typed<int32_t>(tensors, sum);
-    case at::kLong:
-      return sum_typed<int64_t>(tensors, sum);
-    default:
-      TORCH_CHECK_TYPE(false, check.op(), ": the tensors have dtype ", tensors[0].scalar_type(),
-                       "; expected Float, Double, Int or Long");
-  }
+  TORCH_CHECK_INDEX(part.index >= 0 && part.index < part.count, check.op(), ": part is ", part.index,
+                    "; expected one of ", part.count, ", from 0");
+  with_summable(check, tensors[0], [&](auto type) { sum_typed<decltype(type)>(tensors, part, sum); });
+}
+
+void sum_all(TensorList tensors, const Part& part) {
+  const auto count = static_cast<int64_t>(tensors.size());
+  sum_replicas(Check("penstock.all_reduce_"), tensors, part,
+               [&](auto* arrays, int64_t begin, int64_t end) { sum_to_all(arrays, count, begin, end); });
+}
+
+void sum_at_owner(TensorList tensors, int64_t owner, const Part& part) {
+  const Check check("penstock.reduce_");
+  const auto count = static_cast<int64_t>(tensors.size());
+  TORCH_CHECK_INDEX(owner >= 0 && owner < count, check.op(), ": owner is ", owner,
+                    "; expected a position in the list of ", count, " tensors");
+  sum_replicas(check, tensors, part,
+               [&](auto* arrays, int64_t begin, int64_t end) { sum_to_one(arrays, count, owner, begin, end); });
 }
 
 }  // namespace
 
 void all_reduce_(TensorList tensors) {
-  const auto count = static_cast<int64_t>(tensors.size());
-  sum_replicas(Check("penstock.all_reduce_"), tensors,
-               [&](auto* arrays, int64_t begin, int64_t end) { sum_to_all(arrays, count, begin, end); });
+  sum_all(tensors, Part{});
+}
+
+void all_reduce_part_(TensorList tensors, int64_t part, int64_t num_parts) {
+  sum_all(tensors, Part{part, num_parts});
 }
 
 void reduce_(TensorList tensors, int64_t owner) {
-  const Check check("penstock.reduce_");
-  const auto count = static_cast<int64_t>(tensors.size());
-  TORCH_CHECK_INDEX(owner >= 0 && owner < count, check.op(), ": owner is ", owner,
-                    "; expected a position in the list of ", count, " tensors");
-  sum_replicas(check, tensors,
-               [&](auto* arrays, int64_t begin, int64_t end) { sum_to_one(arrays, count, owner, begin, end); });
+  sum_at_owner(tensors, owner, Part{});
+}
+
+void reduce_part_(TensorList tensors, int64_t owner, int64_t part, int64_t num_parts) {
+  sum_at_owner(tensors, owner, Part{part, num_parts});
 }
 
 void broadcast_(TensorList destinations, const Tensor& source) {

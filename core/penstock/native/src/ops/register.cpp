@@ -20,6 +20,25 @@ TORCH_LIBRARY(penstock, m) {
       "float beta1, float beta2, float epsilon, float weight_decay) -> ()");
   m.def("all_reduce_(Tensor(a!)[] tensors) -> ()");
   m.def("reduce_(Tensor(a!)[] tensors, int owner) -> ()");
+  m.def("all_reduce_.part(Tensor(a!)[] tensors, int part, int num_parts) -> ()");
+  m.def("reduce_.part(Tensor(a!)[] tensors, int owner, int part, int num_parts) -> ()");
+  m.def("fused_all_reduce_(Tensor(a!)[] tensors, int replicas) -> ()");
+  m.def("fused_sgd_(Tensor(a!)[] params, Tensor[] grads, Tensor lr) -> ()");
+  m.def(
+      "fused_momentum_(Tensor(a!)[] params, Tensor(b!)[] velocities, Tensor[] grads, Tensor lr, float momentum, "
+      "bool nesterov) -> ()");
+  m.def("fused_adagrad_(Tensor(a!)[] params, Tensor(b!)[] moments, Tensor[] grads, Tensor lr, float epsilon) -> ()");
+  m.def(
+      "fused_adam_(Tensor(a!)[] params, Tensor(b!)[] moments1, Tensor(c!)[] moments2, Tensor step, Tensor[] grads, "
+      "Tensor lr, float beta1, float beta2, float epsilon, float weight_decay) -> ()");
+  m.def("batch_norm_stats(Tensor x) -> Tensor");
+  m.def(
+      "sync_batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
+      "Tensor stats, float momentum, float eps) -> (Tensor, Tensor, Tensor)");
+  m.def("batch_norm_grad_stats(Tensor grad, Tensor x, Tensor mean, Tensor invstd) -> Tensor");
+  m.def(
+      "sync_batch_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor mean, Tensor invstd, Tensor own, "
+      "Tensor stats) -> (Tensor, Tensor, Tensor)");
   m.def("broadcast_(Tensor(a!)[] destinations, Tensor source) -> ()");
   m.def(
       "dropout(Tensor x, Tensor rng, float p, bool training, int op_seed, int batch_dim, int rows_per_sample) "
@@ -43,7 +62,18 @@ TORCH_LIBRARY_IMPL(penstock, CPU, m) {
   m.impl("adam_", adam_);
   m.impl("all_reduce_", all_reduce_);
   m.impl("reduce_", reduce_);
+  m.impl("all_reduce_.part", all_reduce_part_);
+  m.impl("reduce_.part", reduce_part_);
   m.impl("broadcast_", broadcast_);
+  m.impl("fused_all_reduce_", fused_all_reduce_);
+  m.impl("fused_sgd_", fused_sgd_);
+  m.impl("fused_momentum_", fused_momentum_);
+  m.impl("fused_adagrad_", fused_adagrad_);
+  m.impl("fused_adam_", fused_adam_);
+  m.impl("batch_norm_stats", batch_norm_stats);
+  m.impl("sync_batch_norm", sync_batch_norm);
+  m.impl("batch_norm_grad_stats", batch_norm_grad_stats);
+  m.impl("sync_batch_norm_backward", sync_batch_norm_backward);
   m.impl("dropout", dropout);
   m.impl("dropout_backward", dropout_backward);
   m.impl("scale_loss_grad", scale_loss_grad);

@@ -9,7 +9,7 @@ namespace penstock::ops {
 namespace {
 
 constexpr int64_t kDirectRows = 1 << 15;  // 256 KiB of stamps: in the L2 cache
-constexpr int64_t kAhead = 8;
+constexpr int64_t kAhead = 16;
 constexpr size_t kKeptBytes = size_t{64} << 20;
 constexpr uint64_t kLastCall = 0xFFFFFFFFULL;
 
@@ -19,6 +19,7 @@ inline void prefetch_row(const T* row, int64_t width) {
   for (int64_t at = 0; at < width; at += kPerLine) {
     __builtin_prefetch(row + at, 1);
   }
+  __builtin_prefetch(row + width - 1, 1);  // a row rarely starts at a line
 }
 
 }  // namespace

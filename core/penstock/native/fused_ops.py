@@ -1,0 +1,40 @@
+"""Fake kernels of the operators that passes put in the place of several: shapes and dtypes without values.
+
+Importing this module loads the native library. What each operator computes is in `docs/matrix-kernels.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.native import load_operators
+
+load_operators()
+
+
+def _product(
+    x: Tensor, w: Tensor, bias: Tensor | None, transpose_x: bool, transpose_w: bool, activation: str, kernel: str
+) -> Tensor:
+    left, right = x.mT if transpose_x else x, w.mT if transpose_w else w
+    return left.new_empty([*left.shape[:-1], right.shape[-1]])
+
+
+def _fused_add_act(x: Tensor, y: Tensor, activation: str, scale: float) -> Tensor:
+    return torch.empty_like(x + y)
+
+
+_FAKE_KERNELS: dict[str, Callable[..., Any]] = {
+    "product": _product,
+    "fused_add_act": _fused_add_act,
+}
+for _name, _kernel in _FAKE_KERNELS.items():
+    torch.library.register_fake(f"penstock::{_name}", _kernel)
+
+
+def mkl_vendor_check() -> str:
+    """Say how MKL's question whether the processor is its vendor's is answered: 'yes', 'no', or 'absent'."""
+    return {1: "yes", 0: "no"}.get(int(torch.ops.penstock.mkl_vendor_check()), "absent")

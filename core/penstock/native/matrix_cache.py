@@ -1,0 +1,147 @@
+"""The file that remembers how long kernels take: one for a user, with a section for each machine and installation.
+
+`FILE_NAME` in `$PENSTOCK_CACHE`, else in `$XDG_CACHE_HOME/penstock` or `~/.cache/penstock`. A section's name says all
+that changes the times but is not in an entry: processor, torch, how MKL's vendor check is answered, and the settings of
+MKL and oneDNN in the environment. Any number of processes may add to it at once: the first to add an entry wins. Its
+name holds the version of what is written, so that two installations do not take each other's files for damaged.
+On failure: a damaged file is said once, ignored, and replaced by the next addition; a file that cannot be read is said
+once and left as it is; a folder that cannot be written is said once, and times live as long as the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.native.fused_ops import mkl_vendor_check
+
+VERSION = 2
+"""Of what is written and of how it is measured. 2: oneDNN's relu comes after the product, not within."""
+FILE_NAME = f"matrix-kernels-{VERSION}.json"
+_SETTINGS = ("MKL_", "ONEDNN_", "DNNL_")
+_NOT_SPEED = ("MKL_NUM_THREADS", "ONEDNN_VERBOSE", "MKL_VERBOSE", "DNNL_VERBOSE")
+_MACHINES = "machines"
+
+Times = dict[str, dict[str, float]]
+
+
+def cache_folder() -> Path:
+    """Name the folder for what is measured once for a machine."""
+    own = os.environ.get("PENSTOCK_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def machine() -> str:
+    """Describe processor and installation, as far as they change how long a product takes."""
+    settings = [
+        f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_SETTINGS) and not k.startswith(_NOT_SPEED)
+    ]
+    parts = [_processor(), f"{os.cpu_count()} cores", f"torch {torch.__version__}", f"mkl vendor {mkl_vendor_check()}"]
+    return ", ".join([*parts, *settings])
+
+
+def _processor() -> str:
+    """The model as the kernel names it, with its numbers: cloud machines call many models by one name."""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping")
+    found: dict[str, str] = {}
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        for line in lines:
+            key, _, text = line.partition(":")
+            if key.strip() in wanted:
+                found.setdefault(key.strip(), text.strip())
+    return " ".join(found[k] for k in wanted if k in found) or f"{platform.machine()} {platform.processor()}".strip()
+
+
+def _to_stderr(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr)
+
+
+class CacheFile:
+    """A `Store` in a file. `machine`: the section that is read and added to."""
+
+    def __init__(self, path: Path, machine: str, say: Callable[[str], None] = _to_stderr) -> None:
+        self._path, self._machine, self._say = path, machine, say
+        self._said = False
+
+    def load(self) -> Times:
+        """Return the section of this machine; nothing if there is no file, or none that can be read."""
+        try:
+            return self._read().get(self._machine, {})
+        except OSError as error:
+            self._say_once(f"cannot read {self._path}: {error.strerror}; matrix kernels are measured again")
+            return {}
+
+    def add(self, found: Mapping[str, Mapping[str, float]]) -> Times:
+        """Add what this machine's section does not have: read, merge and replace the file under a lock.
+
+        Return the section as it is now; `found` if that fails. An entry that has all kernels of `found` stays.
+        """
+        mine = {entry: dict(times) for entry, times in found.items()}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                sections = self._read()
+                section = sections.setdefault(self._machine, {})
+                new = {k: v for k, v in mine.items() if not section.get(k, {}).keys() >= v.keys()}
+                section.update(new)
+                if new:
+                    text = json.dumps({"version": VERSION, _MACHINES: sections}, indent=1, sort_keys=True)
+                    self._replace(text + "\n")
+                return section
+        except OSError as error:
+            self._say_once(f"cannot remember the times of matrix kernels in {self._path}: {error.strerror}")
+            return mine
+
+    def _replace(self, text: str) -> None:
+        """Put a whole file in the place of the old one. On failure the old one stays, and nothing is left beside it."""
+        with ExitStack() as on_failure:
+            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=self._path.name, delete=False) as new:
+                on_failure.callback(Path(new.name).unlink, missing_ok=True)
+                new.write(text)
+            os.replace(new.name, self._path)
+            on_failure.pop_all()
+
+    def _read(self) -> dict[str, Times]:
+        """Return all sections; none of a file that is damaged or not there. Raises OSError if it cannot be read."""
+        try:
+            return _checked(json.loads(self._path.read_text()))
+        except FileNotFoundError:
+            return {}
+        except (ValueError, RecursionError) as error:
+            self._say_once(f"{self._path} is damaged ({error}); matrix kernels are measured again")
+            return {}
+
+    def _say_once(self, text: str) -> None:
+        if not self._said:
+            self._said = True
+            self._say(text)
+
+
+def _checked(content: Any) -> dict[str, Times]:
+    """Return the sections of a file. Raises ValueError for anything that this version does not write."""
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise ValueError(f"expected an object of version {VERSION}")
+    sections = content.get(_MACHINES)
+    if not isinstance(sections, dict) or not all(_is_section(s) for s in sections.values()):
+        raise ValueError(f"expected {_MACHINES!r} to hold seconds by product and kernel")
+    return sections
+
+
+def _is_section(section: Any) -> bool:
+    return isinstance(section, dict) and all(
+        isinstance(times, dict) and all(isinstance(t, float) and 0 < t < 1e6 for t in times.values())
+        for times in section.values()
+    )

@@ -1,0 +1,155 @@
+"""Which kernel multiplies two matrices fastest: measured once for each product and machine, then remembered.
+
+A `Product` is described by its sizes, layouts and epilogue; `Conditions` by what runs beside it. `KernelTimes` answers
+from memory, then from the file (`matrix_cache`), then by measuring (`matrix_timing`); within a process the answer to
+one question never changes, so that the same program gives the same bits. Times that another process has stored in
+the meantime win over those measured here: processes that share a store choose equally for all that is in it.
+Decision: another kernel than torch's is taken only if it is 3 % faster.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+KERNELS = ("torch", "onednn")
+LEAST_GAIN = 0.03
+LEAST_FLOP = 1 << 19
+"""Below this (a few microseconds) the call costs more than the product, and torch's call is the cheapest."""
+MOST_FLOP = 1 << 31
+"""A larger product is measured on a part of it."""
+BUDGET_S = 2.0
+SAY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """[m, k] times [k, n] in float32, or `batch` of them. A transposed operand lies in memory as [k, m] or [n, k]."""
+
+    m: int
+    k: int
+    n: int
+    transpose_x: bool = False
+    transpose_w: bool = False
+    bias: bool = False
+    activation: str = "none"
+    batch: int = 0
+
+    @property
+    def flop(self) -> int:
+        """Multiplications and additions."""
+        return 2 * max(self.batch, 1) * self.m * self.k * self.n
+
+    def __str__(self) -> str:
+        layout = ("T" if self.transpose_x else "N") + ("T" if self.transpose_w else "N")
+        sizes = "x".join(str(size) for size in (self.batch, self.m, self.k, self.n) if size)
+        return f"float32 {sizes} {layout}{' bias' if self.bias else ''} {self.activation}"
+
+    def measured(self) -> Product:
+        """Return the product that is measured in the place of this one: the largest size halved until it is short."""
+        sizes = {"batch": self.batch, "m": self.m, "k": self.k, "n": self.n}
+        while 2 * max(sizes["batch"], 1) * sizes["m"] * sizes["k"] * sizes["n"] > MOST_FLOP:
+            largest = max(sizes, key=lambda name: sizes[name])
+            sizes[largest] //= 2
+        return Product(
+            sizes["m"], sizes["k"], sizes["n"], self.transpose_x, self.transpose_w, self.bias, self.activation,
+            sizes["batch"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """`at_once`: operators that run at a time, one on each replica; `intra_op`: threads of each of them."""
+
+    at_once: int = 1
+    intra_op: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.at_once}x{self.intra_op} threads"
+
+
+def rounded(size: int) -> int:
+    """Round a size that follows the batch up to three significant binary digits: four sizes for each doubling.
+
+    Shares of nearly the same size then take the same kernel, and odd batches are not measured again and again.
+    """
+    step = 1 << max(size.bit_length() - 3, 0)
+    return -(-size // step) * step
+
+
+def decide(seconds: Mapping[str, float]) -> str:
+    """Return the kernel to take: torch's, unless another one is faster by LEAST_GAIN."""
+    torch_s = seconds.get("torch")
+    if torch_s is None or not seconds:
+        return "torch"
+    best = min(seconds, key=lambda kernel: seconds[kernel])
+    return best if seconds[best] < (1.0 - LEAST_GAIN) * torch_s else "torch"
+
+
+class Store(Protocol):
+    """Where times outlive the process: product and conditions as text -> kernel -> seconds."""
+
+    def load(self) -> Mapping[str, Mapping[str, float]]:
+        """Return what is known of this machine."""
+        ...
+
+    def add(self, found: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+        """Remember what is not known yet; return all that is known now. What was there before stays."""
+        ...
+
+
+Measure = Callable[[list[Product], Conditions, float], dict[Product, dict[str, float]]]
+"""Measure products within a number of seconds; a product that the time did not allow is left out."""
+
+
+def _to_stderr(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr)
+
+
+class KernelTimes:
+    """The times of kernels, as far as they are known. Thread-safe; one thread measures at a time."""
+
+    def __init__(self, store: Store, measure: Measure, say: Callable[[str], None] = _to_stderr) -> None:
+        self._store, self._measure, self._say = store, measure, say
+        self._lock = threading.Lock()
+        self._decided: dict[tuple[Product, Conditions], str] = {}
+
+    def choose(self, products: list[Product], conditions: Conditions) -> dict[Product, str]:
+        """Return the kernel for each product; measures what is not known, for at most about BUDGET_S seconds.
+
+        What could not be measured in that time, and by no other process either, runs torch's kernel in this process for
+        good; a later process measures it.
+        """
+        with self._lock:
+            wanted = [p for p in dict.fromkeys(products) if (p, conditions) not in self._decided]
+            if wanted:
+                self._decide(wanted, conditions)
+            return {p: self._decided[p, conditions] for p in products}
+
+    def _decide(self, wanted: list[Product], conditions: Conditions) -> None:
+        stored = self._store.load()
+        known: dict[Product, Mapping[str, float]] = {}
+        for product in wanted:
+            seconds = stored.get(f"{product.measured()}, {conditions}")
+            if seconds is not None and set(seconds) == set(KERNELS):
+                known[product] = seconds
+        missing = list(dict.fromkeys(p.measured() for p in wanted if p not in known))
+        found = self._measured(missing, conditions) if missing else {}
+        for product in wanted:
+            seconds = known.get(product, found.get(f"{product.measured()}, {conditions}", {}))
+            self._decided[product, conditions] = decide(seconds)
+
+    def _measured(self, missing: list[Product], conditions: Conditions) -> Mapping[str, Mapping[str, float]]:
+        start = time.monotonic()
+        found = self._measure(missing, conditions, BUDGET_S)
+        took, left = time.monotonic() - start, len(missing) - len(found)
+        if took > SAY_AFTER_S or left:
+            later = f"; {left} more stay with torch's until another run measures them" if left else ""
+            self._say(
+                f"measured the kernels of {len(found)} matrix products in {took:.1f} s, which the next run knows{later}"
+            )
+        return self._store.add({f"{product}, {conditions}": seconds for product, seconds in found.items()})

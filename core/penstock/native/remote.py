@@ -1,0 +1,130 @@
+"""What a trainer program's remote operators talk to: a *remote*, found by the descriptor that stands in the program.
+
+A descriptor is text, `sync 0/2 host:port,host:port`: mode, trainer, number of trainers, endpoints of the parameter
+servers; in GEO mode also ` every=100`. Job and token are no part of it (a program travels); they come from the
+environment. A remote is opened at its first use and lives until it is closed; everything that names the same descriptor
+in a process uses the same one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast, get_args
+
+from penstock.errors import ProgramError
+
+PsMode = Literal["sync", "half_async", "async", "geo"]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """Which trainer of how many talks to which servers, and how. `push_every`: steps between two exchanges of GEO."""
+
+    mode: PsMode
+    trainer: int
+    num_trainers: int
+    endpoints: tuple[str, ...]
+    push_every: int = 100
+
+    def __str__(self) -> str:
+        every = f" every={self.push_every}" if self.mode == "geo" else ""
+        return f"{self.mode} {self.trainer}/{self.num_trainers} {','.join(self.endpoints)}{every}"
+
+    @staticmethod
+    def parse(text: str) -> Descriptor:
+        """Read the text form. Raises ProgramError."""
+        parts = text.split(" ")
+        every = parts.pop().removeprefix("every=") if parts[-1].startswith("every=") else "100"
+        trainer, slash, trainers = parts[1].partition("/") if len(parts) == 3 else ("", "", "")
+        numbers = (trainer, trainers, every)
+        if not slash or parts[0] not in get_args(PsMode) or not all(n.isdecimal() for n in numbers):
+            raise ProgramError(
+                f"{text!r} does not say which parameter servers to use; expected 'sync 0/2 host:port,host:port'"
+            )
+        endpoints = tuple(parts[2].split(","))
+        return Descriptor(cast(PsMode, parts[0]), int(trainer), int(trainers), endpoints, int(every))
+
+
+class Remote(Protocol):
+    """Parameter servers, as a trainer's operators see them. Tensors are torch's, on the CPU and contiguous.
+
+    `blocks` are names of parameter blocks, `at[i]` is the index of the endpoint that has `blocks[i]`, `heights[i]` its
+    number of rows. `heights == []`: a table whose ids are spread over the servers `at` by value. Every call is bounded
+    by a deadline and raises Unavailable naming the endpoint, or PeerError. Thread-safe: operators run at the same time.
+    """
+
+    def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Any]) -> None:
+        """Push the gradient of each block. The tensors are the caller's again when it returns."""
+
+    def send_rows(
+        self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Any, values: Any
+    ) -> None:
+        """Push a sparse gradient: `rows` int64[n] (may repeat), `values` [n, d]. Equal rows add up, here or there."""
+
+    def send_barrier(self) -> None:
+        """All of this step is sent. Sync: wait until every server has applied the round."""
+
+    def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        """Pull each block into `out[i]`."""
+
+    def fetch_barrier(self) -> None:
+        """All of this step is pulled."""
+
+    def prefetch(
+        self, table: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], ids: Any, out: Any
+    ) -> None:
+        """Pull the rows of `ids` int64[n] into `out` [n, d]."""
+
+    def geo(
+        self,
+        variable: str,
+        blocks: Sequence[str],
+        at: Sequence[int],
+        heights: Sequence[int],
+        parameter: Any,
+        rows: Any | None,
+    ) -> None:
+        """GEO: this step has updated `parameter` [h, d] (only its `rows` int64[n], if given); now and then exchange."""
+
+    def close(self) -> None:
+        """Push what waits to be pushed, leave every server, and end."""
+
+
+Opener = Callable[[Descriptor], Remote]
+
+_lock = threading.Lock()
+_open: dict[str, Remote] = {}
+_opener: list[Opener] = []
+
+
+def open_with(opener: Opener) -> None:
+    """Open remotes with `opener` from now on (a test's, or the communicator's)."""
+    _opener[:] = [opener]
+
+
+def remote(descriptor: str) -> Remote:
+    """Return the remote of a descriptor, opened if it is not open. Raises ProgramError, Unavailable."""
+    with _lock:
+        found = _open.get(descriptor)
+        if found is None:
+            # By name: the native package knows no parameter servers, and programs without them load none.
+            opener = _opener[0] if _opener else importlib.import_module("penstock.ps.opening").open_remote
+            found = _open[descriptor] = opener(Descriptor.parse(descriptor))
+        return found
+
+
+def close(descriptor: str) -> None:
+    """Close a remote, if it is open."""
+    with _lock:
+        found = _open.pop(descriptor, None)
+    if found is not None:
+        found.close()
+
+
+def opened() -> list[str]:
+    """Return the descriptors of the remotes that are open."""
+    with _lock:
+        return list(_open)

@@ -1,0 +1,153 @@
+"""The operators of a trainer program that talk to parameter servers, as torch operators, so that the executors run them
+as any other: one after another, or when their inputs are ready.
+
+Each takes tokens (empty tensors) of what has to happen before it and gives one, so that the order of a step
+(send, send barrier, recv, fetch barrier) is an order of data. They take the interpreter lock, and give it up while
+they wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.native import remote as remotes
+
+SEND = "penstock.send.default"
+SEND_ROWS = "penstock.send_rows.default"
+SEND_BARRIER = "penstock.send_barrier.default"
+RECV = "penstock.recv.default"
+FETCH_BARRIER = "penstock.fetch_barrier.default"
+PREFETCH = "penstock.prefetch.default"
+GEO = "penstock.geo.default"
+LISTEN_AND_SERV = "penstock.listen_and_serv.default"
+SPARSE_TABLE = "penstock.sparse_table.default"
+REMOTE_TYPES = frozenset({SEND, SEND_ROWS, SEND_BARRIER, RECV, FETCH_BARRIER, PREFETCH, GEO})
+
+
+def _token() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+def _cpu(tensors: list[Tensor]) -> list[Tensor]:
+    return [t.detach().cpu().contiguous() for t in tensors]
+
+
+def _send(values: list[Tensor], remote: str, variable: str, blocks: list[str], at: list[int]) -> Tensor:
+    remotes.remote(remote).send(variable, blocks, at, _cpu(values))
+    return _token()
+
+
+def _send_rows(
+    rows: Tensor, values: Tensor, remote: str, variable: str, blocks: list[str], at: list[int], heights: list[int]
+) -> Tensor:
+    remotes.remote(remote).send_rows(variable, blocks, at, heights, *_cpu([rows, values]))
+    return _token()
+
+
+def _send_barrier(after: list[Tensor], remote: str) -> Tensor:
+    remotes.remote(remote).send_barrier()
+    return _token()
+
+
+def _recv(
+    out: list[Tensor], after: list[Tensor], remote: str, variable: str, blocks: list[str], at: list[int]
+) -> Tensor:
+    on_cpu = [t if t.device.type == "cpu" and t.is_contiguous() else torch.empty(t.shape, dtype=t.dtype) for t in out]
+    remotes.remote(remote).recv(variable, blocks, at, on_cpu)
+    for mine, pulled in zip(out, on_cpu, strict=True):
+        if mine is not pulled:
+            mine.copy_(pulled)
+    return _token()
+
+
+def _fetch_barrier(after: list[Tensor], remote: str) -> Tensor:
+    remotes.remote(remote).fetch_barrier()
+    return _token()
+
+
+def _prefetch(
+    ids: Tensor,
+    remote: str,
+    table: str,
+    blocks: list[str],
+    at: list[int],
+    heights: list[int],
+    width: int,
+    dtype: torch.dtype,
+    padding_idx: int | None,
+) -> Tensor:
+    flat = ids.detach().cpu().reshape(-1).contiguous()
+    out = torch.zeros(flat.numel(), width, dtype=dtype)
+    live = None if padding_idx is None else flat != padding_idx
+    if live is None or bool(live.all()):
+        remotes.remote(remote).prefetch(table, blocks, at, heights, flat, out)
+    else:
+        some = torch.empty(int(live.sum()), width, dtype=dtype)
+        remotes.remote(remote).prefetch(table, blocks, at, heights, flat[live], some)
+        out[live] = some
+    return out.reshape(*ids.shape, width).to(ids.device)
+
+
+def _geo(
+    parameter: Tensor, rows: Tensor | None, remote: str, variable: str, blocks: list[str], at: list[int],
+    heights: list[int],
+) -> Tensor:  # fmt: skip
+    remotes.remote(remote).geo(variable, blocks, at, heights, parameter, rows)
+    return _token()
+
+
+def _listen_and_serv(
+    endpoint: str, endpoints: list[str], fanin: int, mode: str, blocks: list[str], parameters: list[str],
+    first_rows: list[int], round_block: int,
+) -> Tensor:  # fmt: skip
+    raise RuntimeError("listen_and_serv serves a whole program: run that with fluid.Executor, not in a graph")
+
+
+def _sparse_table(ids: Tensor, values: Tensor, *settings: Any, **named: Any) -> Any:
+    raise RuntimeError("a sparse table lives on a parameter server: run the server's program with fluid.Executor")
+
+
+_KERNELS: dict[str, tuple[str, Any]] = {
+    "send": ("(Tensor[] values, str remote, str variable, str[] blocks, int[] at) -> Tensor", _send),
+    "send_rows": (
+        "(Tensor rows, Tensor values, str remote, str variable, str[] blocks, int[] at, int[] heights) -> Tensor",
+        _send_rows,
+    ),
+    "send_barrier": ("(Tensor[] after, str remote) -> Tensor", _send_barrier),
+    "recv": (
+        "(Tensor(a!)[] out, Tensor[] after, str remote, str variable, str[] blocks, int[] at) -> Tensor",
+        _recv,
+    ),
+    "fetch_barrier": ("(Tensor[] after, str remote) -> Tensor", _fetch_barrier),
+    "prefetch": (
+        "(Tensor ids, str remote, str table, str[] blocks, int[] at, int[] heights, int width, ScalarType dtype, "
+        "int? padding_idx) -> Tensor",
+        _prefetch,
+    ),
+    "geo": (
+        "(Tensor(a!) parameter, Tensor? rows, str remote, str variable, str[] blocks, int[] at, int[] heights) "
+        "-> Tensor",
+        _geo,
+    ),
+    "listen_and_serv": (
+        "(str endpoint, str[] endpoints, int fanin, str mode, str[] blocks, str[] parameters, int[] first_rows, "
+        "int round_block) -> Tensor",
+        _listen_and_serv,
+    ),
+    # Takes a push; gives the rows of the table and its states that it names, each once, and the merged gradients with
+    # their positions among these rows. What is written into the rows goes back into the table.
+    "sparse_table": (
+        "(Tensor ids, Tensor values, *, int width, int capacity, str first, float a, float b, int seed, "
+        "int? padding_idx, float[] first_states, int admit_after, float? expire_after_s) "
+        "-> (Tensor[] rows, Tensor positions, Tensor merged)",
+        _sparse_table,
+    ),
+}
+_library: Any = torch.library.Library("penstock", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has not typed it
+for _name, (_schema, _kernel) in _KERNELS.items():
+    _library.define(_name + _schema)
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+REMOTE_NAMES = frozenset(_KERNELS)

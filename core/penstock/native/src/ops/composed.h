@@ -1,0 +1,42 @@
+// The operators made of torch's own, for devices that have no kernel of ours (CUDA).
+//
+// Invariant: on CPU tensors they give what the CPU kernels give (tests/native/ops/test_composed_operators.py): sums in
+// order of appearance, the same Philox bits.  They never wait for the device: what a CPU kernel reads from a tensor to
+// check it (ids, the step) is not checked here, and an id outside its table is the device's own assertion.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <tuple>
+
+namespace penstock::ops::composed {
+
+// composed_update.cpp
+void sparse_sgd_(const at::Tensor& param, const at::Tensor& rows, const at::Tensor& values, const at::Tensor& lr);
+void sparse_adam_(const at::Tensor& param, const at::Tensor& moment1, const at::Tensor& moment2, const at::Tensor& step,
+                  const at::Tensor& rows, const at::Tensor& values, const at::Tensor& lr, double beta1, double beta2,
+                  double epsilon);
+void sparse_adagrad_(const at::Tensor& param, const at::Tensor& moment, const at::Tensor& rows,
+                     const at::Tensor& values, const at::Tensor& lr, double epsilon);
+void sgd_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& lr);
+void adam_(const at::Tensor& param, const at::Tensor& moment1, const at::Tensor& moment2, const at::Tensor& step,
+           const at::Tensor& grad, const at::Tensor& lr, double beta1, double beta2, double epsilon,
+           double weight_decay);
+
+// composed_exchange.cpp: the tensors of a list may lie on different devices
+void all_reduce_(at::TensorList tensors);
+void reduce_(at::TensorList tensors, int64_t owner);
+void broadcast_(at::TensorList destinations, const at::Tensor& source);
+void fused_broadcast_(at::TensorList destinations, at::TensorList sources);
+at::Tensor gather_rows(at::TensorList parts, int64_t owner);
+
+// composed_values.cpp
+at::Tensor lookup_table(const at::Tensor& table, const at::Tensor& ids, int64_t padding_idx);
+std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& x, const at::Tensor& rng, double p, bool training,
+                                           int64_t op_seed, int64_t batch_dim, int64_t rows_per_sample);
+at::Tensor dropout_backward(const at::Tensor& grad, const at::Tensor& mask, double p, bool training);
+at::Tensor auc(const at::Tensor& predict, const at::Tensor& label, const at::Tensor& stat_pos,
+               const at::Tensor& stat_neg);
+std::tuple<at::Tensor, at::Tensor, at::Tensor> accuracy(const at::Tensor& topk_indices, const at::Tensor& label);
+
+}  // namespace penstock::ops::composed

@@ -1,0 +1,78 @@
+// Registers the composed operators: for CUDA under the names that the CPU kernels have, and for every device in the
+// namespace penstock_composed, where tests compare them with those kernels.
+#include <torch/library.h>
+
+#include "ops/composed.h"
+#include "ops/operators.h"
+
+namespace {
+
+namespace composed = penstock::ops::composed;
+
+void implement_values(torch::Library& m) {
+  m.impl("lookup_table", composed::lookup_table);
+  m.impl("sparse_sgd_", composed::sparse_sgd_);
+  m.impl("sparse_adam_", composed::sparse_adam_);
+  m.impl("sparse_adagrad_", composed::sparse_adagrad_);
+  m.impl("sgd_", composed::sgd_);
+  m.impl("adam_", composed::adam_);
+  m.impl("dropout", composed::dropout);
+  m.impl("dropout_backward", composed::dropout_backward);
+  m.impl("auc", composed::auc);
+  m.impl("accuracy", composed::accuracy);
+}
+
+}  // namespace
+
+// What only graphs over devices call: the graph builder makes them, no program records them.
+TORCH_LIBRARY_FRAGMENT(penstock, m) {
+  m.def("fused_broadcast_(Tensor(a!)[] destinations, Tensor[] sources) -> ()");
+  m.def("gather_rows(Tensor[] parts, int owner) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(penstock, CompositeExplicitAutograd, m) {
+  m.impl("gather_rows", composed::gather_rows);
+}
+
+TORCH_LIBRARY_IMPL(penstock, CPU, m) {
+  m.impl("fused_broadcast_", composed::fused_broadcast_);
+}
+
+// all_reduce_, reduce_, broadcast_ and fused_broadcast_ on CUDA: penstock/native/collectives.py, over NCCL.
+TORCH_LIBRARY_IMPL(penstock, CUDA, m) {
+  implement_values(m);
+  m.impl("scale_loss_grad", penstock::ops::scale_loss_grad);
+}
+
+TORCH_LIBRARY(penstock_composed, m) {
+  m.def("lookup_table(Tensor table, Tensor ids, int padding_idx=-1) -> Tensor");
+  m.def("sparse_sgd_(Tensor(a!) param, Tensor rows, Tensor values, Tensor lr) -> ()");
+  m.def(
+      "sparse_adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor rows, "
+      "Tensor values, Tensor lr, float beta1, float beta2, float epsilon) -> ()");
+  m.def(
+      "sparse_adagrad_(Tensor(a!) param, Tensor(b!) moment, Tensor rows, Tensor values, Tensor lr, float epsilon) "
+      "-> ()");
+  m.def("sgd_(Tensor(a!) param, Tensor grad, Tensor lr) -> ()");
+  m.def(
+      "adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor grad, Tensor lr, "
+      "float beta1, float beta2, float epsilon, float weight_decay) -> ()");
+  m.def(
+      "dropout(Tensor x, Tensor rng, float p, bool training, int op_seed, int batch_dim, int rows_per_sample) "
+      "-> (Tensor, Tensor)");
+  m.def("dropout_backward(Tensor grad, Tensor mask, float p, bool training) -> Tensor");
+  m.def("auc(Tensor predict, Tensor label, Tensor(a!) stat_pos, Tensor(b!) stat_neg) -> Tensor");
+  m.def("accuracy(Tensor topk_indices, Tensor label) -> (Tensor accuracy, Tensor correct, Tensor total)");
+  m.def("all_reduce_(Tensor(a!)[] tensors) -> ()");
+  m.def("reduce_(Tensor(a!)[] tensors, int owner) -> ()");
+  m.def("broadcast_(Tensor(a!)[] destinations, Tensor source) -> ()");
+  m.def("fused_broadcast_(Tensor(a!)[] destinations, Tensor[] sources) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(penstock_composed, CompositeExplicitAutograd, m) {
+  implement_values(m);
+  m.impl("all_reduce_", composed::all_reduce_);
+  m.impl("reduce_", composed::reduce_);
+  m.impl("broadcast_", composed::broadcast_);
+  m.impl("fused_broadcast_", composed::fused_broadcast_);
+}

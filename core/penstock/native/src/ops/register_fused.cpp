@@ -1,0 +1,30 @@
+// Registers the operators that passes put in the place of several others.  Schemas declare every write.
+#include <torch/library.h>
+
+#include "ops/operators_fused.h"
+
+TORCH_LIBRARY_FRAGMENT(penstock, m) {
+  m.def(
+      "product(Tensor x, Tensor w, Tensor? bias, bool transpose_x, bool transpose_w, str activation, str kernel) "
+      "-> Tensor");
+  m.def("fused_add_act(Tensor x, Tensor y, str activation, float scale) -> Tensor");
+  m.def("mkl_vendor_check() -> int");
+}
+
+TORCH_LIBRARY_IMPL(penstock, CPU, m) {
+  using namespace penstock::ops;
+  m.impl("product", product);
+  m.impl("fused_add_act", fused_add_act);
+}
+
+// Both are made of torch's own operators where the tensors are not the CPU's.
+TORCH_LIBRARY_IMPL(penstock, CUDA, m) {
+  using namespace penstock::ops;
+  m.impl("product", product);
+  m.impl("fused_add_act", fused_add_act);
+}
+
+// Without a tensor among the arguments there is no backend key to dispatch on.
+TORCH_LIBRARY_IMPL(penstock, CompositeExplicitAutograd, m) {
+  m.impl("mkl_vendor_check", penstock::ops::mkl_vendor_check);
+}

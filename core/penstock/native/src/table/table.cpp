@@ -1,0 +1,242 @@
+#include "table/table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "ops/initial.h"
+#include "table/length.h"
+
+namespace penstock::table {
+namespace {
+
+// Ids that a pull reads under one holding of all locks: enough that 2 x 64 lock operations do not count, few enough
+// that a push waits for some 50 us at most.
+constexpr uint64_t kPart = 2048;
+
+}  // namespace
+
+struct Table::AllShared {
+  explicit AllShared(const std::vector<std::unique_ptr<Shard>>& shards) : shards_(shards) {
+    for (const auto& shard : shards_) shard->lock.lock_shared();
+  }
+  AllShared(const AllShared&) = delete;
+  AllShared& operator=(const AllShared&) = delete;
+  ~AllShared() {
+    for (const auto& shard : shards_) shard->lock.unlock_shared();
+  }
+
+ private:
+  const std::vector<std::unique_ptr<Shard>>& shards_;
+};
+
+Table::Table(Settings settings) : settings_(std::move(settings)) {
+  stride_ = settings_.width * (1 + settings_.num_states);
+  if (settings_.width == 0) throw std::invalid_argument("a table has rows of at least one value");
+  if (settings_.first_states.size() != settings_.num_states) {
+    throw std::invalid_argument("a table needs one first value for each of its states");
+  }
+  if (settings_.admit_after > Sketch::kMost) throw std::invalid_argument("sightings are counted up to 255");
+  while ((uint32_t{1} << shard_bits_) < settings_.num_shards) ++shard_bits_;
+  if (settings_.num_shards != uint32_t{1} << shard_bits_ || shard_bits_ > 16) {
+    throw std::invalid_argument("the number of shards is a power of two up to 65536");
+  }
+  for (uint32_t s = 0; s < settings_.num_shards; ++s) {
+    shards_.push_back(std::make_unique<Shard>(pool_, stride_ + (settings_.keeps_last_use ? 1 : 0), shard_bits_));
+    if (settings_.admit_after > 0) shards_.back()->sketch.emplace(settings_.sketch_bytes >> shard_bits_);
+  }
+}
+
+Batch& Table::scratch_batch() {
+  thread_local Batch batch;
+  return batch;
+}
+
+Merged& Table::scratch_merged() {
+  thread_local Merged merged;
+  return merged;
+}
+
+void Table::sort(Batch& batch, const int64_t* ids, uint64_t count) const {
+  const auto num_shards = static_cast<uint32_t>(shards_.size());
+  batch.sort(
+      ids, count, num_shards, [this](int64_t id) { return key_of(id); },
+      [this](uint64_t key) { return shard_of(key); });
+}
+
+void Table::first_values(int64_t id, float* out) const {
+  const FirstValues& first = settings_.first_values;
+  const auto seed = static_cast<int64_t>(mix(settings_.seed ^ mix(static_cast<uint64_t>(id))));
+  switch (first.kind) {
+    case FirstValues::Kind::kConstant:
+      std::fill_n(out, settings_.width, static_cast<float>(first.a));
+      return;
+    case FirstValues::Kind::kUniform:
+      ops::fill(out, ops::Uniform{first.a, first.b}, seed, 0, settings_.width);
+      return;
+    case FirstValues::Kind::kNormal:
+      ops::fill(out, ops::Normal{first.a, first.b}, seed, 0, settings_.width);
+      return;
+    case FirstValues::Kind::kTruncatedNormal:
+      ops::fill(out, ops::TruncatedNormal{first.a, first.b}, seed, 0, settings_.width);
+      return;
+  }
+}
+
+float* Table::make_row(Shard& shard, uint64_t key) {
+  const int64_t id = id_of(key);
+  if (size_.fetch_add(1, std::memory_order_relaxed) >= settings_.capacity) {
+    size_.fetch_sub(1, std::memory_order_relaxed);
+    throw CapacityError("the table is full: it has " + std::to_string(settings_.capacity) +
+                        " rows, one for each different id so far, and id " + std::to_string(id) + " is new");
+  }
+  const uint32_t number = shard.rows.take();
+  float* row = shard.rows.row(number);
+  first_values(id, row);
+  for (uint32_t k = 0; k < settings_.num_states; ++k) {
+    std::fill_n(row + settings_.width * (1 + k), settings_.width, settings_.first_states[k]);
+  }
+  shard.index.insert(key, number);
+  return row;
+}
+
+float* Table::row_of(Shard& shard, uint64_t key) {
+  const uint32_t number = shard.index.find(key);
+  return number == Index::kNone ? make_row(shard, key) : shard.rows.row(number);
+}
+
+void Table::note_use(float* row, uint32_t now) const {
+  if (!settings_.keeps_last_use) return;
+  // Pulls share the lock and may write the same word.
+  std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(row + stride_)).store(now, std::memory_order_relaxed);
+}
+
+template <typename Length>
+void Table::read(const int64_t* ids, uint64_t count, Length length, float* out, bool create, uint32_t now) {
+  thread_local std::vector<uint64_t> missing;
+  for (uint64_t first = 0; first < count; first += kPart) {
+    const uint64_t part = std::min(kPart, count - first);
+    missing.clear();
+    {
+      const AllShared held(shards_);
+      const auto place_of = [&](uint64_t i) {
+        const uint64_t key = key_of(ids[first + i]);
+        const Shard& shard = *shards_[shard_of(key)];
+        return Place{&shard.index, &shard.rows, key};
+      };
+      walk(part, length, place_of, [&](uint64_t i, float* row) {
+        if (row == nullptr) {
+          missing.push_back(first + i);
+          return;
+        }
+        std::memcpy(out + (first + i) * length, row, length * sizeof(float));
+        note_use(row, now);
+      });
+    }
+    for (const uint64_t i : missing) read_missing(ids[i], length, out + i * length, create, now);
+  }
+}
+
+void Table::read_missing(int64_t id, uint32_t length, float* out, bool create, uint32_t now) {
+  if (!create) return first_values(id, out);
+  const uint64_t key = key_of(id);
+  Shard& shard = *shards_[shard_of(key)];
+  const std::lock_guard guard(shard.lock);
+  float* row = row_of(shard, key);  // another thread, or a duplicate, may have made it since
+  std::memcpy(out, row, length * sizeof(float));
+  note_use(row, now);
+}
+
+void Table::pull(const int64_t* ids, uint64_t count, float* out, bool create, uint32_t now) {
+  const bool makes = create && settings_.admit_after == 0;
+  with_length(settings_.width, [&](auto length) { read(ids, count, length, out, makes, now); });
+}
+
+void Table::gather(const int64_t* ids, uint64_t count, float* out, uint32_t now) {
+  with_length(stride_, [&](auto length) { read(ids, count, length, out, true, now); });
+}
+
+void Table::find(const Shard& shard, const uint64_t* keys, uint64_t count, uint32_t floats, float** rows) {
+  const auto place_of = [&](uint64_t i) { return Place{&shard.index, &shard.rows, keys[i]}; };
+  walk(count, floats, place_of, [&](uint64_t i, float* row) { rows[i] = row; });
+}
+
+float* Table::admitted_row(Shard& shard, uint64_t key) {
+  if (shard.sketch && shard.sketch->seen(key) < settings_.admit_after) return nullptr;
+  return make_row(shard, key);
+}
+
+void Table::scatter(const int64_t* ids, uint64_t count, const float* rows, uint32_t now) {
+  Batch& batch = scratch_batch();
+  sort(batch, ids, count);
+  for (uint32_t s = 0; s < shards_.size(); ++s) {
+    const uint64_t begin = batch.starts[s], length = batch.starts[s + 1] - begin;
+    if (length == 0) continue;
+    const std::lock_guard guard(shards_[s]->lock);
+    find(*shards_[s], batch.keys.data() + begin, length, stride_, batch.rows.data() + begin);
+    for (uint64_t i = begin; i < begin + length; ++i) {
+      float* row = batch.rows[i] == nullptr ? row_of(*shards_[s], batch.keys[i]) : batch.rows[i];
+      std::memcpy(row, rows + uint64_t{batch.order[i]} * stride_, stride_ * sizeof(float));
+      note_use(row, now);
+    }
+  }
+}
+
+void Table::admit(const int64_t* ids, uint64_t count, bool* out) {
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t key = key_of(ids[i]);
+    Shard& shard = *shards_[shard_of(key)];
+    const std::lock_guard guard(shard.lock);
+    out[i] = !shard.sketch || shard.index.find(key) != Index::kNone || shard.sketch->seen(key) >= settings_.admit_after;
+  }
+}
+
+uint64_t Table::expire(uint32_t oldest) {
+  if (!settings_.keeps_last_use) throw std::invalid_argument("the table does not keep when its rows were last used");
+  uint64_t dropped = 0;
+  for (const auto& shard : shards_) {
+    const std::lock_guard guard(shard->lock);
+    std::vector<uint64_t> old;
+    shard->index.each([&](uint64_t key, uint32_t number) {
+      uint32_t used = 0;
+      std::memcpy(&used, shard->rows.row(number) + stride_, sizeof used);
+      if (used < oldest) old.push_back(key);
+    });
+    for (const uint64_t key : old) shard->rows.give_back(shard->index.erase(key));
+    dropped += old.size();
+  }
+  size_.fetch_sub(dropped, std::memory_order_relaxed);
+  return dropped;
+}
+
+void Table::copy_shard(uint32_t number, std::vector<int64_t>& ids, std::vector<float>& rows) const {
+  const Shard& shard = *shards_.at(number);
+  const std::shared_lock guard(shard.lock);
+  ids.clear();
+  ids.reserve(shard.index.size());
+  rows.resize(shard.index.size() * stride_);
+  shard.index.each([&](uint64_t key, uint32_t row) {
+    std::memcpy(rows.data() + ids.size() * stride_, shard.rows.row(row), stride_ * sizeof(float));
+    ids.push_back(id_of(key));
+  });
+}
+
+uint64_t Table::index_bytes() const {
+  uint64_t total = 0;
+  for (const auto& shard : shards_) {
+    const std::shared_lock guard(shard->lock);
+    total += shard->index.num_bytes() + (shard->sketch ? shard->sketch->num_bytes() : 0);
+  }
+  return total;
+}
+
+uint64_t Table::row_bytes() const {
+  uint64_t total = 0;
+  for (const auto& shard : shards_) {
+    const std::shared_lock guard(shard->lock);
+    total += shard->rows.num_bytes();
+  }
+  return total;
+}
+
+}  // namespace penstock::table

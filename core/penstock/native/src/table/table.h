@@ -1,0 +1,164 @@
+// A sparse table: int64 ids, any value, to rows of floats with the optimizer's state beside them.
+//
+// row layout     [width values | num_states x width state | 1 word: last use, if the table keeps it]
+// Shards by hash, each with its own lock, index and arena.  Pulls share the locks of all shards for a piece of the
+// batch and go through it in its own order, so that rows are written one after another.  Pushes sort the batch by
+// shard, sum what belongs together and hold one shard's lock at a time, alone.
+//
+// The result of a push depends on the order of ids within it, never on threads or on the order of shards: duplicates
+// are summed in order of appearance and each touched row is updated once.  First values of a row are a function of
+// (seed, id) alone.  Batches of several threads interleave shard by shard.
+//
+// With `admit_after` = k, only the k-th push that has an id makes its row, and uses its gradient; the ones before are
+// counted, approximately (table/sketch.h), and pulls read first values.
+//
+// Errors: CapacityError if more than `capacity` different ids would have rows; rows made before it stay.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "table/arena.h"
+#include "table/batch.h"
+#include "table/index.h"
+#include "table/key.h"
+#include "table/lock.h"
+#include "table/sketch.h"
+#include "table/walk.h"
+
+namespace penstock::table {
+
+struct CapacityError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct FirstValues {
+  enum class Kind : uint8_t { kConstant, kUniform, kNormal, kTruncatedNormal } kind = Kind::kConstant;
+  double a = 0.0;  // the constant; low; mean
+  double b = 0.0;  // high; standard deviation
+};
+
+struct Settings {
+  uint32_t width = 0;
+  uint32_t num_states = 0;
+  std::vector<float> first_states{};  // one value a state
+  FirstValues first_values{};
+  uint64_t seed = 0;
+  uint64_t capacity = 0;
+  uint32_t num_shards = 64;  // a power of two
+  bool keeps_last_use = false;
+  uint32_t admit_after = 0;         // pushes until an id gets its row; 0: the first touch, be it a pull
+  uint64_t sketch_bytes = 8 << 20;  // for counting them, all shards together
+};
+
+class Table {
+ public:
+  explicit Table(Settings settings);
+
+  // out[i] = values of ids[i].  A missing row is made (`create`, without admission), or read as it would begin.
+  void pull(const int64_t* ids, uint64_t count, float* out, bool create, uint32_t now);
+
+  // Sum the gradients of equal ids, then rule(row, gradient) once a row.  Missing rows are made, if they are admitted.
+  template <typename Rule>
+  void push(const int64_t* ids, uint64_t count, const float* gradients, uint32_t now, const Rule& rule);
+
+  // Whole rows (values and states), made if missing; and back.  For rules that are not written in C++.
+  void gather(const int64_t* ids, uint64_t count, float* out, uint32_t now);
+  void scatter(const int64_t* ids, uint64_t count, const float* rows, uint32_t now);
+
+  // For the same: note a push of ids, each once; out[i] says if ids[i] has a row or is to have one now.
+  void admit(const int64_t* ids, uint64_t count, bool* out);
+
+  // Drop the rows last used before `oldest`; return how many.  Needs keeps_last_use.
+  uint64_t expire(uint32_t oldest);
+
+  // A shard as it is at this moment: its ids and whole rows.  Other shards go on meanwhile.
+  void copy_shard(uint32_t shard, std::vector<int64_t>& ids, std::vector<float>& rows) const;
+
+  uint64_t size() const { return size_.load(std::memory_order_relaxed); }
+  uint64_t index_bytes() const;  // keys, and the sketch
+  uint64_t row_bytes() const;
+  uint64_t held_bytes() const { return pool_.held_bytes(); }  // from the system: both, and pieces that wait for use
+  uint32_t stride() const { return stride_; }  // floats of a whole row, the word of its last use not counted
+  const Settings& settings() const { return settings_; }
+
+ private:
+  struct alignas(64) Shard {
+    Shard(Pool& pool, uint32_t stride, uint32_t shared_bits) : index(pool, shared_bits), rows(pool, stride) {}
+    Index index;
+    Arena rows;
+    std::optional<Sketch> sketch;
+    mutable SharedLock lock;
+  };
+  struct AllShared;  // holds the locks of all shards
+
+  uint64_t key_of(int64_t id) const { return mix(static_cast<uint64_t>(id) ^ settings_.seed); }
+  int64_t id_of(uint64_t key) const { return static_cast<int64_t>(unmix(key) ^ settings_.seed); }
+  uint32_t shard_of(uint64_t key) const { return static_cast<uint32_t>((key >> 1) >> (63 - shard_bits_)); }
+  static Batch& scratch_batch();
+  static Merged& scratch_merged();
+  void sort(Batch& batch, const int64_t* ids, uint64_t count) const;
+
+  // out[i] = the first `length` floats of the row of ids[i].
+  template <typename Length>
+  void read(const int64_t* ids, uint64_t count, Length length, float* out, bool create, uint32_t now);
+  void read_missing(int64_t id, uint32_t length, float* out, bool create, uint32_t now);
+  void note_use(float* row, uint32_t now) const;
+
+  // rows[i] = the row of keys[i], nullptr where it has none.  The caller holds the shard's lock.
+  static void find(const Shard& shard, const uint64_t* keys, uint64_t count, uint32_t floats, float** rows);
+  // Make the row of a key that a push has; nullptr if it is not admitted yet.
+  float* admitted_row(Shard& shard, uint64_t key);
+  float* row_of(Shard& shard, uint64_t key);  // found or made
+  float* make_row(Shard& shard, uint64_t key);
+  void first_values(int64_t id, float* out) const;
+
+  Settings settings_;
+  uint32_t stride_;
+  uint32_t shard_bits_ = 0;
+  Pool pool_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::atomic<uint64_t> size_{0};
+};
+
+template <typename Rule>
+void Table::push(const int64_t* ids, uint64_t count, const float* gradients, uint32_t now, const Rule& rule) {
+  Batch& batch = scratch_batch();
+  Merged& merged = scratch_merged();
+  thread_local std::vector<uint64_t> missing;
+  sort(batch, ids, count);
+  for (uint32_t s = 0; s < shards_.size(); ++s) {
+    if (batch.starts[s] == batch.starts[s + 1]) continue;
+    Shard& shard = *shards_[s];
+    merged.merge(batch, batch.starts[s], batch.starts[s + 1], gradients, settings_.width);
+    missing.clear();
+    const auto place_of = [&](uint64_t i) {
+      prefetch_floats(merged.gradient(i), settings_.width);
+      return Place{&shard.index, &shard.rows, merged.key(i)};
+    };
+    const auto update = [&](uint64_t i, float* row) {
+      rule(row, merged.gradient(i));
+      note_use(row, now);
+    };
+    const std::lock_guard guard(shard.lock);
+    walk(merged.size(), stride_, place_of, [&](uint64_t i, float* row) {
+      if (row == nullptr) {
+        missing.push_back(i);
+      } else {
+        update(i, row);
+      }
+    });
+    for (const uint64_t i : missing) {
+      float* row = admitted_row(shard, merged.key(i));
+      if (row != nullptr) update(i, row);
+    }
+  }
+}
+
+}  // namespace penstock::table
