@@ -29,14 +29,35 @@ _UPDATE = Role.OPTIMIZE | Role.LR_SCHED
 def build_graph(program: Program, *, mode: Mode, num_replicas: int, active: int) -> Graph:
     """Build the graph of `program` for `num_replicas` replicas of which the first `active` have rows.
 
-    Raises ProgramError if a gradient is used before it is made.
+    Raises ProgramError if a gradient is used before it is made, and for a program that no graph can run.
     """
     if not 1 <= active <= num_replicas:
         raise ProgramError(f"{active} of {num_replicas} replicas have rows; expected between 1 and {num_replicas}")
-    return _Build(program, "local" if num_replicas == 1 else mode, num_replicas, active).run()
+    check_runs_as_graph(program, mode, num_replicas)
+    return Build(program, "local" if num_replicas == 1 else mode, num_replicas, active).run()
 
 
-class _Build:
+def check_runs_as_graph(program: Program, mode: Mode, num_replicas: int) -> None:
+    """Raise ProgramError for a server's program, and for one that sends from every replica instead of the owner."""
+    inner = next((op for op in program.operators if op.block), None)
+    if inner is not None:
+        raise ProgramError(
+            f"operator {inner.name!r} is in block {inner.block}: a program with several blocks is one that serves; run "
+            "it with fluid.Executor",
+            operator=inner.name,
+        )
+    sends = next((op for op in program.operators if op.role & Role.RPC), None)
+    if sends is not None and mode == "all_reduce" and num_replicas > 1:
+        raise ProgramError(
+            f"operator {sends.name!r} ({sends.source}) sends to parameter servers, on each of {num_replicas} replicas "
+            "in AllReduce mode. Use BuildStrategy.ReduceStrategy.Reduce: one replica sends what all have summed",
+            operator=sends.name,
+        )
+
+
+class Build:
+    """One walk over a Program; `devices.py` has the one for replicas that do not share memory."""
+
     def __init__(self, program: Program, mode: Mode, num_replicas: int, active: int) -> None:
         self.program, self.mode, self.num_replicas, self.active = program, mode, num_replicas, active
         self.builder = GraphBuilder()
@@ -53,6 +74,8 @@ class _Build:
         }
         self.owners = self._owners() if mode == "reduce" else {}
         self.pending: dict[str, int] = {}
+        self.homes: dict[str, int] = {}
+        self.made_on: dict[str, int] = {}  # temporary of an update -> the one replica that makes it
 
     # -- where a variable lives ------------------------------------------------------------------
 
@@ -83,6 +106,7 @@ class _Build:
                 self._update(op)
             else:
                 self._compute(op)
+        self.finish()
         reduce_edges(self.builder.handles)
         return Graph(
             self.mode,
@@ -92,7 +116,11 @@ class _Build:
             self.builder.variables,
             self.syncs,
             self.owners,
+            self.homes,
         )
+
+    def finish(self) -> None:
+        """Append what belongs after the last operator: nothing, where the memory is one."""
 
     def _producers(self) -> dict[str, int]:
         """How many operators make each parameter's gradient (two for a sparse one)."""
@@ -163,11 +191,16 @@ class _Build:
             replicas = list(range(self.num_replicas))
         else:
             replicas = [self.owners.get(op.role_vars[0][0], 0)] if op.role_vars else [0]
+        if len(replicas) == 1:
+            self.made_on.update(dict.fromkeys(op.output_names(), replicas[0]))
+        kind = "rpc" if op.role & Role.RPC else "computation"
         for replica in replicas:
-            self.builder.add("computation", self._on(op, lambda n, r=replica: self._operand(n, r)), replica, 0)  # type: ignore[misc]  # bound default
+            self.builder.add(kind, self._on(op, lambda n, r=replica: self._operand(n, r)), replica, 0)  # type: ignore[arg-type, misc]  # kind is a literal; bound default
 
     def _operand(self, name: str, replica: int) -> str:
-        """What an update on `replica` reads: exchanged gradients instead of its own."""
+        """What an update on `replica` reads: exchanged gradients instead of its own, and what another one has made."""
+        if name in self.made_on:
+            return self._made(name)
         parameter = self.gradient_of.get(self.part_of.get(name, name))
         if parameter is None:
             return self.physical(name, replica)
@@ -176,6 +209,17 @@ class _Build:
         if self.mode == "reduce" and self.active > 1:
             return self.physical(name, self._root(parameter))
         return self.physical(name, replica if replica < self.active else 0)
+
+    def _made(self, name: str) -> str:
+        """A temporary of an update, on the replica that makes it; a view of a gradient is one of the exchanged one."""
+        var, replica = self.program.variables[name], self.made_on[name]
+        if var.persistable or var.storage == name:
+            return self.physical(name, replica)
+        key = _key(name, replica)
+        if key not in self.builder.variables:
+            storage = self._operand(var.storage, replica)
+            self.builder.declare(Physical(key, name, replica, storage, var.persistable, var.feed))
+        return key
 
     # -- rewriting -------------------------------------------------------------------------------
 

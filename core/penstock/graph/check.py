@@ -1,7 +1,7 @@
 """What makes a graph correct, proved for each graph that is built (tests) or asked for (`check`).
 
 1 acyclic: every edge goes from a lower to a higher index
-2 one writer a version: two writers of one storage are ordered by a path
+2 one writer a version: two writers of one storage are ordered by a path, or write disjoint parts of it
 3 a reader and a writer of one storage are ordered by a path
 4 every read is reached: an operand is persistable, fed, the random state, or made by a handle before
 5 one maker a variable, views included: two handles never fill the same slot
@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from penstock.errors import Bug
-from penstock.graph.ssa import Graph, OpHandle
+from penstock.graph.ssa import Graph, OpHandle, are_disjoint
 from penstock.program.legality import RNG
 
 
@@ -48,7 +48,9 @@ def _check_storages(graph: Graph, ancestors: list[int]) -> None:
         for writer in indices:
             for other in (*indices, *readers.get(storage, [])):
                 low, high = sorted((writer, other))
-                if low != high and not ancestors[high] >> low & 1:
+                if low == high or are_disjoint(graph.handles[low].op, graph.handles[high].op):
+                    continue
+                if not ancestors[high] >> low & 1:
                     rule = 2 if other in indices else 3
                     raise Bug(
                         f"rule {rule}: {_text(graph.handles[low])} and {_text(graph.handles[high])} both touch "

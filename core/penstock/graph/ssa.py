@@ -8,6 +8,7 @@ Every write of a storage makes a new *version*. For a storage s and versions v0,
 3 write after write  the writer of s@v+1 runs after the writer of s@v
 4 a view             who reads a view also runs after the operator that made the view
 
+A version has one writer, or several that write disjoint parts of it (`are_disjoint`), in no order among themselves.
 `GraphBuilder.add` derives the edges from these four rules and nothing else; `check.py` proves the result.
 """
 
@@ -22,6 +23,11 @@ from penstock.protocol.graphdoc import OpKind
 
 Mode = Literal["local", "all_reduce", "reduce"]
 SHARED = -1
+PARTS = {
+    "penstock.all_reduce_.default": "penstock.all_reduce_.part",
+    "penstock.reduce_.default": "penstock.reduce_.part",
+}
+"""Operators that can be cut into parts, and what each part is: the same with `part, num_parts` as last arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,11 @@ class Physical:
 
 @dataclass(slots=True)
 class OpHandle:
-    """One node. `op`: the operator on physical names; `rows_of`: the replica whose sizes its expressions mean."""
+    """One node. `op`: the operator on physical names; `rows_of`: the replica whose sizes its expressions mean.
+
+    `control`: handles that run before it although no storage says so (a pass wants it); they are in `before` too,
+    as far as other edges do not imply them.
+    """
 
     index: int
     kind: OpKind
@@ -46,6 +56,7 @@ class OpHandle:
     replica: int
     rows_of: int
     before: set[int] = field(default_factory=set)
+    control: frozenset[int] = frozenset()
 
     def reads(self) -> tuple[str, ...]:
         """Physical names of all operands."""
@@ -69,7 +80,10 @@ class SyncPlan:
 
 @dataclass(slots=True)
 class Graph:
-    """A built graph. `active`: number of replicas that have rows; `num_replicas`: that hold parameters."""
+    """A built graph. `active`: number of replicas that have rows; `num_replicas`: that hold parameters.
+
+    `homes`: the replica whose copy of a persistable variable the scope keeps, where it is not the first.
+    """
 
     mode: Mode
     num_replicas: int
@@ -78,10 +92,19 @@ class Graph:
     variables: dict[str, Physical]
     syncs: list[SyncPlan]
     owners: dict[str, int]
+    homes: dict[str, int] = field(default_factory=dict)
 
     def edges(self) -> list[tuple[int, int]]:
         """Return (before, after) pairs, sorted."""
         return sorted((b, h.index) for h in self.handles for b in h.before)
+
+
+def are_disjoint(left: Operator, right: Operator) -> bool:
+    """Whether two operators are different parts of one, so that they touch different elements of the same tensors."""
+    if left.type != right.type or left.type not in PARTS.values():
+        return False
+    (*same, mine, count), (*others, other, total) = left.args, right.args
+    return same == others and count == total and mine != other
 
 
 class GraphBuilder:
@@ -90,7 +113,8 @@ class GraphBuilder:
     def __init__(self) -> None:
         self.handles: list[OpHandle] = []
         self.variables: dict[str, Physical] = {}
-        self._writer: dict[str, int] = {}  # storage -> handle that made its newest version
+        self._writers: dict[str, set[int]] = {}  # storage -> handle that made its newest version, or those of its parts
+        self._earlier: dict[str, set[int]] = {}  # storage -> handles that a writer of its newest version waits for
         self._readers: dict[str, set[int]] = {}  # storage -> readers of its newest version
         self._maker: dict[str, int] = {}  # variable -> handle that made it
 
@@ -99,29 +123,42 @@ class GraphBuilder:
         self.variables[variable.key] = variable
         return variable.key
 
-    def add(self, kind: OpKind, op: Operator, replica: int, rows_of: int) -> OpHandle:
-        """Append a handle with the edges that the four rules give."""
-        handle = OpHandle(len(self.handles), kind, op, replica, rows_of)
+    def add(
+        self, kind: OpKind, op: Operator, replica: int, rows_of: int, control: frozenset[int] = frozenset()
+    ) -> OpHandle:
+        """Append a handle with the edges that the four rules give, and those from the handles `control`."""
+        handle = OpHandle(len(self.handles), kind, op, replica, rows_of, set(control), control)
         writes = {self._storage(w) for w in op.writes} | {
             self._storage(o) for o in op.output_names() if not self._is_view(o)
         }
         reads = {self._storage(n) for n in op.input_names()}
         for name in op.input_names():
             handle.before |= _some(self._maker.get(name))  # 4, and 1 for temporaries
-        for storage in reads | writes:
-            handle.before |= _some(self._writer.get(storage))  # 1 and 3
+        joined = {s for s in writes if self._joins(op, s)}
+        for storage in (reads | writes) - joined:
+            handle.before |= self._writers.get(storage, set())  # 1 and 3
+        for storage in joined:
+            handle.before |= self._earlier[storage]  # 3
         for storage in writes:
             handle.before |= self._readers.get(storage, set())  # 2
         handle.before.discard(handle.index)
-        self._advance(handle, reads, writes)
+        self._advance(handle, reads, writes, joined)
         self.handles.append(handle)
         return handle
 
-    def _advance(self, handle: OpHandle, reads: set[str], writes: set[str]) -> None:
+    def _joins(self, op: Operator, storage: str) -> bool:
+        """Whether an operator writes one more part of the newest version."""
+        writers = self._writers.get(storage, set())
+        return bool(writers) and all(are_disjoint(op, self.handles[w].op) for w in writers)
+
+    def _advance(self, handle: OpHandle, reads: set[str], writes: set[str], joined: set[str]) -> None:
         for storage in reads - writes:
             self._readers.setdefault(storage, set()).add(handle.index)
         for storage in writes:
-            self._writer[storage] = handle.index
+            if storage not in joined:
+                self._earlier[storage] = self._writers.get(storage, set()) | self._readers.get(storage, set())
+                self._writers[storage] = set()
+            self._writers[storage].add(handle.index)
             self._readers[storage] = set()
         for name in handle.makes():
             self._maker[name] = handle.index

@@ -1,0 +1,71 @@
+"""Passes: each takes a Graph and returns one that the checker accepts and that computes the same.
+
+One file a pass. They run in two rounds, in the order below: those that need no sizes when the graph is built, those
+that need them, or have to know what is fetched, when it is lowered for concrete batch sizes. A pass rewrites handles
+with `rewrite.Rewriter`; edges are derived again, never carried over.
+
+| round | pass | file | BuildStrategy |
+|---|---|---|---|
+| graph | gradient of the loss from the feed | fed_loss_gradient.py | gradient_scale_strategy Customized |
+| graph | batch-norm over all replicas | sync_batch_norm.py | sync_batch_norm |
+| graph | buckets of gradients | fuse_all_reduce.py | fuse_all_reduce_ops |
+| graph | parts of large exchanges | split_exchange.py | (always, on CPU) |
+| graph | one broadcast an owner | fuse_broadcast.py | fuse_broadcast_ops (GPU, Reduce) |
+| sizes | updates of one kind | fuse_optimizer.py | fuse_all_optimizer_ops |
+| sizes | sum and activation in one operator | fuse_add_act.py | fuse_elewise_add_act_ops |
+| sizes | kernels of matrix products | matrix_kernels.py | (PENSTOCK_MATRIX_KERNELS) |
+| sizes | sequential order | sequential.py | enable_sequential_execution |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock.graph.operands import Shares
+from penstock.graph.passes.choice import PLAIN, Buckets, MatrixKernels, PassChoice
+from penstock.graph.passes.fed_loss_gradient import feed_loss_gradient
+from penstock.graph.passes.fuse_add_act import fuse_add_act
+from penstock.graph.passes.fuse_all_reduce import fuse_exchanges
+from penstock.graph.passes.fuse_broadcast import fuse_broadcasts
+from penstock.graph.passes.fuse_optimizer import fuse_updates
+from penstock.graph.passes.matrix_kernels import choose_matrix_kernels
+from penstock.graph.passes.sequential import run_in_program_order
+from penstock.graph.passes.split_exchange import split_exchanges
+from penstock.graph.passes.sync_batch_norm import synchronize_batch_norm
+from penstock.graph.ssa import Graph
+from penstock.program.program import Program
+
+__all__ = ["PLAIN", "Buckets", "MatrixKernels", "PassChoice", "run_graph_passes", "run_sized_passes"]
+
+
+def run_graph_passes(graph: Graph, program: Program, choice: PassChoice) -> Graph:
+    """Run the chosen passes that need no sizes. `program`: what `graph` was built from."""
+    if choice.fed_loss_gradient:
+        graph = feed_loss_gradient(graph)
+    if choice.sync_batch_norm:
+        graph = synchronize_batch_norm(graph, program)
+    if choice.fuse_all_reduce:
+        graph = fuse_exchanges(graph, program, choice.buckets)
+    if choice.split_exchange:
+        graph = split_exchanges(graph, program, choice.matrix.at_once)
+    if choice.fuse_broadcast:
+        graph = fuse_broadcasts(graph)
+    return graph
+
+
+def run_sized_passes(
+    graph: Graph, program: Program, choice: PassChoice, shares: Shares, kept: Collection[str] = ()
+) -> Graph:
+    """Run the chosen passes that need the sizes of a step. Cost: part of lowering, so once for each combination.
+
+    `kept`: variables that the graph must still make, because they are fetched.
+    """
+    if choice.fuse_optimizer:
+        graph = fuse_updates(graph, program, kept)
+    if choice.fuse_add_act:
+        graph = fuse_add_act(graph, program, kept)
+    if choice.matrix_kernels:
+        graph = choose_matrix_kernels(graph, program, choice.matrix, shares, kept)
+    if choice.sequential:  # after what takes handles away: an edge to one would be lost
+        graph = run_in_program_order(graph)
+    return graph

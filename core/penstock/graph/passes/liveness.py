@@ -1,0 +1,68 @@
+"""What an operator's memory is for, and from when to when somebody has it, by the edges of a graph alone.
+
+An *allocation* is one request for memory of one handle, seen in a first run. It *lives* in every handle that touches
+a variable which keeps it, views of that variable included, and in its maker. Timing plays no part: of two handles
+that no path orders either may run first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from penstock.graph.ssa import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """`occurrence`: among the handle's allocations of `nbytes`. `results`: variables that keep it; none: scratch.
+
+    `twins`: (position, variable) of operands that are laid out as its only result is.
+    `alone`: the handle allocates nothing else.
+    """
+
+    handle: int
+    nbytes: int
+    occurrence: int
+    results: tuple[str, ...] = ()
+    twins: tuple[tuple[int, str], ...] = ()
+    alone: bool = False
+
+
+class Liveness:
+    """`lasting`: storages that live on after the last handle. O(handles x edges / 64) bits."""
+
+    def __init__(self, graph: Graph, allocations: Sequence[Allocation], lasting: Set[str] = frozenset()) -> None:
+        variables = graph.variables
+        touching: dict[str, set[int]] = {}
+        for handle in graph.handles:
+            for name in (*handle.reads(), *handle.makes(), *handle.op.writes):
+                touching.setdefault(variables[name].storage, set()).add(handle.index)
+        self.storages = [frozenset(variables[n].storage for n in a.results) for a in allocations]
+        self.users = [
+            {a.handle}.union(*(touching[s] for s in held)) for a, held in zip(allocations, self.storages, strict=True)
+        ]
+        self.lasts = [not held.isdisjoint(lasting) for held in self.storages]
+        self.ancestors = ancestors_of(graph)
+
+    def dies_at(self, allocation: int, handle: int) -> bool:
+        """Whether `handle` uses the memory and everybody else has used it before."""
+        users = self.users[allocation]
+        before = self.ancestors[handle] | 1 << handle
+        return not self.lasts[allocation] and handle in users and all(before >> user & 1 for user in users)
+
+    def is_over_before(self, allocation: int, handle: int) -> bool:
+        """Whether everybody has used the memory when `handle` starts."""
+        before = self.ancestors[handle]
+        return not self.lasts[allocation] and all(before >> user & 1 for user in self.users[allocation])
+
+
+def ancestors_of(graph: Graph) -> list[int]:
+    """Return, for each handle, the bit set of those that run before it."""
+    ancestors: list[int] = []
+    for handle in graph.handles:
+        reach = 0
+        for before in handle.before:
+            reach |= ancestors[before] | 1 << before
+        ancestors.append(reach)
+    return ancestors
