@@ -26,7 +26,7 @@ from penstock.program.layers import fluid_data
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, program_guard
 from penstock.program.record.modules import record_module
-from penstock.program.record.recording import recording_of
+from penstock.program.record.opening import recording_of
 from penstock.program.record.variable import Variable
 from penstock.torch_optimizers import mapped
 
@@ -45,6 +45,7 @@ def capture(
     seed: int = 0,
     build_strategy: BuildStrategy | None = None,
     exec_strategy: ExecutionStrategy | None = None,
+    use_cuda: bool = False,
 ) -> Captured:
     """Record `loss(module(*inputs), *targets)` and its training; return what runs it.
 
@@ -52,7 +53,8 @@ def capture(
     Dimension 0 is the batch, except for those whose position is in `static_inputs`; every other size is fixed.
     `num_targets`: how many of them are targets; by default as many as `loss` needs beside the outputs.
     `optimizer`: one of `penstock.optimizer`, or SGD, Adam or AdamW of torch (an instance over the module's
-    parameters, the class, or its name). Replicas: `CPU_NUM`. The module is recorded as it is, training or evaluating.
+    parameters, the class, or its name). The module is recorded as it is, training or evaluating.
+    Replicas: `CPU_NUM`, or one for each visible GPU with `use_cuda`.
 
     Raises SpecError for arguments that do not fit, ProgramError for what cannot be recorded; the module is unchanged.
     """
@@ -81,7 +83,7 @@ def capture(
         if not isinstance(value, Variable):
             raise SpecError(f"loss returned {type(value).__name__}; expected a scalar that depends on the outputs")
         chosen.minimize(value, startup, None if trained is None else [names[path] for path in trained])
-    return Captured(main, startup, value, [f.name for f in feeds], names, build_strategy, exec_strategy)
+    return Captured(main, startup, value, [f.name for f in feeds], names, build_strategy, exec_strategy, use_cuda)
 
 
 def _num_targets(loss: Callable[..., Any]) -> int:
@@ -128,10 +130,11 @@ class Captured:
         names: Mapping[str, str],
         build_strategy: BuildStrategy | None,
         exec_strategy: ExecutionStrategy | None,
+        use_cuda: bool = False,
     ) -> None:
         self.main_program, self.startup_program, self.loss, self.feed_names = main, startup, loss, feed_names
         self.scope = Scope()
-        self._names, self._strategies = names, (build_strategy, exec_strategy)
+        self._names, self._strategies, self._use_cuda = names, (build_strategy, exec_strategy), use_cuda
         self._engine: ParallelExecutor | None = None
         Executor().run(startup, scope=self.scope)
 
@@ -141,7 +144,7 @@ class Captured:
         if self._engine is None:
             build, execution = self._strategies
             self._engine = ParallelExecutor(
-                False,
+                self._use_cuda,
                 self.loss.name,
                 self.main_program,
                 scope=self.scope,

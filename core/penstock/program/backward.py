@@ -19,8 +19,12 @@ from penstock.errors import ProgramError
 from penstock.program.ir import Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, role
-from penstock.program.record.recording import Recording, recording_of
+from penstock.program.record.failures import described
+from penstock.program.record.opening import recording_of
+from penstock.program.record.recording import Recording
+from penstock.program.record.replay import refuse_gradients_through_text
 from penstock.program.record.savepoint import undone_on_failure
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_in, recording_modes
 
 
@@ -46,6 +50,21 @@ class SelectedRows:
 Gradient = Variable | SelectedRows
 
 
+def check_loss(loss: Any, what: str) -> None:
+    """Raise ProgramError unless `loss` is a variable with one element."""
+    if not isinstance(loss, Variable):
+        raise ProgramError(
+            f"{user_line()}: {what} needs the variable of the loss, as a layer returned it; got {loss!r} "
+            f"({type(loss).__name__})"
+        )
+    if any(d != 1 for d in loss.desc.shape):
+        raise ProgramError(
+            f"{user_line()}: {what} needs a scalar loss, but {loss.name!r} is {described(loss.fake)} "
+            f"(made at {loss.desc.source}). Take its mean or sum first",
+            variable=loss.name,
+        )
+
+
 def append_backward(
     loss: Variable,
     parameter_list: Sequence[str | Variable] | None = None,
@@ -56,15 +75,12 @@ def append_backward(
 
     Raises ProgramError if the loss is no scalar or depends on no trainable parameter.
     """
+    check_loss(loss, "append_backward")
     recording = recording_in(loss) or recording_of(loss.program)
     loss, program = recording.own(loss), recording.program
-    if any(d != 1 for d in loss.desc.shape):
-        raise ProgramError(
-            f"append_backward needs a scalar loss, but {loss.name!r} has shape {[str(d) for d in loss.desc.shape]} "
-            f"(made at {loss.desc.source}). Take its mean or sum first",
-            variable=loss.name,
-        )
     dense, tables = _wanted(program, parameter_list, no_grad_set or ())
+    if recording.num_replayed:
+        refuse_gradients_through_text(recording, loss.name, [*dense, *tables])
     lookups = [look for look in recording.lookups if look.table in tables]
     leaves = [program.handle(n).fake for n in dense] + [look.leaf for look in lookups]
     if not leaves or not loss.fake.requires_grad:

@@ -18,7 +18,8 @@ from penstock.program.gradients import PendingGradient
 from penstock.program.parameters import ParamAttr, constant_state
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, name_scope
-from penstock.program.record.recording import recording_of
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
 
 
@@ -58,7 +59,7 @@ Clip = GradientClipByValue | GradientClipByNorm | GradientClipByGlobalNorm
 
 def _positive(clip_norm: float) -> float:
     if not float(clip_norm) > 0.0:
-        raise ProgramError(f"clip_norm is {clip_norm}; expected a positive number")
+        raise ProgramError(f"{user_line()}: clip_norm is {clip_norm}; expected a positive number")
     return float(clip_norm)
 
 
@@ -73,7 +74,7 @@ def set_gradient_clip(
     attributes = recording_of(program).attributes
     for name in names:
         if not program.var(name).parameter:
-            raise ProgramError(f"set_gradient_clip: {name!r} is no parameter", variable=name)
+            raise ProgramError(f"{user_line()}: set_gradient_clip: {name!r} is no parameter", variable=name)
         attributes[name] = copy.copy(attributes.get(name, ParamAttr()))
         attributes[name].gradient_clip = clip
 
@@ -82,7 +83,8 @@ def check_clip(clip: Any) -> None:
     """Raise ProgramError for what is no clip."""
     if clip is not None and not isinstance(clip, Clip):
         raise ProgramError(
-            f"a gradient clip is {clip!r}; expected GradientClipByValue, GradientClipByNorm or GradientClipByGlobalNorm"
+            f"{user_line()}: a gradient clip is {clip!r}; expected GradientClipByValue, GradientClipByNorm or "
+            "GradientClipByGlobalNorm"
         )
 
 
@@ -107,7 +109,8 @@ def prepare_clips(pending: Sequence[PendingGradient], default: Clip | None, pref
             groups.setdefault(clip.group_name, []).append(one)
             if norms.setdefault(clip.group_name, clip.clip_norm) != clip.clip_norm:
                 raise ProgramError(
-                    f"group {clip.group_name!r} is clipped to {norms[clip.group_name]} and to {clip.clip_norm}; "
+                    f"{user_line()}: group {clip.group_name!r} is clipped to {norms[clip.group_name]} and to "
+                    f"{clip.clip_norm}; "
                     "parameters of one group need one clip_norm",
                     variable=one.param.name,
                 )

@@ -15,6 +15,9 @@ from penstock.program.ir import Arg, Operator, Role, Structure
 # type -> (position of the training argument, names written in training)
 _TRAINING = {
     "penstock.dropout.default": 3,
+    "penstock.lstm.default": 8,
+    "penstock.lstm_sequence.default": 6,
+    "penstock.gru.default": 7,
     "aten.native_batch_norm.default": 5,
     "aten._native_batch_norm_legit.default": 5,
     "aten.native_dropout.default": 2,

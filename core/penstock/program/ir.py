@@ -52,6 +52,8 @@ Output = str | None | tuple[str, ...]
 class VarDesc:
     """A variable. `storage`: name of the variable that owns its memory (its own name unless it is a view).
 
+    `distributed`: a table whose rows are on parameter servers alone; no process that trains allocates it. Its servers
+    make a row at the `admit_after`-th update that has its id, and drop one that nobody used for `expire_after_s`.
     `kind == "selected_rows"`: sparse gradient; `rows` (int64[n]) and `values` ([n, d]) name its two dense
     parts, `shape` is the dense shape of the parameter.
     `buffer`: persistable state that the forward pass writes (running statistics, counters): one per replica;
@@ -66,6 +68,9 @@ class VarDesc:
     parameter: bool = False
     trainable: bool = True
     buffer: bool = False
+    distributed: bool = False
+    admit_after: int = 0
+    expire_after_s: float | None = None
     feed: bool = False
     lod_level: int = 0
     storage: str = ""
@@ -85,6 +90,7 @@ class Operator:
     `writes`: names of the variables among the operands that it writes in place.
     `role_vars`: (parameter, gradient) pairs whose final gradient it makes, or uses to update.
     `train_only`: dropped by `clone(for_test=True)`.
+    `block`: 0 is what a run runs; the others are run by the operator of block 0 that names them.
     """
 
     name: str
@@ -98,6 +104,7 @@ class Operator:
     module: str = ""
     source: str = ""
     train_only: bool = False
+    block: int = 0
 
     def input_names(self) -> tuple[str, ...]:
         """Names of all operands, in order, duplicates kept."""

@@ -1,12 +1,13 @@
 """What makes a Program legal, as one table of rules. Checked before a Program runs or travels.
 
-1 every operand is fed, persistable, made by an earlier operator, or the random state
+1 every operand is fed, persistable, made by an earlier operator of its block, or the random state
 2 every result is described, and made once
 3 a view's storage is described and is no view itself
 4 what an operator writes is among its operands
 5 a symbol that appears is declared
 6 a SelectedRows variable names two described parts
 7 role_vars name a parameter
+8 no operator uses a table whose rows are on parameter servers
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ def check(program: Program) -> None:
         if var.kind == "selected_rows" and not {var.rows, var.values} <= program.variables.keys():
             raise ProgramError(f"rule 6: parts of {var.name!r} are not described", variable=var.name)
         _check_symbols(program, var.shape, var.name)
-    ready = {v.name for v in program.variables.values() if v.feed or v.persistable} | {RNG}
+    given = {v.name for v in program.variables.values() if v.feed or v.persistable} | {RNG}
+    ready: dict[int, set[str]] = {}
     startup = {n for n, v in program.variables.items() if v.persistable}
     made: set[str] = set()
     for op in program.operators:
-        _check_operator(program, op, ready)
+        in_block = ready.setdefault(op.block, set(given))
+        _check_operator(program, op, in_block)
         for name in op.output_names():
             if name not in program.variables:
                 raise ProgramError(
@@ -50,7 +53,7 @@ def check(program: Program) -> None:
                     f"rule 2: {name!r} is made a second time by operator {op.name!r} ({op.source})", operator=op.name
                 )
             made.add(name)
-        ready.update(op.output_names())
+        in_block.update(op.output_names())
 
 
 def _check_operator(program: Program, op: Operator, ready: set[str]) -> None:
@@ -74,12 +77,26 @@ def _check_operator(program: Program, op: Operator, ready: set[str]) -> None:
             raise ProgramError(
                 f"rule 4: operator {op.name!r} writes {name!r}, which is none of its operands", operator=op.name
             )
+    _check_tables(program, op)
     for parameter, _ in op.role_vars:
         if not getattr(program.variables.get(parameter), "parameter", False):
             raise ProgramError(
                 f"rule 7: operator {op.name!r} names {parameter!r}, which is no parameter", operator=op.name
             )
     _check_symbols(program, (*op.args, *(v for _, v in op.kwargs)), op.name)
+
+
+def _check_tables(program: Program, op: Operator) -> None:
+    for name in (*op.input_names(), *op.output_names()):
+        var = program.variables.get(name)
+        if var is not None and var.distributed:
+            raise ProgramError(
+                f"rule 8: operator {op.name!r} ({op.source}) uses table {name!r}, which is distributed "
+                "(is_distributed=True): its rows are on parameter servers alone. Distribute the program with "
+                "fluid.DistributeTranspiler().transpile(…) before it runs, or use is_distributed=False",
+                operator=op.name,
+                variable=name,
+            )
 
 
 def _check_symbols(program: Program, values: Any, owner: str) -> None:

@@ -13,7 +13,8 @@ from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Initializer, Xavier
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, default_startup_program
-from penstock.program.record.recording import recording_of
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
 
 
@@ -51,7 +52,8 @@ class ParamAttr:
         if hasattr(attr, "operator"):
             return ParamAttr(initializer=attr)
         raise ProgramError(
-            f"a parameter attribute is {attr!r}; expected None, False, a name, an initialiser or ParamAttr"
+            f"{user_line()}: a parameter attribute is {attr!r}; expected None, False, a name, an initialiser or "
+            "ParamAttr"
         )
 
 
@@ -76,7 +78,8 @@ def _shared(main: Program, name: str, shape: Sequence[int], dtype: str) -> Varia
     old = main.variables[name]
     if not old.parameter or tuple(old.shape) != tuple(shape) or old.dtype != dtype:
         raise ProgramError(
-            f"parameter {name!r} is asked for with shape {list(shape)} of {dtype}, but it exists with shape "
+            f"{user_line()}: parameter {name!r} is asked for with shape {list(shape)} of {dtype}, but it exists "
+            "with shape "
             f"{list(old.shape)} of {old.dtype} (created at {old.source}). "
             "Use another name, or the same shape to share it",
             variable=name,
@@ -98,7 +101,8 @@ def create_persistable(
     recording = recording_of(main)
     if any(d < 0 for d in shape):
         raise ProgramError(
-            f"{name!r} is asked for with shape {list(shape)}; sizes of persistable variables are positive"
+            f"{user_line()}: {name!r} is asked for with shape {list(shape)}; sizes of persistable variables are "
+            "positive"
         )
     fake = recording.fake_of_shape(shape, getattr(torch, dtype))
     var = recording.bind(fake, recording.describe(fake, name, persistable=True, parameter=parameter))

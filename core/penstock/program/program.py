@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,17 +12,27 @@ from penstock.program.ir import Operator, Structure, VarDesc, unknown_variable
 from penstock.program.text import parse_structure, to_text
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryMark:
+    """Temporaries are released at their last use, but those called `skip` and, with `skip_grads`, gradients."""
+
+    skip: frozenset[str]
+    skip_grads: bool
+
+
 @dataclass(eq=False)
 class Program(Structure):
     """A Program that is being recorded or run. Equality is that of its structure (captured values aside).
 
     `captured`: values of tensors that were taken from outside, by variable name.
+    `memory_mark`: what `memory_optimize` was told, if it was called; no part of the text.
     `revision`: counts changes, so that what was derived from the Program knows when it is stale.
     """
 
     captured: dict[str, Any] = field(default_factory=dict, repr=False)
     revision: int = 0
     fresh_seed: int = 0
+    memory_mark: MemoryMark | None = field(default=None, repr=False)
     _names: dict[str, int] = field(default_factory=dict, repr=False)
     recording: Any = field(default=None, repr=False)
 
@@ -38,13 +49,24 @@ class Program(Structure):
         self.revision += 1
 
     def global_block(self) -> Block:
-        """Return the only block."""
+        """Return block 0, which a run runs."""
         return Block(self)
+
+    def block(self, index: int) -> Block:
+        """Return a block. Raises ProgramError for one that is not there."""
+        if not 0 <= index < self.num_blocks:
+            raise ProgramError(f"block {index} is asked for; the program has {self.num_blocks}")
+        return Block(self, index)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks: 1, but for a pserver's program."""
+        return 1 + max((op.block for op in self.operators), default=0)
 
     @property
     def blocks(self) -> list[Block]:
-        """Return the blocks; a Penstock Program has one."""
-        return [Block(self)]
+        """Return the blocks."""
+        return [Block(self, index) for index in range(self.num_blocks)]
 
     def list_vars(self) -> list[Any]:
         """Return all variables."""
@@ -76,6 +98,13 @@ class Program(Structure):
         k = self._names.get(f"op {base}", 0)
         self._names[f"op {base}"] = k + 1
         return f"{base}_{k}"
+
+    def reserve(self, name: str, *, operator: bool = False) -> None:
+        """Count `prefix_k`, the name of a layer or an operator, as taken, and every lower k with it."""
+        prefix, _, number = name.rpartition("_")
+        if number.isdigit():
+            key = f"op {prefix}" if operator else prefix
+            self._names[key] = max(self._names.get(key, 0), int(number) + 1)
 
     def add_variable(self, var: VarDesc) -> VarDesc:
         """Add a variable. Raises ProgramError if another one has its name."""
@@ -119,11 +148,14 @@ class Program(Structure):
         """
         structure = for_test_structure(self) if for_test else copy_structure(self)
         copy = Program(**vars(structure), captured=dict(self.captured), _names=dict(self._names))
+        copy.memory_mark = self.memory_mark
         if self.recording is not None:
             copy.recording = self.recording.for_clone(copy)
         return copy
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if not isinstance(other, Program):
             return NotImplemented
         mine, others = copy_structure(self), copy_structure(other)
@@ -148,14 +180,22 @@ def _shape(var: VarDesc) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Fluid's view of a Program's operators and variables."""
+    """Fluid's view of the operators of one block, and of the Program's variables, which all blocks share."""
 
     program: Program
+    index: int = 0
+
+    @property
+    def idx(self) -> int:
+        """Fluid's name for `index`."""
+        return self.index
 
     @property
     def ops(self) -> list[Operator]:
-        """The operators, in order."""
-        return self.program.operators
+        """The operators, in order: of a Program with one block the list itself."""
+        if self.program.num_blocks == 1:
+            return self.program.operators
+        return [op for op in self.program.operators if op.block == self.index]
 
     @property
     def vars(self) -> dict[str, VarDesc]:
@@ -163,8 +203,11 @@ class Block:
         return self.program.variables
 
     def var(self, name: str) -> Any:
-        """Return the variable called `name`."""
+        """Return the variable called `name`: a Variable for recording, where torch is installed."""
         self.program.var(name)
+        if self.program.recording is None and importlib.util.find_spec("torch") is not None:
+            # By name: this module knows no recorder, and Programs are read without torch, too.
+            importlib.import_module("penstock.program.record.opening").recording_of(self.program)
         return self.program.handle(name)
 
     def has_var(self, name: str) -> bool:

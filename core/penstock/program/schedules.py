@@ -17,7 +17,8 @@ from penstock.errors import ProgramError
 from penstock.program.ir import Role
 from penstock.program.parameters import constant_state
 from penstock.program.record.context import default_main_program, name_scope, role
-from penstock.program.record.recording import recording_of
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes
 
 COUNTER = "@LR_DECAY_COUNTER@"
@@ -88,7 +89,8 @@ def piecewise_decay(boundaries: Sequence[int], values: Sequence[float]) -> Varia
     """values[i] as long as step < boundaries[i]; the last value then. Raises ProgramError if the lengths do not fit."""
     if len(values) != len(boundaries) + 1:
         raise ProgramError(
-            f"piecewise_decay needs one more value than boundaries; got {len(values)} and {len(boundaries)}"
+            f"{user_line()}: piecewise_decay needs one more value than boundaries; got {len(values)} and "
+            f"{len(boundaries)}"
         )
 
     def formula(step: torch.Tensor) -> torch.Tensor:

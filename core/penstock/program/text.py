@@ -23,7 +23,8 @@ from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Arg, Guard, Operator, Output, Ref, Role, Structure, TorchConst, VarDesc
 
-_FLAGS = ("persistable", "parameter", "buffer", "feed")
+_FLAGS = ("persistable", "parameter", "buffer", "distributed", "feed")
+_NUMBERS = ("lod", "admit_after", "expire_after_s")  # words of a variable with a number
 _PLAIN = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@/]*\Z")
 _TOKEN = re.compile(
     r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<number>-?(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)'
@@ -69,6 +70,8 @@ def _var_line(v: VarDesc) -> str:
     parts += ["frozen"] if not v.trainable else []
     parts += [f"view={_name(v.storage)}"] if v.storage != v.name else []
     parts += [f"rows={_name(v.rows)} values={_name(v.values)}"] if v.kind == "selected_rows" else []
+    parts += [f"admit_after={v.admit_after}"] if v.admit_after else []
+    parts += [f"expire_after_s={_arg(v.expire_after_s)}"] if v.expire_after_s is not None else []
     parts += [f"lod={v.lod_level}"] if v.lod_level else []
     parts += [f"at={json.dumps(v.source)}"] if v.source else []
     return " ".join(parts)
@@ -84,6 +87,7 @@ def _op_line(op: Operator) -> str:
     parts += [f"module={json.dumps(op.module)}"] if op.module else []
     parts += [f"at={json.dumps(op.source)}"] if op.source else []
     parts += ["train_only"] if op.train_only else []
+    parts += [f"block={op.block}"] if op.block else []
     return " ".join(parts)
 
 
@@ -321,10 +325,10 @@ def _variable(line: _Line) -> VarDesc:
             fields[word] = True
         elif word == "frozen":
             fields["trainable"] = False
-        elif word in ("view", "rows", "values", "at", "lod"):
+        elif word in ("view", "rows", "values", "at", *_NUMBERS):
             line.take("=")
             key = {"view": "storage", "at": "source", "lod": "lod_level"}.get(word, word)
-            fields[key] = line.number_value() if word == "lod" else line.word()
+            fields[key] = line.number_value() if word in _NUMBERS else line.word()
         else:
             line.at -= 1
             raise line.fail("a flag of a variable")
@@ -386,11 +390,20 @@ def _clauses(line: _Line, fields: dict[str, Any]) -> None:
             fields["role_vars"] = tuple(zip(names[::2], names[1::2], strict=True))
         elif word == "role":
             fields["role"] = _role(line)
+        elif word == "block":
+            fields["block"] = _block(line)
         elif word in ("module", "at"):
             fields["module" if word == "module" else "source"] = line.word()
         else:
             line.at -= 2
             raise line.fail("a clause of an operator")
+
+
+def _block(line: _Line) -> int:
+    number = line.number_value() if line.kind() == "number" else 0
+    if not isinstance(number, int) or number < 1:
+        raise line.fail("the number of a block from 1 on")
+    return number
 
 
 def _role(line: _Line) -> Role:

@@ -51,6 +51,7 @@ from penstock.program.layers.losses import (
 from penstock.program.layers.metrics import accuracy, auc
 from penstock.program.layers.network import dropout, embedding, fc
 from penstock.program.layers.normalization import batch_norm, l2_normalize, layer_norm, lrn
+from penstock.program.layers.recurrent import dynamic_gru, dynamic_lstm, lstm
 from penstock.program.layers.reductions import mean, reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
 from penstock.program.layers.shapes import (
     concat,
@@ -87,14 +88,14 @@ from penstock.program.schedules import (
 
 __all__ = [
     "abs", "accuracy", "argmax", "assign", "auc", "batch_norm", "cast", "clip", "concat", "conv2d", "cos_sim",
-    "cosine_decay", "create_global_var", "create_parameter", "cross_entropy", "data", "dropout", "elementwise_add",
-    "elementwise_div", "elementwise_max", "elementwise_min", "elementwise_mul", "elementwise_pow",
-    "elementwise_sub", "elu", "embedding", "exp", "expand", "exponential_decay", "fc", "fill_constant", "flatten",
-    "fluid_data", "gelu", "hard_sigmoid", "huber_loss", "inverse_time_decay", "l2_normalize", "layer_norm",
-    "leaky_relu", "linear_lr_warmup", "log", "log_loss", "lrn", "matmul", "mean", "mul", "natural_exp_decay",
-    "noam_decay", "one_hot", "piecewise_decay", "polynomial_decay", "pool2d", "pow", "prelu", "reduce_max",
-    "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu", "reshape", "scale", "sigmoid",
-    "sigmoid_cross_entropy_with_logits", "slice", "smooth_l1", "softmax", "softmax_with_cross_entropy", "split",
-    "sqrt", "square", "square_error_cost", "squeeze", "stack", "sum", "sums", "swish", "tanh", "topk", "transpose",
-    "unsqueeze",
+    "cosine_decay", "create_global_var", "create_parameter", "cross_entropy", "data", "dropout", "dynamic_gru",
+    "dynamic_lstm", "elementwise_add", "elementwise_div", "elementwise_max", "elementwise_min", "elementwise_mul",
+    "elementwise_pow", "elementwise_sub", "elu", "embedding", "exp", "expand", "exponential_decay", "fc",
+    "fill_constant", "flatten", "fluid_data", "gelu", "hard_sigmoid", "huber_loss", "inverse_time_decay",
+    "l2_normalize", "layer_norm", "leaky_relu", "linear_lr_warmup", "log", "log_loss", "lrn", "lstm", "matmul",
+    "mean", "mul", "natural_exp_decay", "noam_decay", "one_hot", "piecewise_decay", "polynomial_decay", "pool2d",
+    "pow", "prelu", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu", "reshape",
+    "scale", "sigmoid", "sigmoid_cross_entropy_with_logits", "slice", "smooth_l1", "softmax",
+    "softmax_with_cross_entropy", "split", "sqrt", "square", "square_error_cost", "squeeze", "stack", "sum", "sums",
+    "swish", "tanh", "topk", "transpose", "unsqueeze",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from penstock.errors import ProgramError
 from penstock.program.initializers import Constant
 from penstock.program.parameters import ParamAttr, create_parameter
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.source import user_line
 
 
 def relu(x: Any, name: str | None = None) -> Any:
@@ -76,10 +77,12 @@ def _prelu_sizes(x: Any, mode: str, prefix: str) -> list[int]:
     if mode == "all":
         return [1]
     if mode not in ("channel", "element"):
-        raise ProgramError(f"{prefix}: prelu's mode is {mode!r}; expected 'all', 'channel' or 'element'")
+        raise ProgramError(f"{user_line()}: {prefix}: prelu's mode is {mode!r}; expected 'all', 'channel' or 'element'")
     sizes = x.desc.shape[1:2] if mode == "channel" else x.desc.shape[1:]
     if not sizes or not all(isinstance(d, int) for d in sizes):
-        raise ProgramError(f"{prefix}: prelu(mode={mode!r}) needs known sizes after the batch; {x.name!r} has {x!r}")
+        raise ProgramError(
+            f"{user_line()}: {prefix}: prelu(mode={mode!r}) needs known sizes after the batch; {x.name!r} has {x!r}"
+        )
     return [1, *sizes, *([1] * (x.ndim - 2) if mode == "channel" else [])]
 
 
@@ -95,5 +98,5 @@ def activate(x: Any, act: str | None) -> Any:
     if act is None:
         return x
     if act not in ACTIVATIONS:
-        raise ProgramError(f"activation {act!r} is unknown; expected one of {', '.join(ACTIVATIONS)}")
+        raise ProgramError(f"{user_line()}: activation {act!r} is unknown; expected one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[act](x)

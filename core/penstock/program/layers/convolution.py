@@ -14,6 +14,7 @@ from penstock.program.initializers import Constant, Normal
 from penstock.program.layers.activations import activate
 from penstock.program.parameters import ParamAttr, create_parameter
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.source import user_line
 
 Size = int | Sequence[int]
 
@@ -44,7 +45,7 @@ def conv2d(
     channels = _number(input, 1, prefix)
     kernel, groups = _pair(filter_size), groups or 1
     if channels % groups:
-        raise ProgramError(f"{prefix}: {channels} channels do not divide into {groups} groups")
+        raise ProgramError(f"{user_line()}: {prefix}: {channels} channels do not divide into {groups} groups")
     weight_attr, bias_attr = ParamAttr.of(param_attr) or ParamAttr(), ParamAttr.of(bias_attr)
     default = Normal(0.0, math.sqrt(2.0 / (kernel[0] * kernel[1] * channels)))
     shape, dtype = [num_filters, channels // groups, *kernel], input.desc.dtype
@@ -78,7 +79,7 @@ def pool2d(
     prefix = name or default_main_program().unique("pool2d")
     _refuse_format(prefix, data_format)
     if pool_type not in ("max", "avg"):
-        raise ProgramError(f"{prefix}: pool_type is {pool_type!r}; expected 'max' or 'avg'")
+        raise ProgramError(f"{user_line()}: {prefix}: pool_type is {pool_type!r}; expected 'max' or 'avg'")
     with name_scope(prefix):
         if global_pooling:
             return input.amax((2, 3), keepdim=True) if pool_type == "max" else input.mean((2, 3), keepdim=True)
@@ -93,20 +94,26 @@ def pool2d(
 
 def _refuse_format(prefix: str, data_format: str) -> None:
     if data_format != "NCHW":
-        raise ProgramError(f"{prefix}: data_format is {data_format!r}; only 'NCHW' is supported. Transpose the input")
+        raise ProgramError(
+            f"{user_line()}: {prefix}: data_format is {data_format!r}; only 'NCHW' is supported. Transpose the input"
+        )
 
 
 def _check_window(prefix: str, kernel: list[int], padding: Size | str, exclusive: bool) -> None:
     if min(kernel) < 1:
-        raise ProgramError(f"{prefix}: pool_size is {kernel}; give a size, or global_pooling=True")
+        raise ProgramError(f"{user_line()}: {prefix}: pool_size is {kernel}; give a size, or global_pooling=True")
     if exclusive and (padding == "SAME" or (not isinstance(padding, str) and len(_pair(padding)) == 4)):
-        raise ProgramError(f"{prefix}: an exclusive average needs equal padding on both sides; got {padding!r}")
+        raise ProgramError(
+            f"{user_line()}: {prefix}: an exclusive average needs equal padding on both sides; got {padding!r}"
+        )
 
 
 def _number(x: Any, position: int, prefix: str) -> int:
     size = x.desc.shape[position] if x.ndim == 4 else None
     if not isinstance(size, int):
-        raise ProgramError(f"{prefix}: input {x!r} must have four dimensions and a known size at {position}")
+        raise ProgramError(
+            f"{user_line()}: {prefix}: input {x!r} must have four dimensions and a known size at {position}"
+        )
     return size
 
 
@@ -122,14 +129,14 @@ def _padded(
         return x, [0, 0]
     if isinstance(padding, str):
         if padding != "SAME":
-            raise ProgramError(f"{prefix}: padding is {padding!r}; expected numbers, 'SAME' or 'VALID'")
+            raise ProgramError(f"{user_line()}: {prefix}: padding is {padding!r}; expected numbers, 'SAME' or 'VALID'")
         sides = [
             _same(_number(x, 2 + i, prefix), stride[i], (kernel[i] - 1) * dilation[i] + 1) for i in range(2)
         ]  # fmt: skip
     else:
         sizes = _pair(padding)
         if len(sizes) not in (2, 4):
-            raise ProgramError(f"{prefix}: padding is {padding}; expected a number, two or four of them")
+            raise ProgramError(f"{user_line()}: {prefix}: padding is {padding}; expected a number, two or four of them")
         sides = [(sizes[0], sizes[0]), (sizes[1], sizes[1])] if len(sizes) == 2 else [
             (sizes[0], sizes[1]), (sizes[2], sizes[3])
         ]  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.layers.activations import activate
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.source import user_line
 
 
 def _elementwise(kind: str, function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -27,7 +28,9 @@ def _aligned(x: Any, y: Any, axis: int, kind: str) -> Any:
         return y
     behind = x.ndim - axis - y.ndim
     if axis < 0 or behind < 0:
-        raise ProgramError(f"{kind}: y with {y.ndim} dimensions does not fit x with {x.ndim} at axis {axis}")
+        raise ProgramError(
+            f"{user_line()}: {kind}: y with {y.ndim} dimensions does not fit x with {x.ndim} at axis {axis}"
+        )
     return y.reshape([*y.shape, *[1] * behind])
 
 

@@ -9,9 +9,11 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
+from penstock.program.record import factories
 from penstock.program.record.context import default_main_program
 from penstock.program.record.modules import install
-from penstock.program.record.recording import recording_of
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
 
 _DTYPES = {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
@@ -41,10 +43,12 @@ def fluid_data(name: str, shape: Sequence[int | None], dtype: str = "float32", l
 def _input(name: str, sizes: list[int], dtype: str, lod_level: int, stop_gradient: bool) -> Variable:
     if dtype not in _DTYPES:
         raise ProgramError(
-            f"input {name!r} has dtype {dtype!r}; expected one of {', '.join(sorted(_DTYPES))}", variable=name
+            f"{user_line()}: input {name!r} has dtype {dtype!r}; expected one of {', '.join(sorted(_DTYPES))}",
+            variable=name,
         )
     install()
     recording = recording_of(default_main_program())
+    factories.install(recording)
     fake = recording.fake_of_shape(sizes, getattr(torch, dtype))
     described: VarDesc = recording.describe(fake, name, feed=True)
     recording.bind(fake, replace(described, lod_level=lod_level))

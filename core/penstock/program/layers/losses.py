@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from penstock.program.layers.expected import expect_labels, expect_same_shape
 from penstock.program.record.context import default_main_program, name_scope
 
 _TINY = 1e-20  # Fluid's TolerableValue: the logarithm of a probability that underflowed stays finite
@@ -17,6 +18,7 @@ def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index
 
     Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1].
     """
+    expect_labels("cross_entropy", input, label, soft=soft_label)
     with name_scope(default_main_program().unique("cross_entropy")):
         logs = torch.log(input.clamp_min(_TINY)) if soft_label else None
         if logs is not None:
@@ -28,6 +30,7 @@ def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index
 
 def softmax_with_cross_entropy(logits: Any, label: Any, soft_label: bool = False, ignore_index: int = -100) -> Any:
     """Return the cross entropy of softmax(logits), computed from the logits. Shapes as `cross_entropy`."""
+    expect_labels("softmax_with_cross_entropy", logits, label, soft=soft_label)
     with name_scope(default_main_program().unique("softmax_with_cross_entropy")):
         logs = F.log_softmax(logits, -1)
         if soft_label:
@@ -38,6 +41,7 @@ def softmax_with_cross_entropy(logits: Any, label: Any, soft_label: bool = False
 
 def square_error_cost(input: Any, label: Any) -> Any:
     """Return (input - label)^2, elementwise."""
+    expect_same_shape("square_error_cost", input, label)
     with name_scope(default_main_program().unique("square_error_cost")):
         difference = input - label
         return difference * difference

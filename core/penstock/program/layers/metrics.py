@@ -8,16 +8,19 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant
+from penstock.program.layers.expected import expect_ids
 from penstock.program.parameters import create_persistable
 from penstock.program.record.context import default_main_program, name_scope
-from penstock.program.record.recording import recording_of
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import recording_modes, wrap
 
 
 def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any = None) -> Any:
     """Return the share of rows whose label is among the k largest. Shapes: input [n, classes], label [n, 1]."""
     if correct is not None or total is not None:
-        raise ProgramError("accuracy(correct=, total=) is not supported; fetch the result instead")
+        raise ProgramError(f"{user_line()}: accuracy(correct=, total=) is not supported; fetch the result instead")
+    expect_ids("accuracy", label)
     recording = recording_of(default_main_program())
     with name_scope(default_main_program().unique("accuracy")), torch.no_grad(), recording_modes(recording):
         indices = input.fake.detach().topk(k, -1).indices
@@ -38,7 +41,7 @@ def auc(
     The counters stay until their variables are set to zero. Source: fluid.layers.auc.
     """
     if curve != "ROC":
-        raise ProgramError(f"auc(curve={curve!r}): only 'ROC' is supported")
+        raise ProgramError(f"{user_line()}: auc(curve={curve!r}): only 'ROC' is supported")
     prefix = default_main_program().unique("auc")
     zero = Constant(0)
     states = [create_persistable(f"{prefix}.{s}", [num_thresholds + 1], "int64", zero) for s in ("pos", "neg")]

@@ -9,6 +9,7 @@ from penstock.errors import ProgramError
 from penstock.program.layers.convolution import Size, conv2d, pool2d
 from penstock.program.layers.network import dropout
 from penstock.program.layers.normalization import batch_norm
+from penstock.program.record.source import user_line
 
 
 def simple_img_conv_pool(
@@ -70,5 +71,5 @@ def _each(value: Any, count: int, what: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         return [value] * count
     if len(value) != count:
-        raise ProgramError(f"img_conv_group: {what} has {len(value)} entries for {count} convolutions")
+        raise ProgramError(f"{user_line()}: img_conv_group: {what} has {len(value)} entries for {count} convolutions")
     return list(value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,11 +13,15 @@ import torch.nn.functional as F
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
 from penstock.program.layers.activations import activate
+from penstock.program.layers.expected import expect_features, expect_ids, refuse
 from penstock.program.parameters import ParamAttr, create_parameter
 from penstock.program.record.composite import sparse_lookup
-from penstock.program.record.context import default_main_program, name_scope
-from penstock.program.record.recording import recording_of
+from penstock.program.record.context import default_main_program, default_startup_program, name_scope
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes, wrap
+
+_MAX_SIGHTINGS = 255  # what a table counts up to (penstock.ps.table)
 
 
 def _dtype(x: Variable) -> str:
@@ -36,14 +42,15 @@ def fc(
     Shapes: x_i [.., k_i] flattened to [n, k_i] after `num_flatten_dims`; W_i [k_i, size]; result [.., size].
     Source: fluid.layers.fc.
     """
-    inputs = [input] if isinstance(input, Variable) else list(input)
+    inputs: list[Any] = list(input) if isinstance(input, (list, tuple)) else [input]
     prefix = name or default_main_program().unique("fc")
     weight_attr, bias = ParamAttr.of(param_attr), ParamAttr.of(bias_attr)
     if weight_attr is None:
-        raise ProgramError("fc needs a weight; param_attr=False is not possible")
+        raise ProgramError(f"{user_line()}: fc needs a weight; param_attr=False is not possible")
     with name_scope(prefix):
         total: Any = None
         for i, x in enumerate(inputs):
+            expect_features(prefix, x, num_flatten_dims)
             flat: Any = x if x.ndim == 2 and num_flatten_dims == 1 else x.flatten(num_flatten_dims)
             width = _static_width(flat, prefix)
             w = create_parameter([width, size], _dtype(x), weight_attr, Xavier(), prefix=prefix, suffix=f"w_{i}")
@@ -56,7 +63,8 @@ def fc(
 def _static_width(flat: Any, prefix: str) -> int:
     width = flat.desc.shape[-1]
     if not isinstance(width, int):
-        raise ProgramError(f"{prefix}: the last size of its input {flat.name!r} is {width}; fc needs a number there")
+        instead = "Give layers.data its sizes, or pool over the one that is not known"
+        refuse(prefix, "a known last size of its input", flat, instead)
     return width
 
 
@@ -80,24 +88,37 @@ def embedding(
     padding_idx: int | None = None,
     param_attr: Any = None,
     dtype: str = "float32",
+    *,
+    admit_after: int = 0,
+    expire_after_s: float | None = None,
 ) -> Any:
     """Look up rows of a table [size[0], size[1]].
 
     Shapes: input int64 [.., 1] or [..]; result [.., size[1]] (a trailing 1 of the input is dropped).
     `is_sparse`: the gradient is SelectedRows, and the update touches only the rows that were used.
+    `is_distributed`: the table is on parameter servers alone, and any int64 is an id; size[0] says how many different
+    ones there may be. It needs is_sparse, float32, and fluid.DistributeTranspiler before a program that uses it runs.
     `padding_idx`: this row reads as zeros and is never trained.
+    `admit_after`, of a distributed table: the update that has an id and makes its row, counting from 1; before, it
+    reads first values and its gradients are dropped. 0: the first look-up makes it. At most 255; approximate.
+    `expire_after_s`, of a distributed table: a row that was neither looked up nor updated for longer is dropped, at one
+    of the servers' next snapshots; its id begins anew. None: rows stay.
     Source: fluid.layers.embedding.
     """
     attr = ParamAttr.of(param_attr)
-    if attr is None or len(size) != 2:
-        raise ProgramError(f"embedding needs a table of two sizes; got size={list(size)}, param_attr={param_attr!r}")
-    if is_distributed:
+    if attr is None or not isinstance(size, (list, tuple)) or len(size) != 2:
         raise ProgramError(
-            "embedding(is_distributed=True) needs parameter servers, which this version does not have; "
-            "use is_sparse=True"
+            f"{user_line()}: embedding needs a table of two sizes, [rows, width]; got size={size!r}, "
+            f"param_attr={param_attr!r}"
         )
+    expect_ids("embedding", input)
+    if is_distributed:
+        _check_distributed(is_sparse, dtype)
+    _check_kept_ids(is_distributed, admit_after, expire_after_s)
     prefix = default_main_program().unique("embedding")
     table = create_parameter(list(size), dtype, attr, Xavier(), prefix=prefix, suffix="w_0")
+    if is_distributed:
+        _distribute(table.name, admit_after, expire_after_s)
     ids: Any = input.squeeze(-1) if input.ndim > 1 and input.desc.shape[-1] == 1 else input
     padding = -1 if padding_idx is None else padding_idx % size[0]
     with name_scope(prefix):
@@ -107,6 +128,50 @@ def embedding(
                 return wrap(recording, sparse_lookup(recording, table.fake, ids.fake, padding, zero_padding=True))
         rows: Any = torch.embedding(table, ids, padding)  # type: ignore[arg-type]  # Variables stand for tensors
         return rows if padding < 0 else rows.masked_fill((ids == padding).unsqueeze(-1), 0.0)
+
+
+def _check_distributed(is_sparse: bool, dtype: str) -> None:
+    if not is_sparse:
+        raise ProgramError(
+            f"{user_line()}: embedding(is_distributed=True) needs is_sparse=True: of a table that is on parameter "
+            "servers alone, only the rows that a batch uses travel"
+        )
+    if dtype != "float32":
+        raise ProgramError(f"{user_line()}: a distributed embedding holds float32; got dtype={dtype!r}")
+
+
+def _check_kept_ids(is_distributed: bool, admit_after: int, expire_after_s: float | None) -> None:
+    if not is_distributed and (admit_after or expire_after_s is not None):
+        raise ProgramError(
+            f"{user_line()}: embedding with admit_after or expire_after_s needs is_distributed=True: other tables have "
+            "all their rows from the beginning to the end"
+        )
+    if not 0 <= admit_after <= _MAX_SIGHTINGS:
+        raise ProgramError(
+            f"{user_line()}: embedding(admit_after={admit_after!r}): updates that have an id are counted from 0 to "
+            f"{_MAX_SIGHTINGS}"
+        )
+    if expire_after_s is not None and not 1 <= expire_after_s < math.inf:
+        raise ProgramError(
+            f"{user_line()}: embedding(expire_after_s={expire_after_s!r}): expected a number of seconds, at least 1, "
+            "or None"
+        )
+
+
+def _distribute(table: str, admit_after: int, expire_after_s: float | None) -> None:
+    """Mark a table, where it is trained and where it would be made, as one that no process here allocates."""
+    after = None if expire_after_s is None else float(expire_after_s)
+    for program in (default_main_program(), default_startup_program()):
+        var = program.variables.get(table)
+        if var is None:
+            continue
+        if var.distributed and (var.admit_after, var.expire_after_s) != (admit_after, after):
+            raise ProgramError(
+                f"{user_line()}: table {table!r} has admit_after={var.admit_after} and "
+                f"expire_after_s={var.expire_after_s}, and is looked up with {admit_after} and {after} here; they are "
+                "the table's, so let them be the same wherever it is looked up"
+            )
+        program.variables[table] = replace(var, distributed=True, admit_after=admit_after, expire_after_s=after)
 
 
 def dropout(
@@ -124,10 +189,13 @@ def dropout(
     Raises ProgramError for a `seed`: masks come from `Program.random_seed`, so that replicas draw as one batch would.
     """
     if seed:
-        raise ProgramError(f"dropout(seed={seed}): masks follow from the program; set Program.random_seed instead")
+        raise ProgramError(
+            f"{user_line()}: dropout(seed={seed}): masks follow from the program; set Program.random_seed instead"
+        )
     if dropout_implementation not in ("downgrade_in_infer", "upscale_in_train"):
         raise ProgramError(
-            f"dropout_implementation is {dropout_implementation!r}; expected 'downgrade_in_infer' or 'upscale_in_train'"
+            f"{user_line()}: dropout_implementation is {dropout_implementation!r}; expected 'downgrade_in_infer' or "
+            "'upscale_in_train'"
         )
     with name_scope(name or default_main_program().unique("dropout")):
         kept = F.dropout(x, dropout_prob, training=not is_test)

@@ -13,6 +13,7 @@ from penstock.program.initializers import Constant
 from penstock.program.layers.activations import activate
 from penstock.program.parameters import ParamAttr, create_parameter, create_persistable
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.source import user_line
 
 
 def batch_norm(
@@ -40,7 +41,7 @@ def batch_norm(
     prefix = name or default_main_program().unique("batch_norm")
     if data_layout != "NCHW" or input.ndim < 2 or not isinstance(input.desc.shape[1], int):
         raise ProgramError(
-            f"{prefix}: input {input!r} with layout {data_layout!r}; expected [n, channels, ...], 'NCHW'"
+            f"{user_line()}: {prefix}: input {input!r} with layout {data_layout!r}; expected [n, channels, ...], 'NCHW'"
         )
     size, dtype = [input.desc.shape[1]], input.desc.dtype
     with name_scope(prefix):
@@ -72,7 +73,7 @@ def layer_norm(
     prefix = name or default_main_program().unique("layer_norm")
     sizes = list(input.desc.shape[begin_norm_axis:])
     if not sizes or not all(isinstance(d, int) for d in sizes):
-        raise ProgramError(f"{prefix}: the sizes of {input!r} from {begin_norm_axis} on must be numbers")
+        raise ProgramError(f"{user_line()}: {prefix}: the sizes of {input!r} from {begin_norm_axis} on must be numbers")
     flat, dtype = [math.prod(sizes)], input.desc.dtype
     with name_scope(prefix):
         gain = _parameter(flat, dtype, param_attr, 1.0, prefix, "w_0") if scale else None

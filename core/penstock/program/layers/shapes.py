@@ -11,6 +11,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.layers.activations import activate
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.source import user_line
 
 
 def concat(input: Sequence[Any], axis: int = 0, name: str | None = None) -> Any:
@@ -29,7 +30,9 @@ def reshape(
 ) -> Any:
     """Return x in another shape: 0 keeps the size at its position, one -1 is whatever is left."""
     if actual_shape is not None:
-        raise ProgramError("reshape(actual_shape=) asks for sizes that depend on data; give them in `shape`")
+        raise ProgramError(
+            f"{user_line()}: reshape(actual_shape=) asks for sizes that depend on data; give them in `shape`"
+        )
     with name_scope(name or default_main_program().unique("reshape")):
         return activate(x.reshape([x.shape[i] if size == 0 else size for i, size in enumerate(shape)]), act)
 
@@ -64,10 +67,14 @@ def split(input: Any, num_or_sections: int | Sequence[int], dim: int = -1, name:
     """Split along `dim` into so many equal parts, or into parts of the given sizes (one may be -1)."""
     size = input.desc.shape[dim]
     if not isinstance(size, int):
-        raise ProgramError(f"split: size {size} of {input.name!r} along {dim} is not known; split another dimension")
+        raise ProgramError(
+            f"{user_line()}: split: size {size} of {input.name!r} along {dim} is not known; split another dimension"
+        )
     if isinstance(num_or_sections, int):
         if size % num_or_sections:
-            raise ProgramError(f"split: {size} does not divide into {num_or_sections} equal parts of {input.name!r}")
+            raise ProgramError(
+                f"{user_line()}: split: {size} does not divide into {num_or_sections} equal parts of {input.name!r}"
+            )
         sections = [size // num_or_sections] * num_or_sections
     else:
         known = [s for s in num_or_sections if s >= 0]

@@ -14,7 +14,8 @@ from penstock.program import parameters
 from penstock.program.initializers import Constant, Initializer
 from penstock.program.parameters import ParamAttr
 from penstock.program.record.context import default_main_program, name_scope
-from penstock.program.record.recording import recording_of
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes, wrap
 
 
@@ -49,7 +50,9 @@ def create_global_var(
     Raises ProgramError for persistable=False: what does not live on is `fill_constant`.
     """
     if not persistable:
-        raise ProgramError("create_global_var(persistable=False): use fill_constant for a value that a run makes anew")
+        raise ProgramError(
+            f"{user_line()}: create_global_var(persistable=False): use fill_constant for a value that a run makes anew"
+        )
     return parameters.constant_state(name or default_main_program().unique("global_var"), value, dtype, shape)
 
 

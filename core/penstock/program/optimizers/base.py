@@ -10,19 +10,21 @@ State lives in persistable variables named `<optimizer>.<state>.<parameter>`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.backward import Gradient, append_backward
+from penstock.program.backward import Gradient, append_backward, check_loss
 from penstock.program.clipping import Clip, check_clip, clip_of, prepare_clips
 from penstock.program.gradients import PendingGradient
 from penstock.program.ir import Operator, Role
 from penstock.program.parameters import constant_state
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, program_guard, role
-from penstock.program.record.recording import recording_of
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes
 from penstock.program.regularizers import Regularizer, regularize, regularizer_of
 
@@ -47,7 +49,7 @@ class Optimizer:
         check_clip(grad_clip)
         if regularization is not None and not hasattr(regularization, "term"):
             raise ProgramError(
-                f"{type(self).__name__}: regularization is {regularization!r}; expected L1Decay, L2Decay"
+                f"{user_line()}: {type(self).__name__}: regularization is {regularization!r}; expected L1Decay, L2Decay"
             )
         self._learning_rate = learning_rate
         self._regularization, self._grad_clip = regularization, grad_clip
@@ -79,6 +81,7 @@ class Optimizer:
         no_grad_set: Iterable[str | Variable] | None = None,
     ) -> tuple[list[Operator], list[Pair]]:
         """Record backward pass and updates; return (update operators, (parameter, gradient) pairs)."""
+        check_loss(loss, f"{type(self).__name__}.minimize")
         with program_guard(loss.program, startup_program):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
             return self.apply_gradients(pairs), pairs
@@ -96,7 +99,7 @@ class Optimizer:
     def apply_gradients(self, params_grads: Sequence[Pair]) -> list[Operator]:
         """Record clipping, regularisation and updates for given gradients; return their operators."""
         if not params_grads:
-            raise ProgramError(f"{type(self).__name__} got no gradients to apply")
+            raise ProgramError(f"{user_line()}: {type(self).__name__} got no gradients to apply")
         program = params_grads[0][0].program
         before = len(program.operators)
         prefix = self._name or program.unique(self.kind)
@@ -137,12 +140,19 @@ class Optimizer:
         return state if step is None else {**state, "step": step}
 
     def _rate(self, prefix: str, dtype: str) -> Variable:
-        given = self._learning_rate
+        given: Any = self._learning_rate
         if not isinstance(given, Variable):
+            if isinstance(given, (str, bytes)) or not hasattr(given, "__float__") or np.size(given) != 1:
+                raise ProgramError(
+                    f"{user_line()}: {type(self).__name__}: learning rate is {given!r}; expected one number, or a "
+                    "schedule such as "
+                    "layers.exponential_decay"
+                )
             return constant_state(f"{prefix}.learning_rate", float(given), dtype)
         if not given.persistable or given.fake.numel() != 1:
             raise ProgramError(
-                f"{type(self).__name__}: learning rate {given!r} must be one persistable number, as a schedule "
+                f"{user_line()}: {type(self).__name__}: learning rate {given!r} must be one persistable number, as "
+                "a schedule "
                 "(layers.exponential_decay, …) or layers.create_global_var(persistable=True) gives",
                 variable=given.name,
             )

@@ -3,7 +3,9 @@
 dropout                         -> penstock.dropout, whose `training` attribute `clone(for_test=True)` flips
 embedding(sparse=True)          -> penstock.lookup_table, with the tape cut at the rows (no sparse autograd)
 attention with dropout          -> products, softmax and penstock.dropout
-LSTM, GRU, RNN and other random calls are refused with a word on what to use.
+LSTM, GRU, RNN, cells           -> recurrent.py
+interpolate                     -> resizing.py
+Other random calls are refused with a word on what to use.
 
 While a call is recorded, `torch.nn.functional`'s own override checks are off (`plain_functional`), so
 that its Python bodies run and only their C++ calls arrive here: the mode then sees every inner dropout.
@@ -19,13 +21,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint as checkpoints
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from penstock.errors import ProgramError
+from penstock.program.record import resizing
 from penstock.program.record.recording import Recording, SparseLookup
+from penstock.program.record.recurrent import rewrites
 from penstock.program.record.source import user_line
 
+_BY_ROWS, _DIRECT = "use_mm_for_euclid_dist_if_necessary", "donot_use_mm_for_euclid_dist"
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -35,18 +41,46 @@ def _unchecked_in(thread: int, check: Callable[..., bool]) -> Callable[..., bool
 
 @contextmanager
 def plain_functional() -> Iterator[None]:
-    """Let the Python bodies of torch.nn.functional run in this thread although a function mode is active.
+    """Let the Python bodies of torch.nn.functional run in this thread although a function mode is active, and those of
+    checkpointed functions be recorded once: a plan has its own way with memory, and nothing is computed twice.
 
-    Within `recording_lock`; the calls of other threads are checked as ever.
+    Within `recording_lock`; the calls of other threads are checked, and checkpointed, as ever.
     """
-    old = {name: getattr(F, name) for name in _CHECKS}
-    for name, check in old.items():
-        setattr(F, name, _unchecked_in(threading.get_ident(), check))
+    thread = threading.get_ident()
+    places: list[tuple[Any, str, Any]] = [(F, name, _unchecked_in(thread, getattr(F, name))) for name in _CHECKS]
+    places += [(checkpoints, name, make(thread, getattr(checkpoints, name))) for name, make in _CHECKPOINTS.items()]
+    old = [(module, name, getattr(module, name)) for module, name, _ in places]
+    for module, name, value in places:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        for name, check in old.items():
-            setattr(F, name, check)
+        for module, name, value in old:
+            setattr(module, name, value)
+
+
+class _CalledOnce:
+    """Stands for torch's CheckpointFunction: in the thread that records, the function is called and that is all."""
+
+    def __init__(self, thread: int, original: Any) -> None:
+        self.thread, self.original = thread, original
+
+    def apply(self, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        """As torch.autograd.Function.apply."""
+        if threading.get_ident() == self.thread:
+            return function(*args)
+        return self.original.apply(function, preserve, *args)
+
+
+def _once_in(thread: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands for the generator around a checkpointed call."""
+    return lambda *args, **kwargs: iter((None,)) if threading.get_ident() == thread else original(*args, **kwargs)
+
+
+_CHECKPOINTS: dict[str, Callable[[int, Any], Any]] = {
+    "CheckpointFunction": _CalledOnce,
+    "_checkpoint_without_reentrant_generator": _once_in,
+}
 
 
 _TENSOR_PROPERTIES = {"T", "mT", "H", "mH", "data", "real", "imag"}
@@ -75,7 +109,8 @@ class CompositeMode(TorchFunctionMode):
         if not _asks_only(func):
             args, kwargs = tree_map(self._stand_in, (args, kwargs))
         rewrite = _REWRITES.get(getattr(func, "__name__", ""))
-        if rewrite is not None:
+        own = getattr(func, "_qualified_op_name", "").startswith("penstock::")  # penstock.gru is no torch.gru
+        if rewrite is not None and not own:
             result = rewrite(self.recording, *args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -89,9 +124,11 @@ class CompositeMode(TorchFunctionMode):
 
 
 def dropout(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:
-    """Record penstock.dropout; p == 0 is recorded too, so that a clone can be compared."""
+    """Record penstock.dropout; nothing for p == 0, where torch too returns its input."""
     if not isinstance(input, torch.Tensor):
         return NotImplemented
+    if p == 0:
+        return input
     shape = rec.shape_of(input)
     batch_dim, rows = rec.batch_of(shape)
     rec.num_seeds += 1
@@ -101,7 +138,20 @@ def dropout(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = T
 
 def dropout_(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:
     """In place, as nn.Dropout(inplace=True) asks."""
-    return input.copy_(dropout(rec, input, p, train))
+    return input if p == 0 else input.copy_(dropout(rec, input, p, train))
+
+
+def dropout_of_channels(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:
+    """As F.dropout2d and its like ask: one draw for each row and channel."""
+    if p == 0:
+        return input
+    kept = dropout(rec, input.new_ones([*input.shape[:2], *[1] * (input.dim() - 2)]), p, train)
+    return input * kept
+
+
+def distances(rec: Recording, x1: Any, x2: Any, p: float = 2.0, compute_mode: str = _BY_ROWS) -> Any:
+    """torch chooses a form of cdist by the number of rows, which would be a guard; here it is always the direct one."""
+    return torch.cdist(x1, x2, p, _DIRECT) if compute_mode == _BY_ROWS else NotImplemented
 
 
 def embedding(
@@ -187,7 +237,13 @@ _REWRITES: dict[str, Callable[..., Any]] = {
     "embedding": embedding,
     "scaled_dot_product_attention": attention,
     "alpha_dropout": _refuse("alpha_dropout", "use dropout"),
-    "feature_dropout": _refuse("dropout of whole channels", "use dropout"),
+    "feature_dropout": dropout_of_channels,
+    "cdist": distances,
+    "embedding_renorm_": _refuse(
+        "embedding with max_norm, which writes its table while it reads it,",
+        "scale the rows after the lookup: rows * (max_norm / rows.norm(dim=-1, keepdim=True)).clamp(max=1)",
+    ),
     "rrelu": _refuse("rrelu in training", "use leaky_relu"),
-    **{n: _refuse(n, "unroll it over torch operations") for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **rewrites(dropout),
+    **resizing.REWRITES,
 }

@@ -17,7 +17,9 @@ from penstock.errors import ProgramError
 from penstock.program.ir import Operator, Output, Role, VarDesc
 from penstock.program.kernels import written_operands
 from penstock.program.record.context import current_role
+from penstock.program.record.probing import probed
 from penstock.program.record.recording import Recording
+from penstock.program.record.slicing import sliced
 from penstock.program.record.source import user_line
 
 aten = torch.ops.aten
@@ -49,11 +51,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         # A real operand becomes its fake stand-in before the call, so that the call never touches it.
         args, kwargs = self._known(args), {k: self._known(v) for k, v in kwargs.items()}
         rec = self.recording
-        rec.program.guards.extend(rec.symbols.new_guards(user_line()))
-        out = _SHAPE_FUNCTIONS.get(func, func)(*args, **kwargs)
-        # Relations that the call's own shape function asked for choose a kernel; the kernel chooses again when it
-        # runs. Only a pinned batch counts, and raises here.
-        rec.symbols.forget_guards(user_line(), f"torch's {rec.calling or schema.name}")
+        rec.add_guards(rec.symbols.new_guards(user_line()))
+        out = results_of(rec, func, args, kwargs)
         self._append(func, args, kwargs, out)
         return out
 
@@ -151,6 +150,35 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
                 )
             if (var.feed or var.persistable) and not var.buffer:
                 variables[var.name] = replace(var, buffer=True)
+
+
+def results_of(rec: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    """Call on fakes. Raises ProgramError if the call turns the batch into a number and has no shapes in symbols."""
+    error: Exception | None = None
+    if func not in rec.pinning:
+        try:
+            out = _shaped(rec, func, args, kwargs)
+            # Relations that the call's own shape function asked for choose a kernel; the kernel chooses again when
+            # it runs. Only a pinned batch counts, and sizes that are equal for some batches alone.
+            rec.add_guards(rec.symbols.forget_guards(user_line(), f"torch's {rec.calling or func}"))
+            return out
+        except ProgramError as pinned:
+            error = pinned
+        except RuntimeError as failed:
+            if "INTERNAL ASSERT" not in str(failed):  # torch reads a list of symbols as numbers
+                raise
+            error = failed
+    out = probed(rec, func, args, kwargs)
+    if out is NotImplemented:
+        raise error or ProgramError(f"{user_line()}: {func} has no shapes in symbols; write it by other operations")
+    rec.pinning.add(func)  # torch may remember its answer, and not ask again
+    return out
+
+
+def _shaped(rec: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    if func is aten.slice.Tensor:
+        return sliced(rec, *args, **kwargs)
+    return _SHAPE_FUNCTIONS.get(func, func)(*args, **kwargs)
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

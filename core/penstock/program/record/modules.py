@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
+from penstock.program.record.failures import telling
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
-from penstock.program.record.variable import Variable, recording_in, recording_modes, unwrap, wrap
+from penstock.program.record.variable import Variable, operands_of, recording_in, recording_modes, unwrap, wrap
 
 _original_call = torch.nn.Module.__call__
 
@@ -56,11 +57,17 @@ def _inner(
     outside = recording.normalises
     recording.modules.append(paths.get(id(module), recording.modules[-1]))
     recording.normalises = isinstance(module, torch.nn.modules.batchnorm._NormBase)
+    path = recording.modules[-1]
     try:
-        return _original_call(module, *args, **kwargs)
+        with telling(lambda: _described(module, path), lambda: operands_of((args, kwargs), recording)):
+            return _original_call(module, *args, **kwargs)
     finally:
         recording.modules.pop()
         recording.normalises = outside
+
+
+def _described(module: torch.nn.Module, path: str) -> str:
+    return f"module {path!r}, {type(module).__name__}({module.extra_repr()}),"
 
 
 def record_module(

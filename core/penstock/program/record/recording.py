@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from penstock.errors import Bug, ProgramError
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Dim, Expr
-from penstock.program.ir import Operator, Ref, TorchConst, VarDesc
+from penstock.program.ir import Guard, Operator, Ref, TorchConst, VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import current_scope, default_startup_program
 from penstock.program.record.source import user_line
@@ -67,9 +67,13 @@ class Recording:
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
         self.modules: list[str] = []
         self.normalises = False  # inside the forward of a normalisation module that keeps statistics
+        self.pinning: set[Any] = {
+            torch.ops.aten._trilinear.default
+        }  # calls that turn sizes into numbers; see probing.py
         self.calling = ""  # the torch function that was entered last, for messages
         self.active = 0
         self.num_seeds = 0
+        self.num_replayed = 0  # operators that were read from text; see replay.py
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
         self._storages: dict[int, tuple[Any, str]] = {}
         self._captured: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -80,6 +84,7 @@ class Recording:
         copy = Recording(clone)
         copy.origin = self.origin
         copy.shape_env, copy.fake_mode, copy.symbols = self.shape_env, self.fake_mode, self.symbols
+        copy.pinning, copy.num_replayed = self.pinning, min(self.num_replayed, len(clone.operators))
         copy.num_seeds, copy._batch, copy.origins = self.num_seeds, self._batch, dict(self.origins)
         kept = clone.variables
         copy.lookups = [look for look in self.lookups if look.table in kept]
@@ -102,7 +107,7 @@ class Recording:
         """Return a fake tensor; -1 at position 0 is the batch symbol, every other -1 a symbol of its own."""
         sizes = [self._size(d, i) for i, d in enumerate(shape)]
         with self.fake_mode:
-            return torch.empty(sizes, dtype=dtype)
+            return torch.ops.aten.empty.memory_format(sizes, dtype=dtype)  # type: ignore[no-any-return]  # a Tensor
 
     def _size(self, dim: int, position: int) -> int | torch.SymInt:
         if dim >= 0:
@@ -115,8 +120,16 @@ class Recording:
     def _new_symbol(self) -> torch.SymInt:
         name = f"s{len(self.program.symbols)}"
         self.program.symbols.append(name)
+        return self._symbol(name)
+
+    def adopt_symbols(self) -> None:
+        """Make torch's symbols for those that the Program has already; the first is the batch."""
+        sizes = [self._symbol(name) for name in self.program.symbols]
+        self._batch = sizes[0] if sizes else None
+
+    def _symbol(self, name: str) -> torch.SymInt:
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
-        hint = torch.empty(_HINT + len(self.program.symbols))
+        hint = torch.empty(_HINT + len(self.symbols.names) + 1)
         fake = self.fake_mode.from_tensor(hint, symbolic_context=context, source=ConstantSource(name))
         size = fake.shape[0]
         self.symbols.add(size, name)  # type: ignore[arg-type]  # a SymInt
@@ -125,6 +138,14 @@ class Recording:
     def shape_of(self, tensor: torch.Tensor) -> tuple[Dim, ...]:
         """Return the shape as expressions."""
         return tuple(self.symbols.dim(d) for d in tensor.shape)
+
+    def add_guards(self, guards: Sequence[Guard]) -> None:
+        """Add the relations that the Program does not have yet; the first line that asked is kept."""
+        known = {(g.left, g.relation, g.right) for g in self.program.guards}
+        for guard in guards:
+            if (guard.left, guard.relation, guard.right) not in known:
+                self.program.guards.append(guard)
+                known.add((guard.left, guard.relation, guard.right))
 
     # -- names -----------------------------------------------------------------------------------
 
@@ -160,6 +181,12 @@ class Recording:
         self.program.add_variable(var)
         self.alias(tensor, var.name)
         return var
+
+    def adopt(self, tensor: torch.Tensor, var: VarDesc) -> None:
+        """Let `tensor` stand for a variable that the Program has already."""
+        storage = tensor.untyped_storage()
+        self._storages.setdefault(storage._cdata, (storage, var.storage))
+        self.alias(tensor, var.name)
 
     def rename(self, old: str, new: str) -> None:
         """Let every tensor, storage and handle of `old` stand for `new`."""
@@ -289,10 +316,3 @@ _CONSTS: dict[type, str] = {
     torch.layout: "layout",
     torch.memory_format: "memory_format",
 }
-
-
-def recording_of(program: Program) -> Recording:
-    """Return the Recording of a Program, made at the first use."""
-    if program.recording is None:
-        program.recording = Recording(program)
-    return program.recording  # type: ignore[no-any-return]  # set just above

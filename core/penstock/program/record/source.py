@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 _OURS = str(Path(__file__).resolve().parents[2])
 _TORCH = str(Path(torch.__file__).resolve().parent)
+_CONTEXTLIB = str(Path(contextlib.__file__).resolve())  # stands between a block of ours and its caller
 _CACHE: dict[str, bool] = {}
 
 
@@ -16,7 +18,7 @@ def _foreign(filename: str) -> bool:
     known = _CACHE.get(filename)
     if known is None:
         path = filename if filename.startswith("<") else str(Path(filename).resolve())
-        known = _CACHE[filename] = not path.startswith((_OURS, _TORCH, "<frozen", "<__array_function__"))
+        known = _CACHE[filename] = not path.startswith((_OURS, _TORCH, _CONTEXTLIB, "<frozen", "<__array_function__"))
     return known
 
 

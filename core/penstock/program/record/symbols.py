@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from traceback import FrameSummary
 from typing import Any
 
@@ -19,6 +22,11 @@ from penstock.program.record.source import line_of_frame
 _BINARY: dict[Any, Any] = {FloorDiv: "//", Mod: "%", PythonMod: "%"}
 _RELATION: dict[Any, Any] = {
     sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",
+}  # fmt: skip
+
+_OPERATION: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "max": torch.sym_max, "min": torch.sym_min,
 }  # fmt: skip
 
 
@@ -39,12 +47,18 @@ class SymbolTable:
     def __init__(self, shape_env: ShapeEnv) -> None:
         self.shape_env = shape_env
         self.names: dict[sympy.Symbol, str] = {}
+        self.sizes: dict[str, torch.SymInt] = {}
         self._known = self._knowledge()
 
     def add(self, size: torch.SymInt, name: str) -> None:
         """Give the symbol of `size` its name in the Program."""
         self.names[size.node.expr] = name
+        self.sizes[name] = size
         self._known = self._knowledge()
+
+    def size(self, name: str) -> torch.SymInt:
+        """Return torch's symbol for the one that the Program calls `name`."""
+        return self.sizes[name]
 
     def dim(self, size: int | torch.SymInt) -> Dim:
         """Return the expression of a size. Raises ProgramError for operators that Programs do not have."""
@@ -94,7 +108,7 @@ class SymbolTable:
             for asked in fresh:
                 line = _line(asked)
                 found = self._guard(asked.expr, line or source, "" if line else "a call of torch's")
-                kept = [g for g in found if line or not _holds_from_two(g)]
+                kept = [g for g in found if line or not _asks_for_few(g)]
                 dropped = dropped or len(kept) < len(found)
                 guards += kept
             forgets = dropped
@@ -105,16 +119,18 @@ class SymbolTable:
                 self._known = self._knowledge()
         return guards
 
-    def forget_guards(self, source: str, asker: str) -> None:
+    def forget_guards(self, source: str, asker: str) -> list[Guard]:
         """Forget the relations that arose since the last call, so that a branch of the user's asks again.
 
-        `asker`: the operator that was called. Raises ProgramError if one pins a symbol to a number.
+        `asker`: the operator that was called. Returns those that its results depend on: a cut size that is equal to
+        another (`min(20, s0) == 20`), which the kernel may broadcast where it is not. Raises ProgramError if one pins
+        a symbol to a number.
         """
         fresh = self.shape_env.guards[self._known.num_guards :]
         if fresh:
             self._forget()
-        for asked in fresh:
-            self._guard(asked.expr, source, asker)
+        found = [guard for asked in fresh for guard in self._guard(asked.expr, source, asker)]
+        return [g for g in found if g.relation == "==" and any(_is_cut(side) for side in (g.left, g.right))]
 
     def _knowledge(self) -> _Knowledge:
         env = self.shape_env
@@ -187,11 +203,31 @@ def _line(asked: Any) -> str:
     return line_of_frame(frame.filename, frame.lineno) if isinstance(frame, FrameSummary) else ""
 
 
-def _holds_from_two(guard: Guard) -> bool:
-    """Whether a guard excludes nothing but batches of no row or one.
+def _is_cut(size: Dim) -> bool:
+    """Whether `min` or `max` occurs in a size."""
+    parts = [a for a in size.args if not isinstance(a, str)] if isinstance(size, Expr) else []
+    return isinstance(size, Expr) and (size.op in ("min", "max") or any(map(_is_cut, parts)))
 
-    torch asks so to choose between forms that give the same result; kept, such a guard would refuse batch 1.
-    """
+
+def symbolic(size: Dim, symbols: Mapping[str, Any]) -> Any:
+    """Return the value of a size under torch's symbols, where `Expr.evaluate` would decide `min` and `max`."""
+    if not isinstance(size, Expr):
+        return size
+    if size.op == "sym":
+        return symbols[str(size.args[0])]
+    return reduce(_OPERATION[size.op], [symbolic(a, symbols) for a in size.args if not isinstance(a, str)])
+
+
+def _asks_for_few(guard: Guard) -> bool:
+    """Whether torch asks if a size is 0 or 1, to choose between forms that give the same result."""
+    number, small = guard.right, isinstance(guard.right, int) and 0 <= guard.right <= 2
+    differs = guard.relation == "!=" and number in (0, 1)
+    exceeds = guard.relation in (">", ">=") and small and _is_cut(guard.left)
+    return differs or exceeds or _holds_from_two(guard)
+
+
+def _holds_from_two(guard: Guard) -> bool:
+    """Whether a guard excludes nothing but batches of no row or one; kept, it would refuse batch 1."""
     symbols = {s for side in (guard.left, guard.right) if isinstance(side, Expr) for s in side.symbols()}
     sizes = (2, 3, 4, 5, 7, 8, 16, 100, 1 << 20)
     return all(guard.holds(dict.fromkeys(symbols, size)) for size in sizes)

@@ -19,6 +19,7 @@ from penstock.program.program import Program
 from penstock.program.record.composite import CompositeMode, plain_functional
 from penstock.program.record.context import default_main_program, recording_lock
 from penstock.program.record.dispatch import RecordMode
+from penstock.program.record.failures import called, described, telling
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import user_line
@@ -198,6 +199,14 @@ def recording_in(values: Any) -> Recording | None:
     return found
 
 
+def operands_of(values: Any, recording: Recording) -> Iterator[tuple[str, str]]:
+    """Name and shape of each tensor among the operands."""
+    for value in tree_leaves(values):
+        if isinstance(value, torch.Tensor):
+            name = recording.name_of(value) if recording.is_named(value) else "a tensor"
+            yield name, described(value)
+
+
 def record_call(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a torch function on Variables: record it and return Variables."""
     recording = recording_in((args, kwargs))
@@ -205,7 +214,10 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
         raise ProgramError(f"{user_line()}: a call to {func} has no Variable among its operands")
     with undone_on_failure(recording):
         args, kwargs = unwrap(recording, (args, kwargs))
-        with recording_modes(recording):
+        with (
+            recording_modes(recording),
+            telling(lambda: called(func, recording.module_path()), lambda: operands_of((args, kwargs), recording)),
+        ):
             out = func(*args, **kwargs)
         return wrap(recording, out)
 

@@ -1,0 +1,65 @@
+"""What layers expect of their inputs: checked when they are recorded, so that the error names the user's line.
+
+Torch would say the same later and without names, or broadcast a label of another shape in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from penstock.errors import ProgramError
+from penstock.program.record.failures import described
+from penstock.program.record.source import user_line
+from penstock.program.record.variable import Variable
+
+
+def shown(x: Any) -> str:
+    """Return "'label' float32[-1, 1] (made at train.py:12)" for a variable, the repr of anything else."""
+    if not isinstance(x, Variable):
+        return f"{x!r} ({type(x).__name__})"
+    return f"{x.name!r} {described(x.fake)} (made at {x.desc.source or 'an unknown line'})"
+
+
+def refuse(layer: str, needs: str, got: Any, instead: str) -> NoReturn:
+    """Raise the ProgramError of a layer that got something else than it needs."""
+    name = got.name if isinstance(got, Variable) else None
+    raise ProgramError(f"{user_line()}: {layer} needs {needs}; got {shown(got)}. {instead}", variable=name)
+
+
+def expect_features(layer: str, x: Any, num_flatten_dims: int) -> None:
+    """Refuse what a fully connected layer cannot multiply."""
+    if not isinstance(x, Variable):
+        refuse(layer, "a variable, or a list of them", x, "Declare an input by layers.data and feed the array to run()")
+    if not x.fake.is_floating_point():
+        refuse(layer, "floating numbers", x, "Cast it (layers.cast), or look ids up in layers.embedding")
+    if not 1 <= num_flatten_dims < x.ndim:
+        instead = f"num_flatten_dims is {num_flatten_dims}: the dimensions from there on are multiplied"
+        refuse(layer, f"an input of more than {max(num_flatten_dims, 1)} dimensions", x, instead)
+
+
+def expect_ids(layer: str, ids: Any) -> None:
+    """Refuse what is no variable of whole numbers."""
+    if not isinstance(ids, Variable) or str(ids.fake.dtype) not in ("torch.int64", "torch.int32"):
+        refuse(layer, "ids, int64[-1, 1]", ids, "Declare them by layers.data(name, [1], dtype='int64')")
+
+
+def expect_labels(layer: str, input: Any, label: Any, *, soft: bool) -> None:
+    """Refuse labels that are no class indices [.., 1], or with `soft` no distribution of the input's shape."""
+    if not isinstance(input, Variable) or not isinstance(label, Variable):
+        return
+    if soft:
+        expect_same_shape(layer, input, label)
+        return
+    if label.fake.dtype.is_floating_point or label.ndim != input.ndim or label.desc.shape[-1] != 1:
+        sizes = ", ".join(["-1"] * (input.ndim - 1) + ["1"])
+        instead = "Declare it by layers.data(name, [1], dtype='int64'), or pass soft_label=True for probabilities"
+        refuse(layer, f"a label int64[{sizes}] for {shown(input)}", label, instead)
+
+
+def expect_same_shape(layer: str, left: Any, right: Any) -> None:
+    """Refuse two variables of different shapes, which torch would broadcast or refuse without names."""
+    if not isinstance(left, Variable) or not isinstance(right, Variable):
+        return
+    pairs = zip(left.desc.shape, right.desc.shape, strict=False)
+    if left.ndim != right.ndim or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
+        refuse(layer, f"two inputs of one shape; the first is {shown(left)}", right, "Reshape one of them")

@@ -1,0 +1,213 @@
+"""Recurrent layers over dense, padded sequences: `dynamic_lstm`, `dynamic_gru`, `lstm`.
+
+Fluid's dynamic layers take LoD tensors; here a batch is [batch, time, …], padded to one length, with the number of true
+steps of each row in `lengths` if they differ. Beyond them results are zero, and a reverse layer starts at a row's end.
+A length below 0 or above the steps of the input is an OperatorError of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.program.initializers import Constant, Xavier
+from penstock.program.parameters import ParamAttr, create_parameter
+from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.source import user_line
+from penstock.program.record.variable import record_call
+
+
+def dynamic_lstm(
+    input: Any,
+    size: int,
+    h_0: Any = None,
+    c_0: Any = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_peepholes: bool = True,
+    is_reverse: bool = False,
+    gate_activation: str = "sigmoid",
+    cell_activation: str = "tanh",
+    candidate_activation: str = "tanh",
+    dtype: str = "float32",
+    name: str | None = None,
+    lengths: Any = None,
+) -> tuple[Any, Any]:
+    """LSTM over a projected input (`fc(x, 4 * h, num_flatten_dims=2)`); return all outputs and all cells.
+
+    Shapes: input [n, t, size] with size = 4 h; h_0, c_0 [n, h]; lengths int64 [n] or [n, 1]; results [n, t, h].
+    Parameters: w_0 [4 h, h]; b_0 [4 h], with peepholes [7 h]: gates in torch's order (i, f, candidate, o), then the
+    peepholes of i, f, o. Source: fluid.layers.dynamic_lstm.
+    """
+    _expect_activations("dynamic_lstm", gate_activation, cell_activation, candidate_activation)
+    hidden = _hidden("dynamic_lstm", input, size, 4)
+    prefix = name or default_main_program().unique("lstm")
+    with name_scope(prefix):
+        weight = _weight(param_attr, [4 * hidden, hidden], dtype, prefix)
+        bias = _bias(bias_attr, (7 if use_peepholes else 4) * hidden, dtype, prefix)
+        if use_peepholes and bias is None:
+            raise ProgramError(
+                "dynamic_lstm: peepholes are part of the bias, so bias_attr=False needs use_peepholes=False"
+            )
+        gates = input if bias is None else input + bias[: 4 * hidden]
+        peephole = bias[4 * hidden :].reshape(3, hidden) if use_peepholes else None
+        states = [_state(gates, given, hidden) for given in (h_0, c_0)]
+        lengths = _checked("dynamic_lstm", gates, lengths)
+        turned, reverse = _turned(gates, lengths, is_reverse)
+        call = torch.ops.penstock.lstm_sequence
+        found = record_call(call, (turned.transpose(0, 1), *states, weight, peephole, reverse, True), {})
+        outputs = [_turned_back(one.transpose(0, 1), lengths, is_reverse) for one in found[:2]]
+    return outputs[0], outputs[1]
+
+
+def dynamic_gru(
+    input: Any,
+    size: int,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    is_reverse: bool = False,
+    gate_activation: str = "sigmoid",
+    candidate_activation: str = "tanh",
+    h_0: Any = None,
+    origin_mode: bool = False,
+    lengths: Any = None,
+) -> Any:
+    """GRU over a projected input (`fc(x, 3 * size, num_flatten_dims=2)`); return all outputs.
+
+    Shapes: input [n, t, 3 size]; h_0 [n, size]; lengths int64 [n] or [n, 1]; result [n, t, size].
+    Parameters: w_0 [3 size, size], b_0 [3 size]: gates in torch's order (reset, update, candidate).
+    `origin_mode`: h' = u h + (1 - u) candidate; else h' = (1 - u) h + u candidate. The candidate is
+    tanh(x + reset * (W h)), as torch and cuDNN have it. Source: fluid.layers.dynamic_gru.
+    """
+    _expect_activations("dynamic_gru", gate_activation, "tanh", candidate_activation)
+    hidden, dtype = _hidden("dynamic_gru", input, 3 * size, 3), input.desc.dtype
+    prefix = default_main_program().unique("gru")
+    with name_scope(prefix):
+        weight = _weight(param_attr, [3 * hidden, hidden], dtype, prefix)
+        bias = _bias(bias_attr, 3 * hidden, dtype, prefix)
+        gates = input if bias is None else input + bias
+        if not origin_mode:  # 1 - sigmoid(a) = sigmoid(-a): the update gate with its sign turned
+            sign = torch.ones(3 * hidden, dtype=getattr(torch, dtype))
+            sign[hidden : 2 * hidden] = -1.0
+            gates, weight = gates * sign, weight * sign.unsqueeze(1)
+        lengths = _checked("dynamic_gru", gates, lengths)
+        turned, reverse = _turned(gates, lengths, is_reverse)
+        state = _state(gates, h_0, hidden)
+        call = torch.ops.penstock.gru
+        found = record_call(call, (turned.transpose(0, 1), state, None, weight, None, None, reverse, True), {})
+        return _turned_back(found[0].transpose(0, 1), lengths, is_reverse)
+
+
+def lstm(
+    input: Any,
+    init_h: Any,
+    init_c: Any,
+    max_len: int,
+    hidden_size: int,
+    num_layers: int,
+    dropout_prob: float = 0.0,
+    is_bidirec: bool = False,
+    is_test: bool = False,
+    name: str | None = None,
+    default_initializer: Any = None,
+    seed: int = -1,
+) -> tuple[Any, Any, Any]:
+    """Stacked LSTM over an input of full length; return (outputs, last h, last c).
+
+    Shapes: input [t, n, i]; init_h, init_c [layers * directions, n, hidden_size]; outputs [t, n, hidden_size *
+    directions]. Parameters are those of torch.nn.LSTM, under its names. `max_len` is the input's own length.
+    Source: fluid.layers.lstm.
+    """
+    width = input.desc.shape[-1]
+    if input.ndim != 3 or not isinstance(width, int):
+        raise ProgramError(f"{user_line()}: lstm needs an input [time, batch, size]; got {input}", variable=input.name)
+    prefix, dtype = name or default_main_program().unique("cudnn_lstm"), input.desc.dtype
+    weights, directions = [], 2 if is_bidirec else 1
+    with name_scope(prefix):
+        for layer in range(num_layers):
+            wide = width if layer == 0 else hidden_size * directions
+            for suffix in ("", "_reverse")[:directions]:
+                for kind, shape in _SHAPES.items():
+                    sizes = [4 * hidden_size, *({"i": wide, "h": hidden_size}[d] for d in shape)]
+                    attr = ParamAttr(initializer=default_initializer)
+                    start = Xavier() if shape else Constant(0.0)
+                    weights.append(
+                        create_parameter(sizes, dtype, attr, start, prefix=prefix, suffix=f"{kind}_l{layer}{suffix}")
+                    )
+        call, states = torch.lstm, (init_h, init_c)
+        settings = (True, num_layers, float(dropout_prob), not is_test, is_bidirec, False)
+        out, h, c = record_call(call, (input, states, weights, *settings), {})
+    return out, h, c
+
+
+_SHAPES = {"weight_ih": "i", "weight_hh": "h", "bias_ih": "", "bias_hh": ""}
+
+
+def _expect_activations(layer: str, gate: str, cell: str, candidate: str) -> None:
+    if (gate, cell, candidate) != ("sigmoid", "tanh", "tanh"):
+        raise ProgramError(
+            f"{user_line()}: {layer} has the activations {gate!r}, {cell!r}, {candidate!r}; only 'sigmoid' for gates "
+            "and 'tanh' for cell and candidate are one operator here. Write other cells step by step with torch"
+        )
+
+
+def _hidden(layer: str, input: Any, size: int, gates: int) -> int:
+    if input.ndim != 3 or input.desc.shape[-1] != size or size % gates:
+        raise ProgramError(
+            f"{user_line()}: {layer} needs an input [batch, time, {gates} * hidden] and size={size} to fit it; got "
+            f"{input}. Sequences are dense here, padded to one length; project them with "
+            f"fc(x, {gates} * hidden, num_flatten_dims=2)",
+            variable=input.name,
+        )
+    return size // gates
+
+
+def _weight(attr: Any, shape: Sequence[int], dtype: str, prefix: str) -> Any:
+    wanted = ParamAttr.of(attr)
+    if wanted is None:
+        raise ProgramError(f"{prefix} needs a weight; param_attr=False is not possible")
+    return create_parameter(shape, dtype, wanted, Xavier(), prefix=prefix, suffix="w_0")
+
+
+def _bias(attr: Any, size: int, dtype: str, prefix: str) -> Any:
+    wanted = ParamAttr.of(attr)
+    if wanted is None:
+        return None
+    return create_parameter([size], dtype, wanted, Constant(0.0), prefix=prefix, suffix="b_0")
+
+
+def _state(like: Any, given: Any, hidden: int) -> Any:
+    return like.new_zeros(like.shape[0], hidden) if given is None else given
+
+
+def _checked(layer: str, x: Any, lengths: Any) -> Any:
+    return (
+        None if lengths is None else record_call(torch.ops.penstock.checked_lengths, (lengths, x.shape[1], layer), {})
+    )
+
+
+def _within(x: Any, lengths: Any) -> tuple[Any, Any]:
+    """(steps [t], whether a step is one of the row's own [n, t])."""
+    steps = x.new_zeros(x.shape[1], dtype=torch.int64).add(1).cumsum(0) - 1
+    return steps, steps.unsqueeze(0) < lengths.reshape(-1, 1)
+
+
+def _turned(x: Any, lengths: Any, is_reverse: bool) -> tuple[Any, bool]:
+    """The input of a loop, and whether it runs backwards; rows of different length are turned round one by one."""
+    return (x, is_reverse) if lengths is None or not is_reverse else (_each_turned(x, lengths), False)
+
+
+def _turned_back(x: Any, lengths: Any, is_reverse: bool) -> Any:
+    if lengths is None:
+        return x
+    _, own = _within(x, lengths)
+    return (_each_turned(x, lengths) if is_reverse else x).masked_fill(own.logical_not().unsqueeze(-1), 0.0)
+
+
+def _each_turned(x: Any, lengths: Any) -> Any:
+    steps, own = _within(x, lengths)
+    mirrored = torch.where(own, lengths.reshape(-1, 1) - 1 - steps.unsqueeze(0), steps.unsqueeze(0))
+    return torch.gather(x, 1, mirrored.unsqueeze(-1).expand(-1, -1, x.shape[2]))
