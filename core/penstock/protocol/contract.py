@@ -7,7 +7,7 @@ A process with none of these runs exactly the same, unwatched. A process that a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 JOB_ID = "PENSTOCK_JOB_ID"
@@ -20,6 +20,10 @@ STREAM = "PENSTOCK_STREAM"
 SOCKET = "PENSTOCK_TELEMETRY_SOCKET"
 URL = "PENSTOCK_URL"
 TOKEN = "PENSTOCK_TOKEN"
+PS_TOKEN = "PENSTOCK_PS_TOKEN"
+PS_STATE_DIR = "PENSTOCK_PS_STATE_DIR"
+PS_LEASE_S = "PENSTOCK_PS_LEASE_S"
+DEFAULT_PS_LEASE_S = 20.0
 
 Role = Literal["trainer", "pserver"]
 
@@ -48,6 +52,42 @@ class Managed:
             EPOCH: str(self.epoch),
             STREAM: str(self.stream),
             SOCKET: self.socket,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PserverJob:
+    """What a process of a job with parameter servers is told besides, in the words that Fluid scripts read.
+
+    `endpoints`: of pserver 0, 1, …. `address`: of this process's node, as its peers reach it. `token`: a secret of the
+    attempt, which opens the servers' ports. `port`, `state_dir`: a pserver's own.
+    """
+
+    endpoints: tuple[str, ...]
+    num_trainers: int
+    address: str
+    token: str = field(repr=False)
+    port: int | None = None
+    state_dir: str = ""
+
+    def environ(self, role: Role, index: int) -> dict[str, str]:
+        """Return the variables to put into the process's environment."""
+        found = {
+            "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(self.endpoints),
+            "PADDLE_TRAINERS_NUM": str(self.num_trainers),
+            "TRAINING_ROLE": role.upper(),
+            "POD_IP": self.address,
+            PS_TOKEN: self.token,
+        }
+        if role == "trainer":
+            return {**found, "PADDLE_TRAINER_ID": str(index)}
+        return {
+            **found,
+            "POD_IP": self.endpoints[index].rpartition(":")[0],  # Fluid's role makers look for POD_IP:PADDLE_PORT
+            "PADDLE_PORT": str(self.port),
+            "PADDLE_PSERVER_ID": str(index),
+            "PADDLE_CURRENT_ENDPOINT": self.endpoints[index],
+            PS_STATE_DIR: self.state_dir,
         }
 
 

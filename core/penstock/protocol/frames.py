@@ -61,6 +61,7 @@ class Kind(IntEnum):
     GOODBYE = 10  # JSON {failed, error} the process closed its telemetry on purpose
     LOG = 11  # [TEXT] raw bytes of a log; step = byte offset in the file, flags bit 1 = stderr
     GRAPH_USED = 12  # JSON {hash}: the following OP_* and SYNC frames index this graph's operators
+    EXCHANGE = 13  # JSON {peers, blocks, rows}: sums of the exchange with parameter servers (`exchange`); newest counts
 
 
 class Column(IntEnum):

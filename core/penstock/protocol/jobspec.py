@@ -49,7 +49,7 @@ class Resources(_Strict):
     """How many replicas of one role, and what each of them needs."""
 
     count: int = Field(1, ge=0, le=10_000, description="number of replicas")
-    cpus: int = Field(1, ge=1, le=4096, description="cores of each replica")
+    cpus: int = Field(1, ge=0, le=4096, description="cores of each replica; 0: it shares those of others")
     gpus: int = Field(0, ge=0, le=64, description="GPUs of each replica")
     memory: str = Field("1GiB", description="memory of each replica, e.g. '2GiB'")
 

@@ -1,18 +1,19 @@
 """Telemetry of a training process: operator events, gradient exchange, metrics and progress, to whoever watches.
 
-`session()` is the door for executors and pservers; `log`, `progress` and `close` are for scripts. A process with
+`session()` is the door for executors and pservers; `log`, `progress` and `close` are for scripts, `exchange`
+for who talks to parameter servers. A process with
 neither an agent nor PENSTOCK_URL and PENSTOCK_TOKEN runs exactly the same, and nothing here costs it anything.
 Needs numpy and pydantic, not torch.
 
-    events, sums, sync, sampling, metrics, collector, outbox, words, outcome    decide; no thread, no socket
+    events, sums, sync, exchange, sampling, metrics, collector, outbox, words, outcome    decide; no thread, no socket
     watch, sessions, process, sender, link                                      the threads and connections around them
 """
 
 from __future__ import annotations
 
 from penstock.telemetry.events import TraceSource
-from penstock.telemetry.process import close, log, progress, session
+from penstock.telemetry.process import close, exchange, log, progress, session
 from penstock.telemetry.sessions import Session
 from penstock.telemetry.watch import Watch
 
-__all__ = ["Session", "TraceSource", "Watch", "close", "log", "progress", "session"]
+__all__ = ["Session", "TraceSource", "Watch", "close", "exchange", "log", "progress", "session"]

@@ -1,8 +1,9 @@
 """Frames on their way out: bounded, numbered, with an account of what was dropped. Pure; the owner locks.
 
-Three queues, taken from in the order of arrival. Over the limit OP_EVENTS are dropped oldest first, then OP_SUMS and
-SYNC; METRICS, SCALARS, PROGRESS, GRAPH and GOODBYE are not, except that beyond `last_resort_bytes` (a peer that is away
-for days) the oldest METRICS and SCALARS go too, since memory is finite. What is dropped is counted and told by a GAP.
+Three queues, taken from in the order of arrival. Over the limit OP_EVENTS are dropped oldest first, then OP_SUMS,
+SYNC and EXCHANGE; METRICS, SCALARS, PROGRESS, GRAPH and GOODBYE are not, except that beyond `last_resort_bytes` (a peer
+that is away for days) the oldest METRICS and SCALARS go too, since memory is finite. What is dropped is counted and
+told by a GAP.
 
 Sequence numbers are given when a frame is taken, and given back if it could not be sent, so the numbers that a peer
 sees have a hole only where frames were lost on the way. HELLO, GRAPH and GRAPH_USED are made when they are due on the
@@ -34,7 +35,7 @@ PREFIX = struct.Struct("<I")  # length, on a Unix socket
 STAMP = struct.Struct("<IIQ")  # stream, epoch, seq: bytes 8 to 24 of the header
 STAMP_AT = PREFIX.size + 8
 _VITAL, _SUMS, _EVENTS = 0, 1, 2
-_QUEUE_OF = {Kind.OP_EVENTS: _EVENTS, Kind.OP_SUMS: _SUMS, Kind.SYNC: _SUMS}
+_QUEUE_OF = {Kind.OP_EVENTS: _EVENTS, Kind.OP_SUMS: _SUMS, Kind.SYNC: _SUMS, Kind.EXCHANGE: _SUMS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.protocol import contract
+from penstock.telemetry.exchange import ExchangeSource
 from penstock.telemetry.outcome import ExitWatch
 from penstock.telemetry.sessions import Session, Unwatched, Watched
 
@@ -51,6 +52,14 @@ def decide(environ: Mapping[str, str]) -> Watched | Unwatched:
 def log(step: int | None = None, **values: float) -> None:
     """Send scalars, which the job's page draws as series: `log(auc=0.78)`. `step` None: the newest finished step."""
     session().log(step, **values)
+
+
+def exchange(counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
+    """Report the counters of an exchange with parameter servers (`penstock.ps.counters.Counters`), while they change.
+
+    `endpoints`: the servers in the job's order, for a trainer. Costs nothing in a process that nobody watches.
+    """
+    session().exchange(counters, endpoints=endpoints)
 
 
 def progress(done: int, total: int, unit: str = "steps") -> None:

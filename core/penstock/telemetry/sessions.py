@@ -10,13 +10,14 @@ sources and makes frames; the sender's thread sends them. Whatever fails here is
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from penstock.protocol.frames import Array, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument
 from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
+from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch
 from penstock.telemetry.link import Identity, dialer
 from penstock.telemetry.outbox import Outbox, Parcel, message, pack
 from penstock.telemetry.outcome import Outcome
@@ -53,6 +55,13 @@ class Session(Protocol):
 
     def watch(self, source: TraceSource, *, name: str) -> Watch:
         """Start to drain a source, one for each executor."""
+        ...
+
+    def exchange(self, counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
+        """Report what is exchanged with parameter servers, twice a second while it changes, from now on.
+
+        `endpoints`: the servers, in the order of the job's; a server leaves it out. The same counters again: once.
+        """
         ...
 
     def log(self, step: int | None = None, **values: float) -> None:
@@ -85,6 +94,9 @@ class Unwatched:
         """Return a watch that does nothing."""
         return NullWatch()
 
+    def exchange(self, counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
+        """Do nothing."""
+
     def log(self, step: int | None = None, **values: float) -> None:
         """Do nothing."""
 
@@ -115,6 +127,7 @@ class Watched:
         self._outcome = outcome
         self._lock = threading.RLock()  # state below; reentrant, since a finalizer may close a watch at any point
         self._watches: list[LiveWatch] = []
+        self._exchange = ExchangeWatch()
         self._scalars: deque[dict[str, Any]] = deque()
         self._progress: dict[str, Any] | None = None
         self._started = self._closed = False
@@ -141,6 +154,11 @@ class Watched:
             watch = LiveWatch(source, Collector(self.sampler), name=name, on_close=self._close_watch)
             self._watches.append(watch)
             return watch
+
+    def exchange(self, counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
+        self._start()
+        if not self._closed:
+            self._exchange.add(counters, endpoints)
 
     def log(self, step: int | None = None, **values: float) -> None:
         at = None if step is None else checked_count(step, "step")
@@ -202,6 +220,7 @@ class Watched:
                 last_s = now_s
             with self._lock:
                 self._tick(time.monotonic() - last_s)
+                self._post_exchange(math.inf)  # what is left, before GOODBYE
                 for watch in list(self._watches):
                     self._close_watch(watch)
             self._sender.post([message(Kind.GOODBYE, self._outcome().body(), t0_ns=time.time_ns())])
@@ -221,6 +240,7 @@ class Watched:
                 items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=interval_s))
                 self._sender.post(items, lost_events=got.lost)
         self._post_words()
+        self._post_exchange(interval_s)
         spent_s = time.thread_time() - began_s
         self.drain_cpu_s += spent_s
         self.sampler.observe(interval_s=interval_s, cpu_s=spent_s, sample_cpu_s=sample_s)
@@ -243,6 +263,16 @@ class Watched:
             items.append(_spoken(Kind.PROGRESS, progress, time.time_ns()))
         if items:
             self._sender.post(item for item in items if item is not None)
+
+    def _post_exchange(self, interval_s: float) -> None:
+        try:
+            item = self._exchange.due(interval_s, step=self._last_step(), now_ns=time.time_ns())
+        except Exception:  # noqa: BLE001 - a boundary: counters that fail must not end the other telemetry
+            _log.exception("the exchange with parameter servers is not shown any more; training goes on")
+            self._exchange = ExchangeWatch()
+            return
+        if item is not None:
+            self._sender.post([item])
 
     def _close_watch(self, watch: LiveWatch) -> None:
         """Drain a watch a last time. Called by the thread that closes it, or by the drain thread at the end."""

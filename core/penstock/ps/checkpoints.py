@@ -1,0 +1,151 @@
+"""Snapshots of a server that goes on serving, and copies that trainers ask for.
+
+the cut   with the locks of all blocks: everything but tables is copied, the log begins another file. Updates wait for
+          the copies, not for the disk
+tables    part by part, each under the locks of the tables: in between they are updated. A part says which record of
+          the log is the first that it does not hold
+a copy    (`save`) has no log to make parts equal, so updates wait until the last part is copied
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+
+from penstock.errors import PeerError
+from penstock.ps.blocks import BlockLocks, BlockSpec
+from penstock.ps.desk import Desk
+from penstock.ps.ledger import Ledger
+from penstock.ps.logbook import Logbook
+from penstock.ps.members import Roster
+from penstock.ps.settings import ServerSettings
+from penstock.ps.snapshot import AtStep, Cut, Item, SnapshotWriter, keep_newest, snapshot_path, snapshots
+from penstock.ps.storage import Storage
+
+
+class _OutOfOrder(Exception):
+    """A storage gives something else after a part of a table: it has to be read in one go."""
+
+
+class Checkpoints:
+    """Takes snapshots of one server. Thread-safe: one at a time. `at_step`: see `SnapshotWriter`."""
+
+    def __init__(
+        self, settings: ServerSettings, storage: Storage, specs: dict[str, BlockSpec], locks: BlockLocks, desk: Desk,
+        ledger: Ledger, log: Logbook,
+    ) -> None:  # fmt: skip
+        self._settings, self._storage, self._locks = settings, storage, locks
+        self._desk, self._ledger, self._log = desk, ledger, log
+        self._blocks = list(specs)
+        self._tables = [name for name, spec in specs.items() if spec.is_table]
+        self._one = threading.Lock()
+        found = snapshots(settings.folder) if settings.folder is not None else []
+        self._last = found[-1][0] if found else -1  # position of the newest snapshot
+        self.at_step: AtStep = lambda step: None
+
+    def take(self, *, is_finished: bool = False) -> None:
+        """Take a snapshot, unless nothing was logged since the last; remove what it makes needless.
+
+        Raises OSError: nothing is lost then, the log goes on from the snapshot before.
+        """
+        folder = self._settings.folder
+        if folder is None:
+            return
+        with self._one:
+            if self._log.next_sequence == self._last:
+                return
+            sequence = self._write(lambda s: snapshot_path(folder, s), in_one_go=False, is_finished=is_finished)
+            self._last = sequence
+            self._log.forget_before(keep_newest(folder))
+
+    def save(self, path: str) -> None:
+        """Write a copy into a folder that a trainer names. Raises PeerError where that is not allowed or fails."""
+        target = self._allowed(path) / self._settings.name
+        try:
+            with self._one:
+                self._write(lambda _: target, in_one_go=True, is_finished=False)
+        except OSError as error:
+            raise PeerError(f"{target} cannot be saved: {error}") from error
+
+    def _allowed(self, path: str) -> Path:
+        roots = [p for p in (self._settings.state_dir, *self._settings.save_dirs) if p is not None]
+        if not roots:
+            raise PeerError("this server saves nowhere: PENSTOCK_PS_STATE_DIR and PENSTOCK_PS_SAVE_DIRS are not set")
+        if "\0" in path:
+            raise PeerError("a path has a null character in it")
+        found = (roots[0] / path).resolve()  # what is linked to lies where the link leads
+        inside = any(found.is_relative_to(root.resolve()) for root in roots)
+        own = self._settings.state_dir
+        among_states = own is not None and self._is_a_state(found, own.resolve())
+        if not inside or among_states:
+            where = ", ".join(str(r) for r in roots)
+            raise PeerError(f"{path!r} is not a folder to save into; expected one below {where}, not a server's own")
+        return found
+
+    @staticmethod
+    def _is_a_state(found: Path, state_dir: Path) -> bool:
+        """Whether this is `state_dir` itself, or within a server's folder (`0`, `0-of-2`)."""
+        if found == state_dir:
+            return True
+        return found.is_relative_to(state_dir) and found.relative_to(state_dir).parts[0][0].isdigit()
+
+    def _write(self, path_at: Callable[[int], Path], *, in_one_go: bool, is_finished: bool) -> int:
+        try:
+            return self._attempt(path_at, in_one_go=in_one_go, is_finished=is_finished)
+        except _OutOfOrder:
+            return self._attempt(path_at, in_one_go=True, is_finished=is_finished)
+
+    def _attempt(self, path_at: Callable[[int], Path], *, in_one_go: bool, is_finished: bool) -> int:
+        at_cut: list[Item] = []
+        with ExitStack() as locks:
+            locks.enter_context(self._locks.all())
+            cut, changed = self._cut(is_finished=is_finished)
+            writer = SnapshotWriter(path_at(cut.sequence), at_step=self.at_step)
+            try:
+                stream = self._storage.state()
+                for name, tensors in stream:
+                    item = Item(name, tensors, cut.sequence)
+                    if in_one_go and item.is_part:
+                        writer.add([item])  # a table may be larger than what memory is left
+                        continue
+                    at_cut.append(item)
+                    if item.is_part:
+                        break
+                locks.close()
+                parts = at_cut[-1:] if at_cut and at_cut[-1].is_part else []
+                writer.add(at_cut[: len(at_cut) - len(parts)])
+                for item in chain(parts, () if in_one_go else self._parts(stream)):
+                    writer.add([item])
+                writer.finish(cut, changed)
+            except BaseException:
+                writer.abandon()
+                raise
+        return cut.sequence
+
+    def _cut(self, *, is_finished: bool) -> tuple[Cut, dict[tuple[str, int], object]]:
+        """Return what a restart needs beside the storage. All blocks are locked."""
+        with self._desk.still():
+            roster = self._desk.machine.members.roster()
+            if is_finished:
+                roster = Roster(roster.newest)
+            cut = Cut(
+                job=self._settings.job, index=self._settings.index, mode=self._settings.mode, blocks=self._blocks,
+                sequence=self._log.rotate(), round=self._ledger.round, applied=dict(self._ledger.applied),
+                roster=roster, is_finished=is_finished,
+            )  # fmt: skip
+            return cut, dict(self._ledger.changed.state())
+
+    def _parts(self, stream: Iterator[tuple[str, dict[str, object]]]) -> Iterator[Item]:
+        while True:
+            with self._locks.of(self._tables):
+                found = next(stream, None)
+                at = self._log.next_sequence
+            if found is None:
+                return
+            item = Item(found[0], found[1], at)  # type: ignore[arg-type]  # tensors; Storage knows no torch
+            if not item.is_part:
+                raise _OutOfOrder
+            yield item

@@ -1,0 +1,296 @@
+"""What a trainer's operators call when its program runs by steps: sync, async, and half-async without a communicator.
+
+sync         pushes of a step, a barrier at every server at once, reads of what the round made
+async        each push is applied at once; barriers are nothing
+rows         duplicates are summed before they travel; each server gets its part, numbered as it numbers them
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from functools import partial
+
+import numpy as np
+import torch
+
+from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.native.remote import Descriptor
+from penstock.ps.ahead import Ahead
+from penstock.ps.beating import Beating
+from penstock.ps.counters import Counters
+from penstock.ps.fan_out import at_once
+from penstock.ps.link import ServerLink
+from penstock.ps.messages import Sender
+from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_back, summed, unique
+from penstock.ps.settings import TrainerSettings
+from penstock.ps.step_read import StepRead
+from penstock.ps.tensors import bytes_of, from_wire
+from penstock.ps.wire import Message, WireTensor
+
+Tensor = torch.Tensor
+_SMALL = 1024  # elements
+SAY_S = 3.0  # between two lines about servers that are not ready
+
+
+class TrainerClient:
+    """One trainer at its servers; a `native.remote.Remote`. Made by `connect`, which waits for the servers."""
+
+    def __init__(self, descriptor: Descriptor, settings: TrainerSettings) -> None:
+        self.descriptor, self.settings = descriptor, settings
+        self.counters = Counters()
+        self._sync = descriptor.mode == "sync"
+        sender = Sender(descriptor.trainer, settings.epoch)
+        self.links = [ServerLink(e, settings, sender, self.counters, rounds=self._sync) for e in descriptor.endpoints]
+        self._reads = [StepRead(link, learns=self._sync) for link in self.links]
+        # Barriers of all servers, and the reads and pushes of operators that run at the same time.
+        self._pool = ThreadPoolExecutor(2 * len(self.links) + 2, thread_name_prefix="ps-call")
+        self._ahead = Ahead()
+        self._tables: dict[str, Table] = {}
+        self._shapes: dict[str, tuple[int, torch.dtype]] = {}
+        self._lock = threading.Lock()
+        self._beating: Beating | None = None
+        self._closed = False
+
+    def connect(self) -> None:
+        """Join every server. Says on stderr every 3 s who is not ready. Raises Unavailable naming them, PeerError."""
+        patience = self.settings.start_s
+        joining = {self._pool.submit(link.join, patience): link.endpoint for link in self.links}
+        waiting = set(joining)
+        while waiting:
+            done, waiting = wait(waiting, SAY_S, FIRST_COMPLETED)
+            failed = [f for f in done if f.exception() is not None and not isinstance(f.exception(), Unavailable)]
+            if failed:
+                for link in self.links:
+                    link.give_up()
+                failed[0].result()
+            if not done:
+                names = ", ".join(sorted(joining[f] for f in waiting))
+                print(f"penstock: waiting for the parameter servers {names} to start", file=sys.stderr)
+        away = [joining[f] for f in joining if f.exception() is not None]
+        if away:
+            raise Unavailable(
+                f"the parameter servers {', '.join(away)} did not start within {patience:.0f} s "
+                "(PENSTOCK_PS_START_S). Were they started, at these endpoints?"
+            )
+        self._beating = Beating(self.links, within_s=min(self.settings.lease_s, self.settings.deadline_s))
+
+    # -- gradients -------------------------------------------------------------------------------
+
+    def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Tensor]) -> None:
+        """Push the gradient of each block. Returns when the servers have it."""
+        calls: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+        for block, server, value in zip(blocks, at, values, strict=True):
+            calls[server].append(partial(self.links[server].push, block, [("values", value)]))
+        self._at_servers(calls.values())
+
+    def _at_servers(self, calls: Iterable[Sequence[Callable[[], None]]]) -> None:
+        """Make each server's calls one after another, those of several servers at the same time."""
+        at_once(self._pool, [partial(_in_order, of_one) for of_one in calls])
+
+    def send_rows(
+        self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Tensor,
+        values: Tensor,
+    ) -> None:  # fmt: skip
+        """Push a sparse gradient: duplicates summed, each part to its server.
+
+        One server on this host that has all rows sums them itself: finding duplicates costs more than bringing them.
+        A part without rows is pushed only where a round of the server has to advance the block's optimizer with it:
+        ranges of rows in sync mode.
+        """
+        table = Table.of(variable, blocks, at, heights)
+        if self._sync and self._is_near(table):
+            check_rows(table, rows)
+            self.links[at[0]].push(blocks[0], [("rows", rows), ("values", values)])
+            return
+        different, sums = summed(rows, values)
+        self.counters.add(self.links[at[0]].endpoint, blocks[0], merges=len(rows) - len(different))
+        calls: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+        for part in parts_of(table, different):
+            if len(part.rows) or (self._sync and heights):
+                tensors = [("rows", part.rows), ("values", sums[part.positions])]
+                server = table.at[part.index]
+                calls[server].append(partial(self.links[server].push, table.blocks[part.index], tensors, owned=True))
+        self._at_servers(calls.values())
+
+    def _is_near(self, table: Table) -> bool:
+        return is_whole(table) and self.links[table.at[0]].route.is_local
+
+    def send_barrier(self) -> None:
+        """Sync: wait until every server, those without blocks too, has applied the round."""
+        if self._sync:
+            at_once(self._pool, [read.barrier for read in self._reads])
+
+    # -- parameters ------------------------------------------------------------------------------
+
+    def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Tensor]) -> None:
+        """Pull each block into `out[i]`: all blocks of one server with one message."""
+        of_server: defaultdict[int, list[int]] = defaultdict(list)
+        for index, server in enumerate(at):
+            of_server[server].append(index)
+        at_once(
+            self._pool,
+            [
+                partial(self._recv_from, server, [blocks[i] for i in indices], [out[i] for i in indices])
+                for server, indices in of_server.items()
+            ],
+        )
+
+    def _recv_from(self, server: int, blocks: Sequence[str], out: Sequence[Tensor]) -> None:
+        link, began = self.links[server], time.perf_counter_ns()
+
+        def copy(found: Sequence[WireTensor]) -> None:
+            for block, mine, theirs in zip(blocks, out, found, strict=True):
+                _copy(block, mine, theirs, link.endpoint)
+                self.counters.add(link.endpoint, block, calls=1, received_bytes=len(theirs.data))
+
+        self._reads[server].read(blocks, copy)
+        self.counters.add(link.endpoint, blocks[0], wait_ns=time.perf_counter_ns() - began)
+
+    def fetch_barrier(self) -> None:
+        """All of this step is pulled."""
+        for read in self._reads:
+            read.end_step()
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def prefetch(
+        self, table: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], ids: Tensor, out: Tensor
+    ) -> None:
+        """Pull the rows of `ids` into `out`, from all servers at the same time; over a network each id once."""
+        of = Table.of(table, blocks, at, heights)
+        self._tables[table], self._shapes[table] = of, (out.shape[1], out.dtype)
+        ahead = None if self._sync else self._ahead.take(table, ids)
+        if ahead is not None:
+            out.copy_(ahead)
+        elif len(ids):
+            self._look_up(of, ids, out, now=False)
+
+    def prefetch_ahead(self, table: str, ids: Tensor) -> bool:
+        """Look up in the background what the next step's `prefetch` of `table` will ask for: the same int64[n] ids.
+
+        Async and half-async: that prefetch then takes the result, which may lack updates that are pushed meanwhile,
+        as any read in these modes. Sync: the rows that the next step reads are made by this step's round, so they are
+        read again; what is gained is that new ids of a spread table have their rows already. Returns False if it is
+        not known yet where the rows of this table are (before its first prefetch), or nothing can be gained.
+        Errors are raised by the prefetch that takes the result; in sync mode they are dropped.
+        """
+        of, shape = self._tables.get(table), self._shapes.get(table)
+        if of is None or shape is None or not len(ids) or (self._sync and of.heights):
+            return False
+        width, dtype = shape
+
+        def look_up(own: Tensor) -> Tensor:
+            out = torch.empty(len(own), width, dtype=dtype)
+            self._look_up(of, own, out, now=True)
+            return out
+
+        self._ahead.start(table, ids.detach().cpu().reshape(-1).contiguous(), look_up, keep=not self._sync)
+        return True
+
+    def _look_up(self, table: Table, ids: Tensor, out: Tensor, *, now: bool) -> None:
+        if self._is_near(table):
+            check_rows(table, ids)
+            self._read_part(table, Part(0, ids, slice(0, len(ids))), now, partial(_copy_bytes, out))
+            return
+        different, inverse = unique(ids)
+        parts = [p for p in parts_of(table, different) if len(p.rows)]
+        if len(parts) == 1:
+            self._read_part(table, parts[0], now, lambda rows: put_back(rows, inverse, out))
+            return
+        whole = torch.empty(len(different), out.shape[1], dtype=out.dtype)
+        at_once(
+            self._pool,
+            [partial(self._read_part, table, p, now, partial(_put, whole, p.positions)) for p in parts],
+        )
+        put_back(whole, inverse, out)
+
+    def _read_part(self, table: Table, part: Part, now: bool, use: Callable[[Tensor], object]) -> None:
+        link, block = self.links[table.at[part.index]], table.blocks[part.index]
+        with link.lookup(block, part.rows, count_as=block, at_once=now) as answer:
+            (rows,) = _tensors(answer, 1, link.endpoint)
+            width, dtype = self._shapes[table.name]
+            if rows.shape != (len(part.rows), width) or rows.dtype != dtype:
+                raise PeerError(
+                    f"{link.endpoint} answers {len(part.rows)} ids of {block!r} with {rows.dtype}{list(rows.shape)}; "
+                    f"expected {dtype}[{len(part.rows)}, {width}]",
+                    variable=table.name,
+                )
+            use(rows)
+
+    def changed(self, block: str, at: int) -> tuple[Tensor, Tensor]:
+        """GEO: return the rows of a block that others changed since the last call, int64[n], and their values now."""
+        link = self.links[at]
+        with link.changed(block) as answer:
+            rows, values = _tensors(answer, 2, link.endpoint)
+            return rows.clone(), values.clone()
+
+    def geo(
+        self,
+        variable: str,
+        blocks: Sequence[str],
+        at: Sequence[int],
+        heights: Sequence[int],
+        parameter: Tensor,
+        rows: Tensor | None,
+    ) -> None:
+        """Not of this client: GEO has a communicator of its own."""
+        raise SpecError(f"mode {self.descriptor.mode!r} has no GEO exchange")
+
+    def save(self, folder: str) -> None:
+        """Have each server save what it keeps into a part of its own of `folder`, which it has to be able to reach."""
+        calls = [partial(link.save, folder) for link in self.links]
+        at_once(self._pool, calls)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave every server. What was sent in these modes waits nowhere, so nothing is to be pushed. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._beating is not None:
+            self._beating.close()
+        self._ahead.close()
+        for read in self._reads:
+            read.end_step()
+        at_once(self._pool, [link.leave for link in self.links])
+        self._pool.shutdown()
+
+
+def _in_order(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _put(whole: Tensor, positions: slice | Tensor, rows: Tensor) -> None:
+    whole[positions] = rows
+
+
+def _copy(block: str, mine: Tensor, theirs: WireTensor, endpoint: str) -> None:
+    dtype = str(mine.dtype).removeprefix("torch.")
+    if theirs.shape != tuple(mine.shape) or theirs.dtype != dtype:
+        raise PeerError(
+            f"{endpoint} has {block!r} as {theirs.dtype}{list(theirs.shape)}; this trainer's program has "
+            f"{dtype}{list(mine.shape)}. Were both made by the same transpiler call?",
+            variable=block,
+        )
+    if mine.numel() < _SMALL:
+        mine.copy_(from_wire(theirs))
+    else:  # numpy lets other threads run, and needs no threads of torch's own
+        np.copyto(bytes_of(mine), np.frombuffer(theirs.data, np.uint8))
+
+
+def _copy_bytes(mine: Tensor, theirs: Tensor) -> None:
+    np.copyto(bytes_of(mine), bytes_of(theirs))
+
+
+def _tensors(answer: Message, expected: int, endpoint: str) -> list[Tensor]:
+    if len(answer.tensors) != expected:
+        raise PeerError(f"{endpoint} answers with {len(answer.tensors)} tensors; expected {expected}")
+    return [from_wire(t) for t in answer.tensors]

@@ -1,0 +1,195 @@
+"""Asynchronous training: who trains only fills queues; threads merge and push, and pull the parameters.
+
+send threads     communicator_thread_pool_size of them: take what is due (queues.SendQueues), merge it, push it
+recv thread      pulls all parameters when enough was sent (queues.PullTrigger), as many at once as there are send
+                 threads; without it (communicator_independent_recv_thread = 0) each push is followed by a pull
+stop             everything that waits is sent before the trainer leaves its servers
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from penstock.native.remote import Descriptor
+from penstock.ps.communicators.background import OverServers, Route, Servers
+from penstock.ps.communicators.destinations import Destinations
+from penstock.ps.communicators.merging import Gradient, merge
+from penstock.ps.communicators.queues import PullTrigger, SendQueues
+from penstock.ps.counters import Counters
+from penstock.ps.runtime_config import CommunicatorSettings
+
+_Item = tuple[Route, Gradient]
+
+
+class AsyncCommunicator(OverServers):
+    """A Remote for async mode. Its threads live from here until `close`."""
+
+    def __init__(
+        self, servers: Servers, descriptor: Descriptor, settings: CommunicatorSettings, *, counters: Counters
+    ) -> None:
+        super().__init__(servers, descriptor, counters=counters)
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._room, self._work, self._pull = (threading.Condition(self._lock) for _ in range(3))
+        self._queues: SendQueues[_Item] = SendQueues(
+            capacity=settings.send_queue_size, max_merge=settings.max_merge_var_num, patience_s=settings.patience_s
+        )
+        self._trigger = PullTrigger(min_sends=settings.min_send_grad_num_before_recv)
+        self._destinations = Destinations()
+        self._stops_pulling = False
+        self._senders = [
+            threading.Thread(target=self._send_all, name=f"ps-send-{i}", daemon=True)
+            for i in range(settings.thread_pool_size)
+        ]
+        self._receiver = threading.Thread(target=self._pull_all, name="ps-recv", daemon=True)
+        for thread in (*self._senders, *([self._receiver] if settings.independent_recv_thread else [])):
+            thread.start()
+
+    # -- what the program calls ------------------------------------------------------------------
+
+    def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Any]) -> None:
+        """Queue a copy; wait only while the variable's queue is full."""
+        self._queue(Route(variable, tuple(blocks), tuple(at)), Gradient(tuple(values)))
+
+    def send_rows(
+        self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Any, values: Any
+    ) -> None:
+        """Queue a copy; wait only while the variable's queue is full."""
+        self._queue(Route(variable, tuple(blocks), tuple(at), tuple(heights)), Gradient((values,), rows))
+
+    def _queue(self, route: Route, gradient: Gradient) -> None:
+        copy = gradient.copy()
+        started = time.monotonic()
+        with self._lock:
+            self._check()
+            while not self._queues.offer(route.variable, (route, copy), time.monotonic()):
+                self._room.wait()
+                self._check()
+            self._work.notify_all()
+        waited = time.monotonic() - started
+        self.counters.add("", route.variable, calls=1, wait_ns=int(waited * 1e9))
+
+    def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        """Pull now if `out` is new, and let the recv thread pull into it from then on."""
+        with self._lock:
+            self._check()
+            if self._destinations.knows(variable, out):
+                return
+        self.servers.recv(variable, blocks, at, out)
+        with self._lock:
+            self._destinations.add(Route(variable, tuple(blocks), tuple(at)), out)
+
+    def queue_depths(self) -> dict[str, int]:
+        """Return the number of gradients that wait, by variable."""
+        with self._lock:
+            return self._queues.depths()
+
+    def close(self) -> None:
+        """Send what waits, leave the servers, end. Raises the background's error if nobody has seen it yet.
+
+        A call that waits for room in a queue ends with Unavailable.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._queues.flush()
+            for condition in (self._work, self._room):
+                condition.notify_all()
+        for thread in self._senders:
+            thread.join()
+        with self._lock:
+            self._stops_pulling = True
+            self._pull.notify_all()
+        if self.settings.independent_recv_thread:
+            self._receiver.join()
+        try:
+            self.servers.close()
+        finally:
+            self._failure.check_unless_raised()
+
+    # -- send threads ----------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        while (taken := self._take()) is not None:
+            route, gradients = taken[0][0], [gradient for _, gradient in taken]
+            try:
+                self._push(route, gradients)
+            except Exception as error:  # noqa: BLE001  # raised by the next call of who trains
+                self._fail(f"sending the gradient {route.variable!r} to {self._where(route.at)}", error)
+                return
+            with self._lock:
+                self._queues.done(route.variable)
+                self._trigger.sent(route.variable, len(gradients))
+                self._work.notify_all()
+                if self._trigger.is_due:
+                    self._pull.notify_all()
+
+    def _take(self) -> list[_Item] | None:
+        """Wait for gradients that are due; None when there will be none any more."""
+        with self._lock:
+            while not self._failure.happened:
+                now = time.monotonic()
+                taken = self._queues.take(now)
+                if taken is not None:
+                    self._room.notify_all()
+                    return taken[1]
+                if self._is_closed and self._queues.is_empty:
+                    return None
+                due_at = self._queues.due_at()
+                self._work.wait(None if due_at == math.inf else max(0.0, due_at - now))
+            return None
+
+    def _push(self, route: Route, gradients: Sequence[Gradient]) -> None:
+        merged = merge(gradients, average=not self.settings.is_sgd_optimizer)
+        if route.heights is None:
+            self.servers.send(route.variable, route.blocks, route.at, merged.values)
+        else:
+            self.servers.send_rows(route.variable, route.blocks, route.at, route.heights, merged.rows, merged.values[0])
+        self.counters.add("", route.variable, sent_bytes=merged.num_bytes, merges=len(gradients) - 1)
+        if not self.settings.independent_recv_thread and route.heights is None:
+            with self._lock:
+                pulled = [r for r in self._destinations.routes() if r.blocks == route.blocks]
+            for destination in pulled:
+                self._pull_one(destination)
+
+    def _fail(self, doing: str, error: BaseException) -> None:
+        self._failure.record(doing, error)
+        with self._lock:
+            for condition in (self._room, self._work, self._pull):
+                condition.notify_all()
+
+    # -- recv thread -----------------------------------------------------------------------------
+
+    def _pull_all(self) -> None:
+        with ThreadPoolExecutor(self.settings.thread_pool_size, thread_name_prefix="ps-pull") as pool:
+            while (routes := self._next_pull()) is not None:
+                for route, future in [(r, pool.submit(self._pull_one, r)) for r in routes]:
+                    error = future.exception()
+                    if error is not None:
+                        self._fail(f"pulling the parameter {route.variable!r} from {self._where(route.at)}", error)
+
+    def _next_pull(self) -> list[Route] | None:
+        with self._lock:
+            while not (self._stops_pulling or self._failure.happened):
+                if self._trigger.is_due:
+                    self._trigger.pulled()
+                    return self._destinations.routes()
+                self._pull.wait()
+            return None
+
+    def _pull_one(self, route: Route) -> None:
+        """Pull a variable into one of its places, and copy it to the others."""
+        with self._lock:
+            places = self._destinations.of(route.variable)
+        if not places:
+            return
+        self.servers.recv(route.variable, route.blocks, route.at, places[0])
+        for others in places[1:]:
+            for theirs, pulled in zip(others, places[0], strict=True):
+                theirs.copy_(pulled)

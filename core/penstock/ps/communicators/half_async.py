@@ -1,0 +1,211 @@
+"""Half-asynchronous training: the threads of one trainer go in lock-step, trainers do not wait for each other.
+
+Each participant (a thread that runs the program) gives one gradient a step; when all have, the average goes to the
+servers, and each goes on with what it then pulls. A program that runs once a node gives once a node (Reduce mode
+merges the replicas' gradients before): one participant, so every step pushes and pulls. Who trains with more threads
+says so (`set_participants`, or `participant` around each), and runs the program with the Executor, which keeps a step
+on its thread. A thread that ends without a word is taken to have left, so nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from penstock.native.remote import Descriptor
+from penstock.ps.communicators.background import OverServers, Route, Servers
+from penstock.ps.communicators.lockstep import LockStep
+from penstock.ps.communicators.merging import Gradient, merge
+from penstock.ps.counters import Counters
+from penstock.ps.runtime_config import CommunicatorSettings
+
+_LOOK_FOR_THE_DEAD_S = 1.0  # only while somebody waits
+
+
+class _Mine(threading.local):
+    """Who the calling thread is: numbers, because the identifiers of threads are used again."""
+
+    who = -1
+
+
+class HalfAsyncCommunicator(OverServers):
+    """A Remote for half_async mode. Its threads live from here until `close`."""
+
+    def __init__(
+        self, servers: Servers, descriptor: Descriptor, settings: CommunicatorSettings, *, counters: Counters
+    ) -> None:
+        super().__init__(servers, descriptor, counters=counters)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._steps: LockStep[tuple[Route, Gradient]] = LockStep()
+        self._mine, self._numbers = _Mine(), itertools.count()
+        self._threads: dict[int, threading.Thread] = {}  # who -> to see whether it is alive
+        self._pulls_together = False  # one thread pulls, the others of its round copy
+        self._pulled: dict[tuple[str, ...], tuple[int, list[torch.Tensor]]] = {}
+        self._pull_locks: dict[tuple[str, ...], threading.Lock] = {}
+        self._senders = [
+            threading.Thread(target=self._send_all, name=f"ps-send-{i}", daemon=True)
+            for i in range(settings.thread_pool_size)
+        ]
+        for thread in self._senders:
+            thread.start()
+
+    # -- who takes part --------------------------------------------------------------------------
+
+    def set_participants(self, num: int) -> None:
+        """Say how many threads train from now on; before they start, and after those of before have ended."""
+        with self._lock:
+            self._threads.clear()  # whoever trained before takes part again when it gives again
+            self._steps.begin(num)
+            self._pulls_together = num > 1
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """The calling thread has no more data: nobody waits for it any more."""
+        with self._lock:
+            who = self._who()
+            del self._threads[who]
+            self._steps.leave(who)
+            self._changed.notify_all()
+
+    @contextmanager
+    def participant(self) -> Iterator[None]:
+        """Take part while the body runs; leave however it ends. The number of threads was set before."""
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def _who(self) -> int:
+        if self._mine.who < 0:
+            self._mine.who = next(self._numbers)
+        self._threads.setdefault(self._mine.who, threading.current_thread())
+        return self._mine.who
+
+    def _drop_the_dead(self) -> None:
+        for who in [w for w, thread in self._threads.items() if not thread.is_alive()]:
+            del self._threads[who]
+            self._steps.leave(who)
+            self._changed.notify_all()
+
+    # -- what the program calls ------------------------------------------------------------------
+
+    def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Any]) -> None:
+        """Give this thread's gradient to the open round; waits for nothing."""
+        self._give(Route(variable, tuple(blocks), tuple(at)), Gradient(tuple(values)))
+
+    def send_rows(
+        self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Any, values: Any
+    ) -> None:
+        """Give this thread's gradient to the open round; waits for nothing."""
+        self._give(Route(variable, tuple(blocks), tuple(at), tuple(heights)), Gradient((values,), rows))
+
+    def _give(self, route: Route, gradient: Gradient) -> None:
+        copy = gradient.copy()
+        with self._lock:
+            self._check()
+            self._steps.give(_key(route.blocks), self._who(), (route, copy))
+            self._changed.notify_all()
+        self.counters.add("", route.variable, calls=1)
+
+    def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        """Wait until the round that this thread gave to is applied, then pull."""
+        started = time.monotonic()
+        version = self._wait_for_round(tuple(blocks))
+        self.counters.add("", variable, wait_ns=int((time.monotonic() - started) * 1e9))
+        if not self._pulls_together:
+            self.servers.recv(variable, blocks, at, out)
+            return
+        with self._lock:
+            mine = self._pull_locks.setdefault(tuple(blocks), threading.Lock())
+        with mine:
+            pulled_at, pulled = self._pulled.get(tuple(blocks), (-1, []))
+            if pulled_at < version:
+                pulled = [torch.empty_like(t) for t in out]
+                self.servers.recv(variable, blocks, at, pulled)
+                self._pulled[tuple(blocks)] = (version, pulled)
+            for theirs, value in zip(out, pulled, strict=True):
+                theirs.copy_(value)
+
+    def prefetch(
+        self, table: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], ids: Any, out: Any
+    ) -> None:
+        """Wait until the round that this thread gave to is applied, then pull rows."""
+        self._wait_for_round(tuple(blocks))
+        self.servers.prefetch(table, blocks, at, heights, ids, out)
+
+    def _wait_for_round(self, blocks: tuple[str, ...]) -> int:
+        """Return how many rounds are applied."""
+        key = _key(blocks)
+        with self._lock:
+            self._check()
+            round = self._steps.round_to_wait_for(key, self._who())
+            while round >= 0 and not self._steps.is_done(key, round):
+                self._drop_the_dead()
+                self._changed.wait(_LOOK_FOR_THE_DEAD_S)
+                self._check()
+            return self._steps.num_done(key)
+
+    def queue_depths(self) -> dict[str, int]:
+        """Return the number of gradients that wait for others, by the parameter's blocks."""
+        with self._lock:
+            return self._steps.depths()
+
+    def close(self) -> None:
+        """Send what was given, leave the servers, end. Raises the background's error if nobody has seen it yet."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._steps.flush()
+            self._changed.notify_all()
+        for thread in self._senders:
+            thread.join()
+        try:
+            self.servers.close()
+        finally:
+            self._failure.check_unless_raised()
+
+    # -- send threads ----------------------------------------------------------------------------
+
+    def _send_all(self) -> None:
+        while (taken := self._take()) is not None:
+            key, items = taken
+            route, gradients = items[0][0], [gradient for _, gradient in items]
+            try:
+                self._push(route, gradients)
+            except Exception as error:  # noqa: BLE001  # raised by the next call of who trains
+                self._failure.record(f"sending the gradient {route.variable!r} to {self._where(route.at)}", error)
+            with self._lock:
+                self._steps.done(key)
+                self._changed.notify_all()
+
+    def _take(self) -> tuple[str, list[tuple[Route, Gradient]]] | None:
+        with self._lock:
+            while not self._failure.happened:
+                taken = self._steps.take()
+                if taken is not None:
+                    return taken
+                if self._is_closed and self._steps.is_empty:
+                    return None
+                self._changed.wait()
+            return None
+
+    def _push(self, route: Route, gradients: Sequence[Gradient]) -> None:
+        merged = merge(gradients, average=True)
+        if route.heights is None:
+            self.servers.send(route.variable, route.blocks, route.at, merged.values)
+        else:
+            self.servers.send_rows(route.variable, route.blocks, route.at, route.heights, merged.rows, merged.values[0])
+        self.counters.add("", route.variable, sent_bytes=merged.num_bytes, merges=len(gradients) - 1)
+
+
+def _key(blocks: Sequence[str]) -> str:
+    """A gradient and its parameter have different names, but the same blocks."""
+    return " ".join(blocks)

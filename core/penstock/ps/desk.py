@@ -1,0 +1,173 @@
+"""Where requests meet the round machine: one lock around it, and a place to wait for each request.
+
+What the machine wants done (`Close`, `Apply`) is done outside the lock: a round by the thread whose event closed it, a
+push by the thread that brought it, whose memory it lies in, and which waits for it anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+from penstock.errors import PeerError, PenstockError, Unavailable
+from penstock.ps.messages import (
+    Answer,
+    Applied,
+    AppliedPush,
+    Apply,
+    Barrier,
+    Beat,
+    Close,
+    Event,
+    FailedPush,
+    Finished,
+    Instruction,
+    Join,
+    Leave,
+    Lost,
+    Payload,
+    Pull,
+    Push,
+    Refuse,
+    Release,
+    Ticket,
+)
+from penstock.ps.rounds.machine import RoundMachine
+
+Request = Join | Beat | Push | Barrier | Pull | Leave
+Inbox = SimpleQueue[Answer | Refuse | Apply | None]  # None: serving has ended
+Work = Close | Apply
+
+
+class Hands(Protocol):
+    """What the desk has done by others. `record`, `release`, `lost` and `finished` are called under the desk's lock."""
+
+    def carry_out(self, work: Work) -> Applied | AppliedPush | FailedPush:
+        """Do it, and return word of it. What it raises ends the server."""
+
+    def record(self, event: Event, instructions: list[Instruction], *, was_new: bool) -> None:
+        """Log who took part, before anybody is answered."""
+
+    def release(self, payload: Payload) -> None:
+        """Forget a payload."""
+
+    def lost(self, trainer: int) -> None:
+        """Tell of a trainer whose lease has run out."""
+
+    def finished(self) -> None:
+        """Every trainer has left."""
+
+    def failed(self, error: BaseException) -> None:
+        """The server cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """`answer` to a request; `staleness` of the push that was applied for it."""
+
+    answer: Answer | Refuse
+    staleness: int = 0
+
+
+class Desk:
+    """The machine of one server. Thread-safe."""
+
+    def __init__(self, machine: RoundMachine, hands: Hands, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.machine = machine
+        self._hands, self._clock = hands, clock
+        self._lock = threading.Lock()
+        self._tickets = itertools.count()
+        self._waiting: dict[Ticket, Inbox] = {}
+        self._owners: dict[Payload, Inbox] = {}
+        self._stopped, self._refuses = "", False
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Hold the machine as it is."""
+        with self._lock:
+            yield
+
+    def ask(self, make: Callable[[Ticket], Request], *, payload: Payload | None = None) -> Answered:
+        """Hand in a request, and wait for its answer. `payload`: of a push. Raises as `stop` says when serving ends."""
+        inbox: Inbox = SimpleQueue()
+        ticket = next(self._tickets)
+        with self._lock:
+            if self._stopped:
+                if payload is not None:
+                    self._hands.release(payload)
+                raise self._end()
+            self._waiting[ticket] = inbox
+            if payload is not None:
+                self._owners[payload] = inbox
+        try:
+            self.tell(make(ticket))
+            staleness = 0
+            while isinstance(got := inbox.get(), Apply):
+                staleness = got.staleness
+                self._work([got], None)
+        except Exception as error:
+            raise self._end() from error  # `failed` was told
+        finally:
+            if payload is not None:
+                self._owners.pop(payload, None)
+        if got is None:
+            raise self._end()
+        return Answered(got, staleness)
+
+    def tell(self, event: Event) -> None:
+        """Hand in what nobody waits for, such as the time."""
+        self._work([], event)
+
+    def stop(self, reason: str, *, refuses: bool) -> None:
+        """Answer nobody any more. The first call says how: whoever waits or comes gets PeerError, else Unavailable."""
+        with self._lock:
+            if not self._stopped:
+                self._stopped, self._refuses = reason, refuses
+            for inbox in self._waiting.values():
+                inbox.put(None)
+            self._waiting.clear()
+
+    def _end(self) -> PenstockError:
+        return PeerError(self._stopped) if self._refuses else Unavailable(self._stopped)
+
+    def _work(self, work: list[Work], event: Event | None) -> None:
+        """Hand in `event`, do `work` and what comes of both."""
+        try:
+            while work or event is not None:
+                if event is None:
+                    event = self._hands.carry_out(work.pop())
+                with self._lock:
+                    if not self._stopped:
+                        work += self._handle(event)
+                event = None
+        except BaseException as error:
+            self._hands.failed(error)
+            raise
+
+    def _handle(self, event: Event) -> list[Work]:
+        """Pass an event to the machine and see to what it says; return what is to be done without the lock."""
+        was_new = isinstance(event, Join) and self.machine.members.is_new(event.sender)
+        instructions = self.machine.handle(event, self._clock())
+        self._hands.record(event, instructions, was_new=was_new)
+        work: list[Work] = []
+        for one in instructions:
+            match one:
+                case Answer() | Refuse():
+                    self._waiting.pop(one.ticket).put(one)
+                case Release():
+                    self._hands.release(one.payload)
+                case Apply():
+                    self._owners[one.payload].put(one)
+                case Close():
+                    work.append(one)
+                case Lost():
+                    self._hands.lost(one.trainer)
+                case Finished():
+                    self._hands.finished()
+        return work

@@ -1,0 +1,176 @@
+"""The log of a parameter server: what was applied since its last snapshot, so that a kill loses nothing acknowledged.
+
+One file after another, `journal.<first>.log`; a record is a 28-byte prefix (magic, body length, head length, CRC-32 of
+head and body, sequence number) and one message of `wire`. A record is handed to the operating system before its update
+is acknowledged: it survives the death of the process. `flush_to_disk` makes it survive that of the machine too, at the
+cost of a wait for the disk. A record that is not whole ends the log: it was never acknowledged, and is cut off.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from penstock.errors import Bug, PeerError
+from penstock.ps.wire import MAX_HEAD_BYTES, Message, decode, encode
+
+_PREFIX = struct.Struct("<4sQIIQ")
+_MAGIC, _FAMILY = b"PSJ2", b"PSJ"
+_NAME = re.compile(r"journal\.(\d{20})\.log")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One update. `sequence`: counts from 0 over the server's whole life."""
+
+    sequence: int
+    message: Message
+
+
+class Journal:
+    """Appends records. One writer a folder; not thread-safe."""
+
+    def __init__(self, folder: Path, *, next_sequence: int, flush_to_disk: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._flush_to_disk = folder, flush_to_disk
+        self.next_sequence = next_sequence
+        self._file = self._begin()
+
+    def append(self, message: Message) -> int:
+        """Write one record; return its sequence number. On an OSError (disk full) the log is as it was before."""
+        head, parts = encode(message)
+        checksum = zlib.crc32(head)
+        length = 0
+        for part in parts:
+            checksum = zlib.crc32(part, checksum)
+            length += len(part)
+        start = os.fstat(self._file).st_size
+        try:
+            _write_all(
+                self._file, [_PREFIX.pack(_MAGIC, length, len(head), checksum, self.next_sequence), head, *parts]
+            )
+            if self._flush_to_disk:
+                os.fdatasync(self._file)
+        except OSError:
+            os.ftruncate(self._file, start)
+            raise
+        self.next_sequence += 1
+        return self.next_sequence - 1
+
+    def drop(self, sequence: int) -> None:
+        """Take a record of the open file out again; those after it move up. Raises OSError."""
+        data = _mapped(self._path)
+        offset, later = 0, []
+        begin = len(data)
+        while (found := _record(data, offset)) is not None:
+            record, end = found
+            if record.sequence == sequence:
+                begin = offset
+            elif record.sequence > sequence:
+                later.append(_copied(record.message))
+            offset = end
+        if begin == len(data):
+            raise Bug(f"{self._path} has no record {sequence} to drop")
+        os.ftruncate(self._file, begin)
+        self.next_sequence = sequence
+        for message in later:
+            self.append(message)
+
+    def rotate(self) -> None:
+        """Begin another file, at the moment from which a snapshot holds everything before."""
+        os.close(self._file)
+        self._file = self._begin()
+
+    def forget_before(self, sequence: int) -> None:
+        """Remove the files all of whose records a finished snapshot holds."""
+        files = log_files(self._folder)
+        for (_, path), (following, _) in pairwise(files):
+            if following <= sequence:
+                path.unlink()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _begin(self) -> int:
+        self._path = self._folder / f"journal.{self.next_sequence:020d}.log"
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _write_all(file: int, parts: list[bytes | memoryview]) -> None:
+    for first in range(0, len(parts), 512):  # IOV_MAX is 1024
+        waiting = [memoryview(p).cast("B") for p in parts[first : first + 512]]
+        while waiting:
+            written = os.writev(file, waiting)
+            while waiting and written >= len(waiting[0]):
+                written -= len(waiting.pop(0))
+            if waiting:
+                waiting[0] = waiting[0][written:]
+
+
+def log_files(folder: Path) -> list[tuple[int, Path]]:
+    """Return (first sequence number, path) of each log file, in order."""
+    found = [(int(m[1]), p) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name))] if folder.is_dir() else []
+    return sorted(found)
+
+
+def recover(folder: Path, *, since: int) -> Iterator[Record]:
+    """Yield the whole records from sequence number `since` on, and cut off a torn end. Before a Journal is opened.
+
+    Raises PeerError if a record in the middle is damaged or missing: what comes after it must not be applied.
+    """
+    expected = since
+    files = log_files(folder)
+    for position, (_, path) in enumerate(files):
+        is_last = position == len(files) - 1
+        data = _mapped(path)
+        if data[:3] == _FAMILY and len(data) > 3 and data[:4] != _MAGIC:
+            raise PeerError(f"{path} is a log of version {bytes(data[:4])!r}; this is version {_MAGIC!r}")
+        offset = 0
+        while offset < len(data):
+            found = _record(data, offset)
+            if found is None:
+                if not is_last:
+                    raise PeerError(f"{path} is damaged at byte {offset}, and later files of the log go on from there")
+                os.truncate(path, offset)
+                return
+            record, offset = found
+            if record.sequence < since:
+                continue
+            if record.sequence != expected:
+                raise PeerError(f"{path}: record {expected} is missing; the log goes on with {record.sequence}")
+            expected += 1
+            yield record
+
+
+def _mapped(path: Path) -> memoryview:
+    """Return a file's bytes, which are read where they are looked at. The mapping ends with the last view of it."""
+    with path.open("rb") as file:
+        empty = os.fstat(file.fileno()).st_size == 0  # what cannot be mapped
+        return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _copied(message: Message) -> Message:
+    return replace(message, tensors=[replace(t, data=memoryview(bytes(t.data))) for t in message.tensors])
+
+
+def _record(data: memoryview, offset: int) -> tuple[Record, int] | None:
+    """Return the record at `offset` and where the next one begins, or None if it is not whole."""
+    if len(data) - offset < _PREFIX.size:
+        return None
+    magic, body_length, head_length, checksum, sequence = _PREFIX.unpack_from(data, offset)
+    begin = offset + _PREFIX.size
+    end = begin + head_length + body_length
+    if magic != _MAGIC or head_length > MAX_HEAD_BYTES + 8 or end > len(data):
+        return None
+    if zlib.crc32(data[begin:end]) != checksum:
+        return None
+    middle = begin + head_length
+    return Record(sequence, decode(bytes(data[begin:middle]), data[middle:end])), end

@@ -1,0 +1,379 @@
+"""A trainer's end of the exchange with one server: calls that outlive lost answers, cut connections and restarts.
+
+a call        is repeated, with the same key, until it is answered or the server was away for `deadline_s`
+away          not heard of since: a call may wait (for other trainers, for a server that saves) while beats are answered
+a beat        goes out when nothing else did for a third of the lease. It is also how a connection that is half open is
+              noticed: a beat that is not answered breaks the calls in progress, and they find another way
+join, replay  come before the first call and after every break: a server that was started again has forgotten the open
+              round, and one that was not takes a replay for the repetition that it is
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import TypeVar
+
+import torch
+
+from penstock.errors import PeerError, Unavailable
+from penstock.ps.counters import Counters
+from penstock.ps.messages import Sender
+from penstock.ps.open_round import OpenRound
+from penstock.ps.patience import Patience
+from penstock.ps.settings import TrainerSettings
+from penstock.ps.tensors import to_wire
+from penstock.ps.transport.local import Answered
+from penstock.ps.transport.remote import Tls
+from penstock.ps.transport.route import Address, Route
+from penstock.ps.wire import Message, Value, WireTensor
+
+WAIT_S = 600.0  # of one attempt; then it is repeated. A silent server breaks it before: beats find out
+LEAVE_S = 5.0  # the last server may end before its answer arrives
+_MAX_REJOINS = 20
+_TOGETHER = 8 << 20  # bytes of pushes that wait for their barrier
+
+# Of the process, as the epoch is: a client that is opened again, after one that could not leave, repeats no number.
+_NUMBERS = count(1)
+
+T = TypeVar("T")
+Named = Sequence[tuple[str, torch.Tensor]]
+
+
+class _Stranger(Unavailable):
+    """The server does not know this trainer (any more)."""
+
+
+def _missed(number: int, first: int) -> str:
+    """Say what a trainer in round `number` may miss, of which the server waits for it from round `first` on.
+
+    It had reached the barrier of its round, perhaps, and only the answer was lost.
+    """
+    if first <= number:
+        return f", in round {number}"
+    gone = f"round {number}" if first == number + 1 else f"rounds {number} to {first - 1}"
+    return f": {gone} may have gone on without its gradients, and it takes part from round {first} on"
+
+
+def address_of(endpoint: str, settings: TrainerSettings) -> Address:
+    """Return how to reach a server. Raises OSError for a certificate that cannot be read."""
+    ca = None if settings.tls is None else settings.tls.ca
+    tls = None if ca is None else Tls(root=ca.read_bytes())
+    return Address(endpoint, settings.job, settings.token, tls, local=settings.shared_memory)
+
+
+class ServerLink:
+    """One server, as one trainer uses it. Thread-safe. `rounds`: sync mode; else a block's pushes have growing numbers.
+
+    Every call raises Unavailable naming the endpoint, or PeerError when the server refuses.
+    """
+
+    def __init__(
+        self, endpoint: str, settings: TrainerSettings, sender: Sender, counters: Counters, *, rounds: bool
+    ) -> None:
+        self.endpoint, self.sender = endpoint, sender
+        self._settings, self._counters = settings, counters
+        self.route = Route(address_of(endpoint, settings))
+        self._round = OpenRound(endpoint) if rounds else None
+        self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._joining = threading.Lock()
+        self._joined_as = 0  # counts joins; 0: not joined
+        self._was_lost = False  # the server knew this trainer no more
+        self._num_joins, self._num_failures, self._failure = 0, 0, ""
+        self._sent_at = self._heard_at = time.monotonic()
+        self._leaving = False
+        self._ended = threading.Event()
+
+    # -- what a trainer asks for -----------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """The open round, in sync mode."""
+        return 0 if self._round is None else self._round.number
+
+    def join(self, patience_s: float) -> None:
+        """Become a member. `patience_s`: how long the server may take to start."""
+        self._persist(self._ready, "to be joined", patience_s, since_heard=False)
+
+    def push(self, block: str, tensors: Named, *, owned: bool = False) -> None:
+        """Push the gradient of a block: [("values", …)], or with ("rows", …) before. It is applied once.
+
+        Returns when the server has it; in sync mode only the barrier says that it is not lost, and to a server on this
+        host it may bring it too. `owned`: the tensors' memory does not change any more, so sync mode needs no copy.
+        """
+        views = [to_wire(name, tensor) for name, tensor in tensors]
+        if self._round is not None:
+            # Over a network pushes travel while the rest is computed. On one host a message costs more than its bytes.
+            waits = self.route.is_local
+            number, kept = self._round.keep(block, views, owned=owned, waits=waits)
+            for name, found in self._round.too_much(_TOGETHER) if waits else [(block, kept)]:
+                self._push(name, number, found)
+            return
+        # One by one: a server takes a smaller number after a larger one for a repetition.
+        with self._turns[block]:
+            self._push(block, next(_NUMBERS), views)
+
+    def _push(self, block: str, number: int, views: Sequence[WireTensor]) -> None:
+        of = "" if self._round is None else f" of round {number}"
+        self._ask("push", f"to take {block!r}{of}", views, count_as=block, round=number, block=block)
+
+    def barrier(self, reads: Sequence[str] = ()) -> Answered | None:
+        """Wait until the round is applied. Sync mode only.
+
+        Return what `pull(reads)` would now, if the same message could bring it.
+        """
+        if self._round is None:
+            return None
+        number, waiting = self._round.waiting()
+        what = f"to apply round {number}"
+        if not waiting and not (reads and self.route.is_local):
+            answered = self._ask("barrier", what, round=number)
+            self._round.applied(int(answered.message.fields["round"]))
+            return None
+        views = [replace(t, name=f"{t.name}:{block}") for block, kept in waiting for t in kept]
+        asked, began = json.dumps(list(reads)), time.perf_counter_ns()
+        answered = self._ask("step", what, views, count_as=None, round=number, blocks=asked)
+        for block, kept in waiting:
+            self._counters.add(self.endpoint, block, calls=1, sent_bytes=sum(len(t.data) for t in kept))
+        self._counters.add(self.endpoint, calls=1, wait_ns=time.perf_counter_ns() - began)
+        as_of = int(answered.message.fields["round"])
+        self._round.applied(as_of)
+        if reads and self._round.to_read() == as_of:
+            return answered
+        answered.release()  # a trainer that was away goes on with a later round, or reads nothing
+        return None
+
+    def pull(self, blocks: Sequence[str]) -> Answered:
+        """Read blocks: a tensor each, valid until the answer is released. Sync: as they begin the open round.
+
+        Not counted: who takes blocks out of the answer does that.
+        """
+        what = f"for {', '.join(blocks)}"
+        return self._ask("pull", what, count_as=None, round=self._to_read(), blocks=json.dumps(list(blocks)))
+
+    def lookup(self, table: str, ids: torch.Tensor, *, count_as: str = "", at_once: bool = False) -> Answered:
+        """Read rows of a block or table: one tensor. `at_once`: as they are now, whatever round is open."""
+        views = [to_wire("ids", ids)]
+        number = 0 if at_once else self._to_read()
+        what = f"for {len(ids)} rows of {table!r}"
+        return self._ask("lookup", what, views, count_as=count_as, round=number, table=table)
+
+    def changed(self, block: str) -> Answered:
+        """Read what others changed of a block since the last call (GEO)."""
+        return self._ask("changed", f"for what changed of {block!r}", count_as=block, block=block)
+
+    def save(self, path: str) -> None:
+        """Have the server save its part into a folder that it can reach."""
+        self._ask("save", f"to save to {path}", path=path).release()
+
+    def _to_read(self) -> int:
+        return 0 if self._round is None else self._round.to_read()
+
+    def beat_is_due(self) -> bool:
+        """Whether nothing was sent for a third of the lease, or of the time that the server may be away."""
+        silent_s = min(self._settings.lease_s, self._settings.deadline_s) / 3
+        return self._num_joins > 0 and time.monotonic() - self._sent_at >= silent_s
+
+    def beat(self) -> None:
+        """Renew the lease. A server that does not answer is left to the next call to report. Raises PeerError."""
+        # A beat goes out within half a lease. A connection that is half open is noticed while there is time to find
+        # another, of the lease and of the deadline.
+        limit_s = min(self._settings.lease_s / 4, self._settings.deadline_s / 3)
+        try:
+            self._attempt(self._message("beat"), limit_s, self._settings.deadline_s).release()
+            self._counters.add(self.endpoint, calls=1)
+        except Unavailable:
+            self._counters.add(self.endpoint, retries=1)
+
+    def give_up(self) -> None:
+        """End calls that are being repeated: they raise what they last met."""
+        self._ended.set()
+        self.route.close()
+
+    def leave(self) -> None:
+        """Leave the job, and end. Says on stderr if the server does not answer."""
+        limit_s = min(LEAVE_S, self._settings.deadline_s)
+        self._end_joining(limit_s)
+        try:
+            if self._num_joins:
+                message = self._message("leave")
+                self._persist(
+                    lambda left: self._exchange(message, left).release(), "to let go", limit_s, since_heard=False
+                )
+        except _Stranger:
+            return  # gone already
+        except (Unavailable, PeerError) as error:
+            print(f"penstock: trainer {self.sender.trainer} leaves without a word: {error}", file=sys.stderr)
+        finally:
+            self._ended.set()
+            self.route.close()
+
+    def _end_joining(self, limit_s: float) -> None:
+        """See to it that no join follows the leave. One on its way is waited for, then broken."""
+        self._leaving = True  # no join begins after this, and one that has begun holds the lock
+        if self._joining.acquire(timeout=limit_s):
+            self._joining.release()
+        else:
+            self.route.drop()
+
+    # -- how it is asked -------------------------------------------------------------------------
+
+    def _message(self, kind: str, tensors: Sequence[WireTensor] = (), **fields: Value) -> Message:
+        sender: dict[str, Value] = {
+            "job": self._settings.job,
+            "trainer": self.sender.trainer,
+            "epoch": self.sender.epoch,
+        }
+        return Message(kind, {**sender, **fields}, tensors)
+
+    def _ask(
+        self, kind: str, what: str, tensors: Sequence[WireTensor] = (), *, count_as: str | None = "",
+        **fields: Value,
+    ) -> Answered:  # fmt: skip
+        message = self._message(kind, tensors, **fields)
+        began = time.perf_counter_ns()
+        answered = self._persist(
+            lambda left: self._attempt(message, WAIT_S, left), what, self._settings.deadline_s, since_heard=True
+        )
+        if count_as is not None:
+            self._counters.add(
+                self.endpoint,
+                count_as,
+                calls=1,
+                sent_bytes=sum(len(t.data) for t in tensors),
+                received_bytes=sum(len(t.data) for t in answered.message.tensors),
+                wait_ns=time.perf_counter_ns() - began,
+                staleness=int(answered.message.fields["staleness"]),
+            )
+        if not answered.message.tensors:
+            answered.release()
+        return answered
+
+    def _persist(self, attempt: Callable[[float], T], what: str, limit_s: float, *, since_heard: bool) -> T:
+        """Repeat `attempt(seconds left)` until it succeeds, or `limit_s` have passed; since the last word, or the call.
+
+        Returns what it gave. Raises Unavailable, and what else it raises.
+        """
+        began = time.monotonic()
+        patience, rejoins = Patience(limit_s), 0
+
+        def away_s() -> float:
+            return time.monotonic() - (max(began, self._heard_at) if since_heard else began)
+
+        while True:
+            try:
+                return attempt(max(limit_s - away_s(), 0.05))
+            except Unavailable as error:
+                rejoins += isinstance(error, _Stranger)
+                away = away_s()
+                pause = None if rejoins > _MAX_REJOINS or self._ended.is_set() else patience.wait_s(away)
+                if pause is None:
+                    raise self._away(what, away, limit_s, error) from error
+                self._counters.add(self.endpoint, retries=1)
+            self._ended.wait(pause)
+
+    def _away(self, what: str, away_s: float, limit_s: float, error: Unavailable) -> Unavailable:
+        return Unavailable(
+            f"parameter server {self.endpoint} has been away for {away_s:.0f} s (limit {limit_s:.0f} s) when trainer "
+            f"{self.sender.trainer} asked it {what}: {error}. Is it running? Started again at the same endpoint, with "
+            "the PENSTOCK_PS_STATE_DIR that it had, it is found again",
+            endpoint=self.endpoint,
+        )
+
+    def _attempt(self, message: Message, deadline_s: float, join_s: float) -> Answered:
+        """Ask once, within `deadline_s`; join before if there is need to, within `join_s`. Raises as `_exchange`."""
+        joined_as = self._ready(join_s)
+        try:
+            return self._exchange(message, deadline_s)
+        except _Stranger:
+            self._lost(joined_as, breaks=False)
+            raise
+        except Unavailable:
+            self._lost(joined_as, breaks=True)
+            raise
+
+    def _exchange(self, message: Message, deadline_s: float) -> Answered:
+        """Ask once. Raises Unavailable, _Stranger, PeerError."""
+        self._sent_at = time.monotonic()
+        answered = self.route.call(message, deadline_s=deadline_s)
+        self._heard_at = time.monotonic()
+        answer = answered.message
+        if answer.kind == "answer":
+            return answered
+        answered.release()
+        if answer.kind != "refuse":
+            raise PeerError(f"{self.endpoint} answers {message.kind} with {answer.kind}")
+        text = f"{self.endpoint} refuses {message.kind}: {answer.fields['reason']}"
+        raise _Stranger(text) if answer.fields["rejoin"] else PeerError(text, endpoint=self.endpoint)
+
+    def _ready(self, limit_s: float) -> int:
+        """Join, if there is need to; return which join is in force. Raises Unavailable after `limit_s` of silence."""
+        joined_as, failures = self._joined_as, self._num_failures
+        if joined_as:
+            return joined_as
+        if not self._joining.acquire(timeout=min(limit_s, WAIT_S)):
+            raise Unavailable(f"{self.endpoint} has not let this trainer join")  # somebody else asks it to
+        try:
+            if self._joined_as:
+                return self._joined_as
+            if self._leaving:
+                raise Unavailable("this trainer has left")
+            if self._num_failures != failures:
+                raise Unavailable(self._failure)  # somebody else has just tried
+            try:
+                self._join_and_replay(limit_s)
+            except Unavailable as error:
+                self._num_failures, self._failure = self._num_failures + 1, str(error)
+                self.route.drop()
+                raise
+            self._num_joins += 1
+            self._joined_as = self._num_joins
+            return self._joined_as
+        finally:
+            self._joining.release()
+
+    def _join_and_replay(self, limit_s: float) -> None:
+        lease_s = self._settings.lease_s
+        with self._exchange(self._message("join"), min(lease_s, limit_s)) as answer:
+            first = int(answer.fields["round"])
+        if self._round is None:
+            self._say_joined_again("")
+            return
+        self._round.joined(first)
+        number, pushes = self._round.pushes()
+        push_s = min(lease_s, self._settings.deadline_s)  # each anew: the server was heard of right before
+        for block, views in pushes:
+            self._exchange(self._message("push", views, round=number, block=block), push_s).release()
+        self._say_joined_again(_missed(number, first))
+
+    def _say_joined_again(self, missed: str) -> None:
+        """Say so, once for each time, and what it means for the results."""
+        if not self._num_joins:
+            return
+        was_lost, self._was_lost = self._was_lost, False
+        if was_lost:
+            # A server that was started again without its state says the same: it cannot know whom it knew.
+            why = (
+                f"it was taken for lost by {self.endpoint}, which had not heard of it for its lease ("
+                f"PENSTOCK_PS_LEASE_S, {self._settings.lease_s:g} s here) or was started again,"
+            )
+        else:
+            why = f"its connection to {self.endpoint} had failed,"
+        print(f"penstock: trainer {self.sender.trainer}: {why} and it has joined again{missed}", file=sys.stderr)
+
+    def _lost(self, joined_as: int, *, breaks: bool) -> None:
+        """A call under this join has failed: the next one joins anew. `breaks`: calls in progress fail too."""
+        if self._joined_as != joined_as:
+            return
+        with self._joining:
+            if self._joined_as != joined_as:
+                return
+            self._joined_as, self._was_lost = 0, not breaks
+            if breaks:
+                self.route.drop()

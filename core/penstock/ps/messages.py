@@ -1,0 +1,171 @@
+"""What goes into a round machine, and what it asks for. Plain data, no I/O.
+
+An *event* is a request of a trainer (it has a ticket, under which it is answered exactly once), the passing of time, or
+word from the shell that something asked for is done. An *instruction* is what the shell has to do. Payloads are
+numbers: the shell holds the bytes, the machine says what becomes of them. Every payload that is handed in comes back
+exactly once, in `Close`, `Apply` or `Release`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Ticket = int
+Payload = int
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A trainer's incarnation. `epoch` grows when the trainer is started again; an older one is refused."""
+
+    trainer: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A trainer asks to take part, for the first time or again. Answered with the round that it starts with."""
+
+    ticket: Ticket
+    sender: Sender
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A trainer is alive. Every other request says so too."""
+
+    ticket: Ticket
+    sender: Sender
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The gradient of one block for one round. (trainer, epoch, round, block) makes it idempotent."""
+
+    ticket: Ticket
+    sender: Sender
+    round: int
+    block: str
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A trainer has pushed all of a round. Answered when the round is applied: then nothing of it can be lost."""
+
+    ticket: Ticket
+    sender: Sender
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A trainer wants parameters in which the rounds before `round` are applied."""
+
+    ticket: Ticket
+    sender: Sender
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A trainer has no more data."""
+
+    ticket: Ticket
+    sender: Sender
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. `every_s`: how often that is said; if it is much longer ago, the server itself stood still."""
+
+    every_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The shell has merged, logged and applied what `Close` named."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPush:
+    """The shell has logged and applied what `Apply` named."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPush:
+    """The shell could not apply what `Apply` named; nothing has changed. Its sender is refused."""
+
+    payload: Payload
+    reason: str
+
+
+Event = Join | Beat | Push | Barrier | Pull | Leave | Tick | Applied | AppliedPush | FailedPush
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer a request. `round`: the open round, which is also the number of rounds applied."""
+
+    ticket: Ticket
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer a request with an error. `rejoin`: the sender is unknown, and may join and ask again."""
+
+    ticket: Ticket
+    reason: str
+    rejoin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Forget a payload: a duplicate, or of a trainer that is gone."""
+
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Merge each block's payloads (mean over them), log, apply, then report `Applied`. `members`: who took part."""
+
+    round: int
+    contributions: Mapping[str, tuple[Payload, ...]]
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Log and apply one push at once, then report `AppliedPush`. Pushes of one block are asked for one by one.
+
+    `staleness`: updates of the block by others since its sender last pulled.
+    """
+
+    payload: Payload
+    block: str
+    sender: Sender
+    round: int
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A trainer's lease has run out."""
+
+    trainer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Every trainer has left: stop serving."""
+
+
+Instruction = Answer | Refuse | Release | Close | Apply | Lost | Finished

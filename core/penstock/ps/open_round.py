@@ -1,0 +1,122 @@
+"""What a trainer has pushed to one server in the open round, kept until that server says that the round is applied.
+
+A server that is started again knows the rounds that it has applied, and nothing of the open one: all of it is pushed
+again, under the same keys. Only the barrier's answer ends a round, so only then its memory is used for the next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import PeerError, ProgramError
+from penstock.ps.wire import MAX_TENSORS, WireTensor
+
+Kept = tuple[WireTensor, ...]
+_MANY = MAX_TENSORS // 4  # blocks, of up to two tensors, for one message
+
+
+class OpenRound:
+    """The open round of one trainer at one server. Thread-safe."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._number = -1  # not joined
+        self._first = 0  # of the rounds that the server waits for this trainer in
+        self._pushed: dict[str, Kept] = {}
+        self._waiting: dict[str, Kept] = {}  # of these, those that no message has brought yet
+        self._num_bytes = 0  # of those that wait
+        self._room: dict[str, npt.NDArray[np.uint8]] = {}
+
+    @property
+    def number(self) -> int:
+        """The round that is pushed to."""
+        return max(self._number, 0)
+
+    def joined(self, first: int) -> None:
+        """The server has (again) admitted this trainer, and waits for it from round `first` on.
+
+        Raises PeerError if it is behind: what it had acknowledged is lost.
+        """
+        with self._lock:
+            if first < self._number:
+                raise PeerError(
+                    f"{self._endpoint} is at round {first}, but has acknowledged all before round {self._number}: it "
+                    "was started again without its state. Give servers a PENSTOCK_PS_STATE_DIR that outlives them, or "
+                    "start the job again",
+                    endpoint=self._endpoint,
+                )
+            self._first = first
+            if self._number < 0:
+                self._number = first
+
+    def to_read(self) -> int:
+        """Return the round whose beginning a read has to see.
+
+        A trainer that was away goes on with the round that waits for it. In the middle of a step it stays in its old
+        round, whose pushes are acknowledged and left out, since the server cannot tell them from repetitions.
+        """
+        with self._lock:
+            if not self._pushed:
+                self._number = max(self._number, self._first)
+            return self._number
+
+    def keep(self, block: str, tensors: Sequence[WireTensor], *, owned: bool, waits: bool = False) -> tuple[int, Kept]:
+        """Return (round, tensors) to push. `owned`: nobody else changes their memory; else they are copied.
+
+        `waits`: it is to be pushed together with others. Raises ProgramError for a second gradient of a block.
+        """
+        with self._lock:
+            if block in self._pushed:
+                raise ProgramError(
+                    f"block {block!r} was pushed already in round {self._number}, which no barrier has ended yet: was "
+                    "a step repeated that failed between its send and its send_barrier?",
+                    variable=block,
+                )
+            kept = tuple(tensors) if owned else tuple(self._copied(block, i, t) for i, t in enumerate(tensors))
+            self._pushed[block] = kept
+            if waits:
+                self._waiting[block] = kept
+                self._num_bytes += sum(len(t.data) for t in kept)
+            return self._number, kept
+
+    def _copied(self, block: str, index: int, tensor: WireTensor) -> WireTensor:
+        key, size = f"{index}/{block}", len(tensor.data)
+        room = self._room.get(key)
+        if room is None or len(room) < size:
+            room = self._room[key] = np.empty(size, np.uint8)
+        np.copyto(room[:size], np.frombuffer(tensor.data, np.uint8))
+        return replace(tensor, data=room[:size].data)
+
+    def waiting(self) -> tuple[int, list[tuple[str, Kept]]]:
+        """Return (round, what waits to be pushed to it)."""
+        with self._lock:
+            return self._number, list(self._waiting.items())
+
+    def too_much(self, limit: int) -> list[tuple[str, Kept]]:
+        """Return what waits if that is more than `limit` bytes, or many blocks: it waits no more."""
+        with self._lock:
+            if self._num_bytes <= limit and len(self._waiting) < _MANY:
+                return []
+            found = list(self._waiting.items())
+            self._waiting.clear()
+            self._num_bytes = 0
+            return found
+
+    def pushes(self) -> tuple[int, list[tuple[str, Kept]]]:
+        """Return (round, what was pushed to it so far)."""
+        with self._lock:
+            return self._number, list(self._pushed.items())
+
+    def applied(self, open_round: int) -> None:
+        """The barrier was answered: the server now has `open_round` open."""
+        with self._lock:
+            self._pushed.clear()
+            self._waiting.clear()
+            self._num_bytes = 0
+            self._number = max(open_round, self._first, self._number)

@@ -1,0 +1,67 @@
+"""Opening the remote that a trainer's program names (`native.remote`): settings from the environment, then the client.
+
+Job, token and deadlines come from PENSTOCK_* variables (`ps.settings`), mode, trainer and endpoints from the program.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from typing import Any
+
+from penstock import telemetry
+from penstock.errors import Unavailable
+from penstock.native.remote import Descriptor, Remote
+from penstock.ps.client import TrainerClient
+from penstock.ps.communicators.wrapping import communicate
+from penstock.ps.counters import Row
+from penstock.ps.settings import TrainerSettings
+
+_STARTED_NS = time.time_ns()  # the incarnation, if nobody says another: larger when the process is started again
+_clients: weakref.WeakValueDictionary[str, TrainerClient] = weakref.WeakValueDictionary()
+
+
+def open_remote(descriptor: Descriptor) -> Remote:
+    """Connect a trainer to its servers, waiting until they have started. Raises SpecError, Unavailable, PeerError.
+
+    GEO goes through its communicator; the others only where somebody sets one up (`ps.communicator`).
+    """
+    client = open_client(descriptor)
+    return communicate(client) if descriptor.mode == "geo" else client
+
+
+def open_client(descriptor: Descriptor) -> TrainerClient:
+    """Connect a trainer to its servers. Raises SpecError, Unavailable, PeerError."""
+    client = TrainerClient(descriptor, TrainerSettings.from_environ(os.environ, started_ns=_STARTED_NS))
+    try:
+        client.connect()
+    except BaseException:
+        client.close()
+        raise
+    _clients[str(descriptor)] = client
+    telemetry.exchange(client.counters, endpoints=[link.endpoint for link in client.links])
+    return client
+
+
+def opened_client(descriptor: str) -> TrainerClient:
+    """Return the client under an open remote, for reads and calls that are no part of a step. Raises Unavailable."""
+    client = _clients.get(descriptor)
+    if client is None:
+        raise Unavailable(f"this process talks to no servers as {descriptor!r} any more")
+    return client
+
+
+def opened_counters() -> dict[str, dict[tuple[str, str], Row]]:
+    """Return what each client of this process exchanged so far: descriptor -> (endpoint, block) -> sums."""
+    return {descriptor: client.counters.rows() for descriptor, client in list(_clients.items())}
+
+
+def prefetch_ahead(table: str, ids: Any) -> bool:
+    """Start to look up the rows of the next batch's ids while this batch is computed: `TrainerClient.prefetch_ahead`.
+
+    Call it before `Executor.run` of the current batch, with the int64 ids that the next one feeds to `table`'s lookup,
+    without those of its padding_idx. Returns whether a client took it on.
+    """
+    taken = [client.prefetch_ahead(table, ids) for client in list(_clients.values())]  # all, not only the first
+    return any(taken)

@@ -1,0 +1,90 @@
+"""The bytes of pushes, between the request that brings them and the update that uses them.
+
+A request's tensors are valid only while its handler runs. In sync mode that is over long before the round is applied:
+they are copied, into buffers that are used again, so that a step allocates nothing once the first ones have run. In the
+other modes, and with a `step`, the handler waits for the update, which reads them where they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+
+from penstock.ps.messages import Payload
+from penstock.ps.storage import Gradient
+
+
+class BufferPool:
+    """Buffers of whole powers of two bytes; freed ones are kept. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        self.num_made = 0
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """Return a buffer of at least so many bytes."""
+        size = 1 << max(6, (num_bytes - 1).bit_length())
+        with self._lock:
+            if self._free[size]:
+                return self._free[size].pop()
+            self.num_made += 1
+        return torch.empty(size, dtype=torch.uint8)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Let a buffer be used again."""
+        with self._lock:
+            self._free[len(buffer)].append(buffer)
+
+
+@dataclass(slots=True)
+class Held:
+    """One push. `buffers`: what its gradient lies in, if it was copied."""
+
+    gradient: Gradient
+    buffers: list[torch.Tensor] = field(default_factory=list)
+
+
+class Payloads:
+    """Pushes by number. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.pool = BufferPool()
+        self._held: dict[Payload, Held] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, gradient: Gradient, *, copied: bool) -> Payload:
+        """Keep a push; return its number. `copied`: its bytes are gone when the request is answered."""
+        held = self._copy(gradient) if copied else Held(gradient)
+        number = next(self._numbers)
+        self._held[number] = held
+        return number
+
+    def _copy(self, gradient: Gradient) -> Held:
+        held = Held(gradient)
+        values, rows = (self._copied(t, held) for t in (gradient.values, gradient.rows))
+        held.gradient = Gradient(values, rows, gradient.trainer)
+        return held
+
+    def _copied(self, tensor: torch.Tensor | None, held: Held) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        buffer = self.pool.take(tensor.nbytes)
+        held.buffers.append(buffer)
+        return buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def gradient(self, number: Payload) -> Gradient:
+        """Return a push that is held."""
+        return self._held[number].gradient
+
+    def release(self, number: Payload) -> None:
+        """Forget a push; its buffers are used again."""
+        for buffer in self._held.pop(number).buffers:
+            self.pool.give_back(buffer)

@@ -1,0 +1,183 @@
+"""What a trainer's message means: checked, handed in at the desk, answered. Nothing is changed by one that is refused.
+
+Runs on the transports' threads, many at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from penstock.errors import PeerError
+from penstock.ps.blocks import BlockLocks, BlockSpec, gradient_of, gradients_of, looked_up, pulled_blocks
+from penstock.ps.checkpoints import Checkpoints
+from penstock.ps.counters import Counters
+from penstock.ps.desk import Answered, Desk, Request
+from penstock.ps.ledger import Ledger
+from penstock.ps.logbook import Logbook
+from penstock.ps.messages import Barrier, Beat, Join, Leave, Pull, Push, Refuse, Sender, Ticket
+from penstock.ps.payloads import Payloads
+from penstock.ps.settings import ServerSettings
+from penstock.ps.storage import Gradient, Storage
+from penstock.ps.tensors import to_wire
+from penstock.ps.transport.host import host_id
+from penstock.ps.transport.local import Guarded, refusal
+from penstock.ps.wire import Message, WireTensor
+
+_MAX_TRAINER = 1 << 31
+
+
+class Requests:
+    """Answers the messages of trainers. `address`: of the Unix socket of this server, once it is known."""
+
+    def __init__(
+        self, settings: ServerSettings, storage: Storage, specs: dict[str, BlockSpec], locks: BlockLocks, desk: Desk,
+        ledger: Ledger, log: Logbook, payloads: Payloads, counters: Counters, checkpoints: Checkpoints,
+    ) -> None:  # fmt: skip
+        self._settings, self._storage, self._specs, self._locks = settings, storage, specs, locks
+        self._desk, self._ledger, self._log = desk, ledger, log
+        self._payloads, self._counters, self._checkpoints = payloads, counters, checkpoints
+        self.address = ""
+        self._kinds: dict[str, Callable[[Message, Sender], Message | Guarded]] = {
+            "join": lambda m, s: self._plain(lambda ticket: Join(ticket, s)),
+            "beat": lambda m, s: self._plain(lambda ticket: Beat(ticket, s)),
+            "leave": lambda m, s: self._plain(lambda ticket: Leave(ticket, s)),
+            "barrier": lambda m, s: self._plain(lambda ticket: Barrier(ticket, s, int(m.fields["round"]))),
+            "push": self._push, "step": self._step, "pull": self._pull, "lookup": self._lookup,
+            "changed": self._changed, "save": self._save,
+        }  # fmt: skip
+
+    def answer(self, message: Message) -> Message | Guarded:
+        """Answer one message. Raises PenstockError, which refuses it."""
+        if message.kind == "where":
+            return Message("here", {"host": host_id(), "address": self.address})
+        kind = self._kinds.get(message.kind)
+        if kind is None:
+            raise PeerError(f"a {message.kind} message is no request")
+        fields = message.fields
+        if fields["job"] != self._settings.job:
+            raise PeerError(f"this server is of job {self._settings.job!r}, not {fields['job']!r}")
+        trainer, epoch = int(fields["trainer"]), int(fields["epoch"])
+        if not 0 <= trainer < _MAX_TRAINER or epoch < 0:
+            raise PeerError(f"trainer {trainer} of epoch {epoch} cannot be")
+        return kind(message, Sender(trainer, epoch))
+
+    def _plain(self, make: Callable[[Ticket], Request]) -> Message:
+        return _told(self._desk.ask(make))
+
+    def _push(self, message: Message, sender: Sender) -> Message:
+        gradient = gradient_of(message, self._specs)
+        self._storage.check(str(message.fields["block"]), gradient)
+        # A round is applied when this answer is long given. Immediate updates are waited for, and read from where
+        # the bytes are.
+        payload = self._payloads.hold(gradient, copied=self._settings.mode == "sync")
+        number, block = int(message.fields["round"]), str(message.fields["block"])
+        self._count(sender, block, received=message)
+        answered = self._desk.ask(lambda ticket: Push(ticket, sender, number, block, payload), payload=payload)
+        return _told(answered)
+
+    def _step(self, message: Message, sender: Sender) -> Message | Guarded:
+        """Take pushes, wait at the barrier, and read: each as if it had come by itself, so all may be repeated."""
+        if self._settings.mode != "sync":
+            raise PeerError(f"steps are of sync mode; this server's is {self._settings.mode}")
+        blocks, gradients = pulled_blocks(message, self._specs), gradients_of(message, self._specs)
+        for block, gradient in gradients.items():
+            self._storage.check(block, gradient)
+        number = int(message.fields["round"])
+        for block, gradient in gradients.items():
+            told = self._push_in_place(sender, number, block, gradient)
+            if told.kind == "refuse":
+                return told
+        told = self._plain(lambda ticket: Barrier(ticket, sender, number))
+        if told.kind == "refuse" or not blocks:
+            return told
+        return self._read(blocks, sender, int(told.fields["round"]))
+
+    def _push_in_place(self, sender: Sender, number: int, block: str, gradient: Gradient) -> Message:
+        # Not copied: the request's own barrier is answered when they are applied, or refused when they are released.
+        payload = self._payloads.hold(gradient, copied=False)
+        sizes = [t.nbytes for t in (gradient.values, gradient.rows) if t is not None]
+        self._counters.add(f"trainer {sender.trainer}", block, calls=1, received_bytes=sum(sizes))
+        return _told(self._desk.ask(lambda ticket: Push(ticket, sender, number, block, payload), payload=payload))
+
+    def _pull(self, message: Message, sender: Sender) -> Message | Guarded:
+        return self._read(pulled_blocks(message, self._specs), sender, int(message.fields["round"]))
+
+    def _read(self, blocks: list[str], sender: Sender, number: int) -> Message | Guarded:
+        told = _told(self._desk.ask(lambda ticket: Pull(ticket, sender, number)))
+        if told.kind == "refuse":
+            return told
+        tensors = [to_wire(name, self._storage.value(name)) for name in blocks]
+        for tensor in tensors:
+            self._count(sender, tensor.name, sent=[tensor])
+        return Guarded(Message("answer", told.fields, tensors), self._reading(blocks, sender.trainer))
+
+    @contextlib.contextmanager
+    def _reading(self, blocks: list[str], trainer: int) -> Iterator[None]:
+        """Hold blocks still while the storage's own memory is copied into the answer: it is never copied twice.
+
+        In sync mode the machine answers pulls only between rounds. But a round may close while an answer is on its way
+        to somebody whom it does not wait for (who joins, or was lost), so the locks are needed there too; otherwise
+        nobody else wants them then.
+        """
+        with self._locks.of(blocks):
+            for block in blocks:
+                self._ledger.changed.read_whole(block, trainer)
+                self._storage.pulled(block, trainer)
+                # What a trainer read matters to a later update only with delay compensation, which is of async mode.
+                if self._settings.mode == "async" and self._log.is_kept:
+                    self._log.append(Message("pulled", {"trainer": trainer, "block": block}))
+            yield
+
+    def _lookup(self, message: Message, sender: Sender) -> Message:
+        table, ids = looked_up(message, self._specs)
+        number = int(message.fields["round"])
+        told = _told(self._desk.ask(lambda ticket: Pull(ticket, sender, number)))
+        if told.kind == "refuse":
+            return told
+        with self._locks.of([table]):
+            rows = self._storage.rows(table, ids, create=True)
+        answer = [to_wire("rows", rows)]
+        self._count(sender, table, received=message, sent=answer)
+        return Message("answer", told.fields, answer)
+
+    def _changed(self, message: Message, sender: Sender) -> Message:
+        block = str(message.fields["block"])
+        if block not in self._specs or not self._specs[block].shape:
+            raise PeerError(f"block {block!r} has no rows on this server")
+        if self._settings.mode != "geo":
+            raise PeerError(f"what others changed is known in geo mode; this server's is {self._settings.mode}")
+        told = _told(self._desk.ask(lambda ticket: Beat(ticket, sender)))
+        if told.kind == "refuse":
+            return told
+        with self._locks.of([block]):
+            rows = torch.from_numpy(self._ledger.changed.take(block, sender.trainer))
+            values = self._storage.rows(block, rows, create=False)
+        answer = [to_wire("rows", rows), to_wire("values", values)]
+        self._count(sender, block, sent=answer)
+        return Message("answer", told.fields, answer)
+
+    def _save(self, message: Message, sender: Sender) -> Message:
+        told = _told(self._desk.ask(lambda ticket: Beat(ticket, sender)))
+        if told.kind != "refuse":
+            self._checkpoints.save(str(message.fields["path"]))
+        return told
+
+    def _count(
+        self, sender: Sender, block: str, *, received: Message | None = None, sent: list[WireTensor] | None = None
+    ) -> None:
+        # A server receives what trainers send: the words are those of the server.
+        self._counters.add(
+            f"trainer {sender.trainer}", block, calls=1,
+            received_bytes=sum(len(t.data) for t in received.tensors) if received else 0,
+            sent_bytes=sum(len(t.data) for t in sent or ()),
+        )  # fmt: skip
+
+
+def _told(answered: Answered) -> Message:
+    answer = answered.answer
+    if isinstance(answer, Refuse):
+        return refusal(answer.reason, rejoin=answer.rejoin)
+    return Message("answer", {"round": answer.round, "staleness": answered.staleness})

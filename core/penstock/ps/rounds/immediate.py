@@ -1,0 +1,156 @@
+"""No rounds between trainers: each push is applied at once. The server's side of async, half-async and GEO.
+
+one block      its pushes are applied one after another (a lock per block, with the queue behind it kept here)
+a push         (trainer, epoch, step, block) is applied once: steps of one trainer and block only grow, so the last one
+               is all that has to be remembered; a repetition of the one being applied waits for it
+a new epoch    starts to count its steps again
+a pull         is answered at once with what is there; a barrier too, since nobody waits for anybody
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from penstock.ps.members import Membership
+from penstock.ps.messages import (
+    Answer,
+    AppliedPush,
+    Apply,
+    Barrier,
+    Beat,
+    FailedPush,
+    Finished,
+    Instruction,
+    Join,
+    Leave,
+    Lost,
+    Payload,
+    Pull,
+    Push,
+    Refuse,
+    Release,
+    Tick,
+    Ticket,
+)
+from penstock.ps.rounds.machine import RoundMachine
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A push that is applied now or waits for its turn. `tickets`: everybody who asked for it."""
+
+    push: Push
+    tickets: list[Ticket]
+
+
+@dataclass(slots=True)
+class _Block:
+    """`version`: updates applied so far. The first of `queue` is being applied."""
+
+    version: int = 0
+    queue: deque[_Waiting] = field(default_factory=deque)
+
+
+class ImmediateUpdates(RoundMachine):
+    """The machine of one pserver. Not thread-safe: one event at a time.
+
+    `applied`: (trainer, block) -> (epoch, step) of the newest applied push, e.g. restored with a snapshot.
+    """
+
+    def __init__(self, members: Membership, *, applied: dict[tuple[int, str], tuple[int, int]] | None = None) -> None:
+        super().__init__(members)
+        self.applied = dict(applied or {})
+        self._blocks: dict[str, _Block] = {}
+        self._seen: dict[tuple[int, str], int] = {}  # (trainer, block) -> version at its last pull
+        self._finished = False
+        self.handlers = {
+            Join: self._join, Beat: self._beat, Push: self._push, Barrier: self._beat, Pull: self._pull,
+            Leave: self._leave, Tick: self._tick, AppliedPush: self._applied_push, FailedPush: self._failed_push,
+        }  # fmt: skip
+
+    def _join(self, event: Join) -> list[Instruction]:
+        reason = self.members.refusal(event.sender)
+        if reason:
+            return [Refuse(event.ticket, reason)]
+        if self.members.is_new(event.sender):
+            self.members.join(event.sender, self.now, 0)
+        else:
+            self.members.touch(event.sender, self.now)
+        return [Answer(event.ticket, 0)]
+
+    def _beat(self, event: Beat | Barrier) -> list[Instruction]:
+        return [Answer(event.ticket, 0)]
+
+    def _pull(self, event: Pull) -> list[Instruction]:
+        for name, block in self._blocks.items():
+            self._seen[event.sender.trainer, name] = block.version
+        return [Answer(event.ticket, 0)]
+
+    def _leave(self, event: Leave) -> list[Instruction]:
+        trainer = event.sender.trainer
+        self.members.leave(trainer)
+        # All its pushes are answered: it may come back under the same epoch, and count its steps from the beginning.
+        self.applied = {key: newest for key, newest in self.applied.items() if key[0] != trainer}
+        return [Answer(event.ticket, 0), *self._finish_if_empty()]
+
+    def _tick(self, event: Tick) -> list[Instruction]:
+        lost = self.members.expire(self.now)
+        return [*(Lost(t) for t in lost), *self._finish_if_empty()]
+
+    def _finish_if_empty(self) -> list[Instruction]:
+        if self._finished or not self.members.all_left or any(b.queue for b in self._blocks.values()):
+            return []
+        self._finished = True
+        return [Finished()]
+
+    # -- pushes ----------------------------------------------------------------------------------
+
+    def _push(self, event: Push) -> list[Instruction]:
+        newest = self.applied.get((event.sender.trainer, event.block))
+        if newest is not None and (event.sender.epoch, event.round) <= newest:
+            return [Answer(event.ticket, event.round), Release(event.payload)]
+        block = self._blocks.setdefault(event.block, _Block())
+        for waiting in block.queue:
+            if (waiting.push.sender, waiting.push.round) == (event.sender, event.round):
+                waiting.tickets.append(event.ticket)
+                return [Release(event.payload)]
+        block.queue.append(_Waiting(event, [event.ticket]))
+        return self._apply_first(event.block) if len(block.queue) == 1 else []
+
+    def _apply_first(self, name: str) -> list[Instruction]:
+        block = self._blocks[name]
+        push = block.queue[0].push
+        behind = block.version - self._seen.get((push.sender.trainer, name), 0)
+        return [Apply(push.payload, name, push.sender, push.round, behind)]
+
+    def _applied_push(self, event: AppliedPush) -> list[Instruction]:
+        name = self._block_of(event.payload)
+        block = self._blocks[name]
+        done = block.queue.popleft()
+        block.version += 1
+        trainer = done.push.sender.trainer
+        self.applied[trainer, name] = (done.push.sender.epoch, done.push.round)
+        # Its own update does not make the sender's view older.
+        self._seen[trainer, name] = self._seen.get((trainer, name), 0) + 1
+        return self._next(block, name, [Answer(t, done.push.round) for t in done.tickets])
+
+    def _failed_push(self, event: FailedPush) -> list[Instruction]:
+        name = self._block_of(event.payload)
+        block = self._blocks[name]
+        failed = block.queue.popleft()
+        return self._next(block, name, [Refuse(t, event.reason) for t in failed.tickets])
+
+    def _next(self, block: _Block, name: str, out: list[Instruction]) -> list[Instruction]:
+        while block.queue and self._is_applied(block.queue[0].push):
+            late = block.queue.popleft()
+            out += [*(Answer(t, late.push.round) for t in late.tickets), Release(late.push.payload)]
+        return [*out, *(self._apply_first(name) if block.queue else []), *self._finish_if_empty()]
+
+    def _is_applied(self, push: Push) -> bool:
+        """Whether a newer step, or a newer incarnation, was applied while this one waited."""
+        newest = self.applied.get((push.sender.trainer, push.block))
+        return newest is not None and (push.sender.epoch, push.round) <= newest
+
+    def _block_of(self, payload: Payload) -> str:
+        return next(n for n, b in self._blocks.items() if b.queue and b.queue[0].push.payload == payload)

@@ -1,0 +1,181 @@
+"""Synchronous rounds: every member pushes, the mean is applied once, everybody pulls the result.
+
+state of a round   open -> closing (Close was asked for) -> applied, which opens the next one
+a round closes     when all expected trainers have joined once, and every member that it waits for is at its barrier
+a joiner           counts from the open round, or, when all have joined once, from the next one if somebody is at the
+                   barrier already. What it pushes to a round that it does not count in is answered and left out; its
+                   barrier there is answered when that round is applied
+a lost trainer     takes its pushes of the open round with it; the mean is then over those who are left
+an empty round     if all that a round waits for are lost, it closes with nothing, for those who joined for the next
+a duplicate        (trainer, epoch, round, block) is answered, and its payload released
+
+The shell may restore `round` and the members from a snapshot: trainers then join again, and push the open round again.
+"""
+
+from __future__ import annotations
+
+from penstock.ps.members import Membership
+from penstock.ps.messages import (
+    Answer,
+    Applied,
+    Barrier,
+    Beat,
+    Close,
+    Finished,
+    Instruction,
+    Join,
+    Leave,
+    Lost,
+    Payload,
+    Pull,
+    Push,
+    Refuse,
+    Release,
+    Sender,
+    Tick,
+    Ticket,
+)
+from penstock.ps.rounds.machine import RoundMachine
+
+
+class SyncRounds(RoundMachine):
+    """The machine of one pserver. Not thread-safe: one event at a time."""
+
+    def __init__(self, members: Membership, *, round: int = 0) -> None:
+        super().__init__(members)
+        self.round = round
+        self._closing = False
+        self._finished = False
+        self._first: dict[Sender, int] = {}  # the round that an incarnation was told to start with, when it last joined
+        self._pushed: dict[int, dict[str, Payload]] = {}
+        self._reached: dict[int, list[Ticket]] = {}
+        self._pulls: list[tuple[Ticket, int, int]] = []  # ticket, trainer, round that has to be open
+        self.handlers = {
+            Join: self._join, Beat: self._beat, Push: self._push, Barrier: self._barrier, Pull: self._pull,
+            Leave: self._leave, Tick: self._tick, Applied: self._applied,
+        }  # fmt: skip
+
+    # -- membership ------------------------------------------------------------------------------
+
+    def _join(self, event: Join) -> list[Instruction]:
+        reason = self.members.refusal(event.sender)
+        if reason:
+            return [Refuse(event.ticket, reason)]
+        out: list[Instruction] = []
+        if self.members.is_new(event.sender):
+            out += self._forget(event.sender.trainer)
+            first = self.members.returns_to(event.sender)
+            if first is None:
+                # At the start everybody counts, however early others are: the first round waits for all anyway.
+                is_late = self._closing or (bool(self._reached) and self.members.started)
+                first = self.round + 1 if is_late else self.round
+            # It may wait for that round already: everybody may be lost before it is open.
+            first = self._first[event.sender] = max(first, self._first.get(event.sender, 0))
+            self.members.join(event.sender, self.now, first)
+        else:
+            self.members.touch(event.sender, self.now)
+        first = max(self.round, self.members.from_round(event.sender.trainer))
+        return [*out, Answer(event.ticket, first), *self._close_if_complete()]
+
+    def _beat(self, event: Beat) -> list[Instruction]:
+        return [Answer(event.ticket, self.round)]
+
+    def _leave(self, event: Leave) -> list[Instruction]:
+        out = [*self._forget(event.sender.trainer), Answer(event.ticket, self.round)]
+        self.members.leave(event.sender.trainer)
+        return [*out, *self._close_if_complete(), *self._finish_if_empty()]
+
+    def _tick(self, event: Tick) -> list[Instruction]:
+        out: list[Instruction] = []
+        for trainer in self.members.expire(self.now):
+            out += [Lost(trainer), *self._forget(trainer)]
+        closed = self._close_if_complete() if out else []
+        return [*out, *closed, *self._finish_if_empty()]
+
+    def _forget(self, trainer: int) -> list[Instruction]:
+        """Drop what a trainer did in the open round; a round that is closing keeps what it has."""
+        waiting = [t for t, who, _ in self._pulls if who == trainer]
+        self._pulls = [p for p in self._pulls if p[1] != trainer]
+        if not self._closing:
+            waiting += self._reached.pop(trainer, [])
+        refused = [Refuse(t, f"trainer {trainer} has left", rejoin=True) for t in waiting]
+        return [*(Release(p) for p in self._pushed.pop(trainer, {}).values()), *refused]
+
+    def _finish_if_empty(self) -> list[Instruction]:
+        if self._closing or self._finished or not self.members.all_left:
+            return []
+        self._finished = True
+        return [Finished()]
+
+    def waits_for(self) -> list[int]:
+        """Trainers that are not at the barrier of the open round, while others are."""
+        if self._closing or not self._reached:
+            return []
+        return sorted(self.members.participants(self.round) - self._reached.keys())
+
+    # -- the round -------------------------------------------------------------------------------
+
+    def _push(self, event: Push) -> list[Instruction]:
+        trainer = event.sender.trainer
+        if event.round > self.round:
+            return [*self._not_open(event.ticket, event.round), Release(event.payload)]
+        mine = self._pushed.get(trainer, {})
+        is_counted = event.round >= max(self.round, self.members.from_round(trainer))
+        if not is_counted or self._closing or event.block in mine:
+            return [Answer(event.ticket, self.round), Release(event.payload)]
+        if trainer in self._reached:
+            late = f"block {event.block!r} comes after trainer {trainer}'s barrier of round {self.round}"
+            return [Refuse(event.ticket, late), Release(event.payload)]
+        self._pushed.setdefault(trainer, {})[event.block] = event.payload
+        return [Answer(event.ticket, self.round)]
+
+    def _not_open(self, ticket: Ticket, round: int) -> list[Instruction]:
+        return [Refuse(ticket, f"round {round} is not open; round {self.round} is")]
+
+    def _barrier(self, event: Barrier) -> list[Instruction]:
+        if event.round < self.round:
+            return [Answer(event.ticket, self.round)]
+        if event.round > self.round:
+            return self._not_open(event.ticket, event.round)
+        trainer = event.sender.trainer
+        first = self.members.from_round(trainer)
+        if event.round < first:
+            self._pulls.append((event.ticket, trainer, first))  # it has nothing to do before
+            return self._ready_pulls()
+        self._reached.setdefault(trainer, []).append(event.ticket)
+        return self._close_if_complete()
+
+    def _close_if_complete(self) -> list[Instruction]:
+        waited_for = self.members.participants(self.round)
+        ready = self.members.started and not self.members.is_empty and waited_for <= self._reached.keys()
+        if self._closing or not ready:
+            return []
+        self._closing = True
+        blocks: dict[str, list[Payload]] = {}
+        for trainer in sorted(self._reached):  # a fixed order of summation, whoever came first
+            for block, payload in self._pushed.pop(trainer, {}).items():
+                blocks.setdefault(block, []).append(payload)
+        left_out = [Release(payload) for mine in self._pushed.values() for payload in mine.values()]
+        self._pushed.clear()
+        close = Close(self.round, {b: tuple(p) for b, p in sorted(blocks.items())}, tuple(sorted(self._reached)))
+        return [*left_out, close]
+
+    def _applied(self, event: Applied) -> list[Instruction]:
+        self._closing = False
+        self.round = event.round + 1
+        tickets = [t for waiting in self._reached.values() for t in waiting]
+        self._reached.clear()
+        out: list[Instruction] = [Answer(t, self.round) for t in tickets]
+        return [*out, *self._ready_pulls(), *self._close_if_complete(), *self._finish_if_empty()]
+
+    def _pull(self, event: Pull) -> list[Instruction]:
+        self._pulls.append((event.ticket, event.sender.trainer, event.round))
+        return self._ready_pulls()
+
+    def _ready_pulls(self) -> list[Instruction]:
+        """Parameters are read between rounds only: a pull waits while one is being applied."""
+        if self._closing:
+            return []
+        ready = [ticket for ticket, _, round in self._pulls if round <= self.round]
+        self._pulls = [p for p in self._pulls if p[2] > self.round]
+        return [Answer(t, self.round) for t in ready]

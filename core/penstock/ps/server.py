@@ -1,0 +1,288 @@
+"""A parameter server: a storage behind a round machine, for trainers on this host and others.
+
+`serve` blocks until every trainer has left; then nothing of it is left, no thread and no socket. It ends with an error
+when trainers do not come, or when an update cannot be carried out: the log is then as it was after the last update that
+was acknowledged, and a server that is started again goes on from there.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from penstock import telemetry
+from penstock.errors import PenstockError, SpecError, Unavailable
+from penstock.ps.blocks import BlockLocks, describe
+from penstock.ps.checkpoints import Checkpoints
+from penstock.ps.counters import Counters
+from penstock.ps.desk import Desk, Work
+from penstock.ps.ledger import Ledger
+from penstock.ps.logbook import Logbook
+from penstock.ps.members import Membership
+from penstock.ps.messages import (
+    Applied,
+    AppliedPush,
+    Event,
+    FailedPush,
+    Instruction,
+    Join,
+    Leave,
+    Lost,
+    Payload,
+    Refuse,
+    Tick,
+)
+from penstock.ps.payloads import Payloads
+from penstock.ps.recovery import Recovered, other_state, recover_server, restore_from
+from penstock.ps.requests import Requests
+from penstock.ps.rounds.immediate import ImmediateUpdates
+from penstock.ps.rounds.sync import SyncRounds
+from penstock.ps.settings import ServerSettings
+from penstock.ps.state_lock import StateLock
+from penstock.ps.storage import Storage
+from penstock.ps.transport.local import LocalServer
+from penstock.ps.transport.remote import RemoteServer, Tls
+from penstock.ps.updates import Updates
+from penstock.ps.watch import Watch
+from penstock.ps.wire import MAX_TENSORS, Message
+
+TICK_S = 0.25
+
+
+def serve(settings: ServerSettings, storage: Storage) -> None:
+    """Serve until every trainer has left. Raises Unavailable, SpecError, PeerError, OSError."""
+    with ParameterServer(settings, storage) as server:
+        server.start()
+        server.wait()
+
+
+class ParameterServer:
+    """One server. `counters`: by trainer and block; `staleness`: updates behind -> number of pushes."""
+
+    def __init__(self, settings: ServerSettings, storage: Storage) -> None:
+        self.settings, self.counters = settings, Counters()
+        self._storage = storage
+        self._specs = describe(storage)
+        if settings.state_dir is not None and 2 * len(self._specs) > MAX_TENSORS:
+            raise SpecError(f"a server that keeps a log has at most {MAX_TENSORS // 2} blocks, not {len(self._specs)}")
+        self._ended, self._stopping = threading.Event(), threading.Event()
+        self._failure: BaseException | None = None
+        self._locks = BlockLocks(list(self._specs))
+        self._payloads = Payloads()
+        self._threads: list[threading.Thread] = []
+        self._transports: list[LocalServer | RemoteServer] = []
+        self._is_open = False
+        self.port = 0
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How many pushes were how many updates of others behind."""
+        return dict(self._updates.staleness)
+
+    # -- beginning and end -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Recover what there is, and listen. Raises what `serve` does; nothing is left open then."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        settings, specs = self.settings, self._specs
+        self._state_lock = StateLock(settings.folder)
+        self._is_open = True
+        self._ledger = Ledger(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
+        recovered, is_recut = self._recover()
+        self._log = Logbook(settings.folder, next_sequence=recovered.next_sequence)
+        members = Membership(expected=settings.fanin, lease_s=settings.lease_s)
+        members.restore(recovered.roster, time.monotonic())
+        machine = (
+            SyncRounds(members, round=self._ledger.round)
+            if settings.mode == "sync"
+            else ImmediateUpdates(members, applied=self._ledger.applied)
+        )
+        self._desk = Desk(machine, self)
+        self._updates = Updates(
+            self._storage, specs, self._locks, self._ledger, self._log, self._payloads, self.counters,
+            num_threads=settings.num_threads,
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(settings, self._storage, specs, self._locks, self._desk, self._ledger, self._log)
+        if is_recut:
+            self.checkpoints.take()  # a start after this one goes on from here, whatever becomes of the others' state
+        self._watch = Watch(settings, self._desk, time.monotonic())
+        if members.all_left:  # it was killed between the last leave and its end
+            self._ended.set()
+        self._listen()
+        for name, run in (("ps-tick", self._tick), ("ps-snapshot", self._snapshots)):
+            self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+            self._threads[-1].start()
+        telemetry.exchange(self.counters)
+
+    def _recover(self) -> tuple[Recovered, bool]:
+        settings, folder = self.settings, self.settings.folder
+        if folder is None:
+            self._say("no PENSTOCK_PS_STATE_DIR is set: a server that is started again begins anew")
+            return Recovered(), False
+        others = other_state(folder) if settings.num_servers else []
+        if others:
+            cuts = [snapshot.cut for snapshot in restore_from(others, self._storage)]
+            if any(cut.job != settings.job for cut in cuts):
+                raise SpecError(f"{settings.state_dir} has the state of job {cuts[0].job!r}, not {settings.job!r}")
+            self._ledger.round = max(cut.round for cut in cuts)
+            self._say(f"goes on from what {len(others)} servers left in {settings.state_dir}")
+            return Recovered(), True
+        found = recover_server(folder, self._storage, self._ledger, job=settings.job, blocks=list(self._specs))
+        if found.next_sequence:
+            self._say(f"goes on from {folder}, with {found.num_records} updates of its log")
+        return found, False
+
+    def _listen(self) -> None:
+        settings = self.settings
+        requests = Requests(
+            settings, self._storage, self._specs, self._locks, self._desk, self._ledger, self._log, self._payloads,
+            self.counters, self.checkpoints,
+        )  # fmt: skip
+        local = LocalServer(requests.answer, job=settings.job, token=settings.token)
+        self._transports.append(local)
+        requests.address = local.address
+        files, tls = settings.tls, None
+        if files is not None and files.cert is not None and files.key is not None:
+            tls = Tls(key=files.key.read_bytes(), certificate=files.cert.read_bytes())
+        # Barriers and reads of a sync round hold a thread while they wait.
+        remote = RemoteServer(
+            requests.answer, address=settings.endpoint, job=settings.job, token=settings.token,
+            num_threads=32 + 16 * settings.fanin, tls=tls,
+        )  # fmt: skip
+        self._transports.append(remote)
+        self.port = remote.port
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all trainers have left; return whether they have. Raises what ended the server early."""
+        ended = self._ended.wait(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        return ended
+
+    def close(self) -> None:
+        """End: stop listening, and let go of files and threads. A second call does nothing.
+
+        Whoever waits is refused if all trainers had left. Else connections break: a server that is started again is
+        found again.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._stopping.set()
+        if hasattr(self, "_desk"):
+            self._desk.stop("the server has ended", refuses=self._ended.is_set())
+        for transport in self._transports:
+            transport.close()
+        for thread in self._threads:
+            thread.join()
+        try:
+            if self._ended.is_set() and self._failure is None:
+                self._log.append(Message("finished", {}))
+                self.checkpoints.take(is_finished=True)
+        finally:
+            if hasattr(self, "_updates"):
+                self._updates.close()
+            if hasattr(self, "_log"):
+                self._log.close()
+            self._state_lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- what goes on by itself ------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        while not self._stopping.wait(TICK_S):
+            try:
+                self._desk.tell(Tick(TICK_S))
+                said = self._watch.look(time.monotonic())
+            except Exception as error:  # noqa: BLE001  # recorded, and raised by `wait`
+                self.failed(error)
+                return
+            if said:
+                self._say(said)
+
+    def _snapshots(self) -> None:
+        while not self._stopping.wait(self.settings.snapshot_every_s):
+            try:
+                self._expire()  # before: what a snapshot holds and what is logged after it are within capacity
+                self.checkpoints.take()
+            except (OSError, PenstockError) as error:  # the log still has everything
+                self._say(f"the snapshot failed, the one before holds: {error}")
+            except Exception as error:  # noqa: BLE001  # recorded, and raised by `wait`
+                self.failed(error)
+                return
+
+    def _expire(self) -> None:
+        for name, spec in self._specs.items():
+            if not spec.is_table:
+                continue
+            with self._locks.of([name]):
+                dropped = self._storage.expire(name)
+            if dropped:
+                self._say(
+                    f"dropped {dropped} rows of table {name!r}, which nobody used for as long as the program says"
+                )
+
+    def _say(self, what: str) -> None:
+        print(f"penstock: parameter server {self.settings.index} at {self.settings.endpoint}: {what}", file=sys.stderr)
+
+    # -- what the desk has done (desk.Hands) -----------------------------------------------------
+
+    def carry_out(self, work: Work) -> Applied | AppliedPush | FailedPush:
+        """Merge, log, apply."""
+        return self._updates.carry_out(work)
+
+    def record(self, event: Event, instructions: list[Instruction], *, was_new: bool) -> None:
+        """Log who took part."""
+        members = self._desk.machine.members
+        if isinstance(event, Join) and was_new and not members.is_new(event.sender):
+            trainer = event.sender.trainer
+            self._ledger.changed.trainers.add(trainer)
+            fields = {"trainer": trainer, "epoch": event.sender.epoch, "round": members.from_round(trainer)}
+            self._log.append(Message("joined", fields))
+        elif isinstance(event, Leave) and not _refuses(event, instructions):
+            self._ledger.leave(event.sender.trainer)
+            self._log.append(Message("left", {"trainer": event.sender.trainer}))
+        for one in instructions:
+            if isinstance(one, Lost):
+                self._log.append(Message("lost", {"trainer": one.trainer}))
+
+    def release(self, payload: Payload) -> None:
+        """Let the memory of a push be used again."""
+        self._payloads.release(payload)
+
+    def lost(self, trainer: int) -> None:
+        """Say who is lost, and why."""
+        lease_s = self.settings.lease_s
+        self._say(f"trainer {trainer} is lost: nothing was heard of it for {lease_s:g} s. The others go on without it")
+
+    def finished(self) -> None:
+        """Every trainer has left."""
+        self._ended.set()
+
+    def failed(self, error: BaseException) -> None:
+        """End with an error. One that another start would meet again, such as a full table, is told to trainers."""
+        if self._failure is None:
+            self._failure = error
+        told = isinstance(error, PenstockError) and not isinstance(error, Unavailable)
+        self._desk.stop(f"the server has ended: {error}", refuses=told)
+        self._ended.set()
+
+
+def _refuses(event: Leave, instructions: list[Instruction]) -> bool:
+    return any(isinstance(one, Refuse) and one.ticket == event.ticket for one in instructions)

@@ -1,0 +1,76 @@
+"""What a parameter server keeps, as its shell sees it: blocks of parameters with their updates, and sparse tables.
+
+The shell decides when; this decides what. Implemented over a pserver program by `penstock.exec.ps_storage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What is applied to a block: `values` of the block's shape, or rows of it: `rows` int64[n], `values` [n, d].
+
+    Torch tensors on the CPU. Rows count from the block's first row, or are ids of a table; they may repeat.
+    `trainer`: who pushed it, in immediate modes; None for a merged one.
+    """
+
+    values: Any
+    rows: Any | None = None
+    trainer: int | None = None
+
+
+class Storage(Protocol):
+    """The blocks of one server. Calls for different blocks may run at the same time; for one block they do not.
+
+    Invariant: what `state` yields, restored into a fresh storage of the same program, gives the same results as this.
+    """
+
+    def blocks(self) -> Sequence[str]:
+        """Names of all blocks, tables included, in the program's order."""
+
+    def begin_round(self) -> None:
+        """Advance what a step shares over blocks: learning-rate schedule, step counters. Sync mode: once a round."""
+
+    def check(self, block: str, gradient: Gradient) -> None:
+        """Raise PeerError for a gradient that `update` would not take: asked before a round it may not disturb."""
+
+    def update(self, block: str, gradient: Gradient) -> None:
+        """Apply one (merged) gradient, or in GEO one delta. In immediate modes it advances its own counters too.
+
+        Raises PeerError for a block that is not here or a gradient that does not fit; nothing has changed then. The
+        gradient's tensors are not changed: they may be a trainer's memory, and are logged afterwards.
+        """
+
+    def value(self, block: str) -> Any:
+        """Return a dense block's tensor: the memory itself, not a copy."""
+
+    def pulled(self, block: str, trainer: int) -> None:
+        """Note that a trainer takes the dense block's value as it is now: delay compensation (DC-ASGD) is against it.
+
+        Call it where the value is read, with no update of the block in between. Without DC-ASGD it does nothing.
+        """
+
+    def rows(self, block: str, ids: Any, *, create: bool) -> Any:
+        """Return rows [n, d] of a block or table: a fresh tensor. `create`: a table gives missing ids rows.
+
+        Raises PeerError (an id outside a block), TableFull.
+        """
+
+    def expire(self, block: str) -> int:
+        """Drop the rows of a table that nobody used for as long as its program says; return how many. 0 for others."""
+
+    def state(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (name, tensors) of everything a restart needs: values and optimizer state of each block, counters.
+
+        An item is a copy, consistent in itself, that nobody changes. Names do not depend on how parameters are cut:
+        `parameter@first_row` with a tensor for each variable of the update (under its name before the cut), `numbers`
+        with what all blocks share, `table@server.part` with tensors `ids` and `rows`. They are unique over servers.
+        Parts of tables come last: all before is taken while nothing is updated, a part while its table is not.
+        """
+
+    def restore(self, name: str, tensors: dict[str, Any]) -> None:
+        """Take back one item of `state`, written by this or another number of servers; what is not here is left out."""

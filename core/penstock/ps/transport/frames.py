@@ -1,0 +1,182 @@
+"""Frames on a Unix socket: a fixed prefix, the head of a message, and its body in shared memory or behind it.
+
+prefix   magic, flags, length of the head, length of the body
+SHARED   the body lies at the start of the sender's region; else it follows on the socket
+REGION   a descriptor comes with the prefix: from now on the sender's region
+A frame is received whole or the connection is broken: nobody resynchronises within a stream.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+from penstock.errors import PeerError, Unavailable
+from penstock.ps.transport.region import Region, make_region, receive_region
+from penstock.ps.wire import MAX_HEAD_BYTES, Message, decode, encode
+
+_PREFIX = struct.Struct("<4sIIQ")
+_MAGIC = b"PSL1"
+_SHARED, _REGION = 1, 2
+_INLINE_BELOW = 16 << 10  # bytes: a copy through the socket costs less than looking at another page
+MAX_BODY_BYTES = 1 << 36
+_CHUNK = 2 << 20
+_AT_ONCE = 16 << 20
+
+
+class Closed(Unavailable):
+    """The other side has closed the connection."""
+
+
+class Line:
+    """One connection: frames out through an own region, frames in through the other side's. One user at a time.
+
+    Received tensors look at shared memory: they are valid until the next frame is received.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._mine: Region | None = None
+        self._theirs: Region | None = None
+        self.shared_memory_is_short = False
+
+    def send(
+        self, message: Message, deadline: float, *, reading: contextlib.AbstractContextManager[None] | None = None
+    ) -> None:
+        """Send one frame. `deadline`: of `time.monotonic()`. Raises Unavailable.
+
+        `reading` is held while the tensors are read, which is over before anything waits for the other side.
+        """
+        head, parts = encode(message)
+        length = sum(len(p) for p in parts)
+        with contextlib.nullcontext() if reading is None else reading:
+            flags, descriptors = self._place(parts, length)
+            if reading is not None and not flags & _SHARED:
+                parts = [bytes(p) for p in parts]
+        prefix = _PREFIX.pack(_MAGIC, flags, len(head), length)
+        self._limit(deadline)
+        try:
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            sent = self._socket.sendmsg([prefix], ancillary)
+            self._socket.sendall(prefix[sent:] + head)
+            for part in () if flags & _SHARED else parts:
+                self._limit(deadline)
+                self._socket.sendall(part)
+        except TimeoutError as error:
+            raise Unavailable("the other side did not take the message within the deadline") from error
+        except OSError as error:
+            raise Closed(f"the connection broke while sending: {error}") from error
+
+    def _place(self, parts: Sequence[memoryview | bytes], length: int) -> tuple[int, list[int]]:
+        """Put the body into shared memory if that pays and is possible; return (flags, descriptors to pass)."""
+        if length < _INLINE_BELOW:
+            return 0, []
+        fresh = self._mine is None or self._mine.size < length
+        if fresh:
+            try:
+                larger = make_region(length)
+            except OSError:
+                self.shared_memory_is_short = True
+                return 0, []
+            if self._mine is not None:
+                self._mine.close()
+            self._mine = larger
+        assert self._mine is not None
+        self._mine.write(parts)
+        return (_SHARED | _REGION, [self._mine.descriptor]) if fresh else (_SHARED, [])
+
+    def receive(self, deadline: float, *, max_body: int = MAX_BODY_BYTES) -> Message:
+        """Receive one frame. `max_body`: 0 takes no region either.
+
+        Raises Unavailable (no frame in time), Closed, PeerError (not a frame, or too large).
+        """
+        self._limit(deadline)
+        try:
+            head, flags, length = self._head(deadline, max_body)
+            if not flags & _SHARED:
+                return decode(head, memoryview(self._exactly(length, deadline)))
+        except TimeoutError as error:
+            raise Unavailable("no answer within the deadline") from error
+        except OSError as error:
+            raise Closed(f"the connection broke while receiving: {error}") from error
+        if self._theirs is None or length > self._theirs.size:
+            raise PeerError(f"a frame names {length} bytes of shared memory that it has not passed")
+        return decode(head, self._theirs.view[:length])
+
+    def _head(self, deadline: float, max_body: int) -> tuple[bytes, int, int]:
+        """Receive all but the body, and the region that comes with it; return (head, flags, length of the body)."""
+        start, descriptors = self._start()
+        with contextlib.ExitStack() as received:
+            for descriptor in descriptors:
+                received.callback(os.close, descriptor)
+            if not start:
+                raise Closed("the other side has closed the connection")
+            prefix = start + self._exactly(_PREFIX.size - len(start), deadline)
+            magic, flags, head_length, length = _PREFIX.unpack(prefix)
+            if magic != _MAGIC or head_length > MAX_HEAD_BYTES + 8:
+                raise PeerError("what came over the socket is no frame")
+            if length > max_body or (flags & _REGION and not max_body):
+                raise PeerError(f"a frame has a body of {length} bytes; at most {max_body} are taken here")
+            if bool(flags & _REGION) != (len(descriptors) == 1):
+                raise PeerError("a frame's descriptors are not those that it announces")
+            head = self._exactly(head_length, deadline)
+            received.pop_all()
+        if descriptors:
+            region = receive_region(descriptors[0])
+            if self._theirs is not None:
+                self._theirs.close()
+            self._theirs = region
+        return head, flags, length
+
+    def _start(self) -> tuple[bytes, list[int]]:
+        """Return what has come of a prefix, and the descriptors that came with it."""
+        descriptors = array.array("i")
+        room = socket.CMSG_LEN(descriptors.itemsize)
+        data, ancillary, _, _ = self._socket.recvmsg(_PREFIX.size, room)
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+        return data, list(descriptors)
+
+    def _exactly(self, length: int, deadline: float) -> bytes:
+        # A length is only a claim: memory is taken as bytes come.
+        data, got = bytearray(min(length, _AT_ONCE)), 0
+        while got < length:
+            if got == len(data):
+                data.extend(bytes(min(got, length - got)))
+            self._limit(deadline)
+            with memoryview(data) as view:
+                count = self._socket.recv_into(view[got : got + _CHUNK])
+            if not count:
+                raise Closed("the other side has closed the connection within a frame")
+            got += count
+        return bytes(data) if length < _INLINE_BELOW else data  # type: ignore[return-value]  # as good as bytes, uncopied
+
+    def _limit(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise Unavailable("the deadline has passed")
+        self._socket.settimeout(None if left == float("inf") else left)
+
+    def stop_receiving(self) -> None:
+        """Take nothing more, from another thread: who waits for a frame gets Closed. Frames may still be sent."""
+        with contextlib.suppress(OSError):  # broken already
+            self._socket.shutdown(socket.SHUT_RD)
+
+    def shut_down(self) -> None:
+        """Break the connection from another thread: its user's call ends with Closed."""
+        with contextlib.suppress(OSError):  # broken already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection and give the memory back."""
+        self._socket.close()
+        for region in (self._mine, self._theirs):
+            if region is not None:
+                region.close()
+        self._mine = self._theirs = None

@@ -1,0 +1,256 @@
+"""Calls between processes of one host: an abstract Unix socket, bodies in shared memory.
+
+A connection opens with `hello`, which holds the job and its token; nothing else is read before that is right. Each
+connection has a thread on the server and carries one call at a time; a client opens as many as it has calls at once.
+A handler may wait (a barrier does); its answer's tensors are copied into shared memory before it is called again.
+The socket is abstract: nothing in the file system, nothing left after SIGKILL.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from penstock.errors import PeerError, PenstockError, Unavailable
+from penstock.ps.transport.frames import Closed, Line
+from penstock.ps.wire import Message, WireError
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """An answer whose tensors may be changed by others, but not while `reading` is held: no copy of them is needed."""
+
+    message: Message
+    reading: AbstractContextManager[None]
+
+
+Handler = Callable[[Message], Message | Guarded]
+"""Answers a request; runs on the connection's thread. Its tensors are valid until it returns.
+
+What it raises refuses the request, except Unavailable: that breaks the connection, so the client asks again.
+"""
+
+HELLO_S = 10.0  # seconds for a connection to say who it is
+LAST_WORDS_S = 1.0  # for answers when the server ends
+ANSWER_S = 60.0  # seconds for a client to take its answer
+_BREATH_S = 0.05  # before a connection is accepted again, after one could not be
+
+
+def refusal(reason: str, *, rejoin: bool = False) -> Message:
+    """Return the answer to a request that is refused."""
+    return Message("refuse", {"reason": reason, "rejoin": rejoin})
+
+
+def refused(error: Exception) -> Message:
+    """Return the answer to a request that has failed. A fault of the server is printed, and told with its type."""
+    if isinstance(error, PenstockError):
+        return refusal(str(error))
+    traceback.print_exception(error)
+    return refusal(f"the server failed with {type(error).__name__}: {error}")
+
+
+class LocalServer:
+    """Serves `handler` to processes of this host. `address`: what a client connects to."""
+
+    def __init__(self, handler: Handler, *, job: str, token: str) -> None:
+        self._handler, self._job, self._token = handler, job, token
+        self.address = f"penstock-ps-{secrets.token_hex(8)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.bind("\0" + self.address)
+        self._socket.listen(128)
+        self._lines: set[Line] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, name="ps-local-accept", daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed, or no descriptor is free
+                self._closed.wait(_BREATH_S)
+                continue
+            line = Line(connection)
+            try:
+                self._begin(line)
+            except RuntimeError:  # no thread is to be had
+                line.close()
+                self._closed.wait(_BREATH_S)
+
+    def _begin(self, line: Line) -> None:
+        thread = threading.Thread(target=self._serve, args=(line,), name="ps-local", daemon=True)
+        with self._lock:
+            if self._closed.is_set():
+                line.close()
+                return
+            thread.start()
+            self._lines.add(line)
+            self._threads = [*(t for t in self._threads if t.is_alive()), thread]
+
+    def _serve(self, line: Line) -> None:
+        try:
+            if self._is_welcome(line):
+                while True:
+                    self._answer(line)
+        except (Unavailable, PeerError):
+            pass  # the client went away, or sent what is no frame: nothing of it was carried out
+        finally:
+            with self._lock:
+                self._lines.discard(line)
+            line.close()
+
+    def _is_welcome(self, line: Line) -> bool:
+        deadline = time.monotonic() + HELLO_S
+        hello = line.receive(deadline, max_body=0)  # a stranger's so far
+        right = hello.kind == "hello" and hello.fields["job"] == self._job
+        if right and hmac.compare_digest(str(hello.fields["token"]).encode(), self._token.encode()):
+            line.send(Message("answer", {"round": 0, "staleness": 0}), deadline)
+            return True
+        line.send(refusal("the job or its token is wrong"), deadline)
+        return False
+
+    def _answer(self, line: Line) -> None:
+        try:
+            request = line.receive(float("inf"))
+        except WireError as error:
+            line.send(refusal(f"not a message: {error}"), time.monotonic() + ANSWER_S)
+            raise
+        try:
+            answer = self._handler(request)
+            deadline = time.monotonic() + ANSWER_S
+            if isinstance(answer, Guarded):
+                line.send(answer.message, deadline, reading=answer.reading)
+            else:
+                line.send(answer, deadline)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001  # told to the client; nothing of the answer was sent before it
+            line.send(refused(error), time.monotonic() + ANSWER_S)
+
+    def close(self) -> None:
+        """Stop serving. Answers on their way are sent; calls that take longer than a second break."""
+        with self._lock:
+            self._closed.set()
+            lines, threads = list(self._lines), list(self._threads)
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for line in lines:
+            line.stop_receiving()
+        deadline = time.monotonic() + LAST_WORDS_S
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0))
+        with self._lock:
+            lines = list(self._lines)
+        for line in lines:
+            line.shut_down()
+        for thread in (self._accepting, *threads):
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+class LocalClient:
+    """Calls a LocalServer. Thread-safe: each call at the same time has a connection of its own."""
+
+    def __init__(self, address: str, *, job: str, token: str) -> None:
+        self._address, self._hello = address, Message("hello", {"job": job, "token": token})
+        self._idle: list[Line] = []
+        self._busy: set[Line] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def call(self, message: Message, *, deadline_s: float) -> Answered:
+        """Send a request and return its answer, whose tensors are valid until `release`. Raises Unavailable, PeerError.
+
+        After an error it is not known whether the request was carried out: ask again, with the same key.
+        """
+        deadline = time.monotonic() + deadline_s
+        line = self._take(deadline)
+        try:
+            line.send(message, deadline)
+            answer = line.receive(deadline)
+        except BaseException:
+            self._end(line)  # its answer may still come: this connection is of no more use
+            raise
+        return Answered(answer, lambda: self._give_back(line))
+
+    def _take(self, deadline: float) -> Line:
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the client is closed")
+            if self._idle:
+                line = self._idle.pop()
+                self._busy.add(line)
+                return line
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            connection.connect("\0" + self._address)
+        except OSError as error:
+            connection.close()
+            raise Closed(f"no server listens at {self._address}: {error}") from error
+        line = Line(connection)
+        with self._lock:
+            if self._closed:
+                line.close()
+                raise Unavailable("the client is closed")
+            self._busy.add(line)
+        try:
+            line.send(self._hello, deadline)
+            answer = line.receive(deadline)
+            if answer.kind == "refuse":
+                raise PeerError(f"the server refuses the connection: {answer.fields['reason']}")
+        except BaseException:
+            self._end(line)
+            raise
+        return line
+
+    def _give_back(self, line: Line) -> None:
+        with self._lock:
+            if not self._closed:
+                self._busy.discard(line)
+                self._idle.append(line)
+                return
+        self._end(line)
+
+    def _end(self, line: Line) -> None:
+        with self._lock:
+            self._busy.discard(line)
+            line.close()  # under the lock, so that `close` never shuts down a number that is somebody else's by now
+
+    def close(self) -> None:
+        """Close; calls in progress break. Answers that are being read stay readable until they are released."""
+        with self._lock:
+            self._closed = True
+            lines, self._idle = self._idle, []
+            for line in self._busy:
+                line.shut_down()
+        for line in lines:
+            line.close()
+
+
+class Answered:
+    """An answer. Use as a context, or call `release` when its tensors have been read."""
+
+    def __init__(self, message: Message, release: Callable[[], None]) -> None:
+        self.message, self._release = message, release
+
+    def release(self) -> None:
+        """Let the connection, and the memory in which the tensors lie, be used again."""
+        release, self._release = self._release, lambda: None
+        release()
+
+    def __enter__(self) -> Message:
+        return self.message
+
+    def __exit__(self, *error: object) -> None:
+        self.release()

@@ -1,0 +1,160 @@
+"""Calls between hosts: gRPC, raw bytes, cut into chunks of at most 2 MiB, a deadline on each.
+
+One method, streamed both ways: the head of a message first, then its body in chunks. No protobuf, so no limit of its
+size. The job's token travels in the call's metadata and is checked before a byte of the message is read. With `Tls`
+both the channel is encrypted and the server proves who it is; without, use it on networks that are trusted.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.ps.transport.frames import MAX_BODY_BYTES
+from penstock.ps.transport.local import LAST_WORDS_S, Answered, Guarded, Handler, refusal, refused
+from penstock.ps.wire import MAX_HEAD_BYTES, Message, WireError, announced_body, decode, encode
+
+CHUNK_BYTES = 2 << 20
+_SERVICE, _METHOD = "penstock.ps.Parameters", "Call"
+# A chunk and its frame; nothing else is bounded by gRPC.
+_OPTIONS = [
+    ("grpc.max_receive_message_length", CHUNK_BYTES + 4096),
+    ("grpc.max_send_message_length", CHUNK_BYTES + 4096),
+]
+# A connection that is cut in the middle of a wait is noticed within 20 s.
+_ALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000)]
+# A client made anew connects anew: by default clients share connections, and what is left of a broken one's waits.
+_FRESH = [("grpc.use_local_subchannel_pool", 1)]
+_SERVER_ALIVE = [("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000), ("grpc.so_reuseport", 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM texts. A server needs `key` and `certificate`; a client `root`, and the name on the server's certificate."""
+
+    root: bytes | None = None
+    key: bytes | None = None
+    certificate: bytes | None = None
+    server_name: str = ""
+
+
+def chunks(message: Message) -> Iterator[bytes]:
+    """Yield the head, then the body in chunks."""
+    head, parts = encode(message)
+    yield head
+    for part in parts:
+        view = memoryview(part)
+        for first in range(0, len(view), CHUNK_BYTES):
+            yield bytes(view[first : first + CHUNK_BYTES])
+
+
+def assembled(stream: Iterator[bytes]) -> Message:
+    """Read one message. Raises WireError."""
+    head = next(stream, b"")
+    if len(head) > MAX_HEAD_BYTES + 8:
+        raise WireError(f"a head of {len(head)} bytes is too long")
+    length = announced_body(head)
+    if length > MAX_BODY_BYTES:
+        raise WireError(f"a body of {length} bytes is too long")
+    body = bytearray()
+    for chunk in stream:
+        if len(body) + len(chunk) > length:
+            raise WireError(f"the head announces {length} bytes, but more came")
+        body += chunk
+    return decode(head, memoryview(body))
+
+
+class RemoteServer:
+    """Serves `handler` on a TCP port. `num_threads`: calls at once, those that wait included."""
+
+    def __init__(
+        self, handler: Handler, *, address: str, job: str, token: str, num_threads: int = 64, tls: Tls | None = None
+    ) -> None:
+        self._handler, self._job, self._token = handler, job, token
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ps-remote")
+        self._server = grpc.server(self._pool, options=[*_OPTIONS, *_SERVER_ALIVE])
+        method: Any = grpc.stream_stream_rpc_method_handler(self._call)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method}),))
+        try:
+            if tls is None:
+                self.port: int = self._server.add_insecure_port(address)
+            else:
+                if tls.key is None or tls.certificate is None:
+                    raise SpecError("a server needs tls.key and tls.certificate")
+                credentials = grpc.ssl_server_credentials([(tls.key, tls.certificate)])
+                self.port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise Unavailable(f"the server cannot listen at {address}: {error}. Is the port in use?") from error
+        self._server.start()
+
+    def _call(self, stream: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        given = dict(context.invocation_metadata())
+        right = hmac.compare_digest(str(given.get("authorization", "")), f"Bearer {self._token}")
+        if not right or given.get("penstock-job") != self._job:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job or its token is wrong")
+        try:
+            request = assembled(stream)
+        except WireError as error:
+            yield from chunks(refusal(f"not a message: {error}"))
+            return
+        answer: Iterable[bytes] = ()
+        try:
+            answer = self._answer(request)
+        except Unavailable as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except Exception as error:  # noqa: BLE001  # told to the client
+            answer = chunks(refused(error))
+        yield from answer
+
+    def _answer(self, request: Message) -> Iterable[bytes]:
+        answer = self._handler(request)
+        if not isinstance(answer, Guarded):
+            return chunks(answer)
+        with answer.reading:
+            return list(chunks(answer.message))
+
+    def close(self) -> None:
+        """Stop serving. Answers on their way are sent; calls that take longer than a second break."""
+        self._server.stop(grace=LAST_WORDS_S).wait()
+        self._pool.shutdown()
+
+
+class RemoteClient:
+    """Calls a RemoteServer. Thread-safe."""
+
+    def __init__(self, endpoint: str, *, job: str, token: str, tls: Tls | None = None) -> None:
+        self._endpoint = endpoint
+        options = [*_OPTIONS, *_ALIVE, *_FRESH]
+        if tls is None:
+            self._channel = grpc.insecure_channel(endpoint, options)
+        else:
+            named = [("grpc.ssl_target_name_override", tls.server_name)] if tls.server_name else []
+            self._channel = grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(tls.root), [*options, *named])
+        self._metadata = (("authorization", f"Bearer {token}"), ("penstock-job", job))
+        self._method: Any = self._channel.stream_stream(f"/{_SERVICE}/{_METHOD}")
+
+    def call(self, message: Message, *, deadline_s: float) -> Answered:
+        """Send a request and return its answer. Raises Unavailable, PeerError.
+
+        After an error it is not known whether the request was carried out: ask again, with the same key.
+        """
+        try:
+            stream = self._method(chunks(message), timeout=deadline_s, metadata=self._metadata)
+            return Answered(assembled(stream), lambda: None)
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}:
+                raise Unavailable(f"{self._endpoint}: {code.name.lower().replace('_', ' ')}: {details}") from error
+            raise PeerError(f"{self._endpoint} refuses the call: {details}") from error
+        except ValueError as error:  # how gRPC says that the channel was closed before the call
+            raise Unavailable(f"{self._endpoint}: {error}") from error
+
+    def close(self) -> None:
+        """Close the channel; calls in progress break."""
+        self._channel.close()

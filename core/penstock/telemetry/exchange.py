@@ -1,0 +1,83 @@
+"""What a process has exchanged with parameter servers, as EXCHANGE frames. No thread, no clock.
+
+Who exchanges counts in objects of its own (`penstock.ps.counters.Counters`); here they are only read, by the drain
+thread, and a frame is made when `PERIOD_S` has passed since the last and a sum has changed. Several sources of one
+process are one frame: rows of the same peer and block are added up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.protocol.exchange import FIELDS, Sums, body_of
+from penstock.protocol.frames import Frame, Kind
+from penstock.telemetry.outbox import Parcel, parcel
+
+PERIOD_S = 0.5
+
+
+class ExchangeSource(Protocol):
+    """Counters by (peer, block), which may be read from any thread."""
+
+    def rows(self) -> Mapping[tuple[str, str], Sums]:
+        """Return a copy of all rows."""
+        ...
+
+
+@dataclass(slots=True)
+class _Added:
+    """A row of several sources. Fields as `FIELDS`."""
+
+    calls: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    wait_ns: int = 0
+    retries: int = 0
+    staleness: int = 0
+    merges: int = 0
+
+    def add(self, row: Sums) -> None:
+        for name in FIELDS:
+            setattr(self, name, getattr(self, name) + getattr(row, name))
+
+
+class ExchangeWatch:
+    """The sources of one process, and what was told of them last. `add` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sources: list[ExchangeSource] = []
+        self._endpoints: dict[str, None] = {}
+        self._waited_s = 0.0
+        self._told: dict[tuple[str, str], _Added] = {}
+
+    def add(self, source: ExchangeSource, endpoints: Sequence[str]) -> None:
+        """Watch a source, once."""
+        with self._lock:
+            self._endpoints.update(dict.fromkeys(endpoints))
+            if not any(source is known for known in self._sources):
+                self._sources.append(source)
+
+    def due(self, interval_s: float, *, step: int, now_ns: int) -> Parcel | None:
+        """Return the frame that is due `interval_s` after the last call, if any. Raises what a source raises."""
+        self._waited_s += interval_s
+        if self._waited_s < PERIOD_S or not self._sources:
+            return None
+        with self._lock:
+            sources, endpoints = list(self._sources), list(self._endpoints)
+        rows = _sum(sources)
+        if rows == self._told:
+            return None
+        self._told, self._waited_s = rows, 0.0
+        return parcel(Frame(Kind.EXCHANGE, 0, 0, 0, now_ns, step, body=body_of(rows, endpoints)))
+
+
+def _sum(sources: Sequence[ExchangeSource]) -> dict[tuple[str, str], _Added]:
+    rows: dict[tuple[str, str], _Added] = {}
+    for source in sources:
+        for key, row in source.rows().items():
+            rows.setdefault(key, _Added()).add(row)
+    return rows
