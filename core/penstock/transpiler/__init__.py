@@ -1,0 +1,11 @@
+"""Fluid's module path of the transpiler: `fluid.transpiler.RoundRobin`, `fluid.transpiler.HashName`, …"""
+
+from penstock.program.memory_optimize import memory_optimize, release_memory
+from penstock.transpile.config import DistributeTranspilerConfig
+from penstock.transpile.dispatch import HashName, PSDispatcher, RoundRobin
+from penstock.transpile.transpiler import DistributeTranspiler
+
+__all__ = [
+    "DistributeTranspiler", "DistributeTranspilerConfig", "HashName", "PSDispatcher", "RoundRobin", "memory_optimize",
+    "release_memory",
+]  # fmt: skip
