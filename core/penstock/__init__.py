@@ -24,6 +24,8 @@ _WHERE = {
     "ParallelExecutor": "exec.parallel",
     "CompiledProgram": "exec.parallel",
     "BuildStrategy": "exec.strategies",
+    "DistributeTranspiler": "transpile.transpiler",
+    "DistributeTranspilerConfig": "transpile.config",
     "ExecutionStrategy": "exec.strategies",
     "CPUPlace": "exec.places",
     "CUDAPlace": "exec.places",
@@ -32,6 +34,8 @@ _WHERE = {
     "is_compiled_with_cuda": "exec.places",
     "Scope": "exec.scope",
     "capture": "captured",
+    "memory_optimize": "program.memory_optimize",
+    "release_memory": "program.memory_optimize",
     "set_flags": "exec.flags",
     "get_flags": "exec.flags",
     "save": "io.variables",
@@ -49,6 +53,7 @@ _MODULES = {
     "backward": "program.backward",
     "compiler": "exec.parallel",
     "telemetry": "telemetry",
+    "transpiler": "transpiler",
     "io": "io",
 }
 

@@ -117,6 +117,32 @@ class Series(TypedDict):
     value: list[float | None]
 
 
+class ExchangeCell(TypedDict):
+    """What a trainer and a pserver exchanged of one block: sums. Block '': what belongs to none."""
+
+    trainer: int
+    pserver: int
+    block: str
+    calls: int
+    sent_bytes: int
+    received_bytes: int
+    wait_ns: int
+    retries: int
+    staleness: int
+    merges: int
+    joined: int
+
+
+class Exchange(TypedDict):
+    """The exchange with the parameter servers of a job's newest attempt. `pservers`: endpoints, by index."""
+
+    job_id: str
+    attempt: int
+    pservers: list[str]
+    steps: dict[str, int]
+    cells: list[ExchangeCell]
+
+
 class Token(TypedDict):
     """An API token. `token` is the secret, shown once."""
 
@@ -218,6 +244,10 @@ class Client:
         params = {"names": ",".join(names), "max_points": max_points}
         answer = self._json("GET", f"/jobs/{_segment(job_id)}/metrics", params=params)
         return cast(dict[str, Series], answer["series"])
+
+    def exchange(self, job_id: str) -> Exchange:
+        """Return what the trainers and pservers of a job have exchanged."""
+        return cast(Exchange, self._json("GET", f"/jobs/{_segment(job_id)}/exchange"))
 
     # Snapshots
 

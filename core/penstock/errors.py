@@ -3,6 +3,7 @@
     PenstockError
     ├── UserError            the person who wrote the program, the job or the command
     │   ├── ProgramError     a Program that cannot be recorded, built or read
+    │   │   └── RecordError  a call that torch refuses
     │   ├── FeedError        what was fed does not fit the Program
     │   ├── FetchError       what was fetched is not in the Program
     │   ├── OperatorError    an operator failed while it ran
@@ -57,6 +58,12 @@ class ProgramError(UserError):
     """A Program cannot be recorded, built, checked or parsed. Fields: operator, variable, source."""
 
     code = "program_error"
+
+
+class RecordError(ProgramError, RuntimeError):
+    """Torch refuses a call that is being recorded. Fields: operator, source, shapes."""
+
+    code = "record_error"
 
 
 class FeedError(UserError, ValueError):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.command import jobs, nodes, serve
+from penstock.command import exchange, jobs, nodes, serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,6 +42,7 @@ app.command("job")(jobs.show_job)
 app.command("logs")(jobs.logs)
 app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait_for)
+app.command("exchange")(exchange.exchange)
 app.command("nodes")(nodes.nodes)
 app.command("login-link")(nodes.login_link)
 app.add_typer(nodes.token_commands, name="token")

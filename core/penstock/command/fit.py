@@ -27,9 +27,10 @@ def clamp(spec: JobSpec, nodes: Sequence[Node]) -> tuple[JobSpec, list[str]]:
         said.append(f"this node has {memory / 2**30:.3g} GiB; trainers.memory is lowered from {trainers.memory}")
         trainers = trainers.model_copy(update={"memory": str(memory)})
     threads = env.get(THREADS, "")
-    if threads.isdecimal() and int(threads) > trainers.cpus:
-        said.append(f"{THREADS} is lowered from {threads} to {trainers.cpus}")
-        env[THREADS] = str(trainers.cpus)
+    most = trainers.cpus or cpus
+    if threads.isdecimal() and int(threads) > most:
+        said.append(f"{THREADS} is lowered from {threads} to {most}")
+        env[THREADS] = str(most)
     return spec.model_copy(update={"trainers": trainers, "env": env}), said
 
 

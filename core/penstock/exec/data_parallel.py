@@ -15,24 +15,30 @@ from typing import Any
 import torch
 
 from penstock import telemetry
-from penstock.errors import FeedError, FetchError, Unavailable
-from penstock.exec import nan_check
+from penstock.errors import FetchError, Unavailable
+from penstock.exec import devices, nan_check
+from penstock.exec.device_streams import DeviceTrace, on_gpus
+from penstock.exec.drawings import write_drawings
 from penstock.exec.executor import SelectedRowsValue, resolved_seed
-from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
+from penstock.exec.feeding import check_guards, fetch_names
+from penstock.exec.inputs import Inputs
+from penstock.exec.kernel_choice import settled
 from penstock.exec.lowering import Lowered, bind, lower, set_random_states, static_shapes
 from penstock.exec.memory import ReplicaMemory
+from penstock.exec.out_of_range import explained, operand_of
 from penstock.exec.places import num_cores
-from penstock.exec.splitting import has_batch, merge, split
-from penstock.graph.build import build_graph
-from penstock.graph.document import document
+from penstock.exec.shown_graphs import ShownGraphs
+from penstock.exec.splitting import merge
+from penstock.exec.statistics import Statistics, statistics
+from penstock.exec.temporaries import Retention, Temporaries
 from penstock.graph.operands import Shares
+from penstock.graph.passes import PassChoice, run_graph_passes, run_sized_passes
 from penstock.graph.ssa import Graph, Mode
 from penstock.native.engine import Engine, EngineError, EngineStateError
 from penstock.program import legality
 from penstock.program.initializers import SEED
 from penstock.program.kernels import check_writes, operator_error
 from penstock.program.program import Program
-from penstock.protocol.graphdoc import GraphDocument
 
 _MAX_PLANS = 32
 
@@ -53,24 +59,31 @@ class DataParallel:
         num_threads: int = 0,
         loss_name: str | None = None,
         scale_loss: bool = True,
+        choice: PassChoice = PassChoice(),  # noqa: B008 - frozen
+        retention: Retention = Retention(),  # noqa: B008 - frozen
         name: str = "program",
     ) -> None:
         self.program, self.memory, self.mode, self.num_replicas = program, memory, mode, num_replicas
-        self.loss_name, self.scale_loss, self.name = loss_name, scale_loss, name
+        choice = devices.passes_for(memory.devices, choice)
+        self.loss_name, self.scale_loss, self.choice, self.name = loss_name, scale_loss, choice, name
         cores = num_cores()
         self.num_threads = num_threads or 4 * num_replicas
         at_once = num_replicas if num_threads == 0 else max(num_threads, 1)
         self.max_running = max(1, min(at_once, self.num_threads, cores))
         self.intra_op_threads = max(1, cores // self.max_running)
+        self.choice = settled(
+            choice, at_once=self.max_running, intra_op=self.intra_op_threads, on_cpu=not memory.devices
+        )
         self.engine = Engine(self.num_threads, max_running=self.max_running, intra_op_threads=self.intra_op_threads)
         self._graphs: dict[int, Graph] = {}
         self._plans: OrderedDict[tuple[Any, ...], Lowered] = OrderedDict()
-        self._watch = telemetry.session().watch(self.engine, name=name)
-        self._documents: OrderedDict[tuple[Any, ...], GraphDocument] = OrderedDict()
-        self._watched: GraphDocument | None = None
+        self.temporaries = Temporaries(program, self.choice, retention)
+        self._times = DeviceTrace(self.engine) if on_gpus(memory.devices) else None
+        self._watch = telemetry.session().watch(self._times or self.engine, name=name)
+        self._shown = ShownGraphs(self._watch, name=name, num_threads=self.num_threads)
         self.last_step = -1
         self._revision = -1
-        self._writes = False
+        self._writes = self._drawn = False
         self._follow_program()
 
     # -- one step --------------------------------------------------------------------------------
@@ -85,23 +98,24 @@ class DataParallel:
         """Run one step; return, for each fetch, the tensor of each active replica (not copied)."""
         start = time.time_ns()
         self._follow_program()
-        shares_of_feed = self._shares(feed)
+        shares_of_feed = self._inputs.shares(feed)
         names = self._expand(fetch_names(self.program, fetch_list))
-        bindings = [bind_symbols(self.program, s) for s in shares_of_feed]
-        rows = [self._rows(s) for s in shares_of_feed]
+        bindings = [self._inputs.bindings(s) for s in shares_of_feed]
+        rows = [self._inputs.rows(s) for s in shares_of_feed]
         lowered = self._plan(bindings, rows, tuple(names))
         bind(lowered, self.program, self.memory)
-        for slots, share in zip(lowered.feed_slots, shares_of_feed, strict=True):
-            for name, slot in slots.items():
-                lowered.plan.set(slot, share[name])
+        for replica, (slots, share) in enumerate(zip(lowered.feed_slots, shares_of_feed, strict=True)):
+            tensors = devices.fed(share, self.memory.device(replica))
+            lowered.plan.set_all(list(slots.values()), [tensors[name] for name in slots])
         step = self.last_step = self.memory.scope.next_step(self.program)
         if lowered.random_states:
             set_random_states(lowered, resolved_seed(self.program), step, rows)
-        self._show(lowered, rows, step)
+        self._shown.show(lowered, self.program, rows, step)
         self._execute(lowered, step, schedule_seed)
         fetched = [self._fetch(lowered, name, slots) for name, slots in lowered.fetches]
         for slot in lowered.passing:  # Python owns these now: the next step need not ask for its lock to replace them
             lowered.plan.clear(slot)
+        self.temporaries.after(lowered, self._plans.values(), fetches=bool(names))
         self._watch.step(
             step=step, start_ns=start, end_ns=time.time_ns(), samples=sum(rows), loss=self._loss(names, fetched, rows)
         )
@@ -118,32 +132,10 @@ class DataParallel:
         self._writes = any(
             variables[variables[w].storage].persistable for op in self.program.operators for w in op.writes
         )
+        self._inputs = Inputs(self.program, self.num_replicas, fed_loss_gradient=self.choice.fed_loss_gradient)
         self._graphs.clear()
         self._plans.clear()
-        self._documents.clear()
-
-    def _shares(self, feed: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None) -> list[dict[str, torch.Tensor]]:
-        if isinstance(feed, (list, tuple)):
-            return self._listed(feed)
-        return split(self.program, as_tensors(self.program, feed or {}), self.num_replicas)  # type: ignore[arg-type]  # a mapping
-
-    def _listed(self, feeds: Sequence[Any]) -> list[dict[str, torch.Tensor]]:
-        for item in feeds:
-            if not isinstance(item, Mapping):
-                raise TypeError(f"a feed list holds {type(item).__name__}; expected one dict for each replica")
-        if len(feeds) != self.num_replicas:
-            raise FeedError(
-                f"a feed list has {len(feeds)} dicts, but there are {self.num_replicas} replicas (CPU_NUM); "
-                "give one dict for each, or a single dict to be split"
-            )
-        shares = [as_tensors(self.program, f) for f in feeds]
-        for position, share in enumerate(shares):
-            if self._rows(share) == 0:
-                raise FeedError(f"dict {position} of the feed list has no rows; feed at least one to each replica")
-        return shares
-
-    def _rows(self, share: Mapping[str, torch.Tensor]) -> int:
-        return next((t.shape[0] for n, t in share.items() if has_batch(self.program, n)), 1)
+        self._shown.forget()
 
     def _expand(self, names: list[str]) -> list[str]:
         """A sparse gradient is fetched as its two parts."""
@@ -158,7 +150,7 @@ class DataParallel:
             if nan_check.enabled():
                 nan_check.run_checked(lowered, self.program)
             else:
-                self.engine.run(lowered.plan, step, schedule_seed=schedule_seed)
+                self._launch(lowered, step, schedule_seed)
         except EngineStateError as error:
             raise Unavailable(f"the step cannot run: {error}. Make another ParallelExecutor") from error
         except EngineError as error:
@@ -166,13 +158,22 @@ class DataParallel:
                 raise Unavailable(f"the step was not finished: {error.message}") from error
             handle = lowered.graph.handles[error.op_index]
             shapes = static_shapes(self.program, handle.op, lowered.graph, lowered.shares.bindings[handle.rows_of])
-            raise operator_error(handle.op, error.message, shapes, max(handle.replica, 0)) from error
+            message = explained(handle.op, error.message, lambda key: operand_of(lowered, handle, key))
+            raise operator_error(handle.op, message, shapes, max(handle.replica, 0)) from error
         if self._writes:
             self.memory.written()
         for name, slot in lowered.made_persistables:
             value = lowered.plan.get(slot)
             if value is not None:
                 self.memory.scope.set(name, value)
+
+    def _launch(self, lowered: Lowered, step: int, schedule_seed: int) -> None:
+        if lowered.streams is None:
+            self.temporaries.before(lowered)
+            self.engine.run(lowered.plan, step, schedule_seed=schedule_seed)
+            return
+        devices.harvest(list(self._plans.values()), self._times)
+        lowered.streams.run(step, lambda: self.engine.run(lowered.plan, step, schedule_seed=schedule_seed))
 
     def _fetch(self, lowered: Lowered, name: str, slots: list[int]) -> list[torch.Tensor]:
         values = [lowered.plan.get(slot) for slot in slots]
@@ -182,7 +183,7 @@ class DataParallel:
                 "operators make, its inputs, and its parameters",
                 variable=name,
             )
-        return values  # type: ignore[return-value]  # None was refused
+        return devices.fetched(values, self.memory.devices)  # type: ignore[arg-type]  # None was refused
 
     def _loss(self, names: list[str], fetched: list[list[torch.Tensor]], rows: list[int]) -> float | None:
         if self.loss_name is None or self.loss_name not in names:
@@ -197,10 +198,15 @@ class DataParallel:
     def graph(self, active: int) -> Graph:
         """Return the graph for `active` replicas with rows."""
         if active not in self._graphs:
-            self._graphs[active] = build_graph(
-                self.program, mode=self.mode, num_replicas=self.num_replicas, active=active
+            built = devices.build_for(
+                self.memory.devices, self.program, mode=self.mode, num_replicas=self.num_replicas, active=active
             )
+            self._graphs[active] = run_graph_passes(built, self.program, self.choice)
         return self._graphs[active]
+
+    def sized_graph(self, shares: Shares, fetches: Sequence[str] = ()) -> Graph:
+        """Return the graph that a step of these sizes runs: the one for its replicas after the passes on sizes."""
+        return run_sized_passes(self.graph(len(shares.bindings)), self.program, self.choice, shares, fetches)
 
     def shares(self, bindings: list[dict[str, int]], rows: list[int]) -> Shares:
         """Return what differs between replicas: sizes, and the gradient of the loss (rows / all rows)."""
@@ -217,27 +223,20 @@ class DataParallel:
             return found
         for b in bindings:
             check_guards(self.program.guards, b)
-        lowered = lower(self.program, self.graph(len(rows)), self.shares(bindings, rows), fetches, self.memory)
+        shares = self.shares(bindings, rows)
+        graph = self.sized_graph(shares, fetches)
+        lowered = lower(self.program, graph, shares, fetches, self.memory, self.temporaries.stays(graph))
+        if self.choice.graphviz_path and not self._drawn:
+            write_drawings(self.program, graph, self.choice, shares)
+            self._drawn = True
         self._plans[key] = lowered
         if len(self._plans) > _MAX_PLANS:
             self._plans.popitem(last=False)
         return lowered
 
-    def _show(self, lowered: Lowered, rows: list[int], step: int) -> None:
-        """Tell whoever watches which graph this step runs, if it is another one than before."""
-        if not self._watch.is_watched:
-            return
-        key = tuple(tuple(b.items()) for b in lowered.shares.bindings)
-        doc = self._documents.get(key)
-        if doc is None:  # what is fetched changes the plan, but not the graph
-            doc = self._documents[key] = document(
-                lowered.graph, self.program, lowered.shares, name=self.name, num_threads=self.num_threads, rows=rows
-            )
-            if len(self._documents) > _MAX_PLANS:
-                self._documents.popitem(last=False)
-        if doc is not self._watched:
-            self._watched = doc
-            self._watch.graph(doc, from_step=step)
+    def statistics(self) -> Statistics:
+        """Return what this executor's steps, plans and tensors amount to now."""
+        return statistics(self.temporaries, list(self._plans.values()))
 
     @property
     def has_plans(self) -> bool:
@@ -247,11 +246,13 @@ class DataParallel:
     def drop_plans(self) -> None:
         """Release the plans and what their slots hold."""
         self._plans.clear()
+        self.temporaries.drop()
 
     def close(self) -> None:
         """Stop the threads and release the plans."""
+        devices.harvest(list(self._plans.values()), self._times)
         self._watch.close()
-        self._plans.clear()
+        self.drop_plans()
         self.engine.close()
 
 
@@ -268,20 +269,21 @@ def results(
     for name in fetch_names(program, fetch_list):
         var = program.variables[name]
         if var.kind == "selected_rows":
-            rows, values = (_value(next(parts), return_numpy, True) for _ in range(2))
+            rows, values = (_value(name, next(parts), return_numpy, True) for _ in range(2))
             out.append(SelectedRowsValue(rows, values, int(str(var.shape[0]))))
         else:
-            out.append(_value(next(parts), return_numpy, merged))
+            out.append(_value(name, next(parts), return_numpy, merged))
     return out
 
 
-def _value(parts: list[torch.Tensor], return_numpy: bool, merged: bool) -> Any:
+def _value(name: str, parts: list[torch.Tensor], return_numpy: bool, merged: bool) -> Any:
     if merged:
         sizes = {tuple(p.shape[1:]) for p in parts}
         if len(sizes) > 1:
             raise FetchError(
-                f"replicas made shapes {[list(p.shape) for p in parts]}, which cannot be merged; "
-                "use return_merged=False"
+                f"fetch {name!r}: replicas made shapes {[list(p.shape) for p in parts]}, which cannot be merged along "
+                "dimension 0; use Executor.run(…, return_merged=False) to get each",
+                variable=name,
             )
         tensor = merge(parts)
         return tensor.numpy() if return_numpy else tensor

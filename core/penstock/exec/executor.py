@@ -17,14 +17,19 @@ import torch
 
 from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
 from penstock.exec import nan_check
+from penstock.exec.device_arguments import moved, on_device
 from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
+from penstock.exec.out_of_range import explained
 from penstock.exec.persistables import tensor_of
-from penstock.exec.places import CPUPlace, CUDAPlace, Place
+from penstock.exec.places import CPUPlace, Place, device_of
+from penstock.exec.remote_use import RemoteUse
 from penstock.exec.scope import Scope, global_scope
+from penstock.native.remote_ops import LISTEN_AND_SERV
 from penstock.program import legality
 from penstock.program.initializers import SEED
 from penstock.program.ir import Operator
 from penstock.program.kernels import CAPTURED, check_writes, concrete, operator_error, resolve, shape_text
+from penstock.program.memory_optimize import releases
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.record.recording import RNG
@@ -49,10 +54,10 @@ class Executor:
     """Runs Programs one operator at a time. `place`: CPUPlace() or CUDAPlace(i)."""
 
     def __init__(self, place: Place | None = None) -> None:
-        if isinstance(place, CUDAPlace):
-            raise SpecError("Executor(CUDAPlace): this version runs on CPU; use fluid.CPUPlace()")
         self.place = place or CPUPlace()
+        self._device = device_of(self.place)
         self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]]]] = {}
+        self._remotes = RemoteUse()
         self._closed = False
 
     def run(
@@ -76,6 +81,7 @@ class Executor:
         if self._closed:
             raise UserError("this Executor was closed; make another one")
         if hasattr(program, "_run_compiled"):
+            self._remotes.note(program._program)
             return list(program._run_compiled(self, feed, fetch_list, scope, return_numpy, return_merged))
         if use_prune:
             raise SpecError("use_prune=True is not supported: every operator of the program runs")
@@ -83,8 +89,15 @@ class Executor:
             if len(feed) > 1:
                 raise FeedError(f"a plain Program takes one feed dict; got a list of {len(feed)}")
             feed = feed[0] if feed else None
-        given: Any = feed or {}
-        return self.run_program(program or default_main_program(), given, fetch_list, scope, return_numpy)
+        given: Any = {} if feed is None else feed
+        chosen = default_main_program() if program is None else program
+        if not isinstance(chosen, Program):
+            raise SpecError(
+                f"Executor.run is given a {type(chosen).__name__} as its program; expected a fluid.Program or "
+                "fluid.CompiledProgram (None: the default main program)",
+                got=chosen,
+            )
+        return self.run_program(chosen, given, fetch_list, scope, return_numpy)
 
     def run_program(
         self,
@@ -98,9 +111,15 @@ class Executor:
         """`run` for a plain Program; `hook` sees every operator (see `exec.audit`)."""
         scope = scope or global_scope()
         prepared = self._prepare(program)
+        if prepared and prepared[0][0].type == LISTEN_AND_SERV:
+            from penstock.exec.serving import serve_program  # loads a server, which other programs do without
+
+            serve_program(program, scope)
+            return []
+        self._remotes.note(program)
         if hook is None and nan_check.enabled():
             hook = nan_check.hook_of(program)
-        tensors = as_tensors(program, feed)
+        tensors = {n: t.to(self._device) for n, t in as_tensors(program, feed).items()}
         bindings = bind_symbols(program, tensors)
         check_guards(program.guards, bindings)
         names = fetch_names(program, fetch_list)
@@ -108,11 +127,13 @@ class Executor:
         values: dict[str, Any] = {**tensors, RNG: torch.tensor([seed, step, 0], dtype=torch.int64)}
         bindings[SEED] = seed
         with torch.no_grad():
-            for op, kernel in prepared:
+            for (op, kernel), over in zip(prepared, releases(program, names), strict=True):
                 self._run_operator(program, op, kernel, values, bindings, scope, hook)
+                for name in over:
+                    values.pop(name, None)
         if any(program.variables[program.variables[w].storage].persistable for op, _ in prepared for w in op.writes):
             scope.written_by(self)
-        return [_fetched(program, name, values, scope, return_numpy) for name in names]
+        return [_fetched(program, name, values, scope, return_numpy, self._device) for name in names]
 
     def _prepare(self, program: Program) -> list[tuple[Operator, Any]]:
         known = self._checked.get(id(program))
@@ -120,7 +141,7 @@ class Executor:
             return known[2]
         legality.check(program)
         check_writes(program)
-        prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.operators]
+        prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.global_block().ops]
         self._checked[id(program)] = (program, program.revision, prepared)
         return prepared
 
@@ -142,36 +163,40 @@ class Executor:
                     "program's text does not hold it. Load it with fluid.io.load_persistables instead",
                     variable=key,
                 )
-            _store(program, op.output_names()[0], program.captured[key].clone(), values, scope)
+            made = program.captured[key].to(self._device, copy=True)
+            _store(program, op.output_names()[0], made, values, scope)
             return
 
         def lookup(name: str) -> Any:
-            return _value(program, name, values, scope)
+            return _value(program, name, values, scope, self._device)
 
         args = [concrete(a, bindings, lookup) for a in op.args]
         kwargs = {k: concrete(v, bindings, lookup) for k, v in op.kwargs}
+        if self._device.type != "cpu":
+            on_device(kernel._schema, args, kwargs, self._device)
 
         def call() -> Any:
             try:
                 return kernel(*args, **kwargs)
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
                 shapes = {n: shape_text(lookup(n)) for n in op.input_names()}
-                raise operator_error(op, str(error), shapes) from error
+                raise operator_error(op, explained(op, str(error), lookup), shapes) from error
 
         result = call() if hook is None else hook(op, [*args, *kwargs.values()], call)
         for name, value in zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=False):
-            _store(program, name, value, values, scope)
+            _store(program, name, moved(value, self._device), values, scope)
 
     def close(self) -> None:
-        """End the use of this Executor."""
+        """End the use of this Executor. A trainer leaves the parameter servers of the programs that it ran."""
         self._closed = True
         self._checked.clear()
+        self._remotes.close()
 
 
-def _value(program: Program, name: str, values: Mapping[str, Any], scope: Scope) -> Any:
+def _value(program: Program, name: str, values: Mapping[str, Any], scope: Scope, device: torch.device) -> Any:
     if name in values:
         return values[name]
-    return tensor_of(scope, program, name)
+    return tensor_of(scope, program, name, device)
 
 
 def _store(program: Program, name: Any, value: Any, values: dict[str, Any], scope: Scope) -> None:
@@ -194,18 +219,20 @@ def _store(program: Program, name: Any, value: Any, values: dict[str, Any], scop
         values[name] = value
 
 
-def _fetched(program: Program, name: str, values: Mapping[str, Any], scope: Scope, return_numpy: bool) -> Any:
+def _fetched(
+    program: Program, name: str, values: Mapping[str, Any], scope: Scope, return_numpy: bool, device: torch.device
+) -> Any:
     var = program.variables[name]
     if var.kind == "selected_rows":
-        parts = [_fetched(program, n, values, scope, return_numpy) for n in (var.rows, var.values)]
+        parts = [_fetched(program, n, values, scope, return_numpy, device) for n in (var.rows, var.values)]
         return SelectedRowsValue(parts[0], parts[1], int(str(var.shape[0])))
     if name not in values and not var.persistable:
         raise FetchError(
             f"fetch {name!r}: no operator of this run made it (is it a feed that was not fed?)", variable=name
         )
-    tensor = _value(program, name, values, scope)
+    tensor = _value(program, name, values, scope, device).cpu()
     tensor = tensor.detach().clone().reshape(1) if tensor.dim() == 0 else tensor.detach().clone()
-    return tensor.cpu().numpy() if return_numpy else tensor
+    return tensor.numpy() if return_numpy else tensor
 
 
 def resolved_seed(program: Program) -> int:

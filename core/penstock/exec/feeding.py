@@ -10,23 +10,53 @@ import torch
 
 from penstock.errors import FeedError, FetchError
 from penstock.program.expr import Expr, evaluate
-from penstock.program.ir import Guard, VarDesc, unknown_variable
+from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.program import Program
 
 
 def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return a tensor for each feed. Raises FeedError for unknown names, missing names, dtypes and shapes."""
+    if not isinstance(feed, Mapping):
+        raise FeedError(
+            f"feed is a {type(feed).__name__}; expected a dict from the names of inputs to arrays, e.g. "
+            f"{{{', '.join(f'{v.name!r}: …' for v in program.feeds())}}}"
+        )
     wanted = {v.name: v for v in program.feeds()}
     for name in feed:
         if name not in wanted:
             known = f" Its inputs are {', '.join(repr(n) for n in wanted)}." if wanted else " It has no inputs."
-            raise FeedError(f"feed {name!r}: {unknown_variable(name, wanted)}{known}", variable=name)
+            raise FeedError(f"feed {name!r}: {_no_input(program, name, wanted)}{known}", variable=name)
     for name, var in wanted.items():
-        if name not in feed and any(name in op.input_names() for op in program.operators):
+        if name not in feed and any(name in op.input_names() for op in program.operators if not op.block):
             raise FeedError(
                 f"input {name!r} (declared at {var.source}) is not fed; feed it as {_expected(var)}", variable=name
             )
     return {name: _tensor(wanted[name], value) for name, value in feed.items()}
+
+
+def loss_gradients(program: Program) -> dict[str, str]:
+    """Return the gradients from which the backward passes start, with the lines that recorded them."""
+    ops = [op for op in program.operators if op.role == Role.BACKWARD | Role.LOSS]
+    return {name: op.source for op in ops for name in op.output_names()}
+
+
+def _no_input(program: Program, name: str, wanted: Mapping[str, VarDesc]) -> str:
+    """Say why a name cannot be fed."""
+    if name not in program.variables:
+        return unknown_variable(name, wanted)
+    if name in loss_gradients(program):
+        return (
+            "the gradient of the loss is computed, unless BuildStrategy.gradient_scale_strategy is Customized in a "
+            "ParallelExecutor or CompiledProgram."
+        )
+    if program.variables[name].persistable:
+        return (
+            f"it is a persistable variable (created at {program.variables[name].source}), which lives in the scope: "
+            f"set it with fluid.global_scope().find_var({name!r}).set(value)."
+        )
+    maker = next((op for op in program.operators if name in op.output_names()), None)
+    made = f"operator {maker.name!r} ({maker.source}) makes it" if maker else "it is no input"
+    return f"{made}, so it cannot be fed."
 
 
 def _expected(var: VarDesc) -> str:
@@ -40,8 +70,8 @@ def _from_numbers(var: VarDesc, value: Any) -> torch.Tensor:
         array = np.asarray(value)
         if plain and array.dtype.kind in "biuf" and _same_kind(array, var.dtype):
             array = array.astype(var.dtype)
-        if not array.dtype.isnative or any(s < 0 for s in array.strides) or not array.flags.writeable:
-            array = array.astype(array.dtype.newbyteorder("="))
+        if not array.dtype.isnative or not array.flags.c_contiguous or not array.flags.writeable:
+            array = array.astype(array.dtype.newbyteorder("="), order="C")
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
         raise FeedError(
@@ -56,7 +86,8 @@ def _same_kind(array: np.ndarray, dtype: str) -> bool:
     return "float" in dtype or array.dtype.kind != "f"
 
 
-def _tensor(var: VarDesc, value: Any) -> torch.Tensor:
+def converted(var: VarDesc, value: Any) -> torch.Tensor:
+    """Return a fed value as a contiguous tensor of the variable's dtype, of any shape. Raises FeedError."""
     dtype = getattr(torch, var.dtype)
     tensor = value.detach() if isinstance(value, torch.Tensor) else _from_numbers(var, value)
     if tensor.dtype != dtype:
@@ -66,6 +97,11 @@ def _tensor(var: VarDesc, value: Any) -> torch.Tensor:
             f"Convert it, e.g. value.astype('{var.dtype}')",
             variable=var.name, got=got, expected=_expected(var),
         )  # fmt: skip
+    return tensor.contiguous()  # as it was recorded: views of it were taken for views of contiguous memory
+
+
+def _tensor(var: VarDesc, value: Any) -> torch.Tensor:
+    tensor = converted(var, value)
     if tensor.dim() != len(var.shape) or any(
         isinstance(d, int) and d != s for d, s in zip(var.shape, tensor.shape, strict=True)
     ):
@@ -117,7 +153,9 @@ def check_guards(guards: Sequence[Guard], bindings: Mapping[str, int]) -> None:
 def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]:
     """Return the names to fetch. Raises FetchError for what is not in the program."""
     names: list[str] = []
-    for item in fetch_list or ():
+    if isinstance(fetch_list, str) or hasattr(fetch_list, "name"):
+        raise FetchError(f"fetch_list is {fetch_list!r}; expected a list: fetch_list=[{fetch_list!r}]")
+    for item in () if fetch_list is None else fetch_list:
         name = item if isinstance(item, str) else getattr(item, "name", None)
         if not isinstance(name, str):
             raise FetchError(f"fetch_list holds {item!r}; expected a variable or its name")

@@ -6,15 +6,18 @@ times. Persistable tensors are bound once, and again when the scope's revision c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from penstock.exec.device_arguments import put_on_device
+from penstock.exec.device_streams import DeviceStreams, streams_for
 from penstock.exec.memory import ReplicaMemory
+from penstock.exec.temporaries import PlannedMemory
 from penstock.graph.operands import Shares, operands
-from penstock.graph.ssa import Graph, OpHandle
+from penstock.graph.ssa import SHARED, Graph, OpHandle
 from penstock.native.engine import TorchPlan
 from penstock.program.ir import Arg, Operator, Output, Ref
 from penstock.program.kernels import concrete, resolve
@@ -36,27 +39,40 @@ class Lowered:
     passing: list[int] = field(default_factory=list)  # fetched slots that hold neither a feed nor a persistable
     bound_revision: int = -1
     feed_slots: list[dict[str, int]] = field(default_factory=list)
+    streams: DeviceStreams | None = None  # of a plan over GPUs
+    memory: PlannedMemory = field(default_factory=PlannedMemory)
 
 
-def lower(program: Program, graph: Graph, shares: Shares, fetches: Sequence[str], memory: ReplicaMemory) -> Lowered:
+def lower(
+    program: Program,
+    graph: Graph,
+    shares: Shares,
+    fetches: Sequence[str],
+    memory: ReplicaMemory,
+    stays: Set[str] = frozenset(),
+) -> Lowered:
     """Return the plan of `graph` for `shares`. Raises ProgramError for an operator that torch does not have."""
     slots = {key: i for i, key in enumerate(graph.variables)}
     plan = TorchPlan(len(slots))
     for handle in graph.handles:
-        name, overload, args = _call(handle, shares, slots)
+        name, overload, args = _call(handle, shares, slots, memory.device(handle.replica))
         index = plan.add(
             name, overload, args, [_out(o, slots) for o in handle.op.outputs], handle.index, affinity=handle.replica
         )
         for before in handle.before:
             plan.edge(before, index)
+    memory.settle(graph.homes)
     fetched = [(name, _fetch_slots(graph, slots, name)) for name in fetches]
     for key, variable in graph.variables.items():
-        if variable.persistable or variable.feed or variable.name == RNG:
+        if variable.persistable or variable.feed or variable.name == RNG or key in stays:
             plan.keep(slots[key])
     for _, indices in fetched:
         for slot in indices:
             plan.keep(slot)
     plan.seal()
+    streams = streams_for(graph, memory.devices)
+    if streams is not None:
+        plan.use_devices(streams.plan)
     made = {n for h in graph.handles for n in h.makes() if graph.variables[n].persistable}
     lowered = Lowered(
         graph,
@@ -65,11 +81,13 @@ def lower(program: Program, graph: Graph, shares: Shares, fetches: Sequence[str]
         slots,
         fetched,
         [],
-        [(graph.variables[n].name, slots[n]) for n in made if graph.variables[n].replica <= 0],
+        [(v.name, slots[n]) for n in made if (v := graph.variables[n]).replica in (SHARED, memory.home(v.name))],
     )
+    lowered.memory.stays = frozenset(stays)
     lasting = {slots[k] for k, v in graph.variables.items() if v.persistable or v.feed}
     lowered.passing = sorted({s for _, found in fetched for s in found} - lasting)
     lowered.feed_slots = [_feeds(graph, slots, r) for r in range(graph.active)]
+    lowered.streams = streams
     _random_states(lowered)
     bind(lowered, program, memory)
     return lowered
@@ -88,7 +106,9 @@ def bind(lowered: Lowered, program: Program, memory: ReplicaMemory) -> None:
     lowered.bound_revision = memory.scope.revision
 
 
-def _call(handle: OpHandle, shares: Shares, slots: Mapping[str, int]) -> tuple[str, str, list[tuple[str, object]]]:
+def _call(
+    handle: OpHandle, shares: Shares, slots: Mapping[str, int], device: torch.device | None
+) -> tuple[str, str, list[tuple[str, object]]]:
     schema = resolve(handle.op)._schema
     args, kwargs = operands(handle, shares)
     named = dict(kwargs)
@@ -101,6 +121,8 @@ def _call(handle: OpHandle, shares: Shares, slots: Mapping[str, int]) -> tuple[s
             out.append(_operand(named[argument.name], slots, bindings))
         else:
             out.append(("const", argument.default_value))
+    if device is not None:
+        put_on_device(schema, out, device)
     return schema.name, schema.overload_name, out
 
 
@@ -122,7 +144,8 @@ def _fetch_slots(graph: Graph, slots: Mapping[str, int], name: str) -> list[int]
     """Slots of a variable on the active replicas; a shared one once for each."""
     found = []
     for replica in range(graph.active):
-        slot = slots.get(f"{name}#{replica}", slots.get(name, -1))
+        home = f"{name}#{graph.homes.get(name, 0)}"
+        slot = slots.get(f"{name}#{replica}", slots.get(name, slots.get(home, -1)))
         if slot < 0:
             return []
         found.append(slot)

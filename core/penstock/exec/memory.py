@@ -1,26 +1,43 @@
-"""Where the persistable variables of a replica live: the scope for replica 0 and shared ones, copies for the rest."""
+"""Where the persistable variables of a replica live: the scope for their home and shared ones, copies for the rest."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
 from penstock.exec.persistables import tensor_of
 from penstock.exec.scope import Scope
-from penstock.graph.ssa import Physical
+from penstock.graph.ssa import SHARED, Physical
 from penstock.program.program import Program
 
 
 class ReplicaMemory:
-    """Persistables by physical variable.
+    """Persistables by physical variable. `devices`: one for each replica; empty, all are in this process's memory.
 
-    Copies of replicas > 0 are made from the scope at their first use, and again when a tensor of the scope was
+    The scope's tensor is that of the variable's home: replica 0, or the owner that alone has it (`Graph.homes`). With
+    devices it lies on its home's device, and is moved there if somebody has used it elsewhere.
+    Copies of other replicas are made from the scope at their first use, and again when a tensor of the scope was
     replaced, or written by somebody else (an Executor, another ParallelExecutor, `find_var(...).set`): all
     replicas start each run from the same values.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    def __init__(self, scope: Scope, devices: tuple[torch.device, ...] = ()) -> None:
+        self.scope, self.devices = scope, devices
+        self._homes: dict[str, int] = {}
         self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def settle(self, homes: Mapping[str, int]) -> None:
+        """Take over where a graph has the persistables that not every replica has. Before binding its plan."""
+        self._homes.update(homes)
+
+    def home(self, name: str) -> int:
+        """Return the replica whose copy the scope keeps."""
+        return self._homes.get(name, 0)
+
+    def device(self, replica: int) -> torch.device | None:
+        """Return the device of a replica; what belongs to all is the first one's. None: the processor."""
+        return self.devices[max(replica, 0)] if self.devices else None
 
     def refresh(self) -> None:
         """Forget the copies if somebody else has written the scope since this memory did. Before binding."""
@@ -34,10 +51,12 @@ class ReplicaMemory:
 
     def tensor(self, program: Program, variable: Physical) -> torch.Tensor:
         """Return the tensor of a persistable physical variable. Raises ProgramError, see `tensor_of`."""
-        source = tensor_of(self.scope, program, variable.name)
-        if variable.replica <= 0:
+        home = self.home(variable.name)
+        source = tensor_of(self.scope, program, variable.name, self.device(home))
+        if variable.replica in (SHARED, home):
             return source
         known = self._copies.get(variable.key)
         if known is None or known[0] is not source:
-            known = self._copies[variable.key] = (source, source.clone())
+            copy = source.to(self.device(variable.replica) or source.device, copy=True)
+            known = self._copies[variable.key] = (source, copy)
         return known[1]

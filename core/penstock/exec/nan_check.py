@@ -21,6 +21,7 @@ import torch
 from penstock.errors import OperatorError
 from penstock.exec.flags import value_of
 from penstock.exec.lowering import Lowered
+from penstock.exec.out_of_range import explained
 from penstock.exec.pairing import named_operands, named_results
 from penstock.graph.interpret import interpret
 from penstock.graph.ssa import OpHandle
@@ -59,8 +60,10 @@ def run_checked(lowered: Lowered, program: Program) -> None:
             try:
                 return call()
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
-                shapes = {_name(n, described): shape_text(t) for n, t in named_operands(handle.op, operands)}
-                raise operator_error(handle.op, str(error), shapes, max(handle.replica, 0)) from error
+                tensors = dict(named_operands(handle.op, operands))
+                shapes = {_name(n, described): shape_text(t) for n, t in tensors.items()}
+                message = explained(handle.op, str(error), tensors.get)
+                raise operator_error(handle.op, message, shapes, max(handle.replica, 0)) from error
 
         return checked_call(handle.op, operands, guarded, described, max(handle.replica, 0))
 

@@ -8,36 +8,47 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import FeedError, ProgramError, SpecError
+from penstock.exec.arguments import check_arguments
 from penstock.exec.data_parallel import DataParallel, results
+from penstock.exec.device_streams import Devices
+from penstock.exec.devices import devices_of
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, is_compiled_with_cuda
+from penstock.exec.pass_choice import choice_of, refuse_on_gpus, say_what_has_no_effect
+from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, gpus_for
 from penstock.exec.scope import Scope, global_scope
-from penstock.exec.strategies import BuildStrategy, ExecutionStrategy, GradientScaleStrategy, ReduceStrategy
+from penstock.exec.strategies import (
+    BuildStrategy,
+    ExecutionStrategy,
+    GradientScaleStrategy,
+    ReduceStrategy,
+    check_trainers,
+)
+from penstock.exec.temporaries import retention
 from penstock.graph.ssa import Mode
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
+from penstock.program.strict_fields import say_once
 
 
 def _say(text: str) -> None:
     print(f"penstock: {text}", file=sys.stderr)
 
 
-def _mode(build: BuildStrategy, num_replicas: int, trains: bool) -> Mode:
-    if build.gradient_scale_strategy == GradientScaleStrategy.Customized:
-        raise SpecError(
-            "gradient_scale_strategy Customized is not supported in this version; use CoeffNumDevice or One"
-        )
+def _mode(build: BuildStrategy, num_replicas: int, program: Program) -> Mode:
+    trains = any(op.role & Role.BACKWARD for op in program.operators)
+    if num_replicas > 1 and any(op.role & Role.RPC for op in program.operators):
+        if build.reduce_strategy != ReduceStrategy.Reduce:
+            say_once(
+                "reduce_strategy AllReduce is run as Reduce: the program sends to parameter servers, and one replica "
+                "sends what all have summed"
+            )
+        return "reduce"
     if build.reduce_strategy == ReduceStrategy.Reduce:
         if num_replicas == 1 and trains:
             _say("reduce_strategy Reduce has nothing to exchange on one replica; the program runs as in AllReduce mode")
         return "reduce"
     return "all_reduce"
-
-
-def _refuse_cuda(what: str) -> None:
-    why = "the engine runs on CPU in this version" if is_compiled_with_cuda() else "this torch has no CUDA"
-    raise SpecError(f"{what}: {why}; pass use_cuda=False, or CPU places")
 
 
 def _data_parallel(
@@ -50,8 +61,14 @@ def _data_parallel(
     *,
     needs_loss: bool = True,
 ) -> DataParallel:
-    if execution.use_cuda:
-        _refuse_cuda("ExecutionStrategy.use_cuda=True")
+    if execution.use_cuda and not memory.devices:
+        gpus_for("ExecutionStrategy.use_cuda=True")
+        raise SpecError("ExecutionStrategy.use_cuda=True: give ParallelExecutor use_cuda=True, or CUDA places")
+    if execution.num_iteration_per_run > 1:
+        say_once(
+            f"ExecutionStrategy.num_iteration_per_run = {execution.num_iteration_per_run} has no effect: it needs a "
+            "reader in the program; each run is one iteration on what is fed"
+        )
     trains = any(op.role & Role.BACKWARD for op in program.operators)
     if trains and not loss_name and needs_loss:
         raise ProgramError(
@@ -60,20 +77,48 @@ def _data_parallel(
         )
     if loss_name and loss_name not in program.variables:
         program.var(loss_name)
-    return DataParallel(
+    refuse_on_gpus(build, program, memory.devices)
+    name = "train" if trains else "test"
+    build.used_by(f"an executor (of {num_replicas} replicas, program {name!r})")
+    core = DataParallel(
         program,
         memory,
-        mode=_mode(build, num_replicas, trains),
+        mode=_mode(build, num_replicas, program),
         num_replicas=num_replicas,
         num_threads=execution.num_threads,
         loss_name=loss_name,
         scale_loss=build.gradient_scale_strategy == GradientScaleStrategy.CoeffNumDevice,
-        name="train" if trains else "test",
+        choice=choice_of(build),
+        retention=retention(execution.num_iteration_per_drop_scope),
+        name=name,
     )
+    say_what_has_no_effect(build, core)
+    return core
+
+
+def _shared_memory(core: DataParallel | None, num_replicas: int, gpus: Devices) -> ReplicaMemory:
+    """Return the memory of what `share_vars_from` runs on; None: it has not run."""
+    if core is None:
+        raise SpecError("share_vars_from has not run yet, so it has no parameters to share; run it once first")
+    if core.num_replicas != num_replicas:
+        raise SpecError(
+            f"share_vars_from has {core.num_replicas} replicas, but CPU_NUM now asks for {num_replicas}; "
+            "executors that share parameters have the same number"
+        )
+    if core.memory.devices != gpus:
+        raise SpecError(
+            f"share_vars_from runs on {_names(core.memory.devices)}, but this executor would run on {_names(gpus)}; "
+            "executors that share parameters share their devices"
+        )
+    return core.memory
+
+
+def _names(gpus: Devices) -> str:
+    return ", ".join(str(d) for d in gpus) or "CPU"
 
 
 class ParallelExecutor:
-    """Runs a Program as an SSA graph on every CPU replica (`CPU_NUM`, else the number of cores).
+    """Runs a Program as an SSA graph on every replica: one for each GPU with `use_cuda`, else `CPU_NUM` on CPU.
 
     `loss_name`: needed when the program has a backward pass. `share_vars_from`: another ParallelExecutor whose
     parameters this one uses; it must have run once. Raises ProgramError, SpecError.
@@ -91,33 +136,28 @@ class ParallelExecutor:
         trainer_id: int = 0,
         scope: Scope | None = None,
     ) -> None:
-        if num_trainers != 1 or trainer_id != 0:
-            raise SpecError("num_trainers and trainer_id need collective mode, which this version does not have")
-        program = main_program or default_main_program()
-        if use_cuda:
-            _refuse_cuda("use_cuda=True")
-        num_replicas = cpu_num()
-        memory = self._memory(share_vars_from, scope, num_replicas)
         build, execution = build_strategy or BuildStrategy(), exec_strategy or ExecutionStrategy()
+        program = main_program or default_main_program()
+        check_arguments(program, loss_name, build, execution)
+        check_trainers(build, num_trainers, trainer_id)
+        gpus = devices_of(gpus_for("use_cuda=True")) if use_cuda else ()
+        num_replicas = len(gpus) or cpu_num()
+        memory = self._memory(share_vars_from, scope, num_replicas, gpus)
         self._core = _data_parallel(program, loss_name, build, execution, memory, num_replicas)
         self._ran = False
 
     @staticmethod
-    def _memory(share_vars_from: ParallelExecutor | None, scope: Scope | None, num_replicas: int) -> ReplicaMemory:
+    def _memory(
+        share_vars_from: ParallelExecutor | None, scope: Scope | None, num_replicas: int, gpus: Devices
+    ) -> ReplicaMemory:
         if share_vars_from is None:
-            return ReplicaMemory(scope or global_scope())
+            return ReplicaMemory(scope or global_scope(), gpus)
         if not isinstance(share_vars_from, ParallelExecutor):
             raise SpecError(f"share_vars_from is a {type(share_vars_from).__name__}; expected a ParallelExecutor")
-        if not share_vars_from._ran:
-            raise SpecError("share_vars_from has not run yet, so it has no parameters to share; run it once first")
-        if share_vars_from.device_count != num_replicas:
-            raise SpecError(
-                f"share_vars_from has {share_vars_from.device_count} replicas, but CPU_NUM now asks for "
-                f"{num_replicas}; executors that share parameters have the same number"
-            )
+        memory = _shared_memory(share_vars_from._core if share_vars_from._ran else None, num_replicas, gpus)
         if scope is not None:
             _say("scope is ignored because share_vars_from is given")
-        return share_vars_from._core.memory
+        return memory
 
     @property
     def device_count(self) -> int:
@@ -155,6 +195,10 @@ class ParallelExecutor:
         """Whether the next run has to make its plan and buffers anew (Fluid's name)."""
         return not self._core.has_plans
 
+    def statistics(self) -> dict[str, Any]:
+        """Return what the executor holds and has done, in plain types; the fields are those of `exec.statistics`."""
+        return self._core.statistics().as_dict()
+
     def close(self) -> None:
         """Stop the threads."""
         self._core.close()
@@ -162,36 +206,54 @@ class ParallelExecutor:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What `with_data_parallel` was given; `num_replicas` 0: CPU_NUM when it first runs."""
+    """What `with_data_parallel` was given; `num_replicas` 0: all that the Executor's kind of place has."""
 
     loss_name: str | None
     execution: ExecutionStrategy
     share: CompiledProgram | None
     num_replicas: int
+    gpus: Devices = ()
 
 
-def _num_places(places: object) -> int:
+def _placed(places: object) -> tuple[int, Devices]:
+    """Return how many replicas there are (0: not said), and their GPUs (none: CPU)."""
     if places is None:
-        return 0
+        return 0, ()
     given = list(places) if isinstance(places, (list, tuple)) else [places]
     for place in given:
-        if isinstance(place, CUDAPlace):
-            _refuse_cuda(f"places={given!r}")
-        if not isinstance(place, CPUPlace):
-            raise SpecError(f"places holds {place!r}; expected fluid.CPUPlace()", got=place)
+        if not isinstance(place, CPUPlace | CUDAPlace):
+            raise SpecError(f"places holds {place!r}; expected fluid.CPUPlace() or fluid.CUDAPlace(i)", got=place)
     if not given:
-        raise SpecError("places is empty; give one place for each replica, or None for CPU_NUM of them")
-    return len(given)
+        raise SpecError("places is empty; give one place for each replica, or None for all")
+    cards = [place for place in given if isinstance(place, CUDAPlace)]
+    if cards and len(cards) != len(given):
+        raise SpecError(f"places={given!r} mixes CPU and GPU; give places of one kind")
+    return len(given), devices_of(gpus_for(f"places={given!r}", cards)) if cards else ()
+
+
+def _check_shared(share_vars_from: object) -> None:
+    if not isinstance(share_vars_from, CompiledProgram):
+        raise SpecError(f"share_vars_from is a {type(share_vars_from).__name__}; expected a CompiledProgram")
+    if share_vars_from._settings is None:
+        raise SpecError("share_vars_from is not data parallel; call its with_data_parallel first, and run it once")
 
 
 class CompiledProgram:
-    """A Program that `Executor.run` runs as a graph: on one replica, or on several with `with_data_parallel`."""
+    """A Program that `Executor.run` runs as a graph: on one replica, or on several with `with_data_parallel`.
+
+    It is compiled at its first run, for that run's scope; in another one it is refused, as Fluid does.
+    """
 
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
+        if not isinstance(program_or_graph, Program):
+            raise SpecError(
+                f"CompiledProgram is given a {type(program_or_graph).__name__}; expected a fluid.Program",
+                got=program_or_graph,
+            )
         self._program = program_or_graph
         self._build = build_strategy
         self._settings: _Settings | None = None
-        self._cores: dict[int, DataParallel] = {}
+        self._core: DataParallel | None = None
 
     def with_data_parallel(
         self,
@@ -201,33 +263,55 @@ class CompiledProgram:
         share_vars_from: CompiledProgram | None = None,
         places: object = None,
     ) -> CompiledProgram:
-        """Run on one replica for each place (CPU_NUM of them by default). Raises SpecError when called twice."""
-        if self._settings is not None:
-            raise SpecError("with_data_parallel was called already on this CompiledProgram; make another one")
+        """Run on one replica for each place (CPU_NUM of them by default).
+
+        `share_vars_from`: another data-parallel CompiledProgram that has run. Raises SpecError when called twice, or
+        after a run.
+        """
+        if self._settings is not None or self._core is not None:
+            what = "has run" if self._settings is None else "is data parallel"
+            raise SpecError(
+                f"this CompiledProgram {what} already (with_data_parallel was called already, or comes too late); "
+                "make another one"
+            )
+        if share_vars_from is not None:
+            _check_shared(share_vars_from)
         self._build = build_strategy or self._build
         execution = exec_strategy or ExecutionStrategy()
-        self._settings = _Settings(loss_name, execution, share_vars_from, _num_places(places))
+        self._settings = _Settings(loss_name, execution, share_vars_from, *_placed(places))
         return self
 
-    def _core_for(self, scope: Scope) -> DataParallel:
-        core = self._cores.get(id(scope))
-        if core is None:
-            core = self._cores[id(scope)] = self._make_core(scope)
-        return core
+    def _core_for(self, scope: Scope, place: object) -> DataParallel:
+        if self._core is None:
+            self._core = self._make_core(scope, place)
+        elif self._core.memory.scope is not scope and (self._settings is None or self._settings.share is None):
+            raise SpecError(
+                "this CompiledProgram was compiled for another scope at its first run. Run it with that scope, or make "
+                "another CompiledProgram of the same program"
+            )
+        return self._core
 
-    def _make_core(self, scope: Scope) -> DataParallel:
+    def _ran_core(self) -> DataParallel | None:
+        return self._core if self._core is not None and self._core.last_step >= 0 else None
+
+    def _make_core(self, scope: Scope, place: object) -> DataParallel:
         settings = self._settings or _Settings(None, ExecutionStrategy(), None, 1)
-        shared = settings.share
-        if shared is not None and not shared._cores:
-            raise SpecError("share_vars_from has not run yet, so it has no parameters to share; run it once first")
-        memory = next(iter(shared._cores.values())).memory if shared is not None else ReplicaMemory(scope)
+        build = self._build or BuildStrategy()
+        check_arguments(self._program, settings.loss_name, build, settings.execution)
+        check_trainers(build)
+        gpus, share = settings.gpus, settings.share
+        if isinstance(place, CUDAPlace) and (self._settings is None or not settings.num_replicas):
+            gpus = devices_of(gpus_for(f"Executor({place!r})", [place] if self._settings is None else None))
+        elif bool(gpus) != isinstance(place, CUDAPlace):
+            raise SpecError(f"places are {_names(gpus)}, but the Executor runs on {place!r}; give places of its kind")
+        num_replicas = len(gpus) or settings.num_replicas or cpu_num()
         return _data_parallel(
             self._program,
             settings.loss_name,
-            self._build or BuildStrategy(),
+            build,
             settings.execution,
-            memory,
-            settings.num_replicas or cpu_num(),
+            ReplicaMemory(scope, gpus) if share is None else _shared_memory(share._ran_core(), num_replicas, gpus),
+            num_replicas,
             needs_loss=self._settings is not None,
         )
 
@@ -240,6 +324,6 @@ class CompiledProgram:
         return_numpy: bool,
         return_merged: bool,
     ) -> list[Any]:
-        core = self._core_for(scope or global_scope())
+        core = self._core_for(scope or global_scope(), getattr(executor, "place", None))
         fetched = core.run(feed, fetch_list)
         return results(self._program, fetch_list, fetched, return_numpy, return_merged)

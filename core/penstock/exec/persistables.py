@@ -10,9 +10,13 @@ from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 
+_CPU = torch.device("cpu")
 
-def tensor_of(scope: Scope, program: Program, name: str) -> torch.Tensor:
+
+def tensor_of(scope: Scope, program: Program, name: str, device: torch.device | None = None) -> torch.Tensor:
     """Return the tensor; a captured value is put into the scope at its first use.
+
+    `device`: where it is needed; the scope's tensor moves there. None: the processor's memory.
 
     Raises ProgramError if it has no value yet, or if the scope's tensor is not what the Program describes
     (another Program's variable of the same name).
@@ -36,6 +40,10 @@ def tensor_of(scope: Scope, program: Program, name: str) -> torch.Tensor:
             "startup has run in this scope. Give each model its own fluid.Scope(), or name their parameters",
             variable=name,
         )
+    wanted = device or _CPU
+    if tensor.device != wanted:
+        tensor = tensor.to(wanted)
+        scope.set(name, tensor)
     return tensor
 
 

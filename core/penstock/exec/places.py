@@ -54,9 +54,49 @@ def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
 
 
 def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
-    """Return one place for each visible GPU."""
-    ids = list(range(torch.cuda.device_count())) if device_ids is None else device_ids
+    """Return one place for each GPU: those given, else FLAGS_selected_gpus, else every visible one.
+
+    Numbers count the visible GPUs: torch reads CUDA_VISIBLE_DEVICES. Raises SpecError for one that is not there.
+    """
+    visible = torch.cuda.device_count()
+    ids = _selected_gpus(visible) if device_ids is None else device_ids
+    for i in ids:
+        if not 0 <= i < visible:
+            raise SpecError(f"GPU {i} is asked for, but {_visible(visible)}", got=i)
     return [CUDAPlace(i) for i in ids]
+
+
+def _selected_gpus(visible: int) -> list[int]:
+    text = os.environ.get("FLAGS_selected_gpus", "").strip()  # noqa: SIM112 - Fluid's name
+    if not text:
+        return list(range(visible))
+    parts = [p.strip() for p in text.split(",")]
+    if not all(p.isdecimal() for p in parts):
+        raise SpecError(f"the environment variable FLAGS_selected_gpus is {text!r}; expected numbers as '0,1'")
+    return [int(p) for p in parts]
+
+
+def _visible(count: int) -> str:
+    """Say how many GPUs a user has, and why."""
+    if torch.version.cuda is None and torch.version.hip is None and not count:
+        return "this torch has no CUDA"
+    limit = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return f"{count} are visible" + (f" (CUDA_VISIBLE_DEVICES is {limit!r})" if limit is not None else "")
+
+
+def gpus_for(what: str, places: list[CUDAPlace] | None = None) -> list[CUDAPlace]:
+    """Return the GPUs that `what` asks for: `places`, or all. Raises SpecError, saying what to pass instead."""
+    visible = torch.cuda.device_count()
+    if not visible:
+        raise SpecError(f"{what}: {_visible(visible)}; pass use_cuda=False, or CPU places")
+    return cuda_places(None if places is None else [p.index for p in places])
+
+
+def device_of(place: Place) -> torch.device:
+    """Return torch's device of a place. Raises SpecError if there is no such GPU."""
+    if isinstance(place, CPUPlace):
+        return torch.device("cpu")
+    return torch.device("cuda", gpus_for(f"{place!r}", [place])[0].index)
 
 
 def is_compiled_with_cuda() -> bool:

@@ -42,11 +42,12 @@ def split(program: Program, tensors: Mapping[str, torch.Tensor], num_replicas: i
             raise FeedError(
                 f"feeds {first!r} and {name!r} must have the same number of rows, but have {total} and {size}"
             )
-    shares: list[dict[str, torch.Tensor]] = []
-    start = 0
-    for size in share_sizes(total, num_replicas):
-        shares.append({n: t.narrow(0, start, size) if n in rows else t for n, t in tensors.items()})
-        start += size
+    sizes = share_sizes(total, num_replicas)
+    shares: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
+    for name, tensor in tensors.items():
+        parts = tensor.split_with_sizes(sizes) if name in rows else [tensor] * len(sizes)
+        for share, part in zip(shares, parts, strict=True):
+            share[name] = part
     return shares
 
 

@@ -1,73 +1,32 @@
 """ExecutionStrategy and BuildStrategy: Fluid's fields with their documented defaults.
 
-A field that has no effect yet is stored, and says so once when it is set. Unknown fields are refused by name.
+A field that has no effect here is stored, and says once why when it is set to something else than its default.
+Unknown fields, values of the wrong type and relations that cannot hold are refused by name. A BuildStrategy that an
+executor has used does not change any more: a change would be ignored. Pure data; prints one line to stderr at most.
 Source: spec rows 1.3 and 1.4; where Fluid's documents and code disagree, the documents win.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, ClassVar
 
 from penstock.errors import SpecError
-
-_said: set[str] = set()
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        print(f"penstock: {text}", file=sys.stderr)
+from penstock.program.strict_fields import StrictFields
 
 
-class _Strategy:
-    _defaults: ClassVar[dict[str, Any]]
-    _without_effect: ClassVar[frozenset[str]]
+class ExecutionStrategy(StrictFields):
+    """How a graph runs. `num_threads`: size of the thread pool; 0 takes 4 for each replica.
 
-    def __init__(self) -> None:
-        self.__dict__.update(self._defaults)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        kind = type(self).__name__
-        if name not in self._defaults:
-            raise SpecError(f"{kind} has no field {name!r}; it has {', '.join(sorted(self._defaults))}", got=name)
-        default = self._defaults[name]
-        if not _fits(value, default):
-            expected = _expected(default)
-            raise SpecError(f"{kind}.{name} is {value!r}; expected {expected}", got=value, expected=expected)
-        if name in self._without_effect and value != default:
-            _say_once(f"{kind}.{name} = {value!r} is stored but has no effect in this version")
-        self.__dict__[name] = value
-
-    def __repr__(self) -> str:
-        changed = {k: v for k, v in self.__dict__.items() if v != self._defaults[k]}
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in changed.items())})"
-
-
-def _expected(default: Any) -> str:
-    if isinstance(default, IntEnum):
-        return f"one of {', '.join(m.name for m in type(default))}"
-    return "True, False or None" if default is None else type(default).__name__
-
-
-def _fits(value: Any, default: Any) -> bool:
-    if default is None:
-        return value is None or isinstance(value, bool)
-    if isinstance(default, bool):
-        return isinstance(value, bool)
-    if isinstance(default, IntEnum):
-        return isinstance(value, type(default))
-    if isinstance(default, int):
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    return isinstance(value, type(default))
-
-
-class ExecutionStrategy(_Strategy):
-    """How a graph runs. `num_threads`: size of the thread pool; 0 takes 4 for each replica."""
+    It is read when an executor is made; what is changed later is for the next one.
+    """
 
     num_threads: int
     use_cuda: bool
+    num_iteration_per_drop_scope: int
+    num_iteration_per_run: int
+    use_thread_barrier: bool
 
     _defaults: ClassVar[dict[str, Any]] = {
         "num_threads": 0,
@@ -77,16 +36,14 @@ class ExecutionStrategy(_Strategy):
         "num_iteration_per_run": 1,
         "use_thread_barrier": False,
         "use_experimental_executor": True,
+        "_dry_run": False,
     }
-    _without_effect = frozenset(
-        {
-            "allow_op_delay",
-            "num_iteration_per_drop_scope",
-            "num_iteration_per_run",
-            "use_thread_barrier",
-            "use_experimental_executor",
-        }
-    )
+    _least: ClassVar[dict[str, int]] = {"num_iteration_per_drop_scope": 1, "num_iteration_per_run": 1}
+    _without_effect: ClassVar[Mapping[str, str]] = {
+        "allow_op_delay": "operators start as soon as their inputs are there",
+        "use_experimental_executor": "the engine has one executor",
+        "_dry_run": "every run computes",
+    }
 
 
 class _Reduce(IntEnum):
@@ -104,13 +61,31 @@ class _Scale(IntEnum):
     Customized = 2
 
 
-class BuildStrategy(_Strategy):
+_NO_KERNEL = "there is no fused kernel for it"
+
+
+class BuildStrategy(StrictFields):
     """How a graph is built from a Program."""
 
     ReduceStrategy: ClassVar[type[_Reduce]] = _Reduce
     GradientScaleStrategy: ClassVar[type[_Scale]] = _Scale
     reduce_strategy: _Reduce
     gradient_scale_strategy: _Scale
+    debug_graphviz_path: str
+    enable_sequential_execution: bool
+    fuse_elewise_add_act_ops: bool
+    fuse_all_optimizer_ops: bool
+    fuse_broadcast_ops: bool
+    sync_batch_norm: bool
+    memory_optimize: bool | None
+    enable_inplace: bool
+    async_mode: bool
+    num_trainers: int
+    trainer_id: int
+    trainers_endpoints: list[str]
+    nccl_comm_num: int
+    use_hierarchical_allreduce: bool
+    hierarchical_allreduce_inter_nranks: int
 
     _defaults: ClassVar[dict[str, Any]] = {
         "reduce_strategy": _Reduce.AllReduce,
@@ -138,12 +113,71 @@ class BuildStrategy(_Strategy):
         "nccl_comm_num": 1,
         "use_hierarchical_allreduce": False,
         "hierarchical_allreduce_inter_nranks": 0,
+        "mkldnn_enabled_op_types": [],
     }
-    _without_effect = frozenset(_defaults) - {"reduce_strategy", "gradient_scale_strategy"}
+    _least: ClassVar[dict[str, int]] = {"num_trainers": 1, "nccl_comm_num": 1}
+    _without_effect: ClassVar[Mapping[str, str]] = {
+        "remove_unnecessary_lock": "the engine takes no lock for an operator",
+        "enable_backward_optimizer_op_deps": "an update waits for its own gradient only, and for nothing else",
+        "cache_runtime_context": "a plan is lowered once for its sizes and is that cache",
+        "fuse_bn_act_ops": _NO_KERNEL,
+        "fuse_relu_depthwise_conv": _NO_KERNEL,
+        "enable_auto_fusion": _NO_KERNEL,
+        "is_distribution": "an executor sees from a program's operators whether it sends and receives",
+        "nccl_comm_num": "it is for several trainers with GPUs",
+        "use_hierarchical_allreduce": "it is for several trainers with GPUs",
+        "hierarchical_allreduce_inter_nranks": "it is for several trainers with GPUs",
+        "mkldnn_enabled_op_types": "torch chooses among oneDNN's kernels itself",
+    }
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.__dict__["trainers_endpoints"] = []
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "trainer_id" and isinstance(value, int) and value < 0:
+            raise SpecError(_wrong_trainer(value, self.num_trainers, self.trainers_endpoints), got=value)
+        super().__setattr__(name, value)
+
+    @property
+    def fuse_all_reduce_ops(self) -> bool:
+        """Whether gradients travel in buckets; None, the default, means True (and reads so, as Fluid's getter)."""
+        return self.__dict__["fuse_all_reduce_ops"] is not False
+
+    @fuse_all_reduce_ops.setter
+    def fuse_all_reduce_ops(self, value: bool | None) -> None:
+        self.__setattr__("fuse_all_reduce_ops", value)  # for type checkers: an assignment goes there by itself
+
+    def used_by(self, executor: str) -> None:
+        """Note that `executor` (words for an error) was made with this strategy; from now on it does not change."""
+        self.__dict__.setdefault("_user", executor)
+
+
+def _wrong_trainer(trainer_id: int, num_trainers: int, endpoints: list[str]) -> str:
+    known = f"trainers_endpoints has {len(endpoints)}" if endpoints else f"num_trainers is {num_trainers}"
+    count = len(endpoints) or num_trainers
+    return f"BuildStrategy.trainer_id is {trainer_id}, but {known}; expected a number from 0 to {count - 1}"
+
+
+def check_trainers(build: BuildStrategy, num_trainers: int = 1, trainer_id: int = 0) -> None:
+    """Raise SpecError unless the fields about several trainers fit each other, and this version can run them.
+
+    `num_trainers`, `trainer_id`: ParallelExecutor's arguments; unless they are 1 and 0 they stand above the strategy's.
+    """
+    trainers = num_trainers if num_trainers != 1 else build.num_trainers
+    mine = trainer_id if trainer_id != 0 else build.trainer_id
+    endpoints, inter = build.trainers_endpoints, build.hierarchical_allreduce_inter_nranks
+    if not 0 <= mine < (len(endpoints) or trainers):
+        raise SpecError(_wrong_trainer(mine, trainers, endpoints), got=mine)
+    if trainers > 1 and endpoints and len(endpoints) != trainers:
+        raise SpecError(f"num_trainers is {trainers}, but trainers_endpoints has {len(endpoints)}: {endpoints}")
+    if build.use_hierarchical_allreduce and (trainers == 1 or inter < 2 or trainers % inter):
+        raise SpecError(
+            f"use_hierarchical_allreduce needs several trainers in equal groups of more than one: num_trainers is "
+            f"{trainers}, hierarchical_allreduce_inter_nranks is {inter}"
+        )
+    if trainers != 1:
+        raise SpecError(
+            f"num_trainers is {trainers}: several trainers need collective mode, which comes with "
+            'fluid.DistributeTranspilerConfig.mode = "nccl2" in a later version; use num_trainers=1',
+            got=trainers,
+        )
 
 
 ReduceStrategy, GradientScaleStrategy = BuildStrategy.ReduceStrategy, BuildStrategy.GradientScaleStrategy

@@ -154,8 +154,8 @@ def is_parameter(var: VarDesc) -> bool:
 
 
 def persistables(program: Program) -> list[VarDesc]:
-    """Return the variables that outlive a run."""
-    return [v for v in program.variables.values() if v.persistable]
+    """Return the variables that outlive a run in this process; tables of parameter servers do not."""
+    return [v for v in program.variables.values() if v.persistable and not v.distributed]
 
 
 def chosen_variables(program: Program, vars: Iterable[Any] | None, predicate: Predicate | None) -> list[VarDesc]:

@@ -1,0 +1,84 @@
+"""What a BuildStrategy and the flags make of a graph: the choice of passes, and a word where a field has no effect.
+
+A field may have no effect because of what it is used with: GPUs, a mode, an optimizer. That is known when an executor
+is made, and said then, once in a process and on stderr.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import SpecError
+from penstock.exec import flags
+from penstock.exec.data_parallel import DataParallel
+from penstock.exec.device_streams import Devices, on_gpus
+from penstock.exec.strategies import BuildStrategy, GradientScaleStrategy
+from penstock.graph.build import build_graph
+from penstock.graph.passes import Buckets, PassChoice
+from penstock.graph.passes.fuse_optimizer import fuse_updates
+from penstock.graph.passes.sync_batch_norm import has_batch_norm
+from penstock.program.ir import Role
+from penstock.program.program import Program
+from penstock.program.strict_fields import say_once
+
+# Fields that `devices.passes_for` switches off.
+_CPU_ONLY = ("fuse_all_reduce_ops", "fuse_all_optimizer_ops", "fuse_elewise_add_act_ops", "memory_optimize")
+
+
+def _buckets() -> Buckets:
+    """How large a bucket of gradients gets, by Fluid's flags: MB, and layers; not above 0: no limit."""
+    size, layers = (flags.number_of(f"FLAGS_fuse_parameter_{what}_size") for what in ("memory", "groups"))
+    return Buckets(num_bytes=int(max(size, 0.0) * 2**20), num_layers=int(max(layers, 0.0)))
+
+
+def choice_of(build: BuildStrategy) -> PassChoice:
+    """Return the passes that the fields ask for."""
+    return PassChoice(
+        fuse_all_reduce=build.fuse_all_reduce_ops,
+        fuse_optimizer=build.fuse_all_optimizer_ops,
+        sync_batch_norm=build.sync_batch_norm,
+        buckets=_buckets(),
+        sequential=build.enable_sequential_execution,
+        fed_loss_gradient=build.gradient_scale_strategy == GradientScaleStrategy.Customized,
+        graphviz_path=build.debug_graphviz_path,
+        fuse_add_act=build.fuse_elewise_add_act_ops,
+        fuse_broadcast=build.fuse_broadcast_ops,
+        reuse_buffers=build.memory_optimize is not False,
+        inplace=build.enable_inplace,
+    )
+
+
+def refuse_on_gpus(build: BuildStrategy, program: Program, devices: Devices) -> None:
+    """Raise SpecError for a field that these devices cannot honour, and that would change the result if ignored."""
+    if build.sync_batch_norm and len(devices) > 1 and on_gpus(devices) and has_batch_norm(program):
+        raise SpecError(
+            "BuildStrategy.sync_batch_norm = True on several GPUs: its operators (penstock.batch_norm_stats, "
+            "penstock.sync_batch_norm) have no CUDA kernels. Set it to False, or run with use_cuda=False"
+        )
+
+
+def say_what_has_no_effect(build: BuildStrategy, core: DataParallel) -> None:
+    """Print a line for each field that was set and does nothing for what `core` runs."""
+    if core.memory.devices:
+        for name in _CPU_ONLY:
+            if build.__dict__[name] is True:
+                say_once(f"BuildStrategy.{name} = True has no effect on GPUs: it is made for CPU and off there")
+        return
+    if build.fuse_broadcast_ops:
+        say_once("BuildStrategy.fuse_broadcast_ops = True has no effect on CPU: replicas share parameters")
+    if build.__dict__["fuse_all_reduce_ops"] is True and core.mode == "reduce":
+        say_once(
+            "BuildStrategy.fuse_all_reduce_ops = True has no effect in Reduce mode: each gradient goes to its "
+            "parameter's owner by itself"
+        )
+    if build.fuse_all_optimizer_ops and not _fuses_updates(core.program):
+        say_once(
+            "BuildStrategy.fuse_all_optimizer_ops = True has no effect on this program: no two of its updates are of "
+            "a kind that is fused (SGD, Momentum, Adagrad or Adam with equal settings, on dense gradients)"
+        )
+
+
+def _fuses_updates(program: Program) -> bool:
+    """Whether updates are fused, or there is none that could be."""
+    if not any(op.role & Role.OPTIMIZE and op.role_vars for op in program.operators):
+        return True
+    graph = build_graph(program, mode="local", num_replicas=1, active=1)
+    return fuse_updates(graph, program) is not graph

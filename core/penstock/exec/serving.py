@@ -1,0 +1,69 @@
+"""Running a pserver program: its storage, handed to the server, which answers trainers until all have left.
+
+Imported when an Executor meets such a program, so that others load no server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from penstock.exec.ps_storage import ProgramStorage
+from penstock.exec.scope import Scope
+from penstock.program.program import Program
+from penstock.ps.server import serve
+from penstock.ps.settings import ServerSettings
+
+_STARTED_NS = time.time_ns()
+_TERMINATED = 128 + signal.SIGTERM  # as a shell tells it
+
+
+def serve_program(program: Program, scope: Scope) -> None:
+    """Serve until every trainer has left; see `serve_storage`."""
+    serve_storage(ProgramStorage(program, scope), scope)
+
+
+def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | None = None) -> None:
+    """Serve until every trainer has left. `num_threads`: updates at the same time, if not as many as by default.
+
+    Ctrl-C and SIGTERM end it too, after the server has closed: KeyboardInterrupt, SystemExit(143). Raises SpecError for
+    a setting in the environment, Unavailable where it cannot listen or trainers do not come.
+    """
+    said = storage.description
+    settings = ServerSettings.from_environ(
+        os.environ, started_ns=_STARTED_NS, endpoint=said.endpoint, index=said.index, fanin=said.fanin, mode=said.mode,
+        num_servers=len(said.endpoints),
+    )  # fmt: skip
+    if num_threads is not None:
+        settings = replace(settings, num_threads=num_threads)
+    try:
+        with _terminated_as_interrupted():
+            serve(settings, storage)
+    finally:
+        scope.written_by(storage)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, as Ctrl-C does; Python's default ends the process in the middle of a write."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's business, and it is not waiting here
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL:
+        yield  # the script has its own way to end
+        return
+
+    def end(_number: int, _frame: object) -> None:
+        raise SystemExit(_TERMINATED)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,52 @@
+"""Which graph the steps of an executor run, told to whoever watches it, when it is another one than before.
+
+An event names its operator by its position in the graph, so a document belongs to one graph, not to sizes alone: what
+is fetched decides which operators the passes fuse. Graphs that read the same share a document.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from penstock.exec.lowering import Lowered
+from penstock.graph.document import document
+from penstock.graph.ssa import Graph
+from penstock.program.program import Program
+from penstock.protocol.graphdoc import GraphDocument
+from penstock.telemetry import Watch
+
+_MAX_DOCUMENTS = 32
+
+
+class ShownGraphs:
+    """The documents of the most recent graphs, and which of them `watch` knows as the current one."""
+
+    def __init__(self, watch: Watch, *, name: str, num_threads: int) -> None:
+        self._watch, self._name, self._num_threads = watch, name, num_threads
+        # The graph is kept with its document, so that its id stays its own.
+        self._documents: OrderedDict[tuple[object, ...], tuple[Graph, GraphDocument]] = OrderedDict()
+        self._current: GraphDocument | None = None
+
+    def show(self, lowered: Lowered, program: Program, rows: list[int], step: int) -> None:
+        """Say that `step` is the first to run the graph of `lowered`, unless the step before did too."""
+        if not self._watch.is_watched:
+            return
+        key = (id(lowered.graph), tuple(tuple(b.items()) for b in lowered.shares.bindings))
+        found = self._documents.get(key)
+        if found is None:
+            found = self._documents[key] = (lowered.graph, self._document(lowered, program, rows))
+            if len(self._documents) > _MAX_DOCUMENTS:
+                self._documents.popitem(last=False)
+        if found[1] is not self._current:
+            self._current = found[1]
+            self._watch.graph(found[1], from_step=step)
+
+    def _document(self, lowered: Lowered, program: Program, rows: list[int]) -> GraphDocument:
+        made = document(
+            lowered.graph, program, lowered.shares, name=self._name, num_threads=self._num_threads, rows=rows
+        )
+        return next((known for _, known in self._documents.values() if known == made), made)
+
+    def forget(self) -> None:
+        """Drop the documents: the Program has changed."""
+        self._documents.clear()

@@ -1,0 +1,126 @@
+"""The block of a distributed table: the C++ table, with the program's own operators as its update.
+
+Where the update is one of Penstock's sparse kernels the table applies it itself, row by row where the rows are. Any
+other update runs as operators over copies of the rows, which then go back.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from penstock.exec.prepared_block import Env, PreparedBlock
+from penstock.program.ir import Operator, Ref
+from penstock.program.program import Program
+from penstock.ps.table import FirstValues, Floats, Ids, SparseTable, TableSettings
+
+Push = Callable[[SparseTable, Ids, Floats, Any, Env, int], None]
+
+
+def _sgd(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int) -> None:
+    table.push_sgd(ids, gradients, lr=_number(env, args[3]), now=now)
+
+
+def _adagrad(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int) -> None:
+    table.push_adagrad(ids, gradients, lr=_number(env, args[4]), epsilon=args[5], now=now)
+
+
+def _adam(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int) -> None:
+    lr, step, (beta1, beta2, epsilon) = _number(env, args[6]), round(_number(env, args[3])), args[7:10]
+    table.push_adam(ids, gradients, lr=lr, step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, now=now)
+
+
+def _number(env: Env, operand: Any) -> float:
+    return float(env[operand.name])
+
+
+# Kernel -> (how the table does it, how many of its first operands are rows of the table: the parameter and states).
+_KERNELS: dict[str, tuple[Push, int]] = {
+    "penstock.sparse_sgd_.default": (_sgd, 1),
+    "penstock.sparse_adagrad_.default": (_adagrad, 2),
+    "penstock.sparse_adam_.default": (_adam, 3),
+}
+
+
+class TableBlock:
+    """One table with its update. Updates come one at a time; `table` may be read meanwhile.
+
+    Rows age by `clock` (seconds) from here on: a table that comes back is as if it had all been used just now.
+    """
+
+    def __init__(
+        self, program: Program, operators: Sequence[Operator], bound: Mapping[str, torch.Tensor], *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        described = next(op for op in operators if op.outputs and isinstance(op.outputs[0], tuple))
+        made: Any = described.outputs
+        self.columns: tuple[str, ...] = made[0]
+        self._positions: str = made[1]
+        self._merged: str = made[2]
+        self.table = SparseTable(_settings(described))
+        self._expire_after_s: Any = dict(described.kwargs)["expire_after_s"]
+        self._clock, self._began = clock, clock()
+        self._width = self.table.settings.width
+        own = [op for op in operators if op is not described]
+        self._kernel = self._kernel_of(own)
+        self._block = PreparedBlock(program, [op for op in own if op is not self._kernel], bound)
+
+    def _kernel_of(self, operators: Sequence[Operator]) -> Operator | None:
+        """Return the operator that the table does itself, if it is all that touches the rows."""
+        names = {*self.columns, self._positions, self._merged}
+        touching = [op for op in operators if names & set(op.input_names())]
+        if len(touching) != 1 or touching[0].type not in _KERNELS or touching[0] is not operators[-1]:
+            return None
+        _, number = _KERNELS[touching[0].type]
+        order = tuple(Ref(name) for name in self.columns)
+        return touching[0] if touching[0].args[:number] == order else None
+
+    def now(self) -> int:
+        """Return the time that a use of a row is noted with: whole seconds since the beginning."""
+        return int(self._clock() - self._began)
+
+    def expire(self) -> int:
+        """Drop the rows that nobody used for as long as the program says; return how many. No updates meanwhile."""
+        if self._expire_after_s is None:
+            return 0
+        oldest = math.floor(self._clock() - self._began - self._expire_after_s)
+        return self.table.expire(oldest) if oldest > 0 else 0
+
+    def update(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Apply gradients [n, width] of `ids` int64[n], which may repeat. Raises TableFull."""
+        pushed, values = ids.numpy(), gradients.numpy()
+        if self._kernel is None:
+            self.table.update(pushed, values, self._rule, now=self.now())
+            return
+        push, _ = _KERNELS[self._kernel.type]
+        push(self.table, pushed, values, self._kernel.args, self._block.run({}), self.now())
+
+    def _rule(self, rows: Floats, merged: Floats) -> None:
+        whole, width = torch.from_numpy(rows), self._width
+        parts = [whole[:, i * width : (i + 1) * width] for i in range(len(self.columns))]
+        fed = {name: part.contiguous() for name, part in zip(self.columns, parts, strict=True)}
+        run = {self._positions: torch.arange(len(rows)), self._merged: torch.from_numpy(merged)}
+        env = self._block.run({**fed, **run})
+        for name, part in zip(self.columns, parts, strict=True):
+            part.copy_(env[name])
+
+
+def _settings(described: Operator) -> TableSettings:
+    """Return the settings that a `sparse_table` operator holds."""
+    given: dict[str, Any] = dict(described.kwargs)
+    rows: Any = described.outputs[0]
+    return TableSettings(
+        name=rows[0],
+        width=given["width"],
+        capacity=given["capacity"],
+        first_values=FirstValues(given["first"], given["a"], given["b"]),
+        states=dict(zip(rows[1:], given["first_states"], strict=True)),
+        seed=given["seed"],
+        padding_idx=given["padding_idx"],
+        keeps_last_use=given["expire_after_s"] is not None,
+        admit_after=given["admit_after"],
+    )

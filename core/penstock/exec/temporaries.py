@@ -1,0 +1,198 @@
+"""Temporaries of a ParallelExecutor: its first run of a plan is watched, later ones use planned memory.
+
+The thin shell around `graph/passes/buffers.py`: it asks the native plan what a run has allocated, names it in terms of
+the graph, and hands the offsets back. Plans that run in turn share one arena. On failure of a step nothing is learned
+from it, and what is planned stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.exec.flags import number_of
+from penstock.graph.passes import PassChoice
+from penstock.graph.passes.buffers import Buffers, plan
+from penstock.graph.passes.eager_deletion import staying
+from penstock.graph.passes.liveness import Allocation
+from penstock.graph.ssa import Graph, OpHandle
+from penstock.native.engine import Arena
+from penstock.program.ir import Arg, Ref
+from penstock.program.kernels import resolve
+from penstock.program.memory_optimize import kept_names
+from penstock.program.program import Program
+from penstock.program.strict_fields import say_once
+
+if TYPE_CHECKING:  # lowering asks this module which slots stay
+    from penstock.exec.lowering import Lowered
+
+Seen = tuple[int, int, int, list[tuple[int, int]], bool, list[int]]
+"""An allocation in the native plan's words: instruction, bytes, occurrence, results, freed, twins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What happens to temporaries. `eager`: released with their last use; `every`: runs until others are cleared."""
+
+    eager: bool = True
+    every: int = 1
+
+
+def retention(every: int) -> Retention:
+    """Return what FLAGS_eager_delete_tensor_gb says now (below 0: nothing is released in a run), and `every`.
+
+    Says once that `every` has no effect, where that is so and it is not the default.
+    """
+    eager = number_of("FLAGS_eager_delete_tensor_gb") >= 0
+    if eager and every != Retention().every:
+        say_once(
+            f"ExecutionStrategy.num_iteration_per_drop_scope = {every} has no effect: eager deletion leaves no "
+            "temporary between runs; FLAGS_eager_delete_tensor_gb below 0 turns it off"
+        )
+    return Retention(eager, every)
+
+
+@dataclass(slots=True)
+class PlannedMemory:
+    """The memory of one lowered plan. `stays`: variables whose slots are kept; `observed_bytes`: of the first run."""
+
+    stays: frozenset[str] = frozenset()
+    buffers: Buffers | None = None
+    arena: Arena | None = None
+    observed_bytes: int = 0
+
+
+class Temporaries:
+    """Of all plans of one executor. Not thread-safe, as the executor."""
+
+    def __init__(self, program: Program, choice: PassChoice, retention: Retention) -> None:
+        self.program, self.choice, self.retention = program, choice, retention
+        self._arena = Arena()
+        self._last: Lowered | None = None
+        self.runs = self.peak_bytes = 0
+
+    def stays(self, graph: Graph) -> frozenset[str]:
+        """Return the physical variables that hold their memory after a run of `graph`.
+
+        None with eager deletion: what a Program's mark keeps to the end of a run, nobody can look at after it.
+        """
+        return frozenset() if self.retention.eager else staying(graph, eager=False)
+
+    def before(self, lowered: Lowered) -> None:
+        """Prepare a run of `lowered` in the engine: have it watched, or placed."""
+        memory = lowered.memory
+        _clear(lowered)
+        if memory.buffers is not None or lowered.streams is not None:  # on GPUs torch's caching allocator plans
+            return
+        seen = lowered.plan.observed()
+        if seen is None:
+            lowered.plan.observe()
+            return
+        memory.observed_bytes = lowered.plan.unplanned_peak
+        memory.buffers = self._planned(lowered, seen)
+        memory.arena = Arena(self._arena) if memory.stays else self._arena
+        place(lowered, memory.buffers, memory.arena, lasting=bool(memory.stays))
+
+    def _planned(self, lowered: Lowered, seen: Sequence[Seen]) -> Buffers:
+        graph = lowered.graph
+        names = list(graph.variables)
+        kept = staying(graph, eager=self.retention.eager, kept=kept_names(self.program))
+        fetched = {graph.variables[names[slot]].storage for slot in lowered.passing}
+        return plan(
+            graph,
+            allocations_of(graph, seen),
+            pinned=fetched,
+            lasting={graph.variables[key].storage for key in kept},
+            reuse=self.choice.reuse_buffers or self.program.memory_mark is not None,
+            inplace=self.choice.inplace,
+        )
+
+    def after(self, lowered: Lowered, plans: Iterable[Lowered], *, fetches: bool) -> None:
+        """Count a run, and clear what stays after it, when it is time.
+
+        Feeds stay with the plan that runs again and again, but not with one that has not run last.
+        """
+        self.runs += 1
+        if self._last is not None and self._last is not lowered:
+            _clear_feeds(self._last)
+        self._last = lowered
+        self.peak_bytes = max(self.peak_bytes, self.arena_bytes + lowered.plan.unplanned_peak)
+        if lowered.memory.stays and (fetches or self.runs % self.retention.every == 0):
+            for each in plans:
+                _clear(each)
+
+    def drop(self) -> None:
+        """Give the arena back. Tensors that still lie in it keep it alive, and it counts until they are gone."""
+        self._arena.release()
+        self._last = None
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arenas of all plans that are not freed, those included that only a kept tensor holds."""
+        return self._arena.living
+
+
+def _clear(lowered: Lowered) -> None:
+    for key in lowered.memory.stays:
+        slot = lowered.slots[key]
+        if slot not in lowered.passing:
+            lowered.plan.clear(slot)
+
+
+def _clear_feeds(lowered: Lowered) -> None:
+    for slots in lowered.feed_slots:
+        for slot in slots.values():
+            lowered.plan.clear(slot)
+
+
+def place(lowered: Lowered, buffers: Buffers, arena: Arena, *, lasting: bool) -> None:
+    """Give a native plan its offsets."""
+    blocks = list(zip(buffers.offsets, buffers.sizes, buffers.checks, strict=True))
+    entries = [
+        (a.handle, a.nbytes, a.occurrence, block, operand)
+        for a, block, operand in zip(buffers.allocations, buffers.block_of, buffers.operand_of, strict=True)
+    ]
+    lowered.plan.place(arena, blocks, entries, lasting=lasting)
+
+
+def allocations_of(graph: Graph, seen: Iterable[Seen]) -> list[Allocation]:
+    """Name what a native plan has seen. What neither a result keeps nor the operator gave back is left out."""
+    listed = list(seen)
+    count: dict[int, int] = {}
+    for instruction, *_ in listed:
+        count[instruction] = count.get(instruction, 0) + 1
+    found = []
+    for index, nbytes, occurrence, results, freed, twins in listed:
+        if not results and not freed:
+            continue
+        handle = graph.handles[index]
+        keepers = [_result(handle, value, position) for value, position in results]
+        operands = _operand_names(handle)
+        found.append(
+            Allocation(
+                index,
+                nbytes,
+                occurrence,
+                tuple(n for n in keepers if n is not None),
+                tuple((p, operands[p]) for p in twins if p in operands),
+                count[index] == 1,
+            )
+        )
+    return found
+
+
+def _result(handle: OpHandle, value: int, position: int) -> str | None:
+    out = handle.op.outputs[value] if value < len(handle.op.outputs) else None
+    return out[position] if isinstance(out, tuple) else out
+
+
+def _operand_names(handle: OpHandle) -> dict[int, str]:
+    """The variables that are operands of their own, by position in the operator's schema."""
+    named: dict[str, Arg] = dict(handle.op.kwargs)
+    found = {}
+    for position, argument in enumerate(resolve(handle.op)._schema.arguments):
+        value = handle.op.args[position] if position < len(handle.op.args) else named.get(argument.name)
+        if isinstance(value, Ref):
+            found[position] = value.name
+    return found
