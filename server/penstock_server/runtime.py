@@ -18,6 +18,7 @@ from penstock_server.pipelines.leases import LeaseWatch
 from penstock_server.pipelines.loop import Loop
 from penstock_server.pipelines.publisher import Publisher
 from penstock_server.services.attach import Attach
+from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.leases import Leases
 from penstock_server.services.nodes import Nodes
@@ -61,6 +62,7 @@ class Runtime:
     ingest: Ingest
     logs: LogStore
     recorder: Recorder
+    exchanges: Exchanges
     metrics: MetricsWriter
     leases: LeaseWatch
     publisher: Publisher
@@ -119,18 +121,21 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     grace_s = settings.grace_s
     jobs = Jobs(database, clock, live, logs.tail, grace_s=grace_s)
     nodes = Nodes(database, clock, tokens)
-    reports = Reports(database, clock, nodes, logs.tail, grace_s=grace_s, stop_patience_s=settings.stop_patience_s)
+    reports = Reports(
+        database, clock, nodes, logs.tail, grace_s=grace_s, stop_patience_s=settings.stop_patience_s,
+        pserver_grace_s=settings.pserver_grace_s,
+    )  # fmt: skip
     attach = Attach(database, clock, Leases(settings.lease_ttl_s, grace_s), logs.tail, grace_s=grace_s)
     metrics = MetricsWriter(database, hub, live, meters)
     telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub)
     ingest = Ingest(telemetry.find, telemetry.on_frame, hub=hub, recorder=recorder, logs=logs, meters=meters)
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
-    publisher = Publisher(database, hub, live, agents)
+    publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
     scheduling = Scheduling(database, clock)
     runtime = Runtime(
         settings, clock, database, meters, tokens, Held(database, clock), jobs, nodes, reports, attach,
         Storage(database, clock, settings.state_dir / "snapshots"),
-        agents, hub, ingest, logs, recorder, metrics, leases, publisher, scheduling, [],
+        agents, hub, ingest, logs, recorder, Exchanges(jobs, recorder), metrics, leases, publisher, scheduling, [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime

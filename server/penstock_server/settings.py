@@ -30,6 +30,7 @@ class Settings(BaseSettings):
     grace_s: float = Field(60.0, ge=0, description="how long replicas outlive a lost lease")
     tick_s: float = Field(0.5, gt=0, description="how often leases and time limits are looked at")
     stop_patience_s: float = Field(30.0, gt=0, description="beyond stop_grace_s, until a silent replica counts as lost")
+    pserver_grace_s: float = Field(10.0, ge=0, description="how long pservers may outlive trainers that all succeeded")
     metrics_flush_s: float = Field(0.25, gt=0)
 
     max_body_bytes: int = Field(1 << 20, ge=1024)

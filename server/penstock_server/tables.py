@@ -42,6 +42,7 @@ class Base(DeclarativeBase):
         datetime: Utc(),
         dict[str, Any]: JSON(),
         list[str]: JSON(),
+        list[int]: JSON(),
         str: String(255),
     }
 
@@ -50,7 +51,11 @@ _ID = String(36)
 
 
 class JobRow(Base):
-    """A job. `epoch` fences: it is the number of the latest attempt, 0 before the first."""
+    """A job. `epoch` fences: the newest number that was given to a process of it, 0 before the first attempt.
+
+    `attempt`: number of the latest attempt, 0 before the first. A trainer that is started again within an attempt gets
+    a new epoch too, so epochs run ahead of attempts.
+    """
 
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
@@ -62,6 +67,7 @@ class JobRow(Base):
     why: Mapped[str] = mapped_column(Text, default="")
     spec: Mapped[dict[str, Any]]
     epoch: Mapped[int] = mapped_column(default=0)
+    attempt: Mapped[int] = mapped_column(default=0)
     restarts: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime]
     state_at: Mapped[datetime]
@@ -75,7 +81,7 @@ class JobRow(Base):
 
 
 class AttemptRow(Base):
-    """One try of a job; a retry is a new row with a higher epoch."""
+    """One try of a job; a retry is a new row with a higher epoch. `secret`: what its processes show each other."""
 
     __tablename__ = "attempts"
     __table_args__ = (UniqueConstraint("job_id", "epoch", name="uq_attempts_job_id_epoch"),)
@@ -86,10 +92,14 @@ class AttemptRow(Base):
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
     reason: Mapped[str] = mapped_column(String(32), default="")
+    secret: Mapped[str] = mapped_column(String(64), default="")
 
 
 class NodeRow(Base):
-    """A machine whose agent joined. `wanted`: what an administrator asked for ('run', 'cordon', 'drain')."""
+    """A machine whose agent joined. `wanted`: what an administrator asked for ('run', 'cordon', 'drain').
+
+    `address`: how other nodes reach it, as its agent says; '' if it does not. `ports`: those that pservers may get.
+    """
 
     __tablename__ = "nodes"
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
@@ -102,6 +112,8 @@ class NodeRow(Base):
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
     agent_version: Mapped[str] = mapped_column(String(64), default="")
     boot_id: Mapped[str] = mapped_column(String(64), default="")
+    address: Mapped[str] = mapped_column(default="")
+    ports: Mapped[list[int]] = mapped_column(default=list)
     joined_at: Mapped[datetime]
     state_at: Mapped[datetime]
     last_seen_at: Mapped[datetime | None]
@@ -110,17 +122,21 @@ class NodeRow(Base):
 
 
 class ReplicaRow(Base):
-    """One process of one attempt: trainer or pserver. `stream` stands for it in telemetry frames."""
+    """One process of one attempt: trainer or pserver. `stream` stands for it in telemetry frames.
+
+    Of several with one role and index in one attempt the newest counts: the others were replaced by it.
+    """
 
     __tablename__ = "replicas"
     __table_args__ = (
-        Index("ix_replicas_job_id_epoch", "job_id", "epoch"),
+        Index("ix_replicas_job_id_attempt", "job_id", "attempt"),
         Index("ix_replicas_node_id_state", "node_id", "state"),
     )
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
     attempt_id: Mapped[str] = mapped_column(_ID, ForeignKey("attempts.id", ondelete="CASCADE"))
     epoch: Mapped[int]
+    attempt: Mapped[int]
     role: Mapped[str] = mapped_column(String(16))
     index: Mapped[int]
     state: Mapped[str] = mapped_column(String(16))
@@ -128,6 +144,7 @@ class ReplicaRow(Base):
     host: Mapped[str] = mapped_column(default="")
     pid: Mapped[int | None]
     endpoint: Mapped[str | None]
+    port: Mapped[int | None]
     exit_code: Mapped[int | None]
     signal: Mapped[int | None]
     reason: Mapped[str] = mapped_column(Text, default="")

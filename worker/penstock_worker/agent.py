@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import shutil
 from collections.abc import Callable, Coroutine
@@ -23,7 +24,8 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from penstock import __version__
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError
-from penstock_worker import lease, messages, processes
+from penstock_worker import lease, messages, ports, processes, statedirs
+from penstock_worker.background import in_thread
 from penstock_worker.identity import Identity
 from penstock_worker.messages import Desired, DesiredSet, LeaseRenewed, LogAck, Refused, Welcome
 from penstock_worker.outgoing import Outgoing
@@ -37,6 +39,7 @@ IDLE_S = 0.1  # how often a quiet sender looks whether a log has grown
 STOP_GRACE_MAX_S, KILL_MAX_S, FAREWELL_S, CLOSE_S = 5.0, 2.0, 1.0, 0.5
 KEEP_UNACKED_S = 600.0  # a server that no longer knows a replica never acknowledges its log
 MAX_MESSAGE_BYTES = 16 << 20
+NODE_ADDRESS = "PENSTOCK_NODE_ADDRESS"
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +62,8 @@ class Agent:
         self._cache = SnapshotCache(settings.state_dir / "snapshots", self._download)
         self._replicas: dict[str, Replica] = {}
         self._desired: dict[str, Desired] | None = None
+        self._keep_state: list[str] | None = None
+        self._removing: dict[Path, asyncio.Task[None]] = {}
         self._outgoing: Outgoing | None = None
         self._tasks = asyncio.TaskGroup()
         self._work: dict[str, asyncio.Task[None]] = {}
@@ -78,7 +83,7 @@ class Agent:
             await self._stop.wait()
             await self._stop_replicas()
             self._leaving = True
-            for task in (connection, *self._work.values()):
+            for task in (connection, *self._work.values(), *self._removing.values()):
                 task.cancel()
 
     def stop(self) -> None:
@@ -144,6 +149,21 @@ class Agent:
                 case Forget(replica_id):
                     self._replicas.pop(replica_id).forget()
                     self._work.pop(replica_id, None)
+
+        self._remove_state()
+
+    def _remove_state(self) -> None:
+        """Remove what pservers of jobs that are over left here, beside the event loop: it may be much."""
+        if self._keep_state is None:
+            return
+        alive = [replica.desired.job_id for replica in self._replicas.values() if not replica.report.terminal]
+        for path in statedirs.over(self._settings.state_dir, self._keep_state, alive):
+            if path not in self._removing:
+                self._removing[path] = self._tasks.create_task(self._remove(path))
+
+    async def _remove(self, path: Path) -> None:
+        await in_thread(shutil.rmtree, path, ignore_errors=True)
+        del self._removing[path]
 
     def _stop_all(self, *, now: bool) -> None:
         for replica in self._replicas.values():
@@ -230,7 +250,13 @@ class Agent:
 
     async def _greet(self, websocket: ClientConnection) -> tuple[Outgoing, float]:
         reports = [replica.report for replica in self._replicas.values()]
-        await websocket.send(messages.hello(version=__version__, boot_id=processes.boot_id(), reports=reports))
+        offered = await in_thread(ports.offer, random.Random())
+        address = _address(websocket)
+        await websocket.send(
+            messages.hello(
+                version=__version__, boot_id=processes.boot_id(), reports=reports, address=address, ports=offered
+            )
+        )
         sent_at = lease.now()
         async with asyncio.timeout(10):
             welcome = messages.parse(_text(await websocket.recv()))
@@ -272,7 +298,8 @@ class Agent:
 
     def _on_message(self, message: messages.FromServer, outgoing: Outgoing) -> None:
         match message:
-            case DesiredSet(replicas=replicas, refused=refused):
+            case DesiredSet(replicas=replicas, refused=refused, keep_state=keep_state):
+                self._keep_state = keep_state
                 self._desired = {desired.replica_id: desired for desired in replicas}
                 for order in refused:
                     self._desired[order.replica_id] = self._refuse(order)
@@ -295,6 +322,12 @@ def life(replica: Replica) -> Life:
     if replica.confirmed and (relayed or lease.now() - replica.ended_at > KEEP_UNACKED_S):
         return Life.SETTLED
     return Life.ENDED
+
+
+def _address(websocket: ClientConnection) -> str:
+    """Return the address of this node on the way to the server, or what PENSTOCK_NODE_ADDRESS says."""
+    said = os.environ.get(NODE_ADDRESS)
+    return said or str(websocket.local_address[0])
 
 
 def _text(message: str | bytes) -> str:

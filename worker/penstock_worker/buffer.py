@@ -1,9 +1,10 @@
 """Bounded buffer of one replica's telemetry frames on their way to the server. No I/O.
 
-Order of sequence numbers is kept. Over its limit the buffer drops OP_EVENTS, oldest first, then OP_SUMS, SYNC and LOG;
-HELLO, GRAPH, GRAPH_USED, METRICS, SCALARS, PROGRESS, GAP and GOODBYE are never dropped. Where frames were dropped a GAP
-frame stands, which has the sequence number of the last dropped one. If only frames that may not be dropped are left
-and the limit is passed, `full` is true and the socket is not read: the trainer never waits, it drops by itself.
+Order of sequence numbers is kept. Over its limit the buffer drops OP_EVENTS, oldest first, then OP_SUMS, SYNC,
+EXCHANGE and LOG; HELLO, GRAPH, GRAPH_USED, METRICS, SCALARS, PROGRESS, GAP and GOODBYE are never dropped. Where frames
+were dropped a GAP frame stands, which has the sequence number of the last dropped one. If only frames that may not be
+dropped are left and the limit is passed, `full` is true and the socket is not read: the trainer never waits, it drops
+by itself.
 
 Frames of the kinds that are never dropped stay until the server has confirmed them (`confirm`), and are sent again
 after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq). One that was under way when
@@ -19,7 +20,7 @@ from penstock.protocol.frames import Frame, Header, Kind, encode
 
 LIMIT_BYTES = 64 << 20
 DROP_FIRST = (Kind.OP_EVENTS,)
-DROP_NEXT = (Kind.OP_SUMS, Kind.SYNC, Kind.LOG)
+DROP_NEXT = (Kind.OP_SUMS, Kind.SYNC, Kind.EXCHANGE, Kind.LOG)
 MAX_TRIES = 8
 KEPT = frozenset(Kind) - {*DROP_FIRST, *DROP_NEXT}
 

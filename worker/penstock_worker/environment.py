@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.protocol import contract
-from penstock_worker.messages import Desired
+from penstock_worker.messages import Desired, PserverJob
 
 RESERVED_PREFIX = "PENSTOCK_"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def entrypoint_environment(
-    base: Mapping[str, str], desired: Desired, *, socket: str, interpreter: str
+    base: Mapping[str, str], desired: Desired, *, socket: str, interpreter: str, state_dir: Path | None = None
 ) -> dict[str, str]:
-    """Return the variables of one replica.
+    """Return the variables of one replica. `state_dir`: of a pserver.
 
     No PENSTOCK_* variable of the agent gets through (a person's token must not reach a job); the job's `env` comes next
     and the contract last, so that a job cannot pose as another replica. PATH starts with the folder of the agent's
@@ -37,4 +37,19 @@ def entrypoint_environment(
         socket=socket,
     )
     environ.update(managed.environ())
+    if desired.pserver_job is not None:
+        environ.update(_pserver_job(desired, desired.pserver_job, state_dir))
+        environ.setdefault(contract.PS_LEASE_S, f"{contract.DEFAULT_PS_LEASE_S:g}")
     return environ
+
+
+def _pserver_job(desired: Desired, told: PserverJob, state_dir: Path | None) -> dict[str, str]:
+    job = contract.PserverJob(
+        endpoints=tuple(told.endpoints),
+        num_trainers=told.num_trainers,
+        address=told.address,
+        token=told.token,
+        port=told.port,
+        state_dir="" if state_dir is None else str(state_dir),
+    )
+    return job.environ(desired.role, desired.index)

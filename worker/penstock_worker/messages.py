@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -25,6 +26,16 @@ class _Message(BaseModel):
 ReplicaId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]  # becomes the name of a folder
 
 
+class PserverJob(_Message):
+    """What a process of a job with parameter servers is told besides. `port`: a pserver's own."""
+
+    endpoints: list[Text]
+    num_trainers: int
+    token: Text = Field(repr=False)
+    address: Text
+    port: int | None = None
+
+
 class Desired(_Message):
     """One replica that the server wants here. `snapshot`: SHA-256 of the tar.gz in which it runs."""
 
@@ -40,6 +51,8 @@ class Desired(_Message):
     snapshot: str | None = None
     cpus: int = 1
     stop_grace_s: float = 5.0
+    attempt: int = 1
+    pserver_job: PserverJob | None = None
 
 
 class Welcome(_Message):
@@ -68,11 +81,15 @@ class Refused(_Message):
 
 
 class DesiredSet(_Message):
-    """The whole set of replicas that this node should run, and of those the ones that it cannot."""
+    """The whole set of replicas that this node should run, and of those the ones that it cannot.
+
+    `keep_state`: jobs that go on, whose pservers' state is kept; None: an older server, which does not say.
+    """
 
     type: Literal["desired"]
     replicas: list[Desired]
     refused: list[Refused] = Field(default_factory=list)
+    keep_state: list[str] | None = None
 
 
 class LogAck(_Message):
@@ -95,7 +112,7 @@ def parse(text: str) -> FromServer:
     try:
         fields = json.loads(text)
         if isinstance(fields, dict) and fields.get("type") == "desired" and isinstance(fields.get("replicas"), list):
-            return _desired_set(fields["replicas"])
+            return _desired_set(fields["replicas"], fields.get("keep_state"))
         return _FROM_SERVER.validate_python(fields)
     except ValidationError as error:
         raise PeerError(f"the server sent a message that the agent cannot read: {_words(error)}") from error
@@ -103,7 +120,7 @@ def parse(text: str) -> FromServer:
         raise PeerError(f"the server sent a message that is no JSON: {error}") from error
 
 
-def _desired_set(orders: list[Any]) -> DesiredSet:
+def _desired_set(orders: list[Any], keep_state: Any) -> DesiredSet:
     """Part what can be read from what cannot. Raises ValidationError for an order without a readable id and epoch."""
     readable: list[Desired] = []
     refused: list[Refused] = []
@@ -113,7 +130,8 @@ def _desired_set(orders: list[Any]) -> DesiredSet:
         except ValidationError as error:
             detail = f"this node cannot read its order: {_words(error)}"
             refused.append(Refused.model_validate(order).model_copy(update={"detail": detail}))
-    return DesiredSet(type="desired", replicas=readable, refused=refused)
+    fields = {"type": "desired", "replicas": readable, "refused": refused, "keep_state": keep_state}
+    return DesiredSet.model_validate(fields)
 
 
 def stub(order: Refused) -> Desired:
@@ -147,10 +165,11 @@ class Report(_Message):
         return self.state in ("EXITED", "KILLED")
 
 
-def hello(*, version: str, boot_id: str, reports: list[Report]) -> str:
-    """Return the agent's first message: what runs here."""
+def hello(*, version: str, boot_id: str, reports: list[Report], address: str = "", ports: Sequence[int] = ()) -> str:
+    """Return the agent's first message: what runs here, how the node is reached, which ports pservers may get."""
     replicas = [report.model_dump(include={"replica_id", "epoch", "state", "pid"}) for report in reports]
-    return json.dumps({"type": "hello", "version": version, "boot_id": boot_id, "replicas": replicas})
+    fields = {"type": "hello", "version": version, "boot_id": boot_id, "replicas": replicas}
+    return json.dumps({**fields, "address": address, "ports": list(ports)})
 
 
 def beat(*, cpu_percent: float, memory_used_bytes: int) -> str:

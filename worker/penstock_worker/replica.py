@@ -22,8 +22,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.errors import PenstockError
-from penstock_worker import guard, lease, processes, relay, snapshots
+from penstock.errors import PenstockError, Unavailable
+from penstock_worker import guard, lease, ports, processes, relay, snapshots, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.environment import entrypoint_environment
@@ -34,6 +34,7 @@ REPLICA, WORK = "replica.json", "work"
 NEVER_STARTED = "stopped before it was started"
 PREPARE_FAILED = 125  # exit code when the replica could not even be prepared
 POLL_S = 0.02
+PORT_WAIT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -94,8 +95,16 @@ class Replica:
         if self.desired.snapshot is not None:
             archive = await in_thread(cache.fetch, self.desired.snapshot)
             await in_thread(snapshots.unpack, archive, work)
+        state_dir = statedirs.state_dir(self.folder.parent.parent, self.desired)
+        if state_dir is not None:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await self._until_port_is_free()
         environ = entrypoint_environment(
-            os.environ, self.desired, socket=str(self.relay.path), interpreter=sys.executable
+            os.environ,
+            self.desired,
+            socket=str(self.relay.path),
+            interpreter=sys.executable,
+            state_dir=state_dir,
         )
         order = {
             "argv": self.desired.entrypoint,
@@ -106,6 +115,17 @@ class Replica:
             "lease_end": lease_end,
         }
         lease.write_json(self.folder / guard.ORDER, order)
+
+    async def _until_port_is_free(self) -> None:
+        """Wait a moment for the end of who had this pserver's port before. Raises Unavailable if it stays taken."""
+        told = self.desired.pserver_job
+        if told is None or told.port is None:
+            return
+        end = lease.now() + PORT_WAIT_S
+        while not ports.is_free(told.port):
+            if lease.now() >= end:
+                raise Unavailable(f"port {told.port} is taken by another process on this node")
+            await asyncio.sleep(POLL_S)
 
     async def watch(self) -> None:
         """Follow the guard until the replica has ended, and report what happens."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from sqlalchemy import select
 
+from penstock_server.clock import Clock
 from penstock_server.db import Database, Effects
-from penstock_server.services.nodes import desired
+from penstock_server.services.orders import desired
 from penstock_server.services.views import event_view, job_views, node_views
 from penstock_server.streams.agents import Agents
 from penstock_server.streams.hub import Hub
@@ -16,8 +19,11 @@ from penstock_server.tables import EventRow, JobRow, NodeRow
 class Publisher:
     """Gathers what changed, and sends each changed thing once, as it is when its turn comes."""
 
-    def __init__(self, database: Database, hub: Hub, live: Live, agents: Agents) -> None:
-        self._db, self._hub, self._live, self._agents = database, hub, live, agents
+    def __init__(
+        self, database: Database, clock: Clock, hub: Hub, live: Live, agents: Agents, *, pserver_grace_s: float
+    ) -> None:
+        self._pserver_grace = timedelta(seconds=pserver_grace_s)
+        self._db, self._clock, self._hub, self._live, self._agents = database, clock, hub, live, agents
         self._jobs: set[str] = set()
         self._nodes: set[str] = set()
         self._events: list[EventRow] = []
@@ -49,8 +55,9 @@ class Publisher:
         """Send a node's whole wanted set to its agent, if it is connected."""
         link = self._agents.get(node_id)
         if link is not None:
-            replicas = await desired(self._db, node_id, without=link.missing)
-            link.outbox.put("desired", {"type": "desired", "replicas": replicas})
+            since = self._clock.now() - self._pserver_grace
+            message = await desired(self._db, node_id, without=link.missing, lingers_since=since)
+            link.outbox.put("desired", message)
 
     async def _publish_jobs(self, job_ids: set[str]) -> None:
         if not job_ids:

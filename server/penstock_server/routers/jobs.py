@@ -105,6 +105,13 @@ async def read_job_metrics(
     return api.Metrics(series=await server.storage.metrics(job_id, wanted, max_points))
 
 
+@router.get("/jobs/{job_id}/exchange", operation_id="readJobExchange")
+@scoped("read")
+async def read_job_exchange(server: Server, job_id: str) -> api.Exchange:
+    """Return what each trainer and pserver of the newest attempt exchanged, by block: sums since its start."""
+    return await server.exchanges.of(job_id)
+
+
 @router.get("/jobs/{job_id}/graphs", operation_id="listJobGraphs")
 @scoped("read")
 async def list_job_graphs(server: Server, job_id: str) -> api.Items[api.GraphUse]:

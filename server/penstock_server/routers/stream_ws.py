@@ -122,5 +122,7 @@ async def _catch_up(runtime: Runtime, subscription: Subscription, *, over: bool)
 
 
 def _wanted(subscription: Subscription) -> frozenset[Kind]:
-    ops = SHOWN - {Kind.SYNC} if "ops" in subscription.parts else frozenset()
-    return ops | (frozenset({Kind.SYNC}) if "sync" in subscription.parts else frozenset())
+    sync = frozenset({Kind.SYNC, Kind.EXCHANGE})
+    return (SHOWN - sync if "ops" in subscription.parts else frozenset()) | (
+        sync if "sync" in subscription.parts else frozenset()
+    )

@@ -138,6 +138,32 @@ class Metrics(Answer):
     series: dict[str, Series]
 
 
+class ExchangeCell(Answer):
+    """What a trainer and a pserver exchanged of one block since the attempt began. Block '': what belongs to none."""
+
+    trainer: int
+    pserver: int
+    block: str
+    calls: int
+    sent_bytes: int
+    received_bytes: int
+    wait_ns: int
+    retries: int
+    staleness: int
+    merges: int = Field(description="gradients that the trainer merged into others before sending")
+    joined: int = Field(description="gradients that the pserver joined with others into one update")
+
+
+class Exchange(Answer):
+    """The exchange between the trainers and the pservers of a job. `pservers`: their endpoints, by index."""
+
+    job_id: str
+    attempt: int
+    pservers: list[str]
+    steps: dict[int, int] = Field(description="newest step of each trainer that has any")
+    cells: list[ExchangeCell]
+
+
 class GraphUse(Answer):
     """That a replica of a job used a graph."""
 

@@ -38,6 +38,8 @@ class AgentHello(_Message):
     type: Literal["hello"]
     version: Annotated[Text, Field(max_length=64)] = ""
     boot_id: Annotated[Text, Field(max_length=64)] = ""
+    address: Annotated[Text, Field(max_length=255)] = ""
+    ports: Annotated[list[Annotated[int, Field(ge=1, le=65535)]], Field(max_length=4096)] = Field(default_factory=list)
     replicas: list[RunningReplica] = Field(default_factory=list)
 
 

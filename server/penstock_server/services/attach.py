@@ -132,12 +132,13 @@ class Attach:
         spec = JobSpec(name=name, entrypoint=["(attached)"], mode="command")
         row = JobRow(
             id=uuid7(), name=name, kind="attached", state=JobState.CREATED.value, spec=spec.model_dump(mode="json"),
-            epoch=1, restarts=0, reason="", reason_detail="", why="", latest={}, created_at=now, state_at=now,
+            epoch=1, attempt=1, restarts=0, reason="", reason_detail="", why="", latest={}, created_at=now,
+            state_at=now,
         )  # fmt: skip
         await created(tx, row, at=now)
         transition(tx, row, JobState.RUNNING, at=now, reason="")
         await tx.session.flush()
-        tx.session.add(AttemptRow(id=uuid7(), job_id=row.id, number=1, epoch=1, created_at=now, reason=""))
+        tx.session.add(AttemptRow(id=uuid7(), job_id=row.id, number=1, epoch=1, created_at=now))
         await tx.session.flush()
         return row
 
@@ -164,11 +165,12 @@ class Attach:
 
     async def _add(self, tx: Tx, job: JobRow, message: wire.Register) -> ReplicaRow:
         now = self._clock.now()
-        attempts = select(AttemptRow.id).where(AttemptRow.job_id == job.id, AttemptRow.epoch == job.epoch)
+        attempts = select(AttemptRow.id).where(AttemptRow.job_id == job.id, AttemptRow.number == job.attempt)
         row = ReplicaRow(
             id=uuid7(), job_id=job.id, attempt_id=(await tx.session.execute(attempts)).scalar_one(), epoch=job.epoch,
-            role=message.role, index=message.index, state=ReplicaState.ASSIGNED.value, host=message.host,
-            pid=message.pid, stream=await next_numbers(tx, "stream", 1), created_at=now, state_at=now, reason="",
+            attempt=job.attempt, role=message.role, index=message.index, state=ReplicaState.ASSIGNED.value,
+            host=message.host, pid=message.pid, stream=await next_numbers(tx, "stream", 1), created_at=now,
+            state_at=now, reason="",
         )  # fmt: skip
         await created(tx, row, at=now)
         transition(tx, row, ReplicaState.RUNNING, at=now, reason="registered")

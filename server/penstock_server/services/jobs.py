@@ -136,7 +136,7 @@ class Jobs:
         statement = select(ReplicaRow).where(ReplicaRow.job_id == job_id)
         if replica_id is not None:
             statement = statement.where(ReplicaRow.id == replica_id)
-        order = (ReplicaRow.epoch.desc(), ReplicaRow.role.desc(), ReplicaRow.index, ReplicaRow.id)
+        order = (ReplicaRow.attempt.desc(), ReplicaRow.role.desc(), ReplicaRow.index, ReplicaRow.id.desc())
         async with self._db.read() as session:
             await job_row(session, job_id)
             row = (await session.execute(statement.order_by(*order).limit(1))).scalar_one_or_none()
@@ -172,6 +172,7 @@ class Jobs:
             reason="",
             reason_detail="",
             epoch=0,
+            attempt=0,
             restarts=0,
         )
         await created(tx, row, at=now)

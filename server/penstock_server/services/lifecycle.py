@@ -1,8 +1,12 @@
 """What becomes of a job, given its replicas. Pure: facts in, the next step out; the shell applies it.
 
-`decide` looks at the replicas of the current epoch only, in a fixed order of precedence: a replica that
+`decide` looks at the replicas of the current attempt only, in a fixed order of precedence: a replica that
 failed, then a lost one, then "all trainers are done", then "all are up". Of several failures the one that
 ended first is the cause; the others are usually its consequences.
+
+In a job with parameter servers a process is worth more than in others: a pserver keeps its state on disk, a trainer
+joins at the next round. So one that failed is started again alone, in its place, as long as the budget of restarts
+lasts and its node is there; only a lost node makes a new attempt of the whole.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ class ReplicaFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is known of a job. `replicas`: those of the current epoch."""
+    """What is known of a job. `replicas`: those of the current attempt, of a role and index the newest."""
 
     state: JobState
     attached: bool
@@ -56,6 +60,7 @@ class JobFacts:
     max_restarts: int
     restart_on: frozenset[str]
     replicas: tuple[ReplicaFacts, ...]
+    has_pservers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,22 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Replace:
+    """Start another process in the place of one that ended; it counts as a restart. `why`: for a person."""
+
+    replica: ReplicaFacts
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Failure:
     reason: StopReason
     retry_class: str
     replica: ReplicaFacts
 
 
-def decide(job: JobFacts) -> Step | None:
-    """Return the next change of the job's state, or None while there is nothing to do."""
+def decide(job: JobFacts) -> Step | Replace | None:
+    """Return the next change of the job, or None while there is nothing to do."""
     if job.state in TERMINAL_JOB or job.state in (JobState.CREATED, JobState.QUEUED, JobState.RECOVERING):
         return None
     if job.state is JobState.STOPPING:
@@ -91,6 +104,11 @@ def decide(job: JobFacts) -> Step | None:
     if all(_is_done(r) for r in job.replicas if r.role == "trainer"):
         return Step(JobState.STOPPING, StopReason.COMPLETED, "every trainer ended with exit code 0")
     return None
+
+
+def may_linger(job_state: JobState, reason: str, role: str) -> bool:
+    """Whether a replica may run on for a while though its job stops: a pserver ends by itself after its trainers."""
+    return job_state is JobState.STOPPING and reason == StopReason.COMPLETED and role == "pserver"
 
 
 def sentence(replica: ReplicaFacts) -> str:
@@ -154,13 +172,30 @@ def _finish(job: JobFacts) -> Step | None:
     return Step(terminal_of(reason), reason, job.detail, failure.replica.id if failure is not None else None)
 
 
-def _fail(job: JobFacts, failure: _Failure) -> Step:
+def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
     why = sentence(failure.replica)
+    if _is_replaceable(job, failure):
+        return Replace(failure.replica, f"{why}; it is started again: restart {job.restarts + 1} of {job.max_restarts}")
     culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
     if failure.retry_class in job.restart_on and job.restarts < job.max_restarts:
         why = f"{why}; restart {job.restarts + 1} of {job.max_restarts} follows"
         return Step(JobState.RECOVERING, failure.reason, why, culprit)
     return Step(JobState.STOPPING, failure.reason, why, culprit)
+
+
+def _is_replaceable(job: JobFacts, failure: _Failure) -> bool:
+    if not job.has_pservers or job.restarts >= job.max_restarts or failure.reason is not StopReason.REPLICA_FAILED:
+        return False
+    return failure.retry_class in job.restart_on or ("infra" in job.restart_on and _was_killed(failure.replica))
+
+
+def _was_killed(replica: ReplicaFacts) -> bool:
+    """Whether something outside ended it: the kernel's memory killer, or a person. A crash has another signal.
+
+    A process that ends itself in good order on SIGTERM says so by the exit code that a shell would tell.
+    """
+    by_signal = (signals.SIGKILL, signals.SIGTERM)
+    return replica.signal in by_signal or replica.exit_code in [128 + number for number in by_signal]
 
 
 def _first_failure(replicas: tuple[ReplicaFacts, ...]) -> _Failure | None:

@@ -1,15 +1,12 @@
-"""Nodes: joining, what an administrator wants of them, what their agents say, and what is wanted of them."""
+"""Nodes: joining, what an administrator wants of them, and what their agents say."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import select
 
-from penstock.protocol.jobspec import JobSpec
-from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock.protocol.states import TERMINAL_REPLICA, NodeState, ReplicaState
 from penstock_server.auth.tokens import Tokens
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
@@ -17,7 +14,7 @@ from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api, wire
 from penstock_server.services.transitions import created, transition
 from penstock_server.services.views import node_views
-from penstock_server.tables import JobRow, NodeRow, ReplicaRow
+from penstock_server.tables import NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
 _BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
@@ -89,6 +86,7 @@ class Nodes:
             raise NotFound("node", node_id)
         now = self._clock.now()
         row.agent_version, row.boot_id, row.last_seen_at = hello.version, hello.boot_id, now
+        row.address, row.ports = hello.address, list(hello.ports)
         if NodeState(row.state) in _AWAY:
             transition(tx, row, NodeState.READY, at=now, reason="connected")
             self._follow(tx, row, row.wanted)
@@ -118,43 +116,3 @@ def _describe(row: NodeRow, request: api.NodeJoin) -> None:
     row.cpus, row.gpus, row.memory_bytes = request.cpus, request.gpus, request.memory_bytes
     row.agent_version = request.version
     row.boot_id = row.boot_id or ""
-
-
-async def desired(database: Database, node_id: str, *, without: Collection[str]) -> list[dict[str, Any]]:
-    """Return the replicas that a node should run, as the agent's `desired` message has them.
-
-    A replica is wanted while its job starts or runs, its epoch is the job's, and it has not ended.
-    `without`: replicas whose agent lost them; they are never started a second time.
-    """
-    statement = (
-        select(ReplicaRow, JobRow)
-        .join(JobRow, JobRow.id == ReplicaRow.job_id)
-        .where(
-            ReplicaRow.node_id == node_id,
-            ReplicaRow.state.in_(_BUSY),
-            ReplicaRow.epoch == JobRow.epoch,
-            JobRow.state.in_([JobState.STARTING, JobState.RUNNING]),
-        )
-        .order_by(ReplicaRow.id)
-    )
-    async with database.read() as session:
-        pairs: Sequence[Any] = (await session.execute(statement)).all()
-    return [_wish(replica, job) for replica, job in pairs if replica.id not in without]
-
-
-def _wish(replica: ReplicaRow, job: JobRow) -> dict[str, Any]:
-    spec = JobSpec.model_validate(job.spec)
-    return {
-        "replica_id": replica.id,
-        "job_id": job.id,
-        "job_name": job.name,
-        "role": replica.role,
-        "index": replica.index,
-        "epoch": replica.epoch,
-        "stream": replica.stream,
-        "entrypoint": spec.entrypoint,
-        "env": spec.env,
-        "snapshot": spec.snapshot,
-        "cpus": replica.cpus,
-        "stop_grace_s": spec.stop_grace_s,
-    }

@@ -1,14 +1,15 @@
-"""Where replicas go: all of a job's, or none. Pure; the scheduler applies the answer in one transaction.
+"""Where replicas go, and on which ports: all of a job's, or none. Pure; the scheduler applies the answer.
 
 Replicas with the largest needs are placed first, each on the fullest node that still holds it, so that
-large holes stay whole. Jobs are served in order: one that waits for room holds back those behind it
-(else small jobs would starve it), one that no node could ever hold does not.
+large holes stay whole. A port is given once on a host, which several nodes may share. Jobs are served in
+order: one that waits for room holds back those behind it (else small jobs would starve it), one that no
+node could ever hold does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 Amounts = tuple[int, int, int]
 """CPUs, GPUs, bytes of memory."""
@@ -16,28 +17,32 @@ Amounts = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one replica asks for."""
+    """What one replica asks for. `listens`: a port besides."""
 
     role: str
     index: int
     amounts: Amounts
+    listens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A node that takes replicas: what it has in all, and what of it is free."""
+    """A node that takes replicas: what it has in all, and what of it is free. `ports`: the free ones."""
 
     node_id: str
     name: str
     total: Amounts
     free: Amounts
+    host: str = ""
+    ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A node for each need, in the order of the needs."""
+    """A node for each need, in the order of the needs. `ports`: by position, for the needs that listen."""
 
     node_ids: tuple[str, ...]
+    ports: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +58,31 @@ def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Placed | Waits:
     if not rooms:
         return Waits("waits for a node: none is READY. Start one with `penstock agent join`.", forever=True)
     free = {room.node_id: room.free for room in rooms}
+    taken: set[tuple[str, int]] = set()
     chosen: dict[int, str] = {}
+    ports: dict[int, int] = {}
     order = sorted(range(len(needs)), key=lambda i: (_weight(needs[i].amounts), -i), reverse=True)
     for i in order:
-        fitting = [room for room in rooms if _fits(needs[i].amounts, free[room.node_id])]
+        fitting = [r for r in rooms if _fits(needs[i].amounts, free[r.node_id]) and _listens(needs[i], r, taken)]
         if not fitting:
             return _explain(needs, needs[i], rooms)
         best = min(fitting, key=lambda room: (_weight(free[room.node_id]), room.name, room.node_id))
         chosen[i] = best.node_id
+        if needs[i].listens:
+            ports[i] = _free_ports(best, taken)[0]
+            taken.add((best.host, ports[i]))
         free[best.node_id] = _minus(free[best.node_id], needs[i].amounts)
-    return Placed(tuple(chosen[i] for i in range(len(needs))))
+    return Placed(tuple(chosen[i] for i in range(len(needs))), ports)
 
 
 def take(rooms: Sequence[Room], needs: Sequence[Need], placed: Placed) -> list[Room]:
     """Return the rooms as they are once the placement stands."""
     free = {room.node_id: room.free for room in rooms}
+    host = {room.node_id: room.host for room in rooms}
     for need, node_id in zip(needs, placed.node_ids, strict=True):
         free[node_id] = _minus(free[node_id], need.amounts)
-    return [Room(room.node_id, room.name, room.total, free[room.node_id]) for room in rooms]
+    taken = {(host[placed.node_ids[i]], port) for i, port in placed.ports.items()}
+    return [replace(room, free=free[room.node_id], ports=_free_ports(room, taken)) for room in rooms]
 
 
 def behind(name: str) -> str:
@@ -80,6 +92,8 @@ def behind(name: str) -> str:
 
 def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits:
     who, what = f"{stuck.role} {stuck.index}", _say(stuck.amounts)
+    if stuck.listens and not any(room.ports for room in rooms):
+        return Waits(f"{who} needs a port, and no READY node has a free one. It starts when others end.", forever=False)
     if not any(_fits(stuck.amounts, room.total) for room in rooms):
         largest = max(rooms, key=lambda room: _weight(room.total))
         return Waits(
@@ -87,7 +101,7 @@ def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits
             f"has {_say(largest.total)}. Ask for less, or join a larger node.",
             forever=True,
         )
-    whole = [Room(r.node_id, r.name, r.total, r.total) for r in rooms]
+    whole = [replace(room, free=room.total) for room in rooms]
     if any(room.free != room.total for room in rooms) and isinstance(place(needs, whole), Placed):
         return Waits(
             f"waits for room: {who} asks for {what}; free are {_list_free(rooms)}. It starts when others end.",
@@ -121,6 +135,14 @@ def _weight(amounts: Amounts) -> Amounts:
 
 def _fits(need: Amounts, free: Amounts) -> bool:
     return all(n <= f for n, f in zip(need, free, strict=True))
+
+
+def _free_ports(room: Room, taken: Set[tuple[str, int]]) -> tuple[int, ...]:
+    return tuple(port for port in room.ports if (room.host, port) not in taken)
+
+
+def _listens(need: Need, room: Room, taken: Set[tuple[str, int]]) -> bool:
+    return not need.listens or bool(_free_ports(room, taken))
 
 
 def _minus(free: Amounts, need: Amounts) -> Amounts:

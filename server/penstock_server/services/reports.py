@@ -12,6 +12,7 @@ from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, Repl
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.schemas import wire
+from penstock_server.services.lifecycle import may_linger
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.settle import LogTail, locked_job, settle
 from penstock_server.services.transitions import allowed, transition
@@ -33,10 +34,20 @@ class Reports:
     """Reports of agents, and the time limits on them."""
 
     def __init__(
-        self, database: Database, clock: Clock, nodes: Nodes, tail: LogTail, *, grace_s: float, stop_patience_s: float
+        self,
+        database: Database,
+        clock: Clock,
+        nodes: Nodes,
+        tail: LogTail,
+        *,
+        grace_s: float,
+        stop_patience_s: float,
+        pserver_grace_s: float,
     ) -> None:
         self._db, self._clock, self._nodes, self._tail = database, clock, nodes, tail
         self._grace_s, self._stop_patience_s = grace_s, stop_patience_s
+        self._pserver_grace = timedelta(seconds=pserver_grace_s)
+        self._released: set[str] = set()  # pservers whose agents were told that they are not wanted any more
 
     async def hello(self, node_id: str, hello: wire.AgentHello) -> set[str]:
         """Note that an agent connected; return the replicas that it should have and does not."""
@@ -132,6 +143,7 @@ class Reports:
     async def overdue(self) -> None:
         """Give up on replicas of stopping jobs whose agent says nothing, so that no job stops for ever."""
         now = self._clock.now()
+        await self._release(now)
         statement = (
             select(ReplicaRow, JobRow)
             .join(JobRow, JobRow.id == ReplicaRow.job_id)
@@ -157,14 +169,31 @@ class Reports:
                 jobs.add(row.job_id)
             await self._settle_all(tx, jobs)
 
+    async def _release(self, now: datetime) -> None:
+        """Have pservers stopped that did not end by themselves after their trainers."""
+        statement = (
+            select(ReplicaRow, JobRow)
+            .join(JobRow, JobRow.id == ReplicaRow.job_id)
+            .where(ReplicaRow.state.in_(_BUSY), JobRow.kind == "managed", JobRow.state == JobState.STOPPING)
+        )
+        async with self._db.read() as session:
+            pairs = (await session.execute(statement)).all()
+        late = [(r, job) for r, job in pairs if _lingers(r, job) and now - job.state_at >= self._pserver_grace]
+        fresh = {replica.id: replica.node_id for replica, _ in late if replica.id not in self._released}
+        self._released = {replica.id for replica, _ in late}
+        if fresh:
+            async with self._db.write() as tx:
+                tx.effects.nodes.update(node_id for node_id in fresh.values() if node_id is not None)
+
     def _is_overdue(self, replica: ReplicaRow, job: JobRow, now: datetime) -> bool:
         waited = now - job.state_at
+        waited -= self._pserver_grace if _lingers(replica, job) else timedelta()
         if replica.state == ReplicaState.ASSIGNED:
             return waited >= timedelta(seconds=NEVER_STARTED_S)
         if replica.state == ReplicaState.UNKNOWN:
             return False  # its node's lease decides
-        patience = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
-        return waited >= timedelta(seconds=patience)
+        patience_s = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
+        return waited >= timedelta(seconds=patience_s)
 
     def _readopt(self, tx: Tx, row: ReplicaRow, found: wire.RunningReplica) -> None:
         row.pid = found.pid or row.pid
@@ -190,3 +219,7 @@ class Reports:
             job = await locked_job(tx, job_id)
             assert job is not None  # foreign key
             await settle(tx, job, at=self._clock.now(), tail=self._tail, grace_s=self._grace_s)
+
+
+def _lingers(replica: ReplicaRow, job: JobRow) -> bool:
+    return may_linger(JobState(job.state), job.reason, replica.role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,9 +10,10 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, func, select, update
 
 from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
-from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, NodeState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
+from penstock_server.services.addresses import Site, addresses, endpoint
 from penstock_server.services.counters import next_numbers
 from penstock_server.services.placement import Amounts, Need, Placed, Room, behind, place, take
 from penstock_server.services.transitions import created, transition
@@ -88,9 +90,9 @@ class Scheduling:
 
 
 def needs_of(spec: JobSpec) -> list[Need]:
-    """Return what each replica of a job needs: trainers first, then pservers."""
+    """Return what each replica of a job needs: trainers first, then pservers, which listen."""
     return [
-        Need(role, index, _amounts(resources))
+        Need(role, index, _amounts(resources), listens=role == "pserver")
         for role, resources in (("trainer", spec.trainers), ("pserver", spec.pservers))
         for index in range(resources.count)
     ]
@@ -106,36 +108,62 @@ async def _rooms(tx: Tx) -> list[Room]:
     statement = select(ReplicaRow.node_id, sums[0], sums[1], sums[2]).where(ReplicaRow.state.in_(_BUSY))
     for node_id, cpus, gpus, memory in await tx.session.execute(statement.group_by(ReplicaRow.node_id)):
         used[node_id] = (int(cpus), int(gpus), int(memory))
+    taken = await _ports_in_use(tx)
     nodes = await tx.session.execute(select(NodeRow).where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
     rooms = []
     for node in nodes.scalars():
         total = (node.cpus, node.gpus, node.memory_bytes)
         mine = used[node.id]
         free = (total[0] - mine[0], total[1] - mine[1], total[2] - mine[2])
-        rooms.append(Room(node.id, node.name, total, free))
+        ports = tuple(port for port in node.ports if (node.host, port) not in taken)
+        rooms.append(Room(node.id, node.name, total, free, node.host, ports))
     return rooms
+
+
+async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:
+    """Return (host, port) of every port that a job holds: while it goes on, also those of attempts before.
+
+    So a pserver that is down finds its port free, and an attempt that failed because of a port gets another.
+    """
+    over = [s.value for s in TERMINAL_JOB]
+    statement = (
+        select(NodeRow.host, ReplicaRow.port)
+        .join(NodeRow, NodeRow.id == ReplicaRow.node_id)
+        .join(JobRow, JobRow.id == ReplicaRow.job_id)
+        .where(ReplicaRow.port.is_not(None))
+        .where(ReplicaRow.state.in_(_BUSY) | JobRow.state.not_in(over))
+    )
+    return {(host, port) for host, port in await tx.session.execute(statement) if port is not None}
 
 
 async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now: datetime) -> None:
     job.epoch += 1
+    job.attempt += 1
     job.reason = job.reason_detail = ""  # those of the attempt before stand in its row
-    attempt = AttemptRow(id=uuid7(), job_id=job.id, number=job.epoch, epoch=job.epoch, created_at=now)
+    attempt = AttemptRow(
+        id=uuid7(), job_id=job.id, number=job.attempt, epoch=job.epoch, created_at=now, secret=secrets.token_urlsafe(32)
+    )
     tx.session.add(attempt)
     await tx.session.flush()
-    chosen = select(NodeRow.id, NodeRow.host, NodeRow.name).where(NodeRow.id.in_(set(placed.node_ids)))
-    hosts = {node_id: (host, name) for node_id, host, name in await tx.session.execute(chosen)}
+    chosen = await tx.session.execute(select(NodeRow).where(NodeRow.id.in_(set(placed.node_ids))))
+    nodes = {node.id: node for node in chosen.scalars()}
+    where = addresses([Site(node.id, node.host, node.address) for node in nodes.values()])
     first = await next_numbers(tx, "stream", len(needs))
     for offset, (need, node_id) in enumerate(zip(needs, placed.node_ids, strict=True)):
+        port = placed.ports.get(offset)
         row = ReplicaRow(
             id=uuid7(),
             job_id=job.id,
             attempt_id=attempt.id,
             epoch=job.epoch,
+            attempt=job.attempt,
             role=need.role,
             index=need.index,
             state=ReplicaState.ASSIGNED.value,
             node_id=node_id,
-            host=hosts[node_id][0],
+            host=nodes[node_id].host,
+            port=port,
+            endpoint=None if port is None else endpoint(where[node_id], port),
             stream=first + offset,
             cpus=need.amounts[0],
             gpus=need.amounts[1],
@@ -146,6 +174,6 @@ async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now
         )
         await created(tx, row, at=now)
     transition(tx, job, JobState.STARTING, at=now)
-    names = sorted({hosts[node_id][1] for node_id in placed.node_ids})
-    where = f"node {names[0]!r}" if len(names) == 1 else f"{len(names)} nodes"
-    job.why = f"starts {len(needs)} replica{'s' if len(needs) > 1 else ''} on {where}"
+    names = sorted({node.name for node in nodes.values()})
+    places = f"node {names[0]!r}" if len(names) == 1 else f"{len(names)} nodes"
+    job.why = f"starts {len(needs)} replica{'s' if len(needs) > 1 else ''} on {places}"

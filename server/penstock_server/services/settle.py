@@ -9,9 +9,11 @@ from sqlalchemy import select
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.db import Tx
-from penstock_server.services.lifecycle import JobFacts, ReplicaFacts, Step, decide, watching
-from penstock_server.services.transitions import transition
+from penstock_server.services.counters import next_numbers
+from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, watching
+from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
+from penstock_server.uuid7 import uuid7
 
 LogTail = Callable[[str, str], str]
 """(job id, replica id) -> the last lines of the replica's log, or ''."""
@@ -24,9 +26,9 @@ async def locked_job(tx: Tx, job_id: str) -> JobRow | None:
 
 
 async def replicas_of(tx: Tx, job: JobRow) -> Sequence[ReplicaRow]:
-    """Load the replicas of the job's current epoch."""
-    statement = select(ReplicaRow).where(ReplicaRow.job_id == job.id, ReplicaRow.epoch == job.epoch)
-    return (await tx.session.execute(statement.order_by(ReplicaRow.id))).scalars().all()
+    """Load the replicas of the job's current attempt, oldest first."""
+    statement = select(ReplicaRow).where(ReplicaRow.job_id == job.id, ReplicaRow.attempt == job.attempt)
+    return (await tx.session.execute(statement.order_by(ReplicaRow.stream))).scalars().all()
 
 
 async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: float) -> None:
@@ -38,7 +40,11 @@ async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: f
         step = decide(facts)
         if step is None:
             break
-        await _apply(tx, job, step, at=at, tail=tail)
+        if isinstance(step, Replace):
+            await _replace(tx, job, step, replicas, at=at)
+            replicas = await replicas_of(tx, job)
+        else:
+            await _apply(tx, job, step, at=at, tail=tail)
         tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)  # what is wanted there changes
     if job.state == JobState.RUNNING:
         job.why = watching(facts.replicas, grace_s)
@@ -57,8 +63,28 @@ async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail
         await _close_attempt(tx, job, at)
 
 
+async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[ReplicaRow], *, at: datetime) -> None:
+    """Put a new process in the place of one that ended: same node, same port, the same attempt.
+
+    A trainer's epoch grows, so that what its former self still has on the way is refused. A pserver's stays: it has no
+    say of its own, and whoever talks to it names the epoch of the trainer.
+    """
+    former = next(row for row in replicas if row.id == step.replica.id)
+    job.restarts += 1
+    if former.role == "trainer":
+        job.epoch += 1
+    row = ReplicaRow(
+        id=uuid7(), job_id=job.id, attempt_id=former.attempt_id, attempt=former.attempt, role=former.role,
+        epoch=job.epoch if former.role == "trainer" else former.epoch, index=former.index,
+        state=ReplicaState.ASSIGNED.value, node_id=former.node_id, host=former.host, port=former.port,
+        endpoint=former.endpoint, stream=await next_numbers(tx, "stream", 1), cpus=former.cpus, gpus=former.gpus,
+        memory_bytes=former.memory_bytes, created_at=at, state_at=at, reason="",
+    )  # fmt: skip
+    await created(tx, row, at=at, reason="replaces", detail=step.why)
+
+
 async def _close_attempt(tx: Tx, job: JobRow, at: datetime) -> None:
-    statement = select(AttemptRow).where(AttemptRow.job_id == job.id, AttemptRow.epoch == job.epoch)
+    statement = select(AttemptRow).where(AttemptRow.job_id == job.id, AttemptRow.number == job.attempt)
     attempt = (await tx.session.execute(statement)).scalar_one_or_none()
     if attempt is not None and attempt.finished_at is None:
         attempt.finished_at, attempt.reason = at, job.reason
@@ -82,8 +108,16 @@ def _facts(job: JobRow, replicas: Sequence[ReplicaRow], names: dict[str, str]) -
         restarts=job.restarts,
         max_restarts=restart.get("max_restarts", 0),
         restart_on=frozenset(restart.get("on", ())),
-        replicas=tuple(_replica_facts(r, names) for r in replicas),
+        replicas=tuple(_replica_facts(r, names) for r in _counted(job, replicas)),
+        has_pservers=job.spec.get("mode") == "pserver",
     )
+
+
+def _counted(job: JobRow, replicas: Sequence[ReplicaRow]) -> Sequence[ReplicaRow]:
+    """Return the newest of each role and index. Of an attached job all are looked at: its processes come and go."""
+    if job.kind == "attached":
+        return replicas
+    return list({(r.role, r.index): r for r in replicas}.values())
 
 
 def _replica_facts(row: ReplicaRow, names: dict[str, str]) -> ReplicaFacts:

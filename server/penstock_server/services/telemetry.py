@@ -37,7 +37,7 @@ class Telemetry:
     async def find(self, stream: int) -> Source | None:
         """Return what a stream stands for."""
         statement = (
-            select(ReplicaRow, JobRow.epoch)
+            select(ReplicaRow, JobRow.attempt)
             .join(JobRow, JobRow.id == ReplicaRow.job_id)
             .where(ReplicaRow.stream == stream)
         )
@@ -45,9 +45,9 @@ class Telemetry:
             found = (await session.execute(statement)).one_or_none()
         if found is None:
             return None
-        row, epoch = found
+        row, attempt = found
         return Source(
-            stream, row.id, row.job_id, row.epoch, row.role, row.index, row.node_id, current=row.epoch == epoch
+            stream, row.id, row.job_id, row.epoch, row.role, row.index, row.node_id, current=row.attempt == attempt
         )
 
     async def on_frame(self, source: Source, frame: Frame) -> None:

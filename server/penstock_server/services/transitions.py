@@ -40,11 +40,13 @@ def allowed(before: State, after: State) -> bool:
             return False
 
 
-async def created(tx: Tx, row: JobRow | ReplicaRow | NodeRow, *, at: datetime) -> None:
+async def created(
+    tx: Tx, row: JobRow | ReplicaRow | NodeRow, *, at: datetime, reason: str = "", detail: str = ""
+) -> None:
     """Insert a new row, whose state is set already, and its first event."""
     tx.session.add(row)
     await tx.session.flush()  # there are no ORM relationships that would put the event behind its job
-    _record(tx, row, None, row.state, at, "", "")
+    _record(tx, row, None, row.state, at, reason, detail)
 
 
 def transition(

@@ -17,11 +17,8 @@ _BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 
 
 def replica_view(row: ReplicaRow) -> api.Replica:
-    """Show a replica. `attempt` counts as the epoch does: from 1."""
-    return api.Replica(
-        attempt=row.epoch,
-        **{name: getattr(row, name) for name in api.Replica.model_fields if name != "attempt"},
-    )
+    """Show a replica."""
+    return api.Replica(**{name: getattr(row, name) for name in api.Replica.model_fields})
 
 
 def event_view(row: EventRow) -> api.Event:
@@ -42,11 +39,11 @@ def event_view(row: EventRow) -> api.Event:
 
 async def job_views(session: AsyncSession, rows: Sequence[JobRow], live: Live) -> list[api.Job]:
     """Show jobs with the replicas of their current attempts. One query for all replicas."""
-    epochs = {row.id: row.epoch for row in rows}
+    attempts = {row.id: row.attempt for row in rows}
     found: dict[str, list[ReplicaRow]] = defaultdict(list)
-    statement = select(ReplicaRow).where(ReplicaRow.job_id.in_(epochs)).order_by(ReplicaRow.id)
-    for replica in (await session.execute(statement)).scalars() if epochs else ():
-        if replica.epoch == epochs[replica.job_id]:
+    statement = select(ReplicaRow).where(ReplicaRow.job_id.in_(attempts)).order_by(ReplicaRow.id)
+    for replica in (await session.execute(statement)).scalars() if attempts else ():
+        if replica.attempt == attempts[replica.job_id]:
             found[replica.job_id].append(replica)
     return [_job_view(row, found[row.id], live) for row in rows]
 
@@ -90,7 +87,7 @@ def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], live: Live) -> api.Jo
             "reason_detail": row.reason_detail,
             "spec": row.spec,
             "epoch": row.epoch,
-            "attempt": row.epoch,
+            "attempt": row.attempt,
             "created_at": row.created_at,
             "started_at": row.started_at,
             "finished_at": row.finished_at,

@@ -11,7 +11,9 @@ from penstock_server.streams.queue import BrowserQueue, LogWish, Points
 
 RING_BYTES = 1 << 20
 MAX_RINGS = 64
-_PART: dict[Kind, str] = {Kind.OP_EVENTS: "ops", Kind.OP_SUMS: "ops", Kind.GAP: "ops", Kind.SYNC: "sync"}
+_PART: dict[Kind, str] = {
+    Kind.OP_EVENTS: "ops", Kind.OP_SUMS: "ops", Kind.GAP: "ops", Kind.SYNC: "sync", Kind.EXCHANGE: "sync",
+}  # fmt: skip
 SHOWN = frozenset(_PART)
 LOST = "FRAMES"
 """Kind under which a gap counts whole frames that a broken connection took with it."""
@@ -31,9 +33,14 @@ class Subscription:
 
 @dataclass(slots=True)
 class Recent:
-    """The newest frames of a job, so that a page which opens now is not empty. Bounded by bytes."""
+    """The newest frames of a job, so that a page which opens now is not empty. Bounded by bytes.
+
+    `pinned`: of the EXCHANGE frames that went, the newest of each stream: it holds sums since the start, and may be the
+    last for long.
+    """
 
     items: deque[tuple[Header | None, bytes | dict[str, Any]]] = field(default_factory=deque)
+    pinned: dict[int, tuple[Header, bytes]] = field(default_factory=dict)
     size: int = 0
 
     def add(self, header: Header | None, content: bytes | dict[str, Any]) -> None:
@@ -41,8 +48,14 @@ class Recent:
         self.items.append((header, content))
         self.size += len(content) if isinstance(content, bytes) else 0
         while self.size > RING_BYTES:
-            _, old = self.items.popleft()
+            what, old = self.items.popleft()
             self.size -= len(old) if isinstance(old, bytes) else 0
+            if what is not None and what.kind is Kind.EXCHANGE and isinstance(old, bytes):
+                self.pinned[what.stream] = (what, old)
+
+    def all(self) -> list[tuple[Header | None, bytes | dict[str, Any]]]:
+        """Return everything that is kept, oldest first."""
+        return [*self.pinned.values(), *self.items]
 
 
 class Hub:
@@ -135,7 +148,7 @@ class Hub:
         """Queue the newest frames of a job for one subscription; False if none are in memory."""
         if subscription.job_id not in self._recent:
             return False
-        for header, content in self._recent[subscription.job_id].items:
+        for header, content in self._recent[subscription.job_id].all():
             offer(subscription, header, content)
         return True
 

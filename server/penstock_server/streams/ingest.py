@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a stream stands for. `current`: its epoch is still the job's."""
+    """What a stream stands for. `current`: its attempt is still the job's."""
 
     stream: int
     replica_id: str

@@ -50,6 +50,12 @@ class Recorder:
         entries = segments.last(kinds, limit_bytes)
         return await asyncio.to_thread(lambda: list(segments.read(entries)))
 
+    async def newest(self, job_id: str, kind: Kind) -> list[bytes]:
+        """Return the newest frame of a kind of each stream of a job."""
+        segments = self._of(job_id)
+        entries = segments.newest(kind)
+        return await asyncio.to_thread(lambda: list(segments.read(entries)))
+
     def release(self, job_id: str) -> None:
         """Close a job that ended; its index is read again if somebody asks."""
         segments = self._jobs.pop(job_id, None)

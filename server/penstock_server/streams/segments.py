@@ -103,8 +103,19 @@ class Segments:
     def last(self, kinds: Collection[Kind], limit_bytes: int) -> list[Entry]:
         """Return the newest entries of these kinds, oldest first, together at most `limit_bytes`.
 
-        Before them stands the GRAPH_USED of each stream that says which graph they index.
+        Before them stands the GRAPH_USED of each stream that says which graph they index. The newest EXCHANGE frame of
+        each stream is there however old it is, because it holds sums since the start.
         """
+        pinned = self.newest(Kind.EXCHANGE) if Kind.EXCHANGE in kinds else []
+        chosen = self._last(frozenset(kinds) - {Kind.EXCHANGE}, limit_bytes)
+        return sorted([*pinned, *chosen], key=lambda entry: (entry.segment, entry.offset))
+
+    def newest(self, kind: Kind) -> list[Entry]:
+        """Return the newest entry of this kind of each stream, by stream. O(entries)."""
+        found = {entry.stream: entry for entry in self.entries if entry.kind is kind}
+        return [found[stream] for stream in sorted(found)]
+
+    def _last(self, kinds: Collection[Kind], limit_bytes: int) -> list[Entry]:
         chosen: list[Entry] = []
         size = 0
         open_streams: set[int] = set()

@@ -1,0 +1,56 @@
+"""The exchange of a job with its parameter servers: the newest EXCHANGE frame of each process, joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import structlog
+
+from penstock.errors import PeerError
+from penstock.protocol.exchange import Told, matrix, rows_of
+from penstock.protocol.frames import Kind, decode, decode_header
+from penstock_server.schemas import api
+from penstock_server.services.jobs import Jobs
+from penstock_server.streams.recorder import Recorder
+
+log = structlog.get_logger(__name__)
+
+
+class Exchanges:
+    """Reads what the recorder kept. A frame that does not hold what its kind promises is left out, and logged."""
+
+    def __init__(self, jobs: Jobs, recorder: Recorder) -> None:
+        self._jobs, self._recorder = jobs, recorder
+
+    async def of(self, job_id: str) -> api.Exchange:
+        """Return the exchange of a job's newest attempt. Raises NotFound."""
+        job = await self._jobs.get(job_id)
+        frames = await self._recorder.newest(job_id, Kind.EXCHANGE)
+        told = _told(job.replicas, frames)
+        endpoints = {r.index: r.endpoint or "" for r in job.replicas if r.role == "pserver"}
+        known = [endpoints[index] for index in sorted(endpoints)]
+        steps: dict[int, int] = {}
+        for one in told:
+            if one.role == "trainer" and one.step:
+                steps[one.index] = max(one.step, steps.get(one.index, 0))
+        cells = [api.ExchangeCell(**asdict(cell)) for cell in matrix(told, known)]
+        return api.Exchange(job_id=job.id, attempt=job.attempt, pservers=known, steps=steps, cells=cells)
+
+
+def _told(replicas: Sequence[api.Replica], frames: Sequence[bytes]) -> list[Told]:
+    by_stream = {replica.stream: replica for replica in replicas}
+    told = []
+    for data in frames:
+        stream = decode_header(data).stream
+        replica = by_stream.get(stream)
+        if replica is None:
+            continue
+        try:
+            frame = decode(data)  # it was recorded undecoded
+            peers, rows = rows_of(frame.body)
+        except PeerError as error:
+            log.warning("exchange not shown", job=replica.job_id, stream=stream, error=str(error))
+            continue
+        told.append(Told(replica.role, replica.index, frame.step, rows, peers))
+    return told
