@@ -109,6 +109,26 @@ export interface paths {
         readonly patch?: never;
         readonly trace?: never;
     };
+    readonly "/api/v1/jobs/{job_id}/exchange": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        /**
+         * Read Job Exchange
+         * @description Return what each trainer and pserver of the newest attempt exchanged, by block: sums since its start.
+         */
+        readonly get: operations["readJobExchange"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
     readonly "/api/v1/jobs/{job_id}/frames": {
         readonly parameters: {
             readonly query?: never;
@@ -570,6 +590,61 @@ export interface components {
             readonly to: string;
         };
         /**
+         * Exchange
+         * @description The exchange between the trainers and the pservers of a job. `pservers`: their endpoints, by index.
+         */
+        readonly Exchange: {
+            /** Attempt */
+            readonly attempt: number;
+            /** Cells */
+            readonly cells: readonly components["schemas"]["ExchangeCell"][];
+            /** Job Id */
+            readonly job_id: string;
+            /** Pservers */
+            readonly pservers: readonly string[];
+            /**
+             * Steps
+             * @description newest step of each trainer that has any
+             */
+            readonly steps: {
+                readonly [key: string]: number;
+            };
+        };
+        /**
+         * ExchangeCell
+         * @description What a trainer and a pserver exchanged of one block since the attempt began. Block '': what belongs to none.
+         */
+        readonly ExchangeCell: {
+            /** Block */
+            readonly block: string;
+            /** Calls */
+            readonly calls: number;
+            /**
+             * Joined
+             * @description gradients that the pserver joined with others into one update
+             */
+            readonly joined: number;
+            /**
+             * Merges
+             * @description gradients that the trainer merged into others before sending
+             */
+            readonly merges: number;
+            /** Pserver */
+            readonly pserver: number;
+            /** Received Bytes */
+            readonly received_bytes: number;
+            /** Retries */
+            readonly retries: number;
+            /** Sent Bytes */
+            readonly sent_bytes: number;
+            /** Staleness */
+            readonly staleness: number;
+            /** Trainer */
+            readonly trainer: number;
+            /** Wait Ns */
+            readonly wait_ns: number;
+        };
+        /**
          * Expiry
          * @description How long a one-time token stays good.
          */
@@ -989,7 +1064,7 @@ export interface components {
             readonly count: number;
             /**
              * Cpus
-             * @description cores of each replica
+             * @description cores of each replica; 0: it shares those of others
              * @default 1
              */
             readonly cpus: number;
@@ -1382,6 +1457,46 @@ export interface operations {
                 };
                 content: {
                     readonly "application/json": components["schemas"]["Page_Event_"];
+                };
+            };
+        };
+    };
+    readonly readJobExchange: {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path: {
+                readonly job_id: string;
+            };
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description Problem (RFC 9457) */
+            readonly "4XX": {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description Problem (RFC 9457) */
+            readonly "5XX": {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description Successful Response */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["Exchange"];
                 };
             };
         };

@@ -24,6 +24,7 @@ export const Kind = {
   GOODBYE: 10,
   LOG: 11,
   GRAPH_USED: 12,
+  EXCHANGE: 13,
 } as const;
 export type Kind = (typeof Kind)[keyof typeof Kind];
 
@@ -111,7 +112,7 @@ export interface Frame extends Header {
   readonly body: unknown;
 }
 
-const isKind = (value: number): value is Kind => value >= Kind.HELLO && value <= Kind.GRAPH_USED;
+const isKind = (value: number): value is Kind => value >= Kind.HELLO && value <= Kind.EXCHANGE;
 
 /** Read the header alone and check that exactly one whole frame is there. Throws FrameError. */
 export function decodeHeader(buffer: ArrayBuffer): Header {

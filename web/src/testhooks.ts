@@ -1,6 +1,7 @@
 /** `window.__penstock`: what a test may read of a page whose content is on canvases. Read-only, always there. */
 import { currentJob, currentTimeline } from "./store/current";
 import type { GraphRuntime } from "./store/ops";
+import { exchangeOf } from "./views/exchange";
 
 export interface TestHooks {
   graphHash(): string | null;
@@ -11,6 +12,8 @@ export interface TestHooks {
   paintedSlices(): number;
   lossPoints(): number;
   syncRows(): { parameter: string; count: number; bytes: number; timeNs: number; waitNs: number }[];
+  /** Cells of the matrix of trainers and parameter servers. */
+  exchangeCells(): { trainer: number; pserver: number; bytesPerS: number; waitNs: number; staleness: number }[];
   droppedRows(): number;
 }
 
@@ -43,6 +46,18 @@ function syncRows(): ReturnType<TestHooks["syncRows"]> {
     .map(({ parameter, count, bytes, timeNs, waitNs }) => ({ parameter, count, bytes, timeNs, waitNs }));
 }
 
+function exchangeCells(): ReturnType<TestHooks["exchangeCells"]> {
+  const store = currentJob.value;
+  const view = store === null ? null : exchangeOf(store);
+  return [...(view?.cells.values() ?? [])].map(({ trainer, pserver, bytesPerS, waitNs, staleness }) => ({
+    trainer,
+    pserver,
+    bytesPerS,
+    waitNs,
+    staleness,
+  }));
+}
+
 export function exposeForTests(): void {
   const hooks: TestHooks = Object.freeze({
     graphHash: () => currentJob.value?.shownHash.value ?? null,
@@ -51,6 +66,7 @@ export function exposeForTests(): void {
     paintedSlices: () => currentTimeline.value?.paintedSlices ?? 0,
     lossPoints: () => currentJob.value?.series.byName.get("loss")?.arrived ?? 0,
     syncRows,
+    exchangeCells,
     droppedRows: () => currentJob.value?.droppedRows.value ?? 0,
   });
   Object.defineProperty(window, "__penstock", { value: hooks, writable: false, configurable: false });

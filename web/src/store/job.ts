@@ -10,6 +10,7 @@ import { type Frame, Kind } from "../codec";
 import { throttled } from "../frameloop";
 import { stream } from "../socket";
 import type { EventRow, GraphDocument, Job, NodeRow, ServerMessage } from "../types";
+import { ExchangeStore } from "./exchange";
 import { GraphLoader } from "./graphs";
 import { LogStore } from "./logs";
 import { OpsStore } from "./ops";
@@ -57,6 +58,7 @@ export class JobStore {
   readonly series = new SeriesStore();
   readonly logs = new LogStore();
   readonly sync = new SyncStore();
+  readonly exchange = new ExchangeStore();
   readonly steps = new StepStore();
   readonly documents = new GraphLoader(api.graph, (hash, document) => this.#haveDocument(hash, document));
   readonly ops = new OpsStore((hash) => this.documents.load(hash));
@@ -183,6 +185,9 @@ export class JobStore {
         break;
       case Kind.SYNC:
         this.#syncFrame(frame, now);
+        break;
+      case Kind.EXCHANGE:
+        if (this.exchange.ingest(frame, now)) this.#note("sync");
         break;
       case Kind.GAP:
         this.#gap(frame.body as Readonly<Record<string, unknown>>);

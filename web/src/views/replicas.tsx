@@ -49,6 +49,7 @@ export function ReplicaTable({ replicas, jobs, nodes }: Props) {
             <td>
               <StateChip state={one.state} />
               {ending(one) !== "" && <span class="tag">{ending(one)}</span>}
+              {isReplaced(one, replicas) && <span class="tag">replaced</span>}
             </td>
             <td class="tiny-hide">{hostOf(one, nodes)}</td>
             <td class="num tiny-hide">{one.pid ?? "–"}</td>
@@ -66,6 +67,16 @@ function hostOf(one: Replica, nodes: readonly NodeRow[] | undefined): string {
   return node?.name ?? one.host ?? "–";
 }
 
+/** Another process of the same attempt stands in its place. */
+function isReplaced(one: Replica, among: readonly Replica[]): boolean {
+  const same = (other: Replica) =>
+    other.job_id === one.job_id &&
+    other.attempt === one.attempt &&
+    other.role === one.role &&
+    other.index === one.index;
+  return among.some((other) => same(other) && other.stream > one.stream);
+}
+
 function ending(one: Replica): string {
   if (one.signal !== null) return `signal ${one.signal}`;
   return one.exit_code === null ? "" : `exit ${one.exit_code}`;
@@ -80,6 +91,7 @@ export function ReplicaList({ replicas }: { replicas: readonly Replica[] }) {
           <tr key={one.id} data-testid="replica-row" data-role={one.role}>
             <td class="mono">
               {one.role}-{one.index}
+              {isReplaced(one, replicas) && <span class="tag">replaced</span>}
             </td>
             <td class="muted clip" style={{ maxWidth: "120px" }} title={`${one.host ?? ""} ${one.pid ?? ""}`}>
               {one.endpoint ?? `${one.host ?? "–"}:${one.pid ?? "–"}`}

@@ -9,6 +9,7 @@ import { jobHref, setQuery } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
 import type { GraphOp } from "../types";
+import { PserverSummary } from "./exchange";
 import type { JobParts } from "./job";
 import { ReplicaList } from "./replicas";
 import { shownSyncRows, syncBytes } from "./sync";
@@ -19,6 +20,7 @@ export function SidePanel({ parts, what }: { parts: JobParts; what: "all" | "ope
   return (
     <aside class="side" aria-label="Details">
       <Selection parts={parts} />
+      {what === "all" && <PserverSummary store={store} />}
       {what === "all" && <SyncSummary store={store} />}
       {what === "all" && <Spark store={store} name="loss" title="Loss" text={figure} />}
       {what === "all" && <Spark store={store} name="samples_per_s" title="Samples/s" text={compact} />}

@@ -4,6 +4,7 @@ import { bytes, integer, millis, plural } from "../format";
 import { Empty } from "../parts/basics";
 import type { JobStore } from "../store/job";
 import type { SyncRow } from "../store/sync";
+import { describeExchange, ExchangePart, exchangeOf, hasPservers } from "./exchange";
 
 export function shownSyncRows(store: JobStore): SyncRow[] {
   store.syncVersion.value;
@@ -13,7 +14,36 @@ export function shownSyncRows(store: JobStore): SyncRow[] {
 }
 
 export function SyncView({ store }: { store: JobStore }) {
-  const rows = shownSyncRows(store).sort((a, b) => b.waitNs - a.waitNs || b.timeNs - a.timeNs || a.index - b.index);
+  return hasPservers(store) ? <WithPservers store={store} /> : <Local store={store} />;
+}
+
+function WithPservers({ store }: { store: JobStore }) {
+  const view = exchangeOf(store);
+  const rows = byWait(shownSyncRows(store));
+  return (
+    <section class="panel" aria-labelledby="sync-title">
+      <div class="panel-title">
+        <h2 id="sync-title">Exchange with parameter servers</h2>
+        {view !== null && <em>{describeExchange(view)}</em>}
+      </div>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Exchange with parameter servers">
+        <ExchangePart view={view} />
+        {rows.length > 0 && (
+          <>
+            <h3 class="part-title">Between the replicas of one trainer</h3>
+            <SyncTable rows={rows} />
+          </>
+        )}
+      </div>
+    </section>
+  );
+}
+
+const byWait = (rows: readonly SyncRow[]): SyncRow[] =>
+  [...rows].sort((a, b) => b.waitNs - a.waitNs || b.timeNs - a.timeNs || a.index - b.index);
+
+function Local({ store }: { store: JobStore }) {
+  const rows = byWait(shownSyncRows(store));
   const wait = rows.reduce((most, row) => Math.max(most, row.waitNs), 0);
   return (
     <section class="panel" aria-labelledby="sync-title">
