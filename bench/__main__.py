@@ -19,7 +19,7 @@ from bench.report import Report
 
 def names() -> list[str]:
     """List the benchmarks: the modules of this package that define `main`."""
-    found = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    found = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]) if not module.ispkg]
     return sorted(name for name in found if not name.startswith("_") and name != "report")
 
 

@@ -7,18 +7,33 @@ shared machine only ever adds. A *cross-thread edge* is what a chain costs more 
 on the other thread (blocks in which both threads ran). A *wide* graph is 400 independent matrix products of about
 50 us; its ideal is the same calls on two bare threads, half each. Trace events are timed in a loop, beside the two
 clock reads each of them holds.
+
+`program` is the chain as a user has it: a Program that `ParallelExecutor.run` runs, nothing fed and the end fetched.
+`added_us_per_operator` is the bare plan's, `program_added_us_per_operator` has all that `run` does besides.
+
+Peers run the same chain in the same blocks: torch eager, TorchScript (traced, fusion on CPU being off), and the
+original ParallelExecutor in a process of its own. *Overhead* of an executor is its whole time for an operator minus the
+cheapest direct call of the same kernel in the same framework: the C++ loop for torch; for paddle, which offers none, a
+Python loop over its in-place kernel, whose dispatch is then taken for kernel, in its favour. Ratios named after a peer
+are of whole times, `…_overhead` are of overheads, both over `program`; `…_bare` and `…_bare_overhead` over the plan.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
+from bench._paddle_chain import PaddleChain
+from bench._program_chain import ProgramChain
+from bench.peers import PeerMissing
 from bench.report import Report, quartiles
 from penstock.native import _engine
 from penstock.native.engine import Engine, TorchPlan
@@ -31,6 +46,7 @@ WIDE = 400
 OPERATOR_S = 50e-6
 TRACE_EVENTS = 20_000
 AT_HOME = 0.9
+SMALLEST_OVERHEAD_US = 0.01
 
 
 def chain_plan(length: int, *, alternate: bool) -> TorchPlan:
@@ -90,9 +106,39 @@ def eager_chain(length: int, one: torch.Tensor) -> None:
             value = torch.add(value, one)
 
 
-def measure_chain(num_blocks: int, report: Report) -> None:
+def script_chain(length: int, one: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the chain as a TorchScript function of its start and of what is added."""
+
+    def chain(value: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        for _ in range(length):
+            value = torch.add(value, added)
+        return value
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it is a peer because people still use it
+        traced: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.jit.trace(  # type: ignore[no-untyped-call]  # torch has not typed it
+            chain, (one, one), check_trace=False
+        )
+    return traced
+
+
+@contextlib.contextmanager
+def original_executor(report: Report) -> Iterator[dict[str, Callable[[], float]]]:
+    """Give the contenders of paddle's process; none, with a word in the report, if its environment is missing."""
+    try:
+        process = PaddleChain(CHAIN)
+    except PeerMissing as error:
+        report.missing["paddle_pe"] = str(error)
+        yield {}
+        return
+    with process:
+        yield {"paddle_pe": process.chain, "paddle_direct": process.direct}
+
+
+def measure_chain(num_blocks: int, report: Report, peers: dict[str, Callable[[], float]]) -> None:
     """Add the cost of an operator in a chain, in microseconds, to the report."""
     one = torch.ones(1)
+    scripted = script_chain(CHAIN, one)
     single = Engine(1, max_running=1, intra_op_threads=1)
     double = Engine(2, max_running=2, intra_op_threads=1)
     plan, crossing = chain_plan(CHAIN, alternate=False), chain_plan(CHAIN, alternate=True)
@@ -113,26 +159,46 @@ def measure_chain(num_blocks: int, report: Report) -> None:
         plan.set(0, one)
         return plan.time_direct_calls(CHAIN)
 
+    program = ProgramChain(CHAIN)
     contenders: dict[str, Callable[[], float]] = {
         "direct": direct,
+        "program": program.chain,
         "engine_1_thread": lambda: on(single, plan),
         "engine_2_threads": lambda: on(double, plan),
         "crossing": across,
         "torch_eager": lambda: timed(lambda: eager_chain(CHAIN, one)),
+        "torch_script": lambda: timed(lambda: scripted(one, one)),
+        **peers,
     }
     samples = alternating_blocks(contenders, num_blocks)
     single.close()
     double.close()
+    program.close()
     samples["crossing"] = [seconds for seconds in samples["crossing"] if not math.isnan(seconds)]
-    cost = {name: 1e6 * quartiles(values)[0] / CHAIN for name, values in samples.items() if values}
-    for name in ("direct", "engine_1_thread", "engine_2_threads", "torch_eager"):
-        report.figures[f"{name}_us_per_operator"] = round(cost[name], 4)
-    report.figures["added_us_per_operator"] = round(cost["engine_1_thread"] - cost["direct"], 4)
-    report.figures["added_us_per_operator_2_threads"] = round(cost["engine_2_threads"] - cost["direct"], 4)
+    add_costs({name: 1e6 * quartiles(values)[0] / CHAIN for name, values in samples.items() if values}, report)
     report.figures["cross_thread_blocks"] = len(samples["crossing"])
+
+
+def add_costs(cost: dict[str, float], report: Report) -> None:
+    """Add microseconds an operator of every contender, what they are beyond the kernel, and the ratios of both."""
+    for name in cost:
+        if name != "crossing":
+            report.figures[f"{name}_us_per_operator"] = round(cost[name], 4)
+    bare, program = cost["engine_1_thread"] - cost["direct"], cost["program"] - cost["direct"]
+    report.figures["added_us_per_operator"] = round(bare, 4)
+    report.figures["program_added_us_per_operator"] = round(program, 4)
+    report.figures["added_us_per_operator_2_threads"] = round(cost["engine_2_threads"] - cost["direct"], 4)
     if "crossing" in cost:
         report.figures["cross_thread_edge_us"] = round(cost["crossing"] - cost["engine_2_threads"], 4)
-    report.ratios["torch_eager"] = round(cost["torch_eager"] / cost["engine_1_thread"], 4)
+    floors = {"torch_eager": "direct", "torch_script": "direct", "paddle_pe": "paddle_direct"}
+    for name, floor in floors.items():
+        if name in cost:
+            overhead = cost[name] - cost[floor]
+            report.figures[f"{name}_overhead_us_per_operator"] = round(overhead, 4)
+            for suffix, ours, added in (("", "program", program), ("_bare", "engine_1_thread", bare)):
+                report.ratios[f"{name}{suffix}"] = round(cost[name] / cost[ours], 4)
+                # an overhead below a clock's noise is no divisor
+                report.ratios[f"{name}{suffix}_overhead"] = round(overhead / max(added, SMALLEST_OVERHEAD_US), 2)
 
 
 def alternating_blocks(contenders: dict[str, Callable[[], float]], num_blocks: int) -> dict[str, list[float]]:
@@ -179,7 +245,9 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     """Measure everything; `rounds` of 10 blocks each, but never fewer than 50 blocks."""
     num_blocks = max(MIN_BLOCKS, rounds * BLOCKS_PER_ROUND)
     report = Report("engine", rounds)
-    measure_chain(num_blocks, report)
+    report.figures["load_before"] = round(os.getloadavg()[0], 2)  # of other work, if it is not near 0
+    with original_executor(report) as peers:
+        measure_chain(num_blocks, report, peers)
     measure_wide(num_blocks, report)
     measure_trace(num_blocks, report)
     report.figures["blocks"] = num_blocks

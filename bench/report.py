@@ -26,6 +26,11 @@ class Report:
     rounds: int
     figures: dict[str, Figure] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Peers that could not take part, and why. Part of the JSON line only when there are any."""
+
+    defects: dict[str, str] = field(default_factory=dict)
+    """Contenders that are known to do something else than was asked, and what. In the line only when there are any."""
 
     def add(self, name: str, samples: Sequence[float], *, digits: int = 4) -> float:
         """Add the median of `samples` as `name`, its quartiles as `name_q1` and `name_q3`; return the median."""
@@ -44,9 +49,12 @@ class Report:
             low, high = self.figures.get(f"{name}_q1"), self.figures.get(f"{name}_q3")
             lines.append(f"  {name:<{width}}  {value}" + ("" if low is None else f"  ({low} .. {high})"))
         lines += [f"  {name:<{width}}  {ratio:.3f} x" for name, ratio in self.ratios.items()]
+        lines += [f"  {name:<{width}}  missing: {why}" for name, why in self.missing.items()]
+        lines += [f"  {name:<{width}}  defect: {what}" for name, what in self.defects.items()]
         return "\n".join(lines)
 
     def line(self) -> str:
         """Encode the report as the one JSON line that tools read."""
         body = {"bench": self.bench, "figures": self.figures, "ratios": self.ratios, "rounds": self.rounds}
-        return json.dumps(body)
+        more = {"missing": self.missing, "defects": self.defects}
+        return json.dumps({**body, **{name: said for name, said in more.items() if said}})

@@ -1,0 +1,177 @@
+"""Penstock with one parameter server on the same host. `mode`: "sync1", "async1" (one trainer), "sync2" (two).
+
+One trainer has a replica a core, as the local job; two have one each, half of each batch, and a core of their own.
+Rank 0 is the process that the parent talks to: it starts the server and the other trainer, and passes every command on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import penstock as fluid
+from bench.models import programs
+from bench.peers.contender import CONTENDERS, Options, fetches
+from bench.peers.serve import end_with_parent
+from bench.workloads.fingerprint import Movement, looked_up, movements
+from bench.workloads.workload import Array, Workload
+from penstock.exec.scope import Scope
+from penstock.native import remote, remote_ops
+
+
+class PserverTrainer:
+    """One trainer. Rank 0 owns the processes of the server and of the other trainer."""
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        self._trainers, self._rank = int(options.mode[-1]), options.rank
+        os.environ["CPU_NUM"] = str(max(1, options.cores // self._trainers))
+        meet = options.folder / "endpoint"
+        self._children = _children(options, meet, self._trainers) if options.rank == 0 else []
+        if self._trainers > 1:  # not the server, which has been started
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[self._rank :: self._trainers])
+        recorded = programs.record_ctr(workload)
+        transpiler = transpiled(recorded, meet.read_text(), options.rank, options.mode)
+        program = transpiler.get_trainer_program()
+        scope = Scope()
+        self._starter = fluid.Executor(fluid.CPUPlace())
+        self._starter.run(recorded.startup, scope=scope)
+        self._executor = fluid.ParallelExecutor(
+            False, recorded.loss, program, scope=scope, build_strategy=programs.strategy()
+        )
+        self._workload, self._scope, self._loss = workload, scope, recorded.loss
+        self._lookup = next(op for op in program.operators if op.type == remote_ops.PREFETCH)
+        self._feeds = [_share(feed, self._rank, self._trainers) for feed in recorded.feeds]
+        self._next = 0
+
+    def run(self, num_steps: int) -> float:
+        """Train on every trainer; return this one's last loss."""
+        self._pass_on({"run": num_steps})
+        loss = 0.0
+        for step in range(num_steps):
+            wanted = [self._loss] if fetches(step, num_steps) else []
+            fetched = self._executor.run(fetch_list=wanted, feed=self._feeds[self._next % len(self._feeds)])
+            self._next += 1
+            if wanted:
+                loss = float(fetched[0].mean())
+        return loss
+
+    def check(self) -> None:
+        """The server has one copy of everything."""
+        self._pass_on({"check": True})
+
+    def movements(self) -> dict[str, Movement]:
+        """Return how far each weight has moved: those of the trainer as it pulled them, the table's from the server."""
+        values = {name: _found(self._scope, name) for name in self._workload.weights if name != "table"}
+        return movements(self._workload, {**values, "table": self._table()})
+
+    def _table(self) -> Array:
+        rows = looked_up(self._workload, "table")
+        table: Array = np.array(self._workload.weights["table"])
+        out = torch.empty(len(rows), table.shape[1])
+        _, descriptor, name, blocks, at, heights, *_ = self._lookup.args
+        found: Any = remote.remote(str(descriptor))
+        found.prefetch(name, list(blocks), list(at), list(heights), torch.tensor(rows), out)
+        table[rows] = out.numpy()
+        return table
+
+    def close(self) -> None:
+        """Leave the server, which then ends."""
+        for child in self._children:
+            if child.stdin is not None:
+                child.stdin.close()
+        self._executor.close()
+        self._starter.close()
+        for descriptor in remote.opened():
+            remote.close(descriptor)
+        for child in self._children:
+            child.wait()
+
+    def _pass_on(self, command: dict[str, Any]) -> None:
+        for child in self._children[1:]:
+            assert child.stdin is not None
+            child.stdin.write(json.dumps(command).encode() + b"\n")
+            child.stdin.flush()
+
+
+def transpiled(recorded: programs.Recorded, endpoint: str, trainer: int, mode: str) -> Any:
+    """Cut the workload's program for one server. `mode` as `make` takes it."""
+    transpiler = fluid.DistributeTranspiler()
+    transpiler.transpile(
+        trainer,
+        program=recorded.main,
+        pservers=endpoint,
+        trainers=int(mode[-1]),
+        sync_mode=mode.startswith("sync"),
+        startup_program=recorded.startup,
+    )
+    return transpiler
+
+
+def serve(workload: Path, endpoint: str, mode: str) -> None:
+    """Serve the workload's weights until every trainer has left."""
+    loaded = Workload.load(workload)
+    transpiler = transpiled(programs.record_ctr(loaded), endpoint, 0, mode)
+    program, startup = transpiler.get_pserver_programs(endpoint)
+    executor, scope = fluid.Executor(fluid.CPUPlace()), Scope()
+    executor.run(startup, scope=scope)
+    for name, value in loaded.weights.items():
+        scope.set(name, torch.tensor(value))  # one server: nothing is cut
+    executor.run(program, scope=scope)
+
+
+def _children(options: Options, meet: Path, trainers: int) -> list[subprocess.Popen[bytes]]:
+    """Start the server, and the trainers but this one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    meet.write_text(endpoint)
+    command = [sys.executable, "-m", "bench.peers.penstock_pserver", str(options.workload), endpoint, options.mode]
+    started = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)]
+    key = next(k for k, kind in CONTENDERS.items() if kind.mode == options.mode and __name__.endswith(kind.module))
+    for rank in range(1, trainers):
+        command = [sys.executable, "-m", "bench.peers.serve", key, "--workload", str(options.workload)]
+        command += ["--folder", str(options.folder), "--cores", str(options.cores), "--rank", str(rank)]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
+    return started
+
+
+def _share(feed: Any, rank: int, trainers: int) -> dict[str, Array]:
+    rows = len(next(iter(feed.values()))) // trainers
+    return {name: values[rank * rows : (rank + 1) * rows] for name, values in feed.items()}
+
+
+def _found(scope: Scope, name: str) -> Array:
+    tensor = scope.find(name)
+    if tensor is None:
+        raise KeyError(name)
+    found: Array = tensor.detach().numpy()
+    return found
+
+
+def make(options: Options) -> PserverTrainer:
+    """Build one trainer; rank 0 starts the others and the server."""
+    return PserverTrainer(Workload.load(options.workload), options)
+
+
+def main() -> None:
+    """Run the server: `python -m bench.peers.penstock_pserver WORKLOAD ENDPOINT MODE`."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("workload", type=Path)
+    parser.add_argument("endpoint")
+    parser.add_argument("mode")
+    given = parser.parse_args()
+    end_with_parent()
+    serve(given.workload, given.endpoint, given.mode)
+
+
+if __name__ == "__main__":
+    main()
