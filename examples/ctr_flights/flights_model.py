@@ -30,36 +30,39 @@ class Network:
     predict: str
 
 
-def build(vocabulary_sizes: Sequence[int], *, seed: int) -> Network:
-    """Record the network, its backward pass and Adam into programs of their own. `seed` decides every initial value."""
+def build(vocabulary_sizes: Sequence[int], *, seed: int, optimizer: Any = None, dtype: str = "float32") -> Network:
+    """Record the network, its backward pass and the updates (Adam's, if no `optimizer` is given) into programs of their
+    own. `seed` decides every initial value; `dtype` is that of parameters and `numeric`.
+    """
     main, startup = fluid.Program(), fluid.Program()
     main.random_seed = startup.random_seed = seed
     with fluid.program_guard(main, startup):
-        predict = ctr_dnn(vocabulary_sizes)
+        predict = ctr_dnn(vocabulary_sizes, dtype)
         label = fluid.layers.data(name=LABEL_FEED, shape=[1], dtype="int64")
         loss = fluid.layers.mean(fluid.layers.cross_entropy(input=predict, label=label))
         test = main.clone(for_test=True)
-        fluid.optimizer.Adam(learning_rate=LEARNING_RATE).minimize(loss)
+        (optimizer or fluid.optimizer.Adam(learning_rate=LEARNING_RATE)).minimize(loss)
     return Network(main, startup, test, loss.name, predict.name)
 
 
-def ctr_dnn(vocabulary_sizes: Sequence[int]) -> Any:
-    """Record the forward pass and return the probabilities, float32[rows, 2]."""
-    parts = [_embedding(slot, size) for slot, size in zip(CATEGORICAL, vocabulary_sizes, strict=True)]
-    parts.append(fluid.layers.data(name=NUMERIC_FEED, shape=[len(NUMERIC)], dtype="float32"))
+def ctr_dnn(vocabulary_sizes: Sequence[int], dtype: str = "float32") -> Any:
+    """Record the forward pass and return the probabilities, dtype[rows, 2]."""
+    parts = [_embedding(slot, size, dtype) for slot, size in zip(CATEGORICAL, vocabulary_sizes, strict=True)]
+    parts.append(fluid.layers.data(name=NUMERIC_FEED, shape=[len(NUMERIC)], dtype=dtype))
     hidden = fluid.layers.concat(parts, axis=1)
     for width in TOWER:
         hidden = fluid.layers.fc(input=hidden, size=width, act="relu")
     return fluid.layers.fc(input=hidden, size=2, act="softmax")
 
 
-def _embedding(slot: str, size: int) -> Any:
+def _embedding(slot: str, size: int, dtype: str) -> Any:
     ids = fluid.layers.data(name=slot, shape=[1], dtype="int64")
     initializer = fluid.initializer.Normal(0.0, 0.05)
     return fluid.layers.embedding(
         input=ids,
         size=[size, EMBEDDING_WIDTH],
         is_sparse=True,
+        dtype=dtype,
         param_attr=fluid.ParamAttr(name=f"{slot}.embedding", initializer=initializer),
     )
 
