@@ -39,6 +39,7 @@ class Feeder:
         self.document, self._cost_us = ctr_graph()
         self.hash = graph_hash(self.document)
         self._rng = random.Random(index)
+        self._index = index
         self._seq = 0
         self._step = 0
         self._log_bytes = 0
@@ -126,6 +127,21 @@ class Feeder:
         }
         self._send(Kind.OP_SUMS, columns, t0_ns=time.time_ns(), step=self._step)
 
+    def exchange(self, calls: int, peers: list[str], *, slow: int = -1) -> None:
+        """Say what was exchanged with each peer in `calls` steps so far. `slow`: a peer that is waited for longer."""
+        blocks = ["", *(f"fc_{i}.w_0.block{j}" for i in range(3) for j in range(2)), "embedding_0.w_0.block0"]
+        rows = []
+        for at, _ in enumerate(peers):
+            wait_ns = 4_000_000 if at == slow else 900_000 + 60_000 * at
+            rows.append([at, 0, calls, 0, 0, calls * wait_ns, 0, 0, 0])
+            for b in range(1, len(blocks)):
+                if b % len(peers) == at:
+                    sent = calls * (800_000 // b)
+                    stale = calls * ((self._index + 1) * b % 4)
+                    rows.append([at, b, 2 * calls, sent, sent // 2, calls * 70_000 * b, 3 * (at == slow), stale, calls])
+        body = {"peers": peers, "blocks": blocks, "rows": rows}
+        self._frame(Frame(Kind.EXCHANGE, self._stream, self._epoch, self._seq, time.time_ns(), calls, body=body))
+
     def dropped(self, rows: int) -> None:
         """Say that rows of events were lost on the way."""
         self._json(Kind.GAP, {"OP_EVENTS": rows})
@@ -197,6 +213,13 @@ class Feeder:
         self._socket.send(encode(frame))
 
 
+def exchange(feeders: list[Feeder], calls: int, pservers: int) -> None:
+    """Have every trainer say what it exchanged with each pserver so far; the second one is slow."""
+    peers = [f"127.0.0.1:{6170 + i}" for i in range(pservers)]
+    for feeder in feeders if peers else ():
+        feeder.exchange(calls, peers, slow=1)
+
+
 def run(url: str, token: str, job_name: str, seconds: float, trainers: int, pservers: int) -> None:
     """Feed one job in real time until the time is over."""
     feeders = [Feeder(url, token, job_name, index=i) for i in range(trainers)]
@@ -215,6 +238,8 @@ def run(url: str, token: str, job_name: str, seconds: float, trainers: int, pser
                 feeder.log(f"pass {tick // 100} step {tick * 10} loss {0.42 + 0.26 * math.exp(-tick / 50):.4f}\n")
             if tick % 100 == 99:
                 feeder.scalar("test_auc", 0.77 + 0.02 * (1 - math.exp(-tick / 300)))
+        if tick % 5 == 0:
+            exchange(feeders, 10 * tick + 10, pservers)
         for other in others:
             if tick % 10 == 0:
                 other.beat()

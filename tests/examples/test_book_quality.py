@@ -50,5 +50,9 @@ def test_sentiment_is_understood_behind_negations(mode: str) -> None:
     assert understand_sentiment.run(mode) >= understand_sentiment.LIMIT
 
 
+def test_sentiment_is_understood_by_an_lstm(mode: str) -> None:
+    assert understand_sentiment.run(mode, net="lstm", num_passes=4) >= understand_sentiment.LIMIT
+
+
 def test_the_next_word_is_guessed_nearly_as_well_as_possible(mode: str) -> None:
     assert word2vec.run(mode) <= word2vec.LIMIT

@@ -124,7 +124,8 @@ def _set(strategy: Any, name: str, value: Any) -> Callable[[], None]:
 @pytest.mark.parametrize("kind", [fluid.ExecutionStrategy, fluid.BuildStrategy])
 def test_an_unknown_strategy_field_is_named_with_the_known_ones(kind: type) -> None:
     text = message(SpecError, _set(kind(), "num_thread", 2))
-    assert text.startswith(f"{kind.__name__} has no field 'num_thread'; it has ")
+    close = {fluid.ExecutionStrategy: "num_threads", fluid.BuildStrategy: "num_trainers"}[kind]
+    assert text.startswith(f"{kind.__name__} has no field 'num_thread' (did you mean '{close}'?); it has ")
     assert ("num_threads" in text) == (kind is fluid.ExecutionStrategy)
 
 

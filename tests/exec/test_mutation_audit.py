@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
-from tests.property.networks import NETWORKS, conv_net, ctr_dnn
+from tests.property.networks import NETWORKS, Feed, Network, conv_net, ctr_dnn, from_module
 from tests.property.oracle import started
 from tests.property.random_programs import Recipe, build, recipes
+from torch import nn
 
+import penstock as fluid
 from penstock.exec.audit import audit
 from penstock.program.program import Program
 
@@ -20,6 +24,51 @@ def test_networks_write_what_they_declare(name: str, rows: int) -> None:
     network = NETWORKS[name]()
     for program in (network.main, network.main.clone(for_test=True)):
         assert audit(program, network.feed(rows, 1), started(network.startup)) == []
+
+
+class Recurrent(nn.Module):
+    """All outputs of a recurrent module, reversed too."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.inner = kind(6, 4, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)[0]  # type: ignore[no-any-return]  # torch
+
+
+def dynamic(kind: str, dtype: str) -> Network:
+    """`dynamic_lstm` or `dynamic_gru`, trained."""
+    main, startup = Program(seed=9), Program(seed=9)
+    with fluid.program_guard(main, startup):
+        x = fluid.layers.data("x", [5, 12], dtype=dtype)
+        if kind == "lstm":
+            out = fluid.layers.dynamic_lstm(x, 12, dtype=dtype)[0]
+        else:
+            out = fluid.layers.dynamic_gru(x, 4, is_reverse=True)
+        loss = fluid.layers.mean(out * out)
+        fluid.optimizer.SGD(0.1).minimize(loss)
+
+    def feed(rows: int, seed: int) -> Feed:
+        return {"x": np.random.default_rng(seed).normal(size=(rows, 5, 12)).astype(dtype)}
+
+    return Network(f"dynamic_{kind}", main, startup, loss.name, feed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_modules_write_what_they_declare(kind: type[nn.Module], dtype: str) -> None:
+    module = Recurrent(kind).to(getattr(torch, dtype))
+    network = from_module(kind.__name__, module, (5, 6), 8, dtype=dtype)
+    assert audit(network.main, network.feed(4, 1), started(network.startup)) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_recurrent_layers_write_what_they_declare(kind: str, dtype: str) -> None:
+    network = dynamic(kind, dtype)
+    assert audit(network.main, network.feed(4, 1), started(network.startup)) == []
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)

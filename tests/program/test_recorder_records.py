@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import penstock as fluid
@@ -274,3 +275,13 @@ def test_dropout_draws_anew_in_each_step_and_alike_in_each_run() -> None:
     np.testing.assert_array_equal(first, again)
     torch.manual_seed(1)
     np.testing.assert_array_equal(first, two_steps())
+
+
+@pytest.mark.parametrize("call", [F.dropout, F.dropout2d, nn.Dropout(0.0), nn.Dropout(0.0, inplace=True)])
+def test_dropout_that_drops_nothing_is_no_operator(call: Any) -> None:
+    with fluid.program_guard(Program(seed=1), Program(seed=1)):
+        x: Any = fluid.layers.data("x", [3, 4, 4])
+        y = x + 1.0
+        z = call(y) if isinstance(call, nn.Module) else call(y, 0.0)
+        assert [op.type for op in x.program.operators] == ["aten.add.Tensor"]
+        assert z.name == y.name

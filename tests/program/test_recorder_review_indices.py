@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import penstock as fluid
 from penstock.errors import ProgramError
 from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.program.record.opening import recording_of
+from penstock.program.record.probing import probed
 
 
 class Picks(nn.Module):
@@ -49,8 +52,50 @@ def test_a_mask_is_refused(dtype: torch.dtype) -> None:
             x[:, torch.tensor([1, 0, 1, 0], dtype=dtype)]
 
 
-def test_a_kernel_of_torch_that_pins_the_batch_is_named_instead_of_the_user() -> None:
+def test_calls_whose_shape_functions_pin_the_batch_are_recorded_by_probing() -> None:
     with fluid.program_guard(Program(seed=1), Program(seed=1)):
         x: Any = fluid.layers.data("x", [2, 4])
-        with pytest.raises(ProgramError, match="torch's upsample_linear1d cannot run with a symbolic batch"):
-            torch.nn.functional.interpolate(x, size=8, mode="linear")
+        found = [torch.nn.functional.interpolate(x, size=8, mode="linear"), torch.nn.functional.fold(x, (2, 2), 1)]
+    shapes = [[str(d) for d in cast(Any, one).desc.shape] for one in found]
+    assert shapes == [["s0", "2", "8"], ["s0", "2", "2", "2"]]
+
+
+PROBED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "even": lambda x: x[: 2 * (x.shape[0] // 2)] * 2,
+    "at_most": lambda x: x[:4] * 2,
+    "at_most_many": lambda x: x[:200] * 2,
+    "at_least": lambda x: torch.nn.functional.pad(x, (0, 0, 0, max(0, 4 - x.shape[0]))) * 2,
+    "squeezed": lambda x: x.squeeze(0) * 2,
+}
+LINEAR: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "twice": lambda x: torch.cat([x, x]),
+    "one_more": lambda x: torch.cat([x, x[:1]]),
+    "no_single_row": lambda x: x.diff(dim=0) if len(x) > 1 else x.reshape(7, 7),
+}
+
+
+def _as_probed(name: str, kernel: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    library: Any = torch.library.Library("penstock_probed", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
+    with contextlib.suppress(RuntimeError):  # defined by an earlier test
+        library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, kernel, "CPU")
+    main = Program(seed=1)
+    with fluid.program_guard(main, Program(seed=1)):
+        x = fluid.layers.data("x", [5])
+    recording = recording_of(main)
+    func = getattr(torch.ops.penstock_probed, name).default
+    found = probed(recording, func, (recording.tensor_of(x.name),), {})
+    library._destroy()
+    return found if found is NotImplemented else [str(d) for d in recording.shape_of(found)]
+
+
+@pytest.mark.parametrize("name", PROBED)
+def test_a_size_that_is_a_line_for_large_even_batches_alone_is_not_probed(name: str) -> None:
+    assert _as_probed(name, PROBED[name]) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("twice", "s0 * 2"), ("one_more", "s0 + 1"), ("no_single_row", "s0 + (-1)")]
+)
+def test_a_size_that_is_a_line_for_odd_and_small_batches_is_probed(name: str, size: str) -> None:
+    assert _as_probed(name, LINEAR[name]) == [size, "5"]

@@ -18,6 +18,7 @@ from penstock.exec.scope import Scope
 from penstock.exec.splitting import has_batch, split
 from penstock.graph.check import check
 from penstock.graph.interpret import interpret
+from penstock.graph.passes import PLAIN, PassChoice
 from penstock.graph.ssa import Mode
 from penstock.program.legality import RNG
 from penstock.program.program import Program
@@ -68,7 +69,8 @@ class Interpreted:
         shares_of_feed = split(program, as_tensors(program, feed), core.num_replicas)
         bindings = [bind_symbols(program, s) for s in shares_of_feed]
         rows = [next((t.shape[0] for n, t in s.items() if has_batch(program, n)), 1) for s in shares_of_feed]
-        graph = core.graph(len(rows))
+        shares = core.shares(bindings, rows)
+        graph = core.sized_graph(shares)
         check(graph)
         tensors = {f"{n}#{r}": t for r, share in enumerate(shares_of_feed) for n, t in share.items()}
         first = 0
@@ -79,7 +81,7 @@ class Interpreted:
             if variable.persistable and variable.storage == key:
                 tensors[key] = self.memory.tensor(program, variable)
         with intra_op_threads(core.intra_op_threads):
-            values = interpret(graph, core.shares(bindings, rows), tensors)
+            values = interpret(graph, shares, tensors)
         self.step += 1
         return values
 
@@ -100,13 +102,14 @@ def assert_engine_equals_interpreter(
     batches: Sequence[int],
     schedule_seeds: Sequence[int] = (0,),
     num_threads: int = 0,
+    choice: PassChoice = PassChoice(),  # noqa: B008 - frozen
 ) -> int:
     """Run the batches both ways, once for each schedule; compare fetches and every persistable. Returns the runs."""
     start = started(network.startup)
     scope = copy_of(start)
     core = DataParallel(
         network.main, ReplicaMemory(scope), mode=mode, num_replicas=num_replicas, num_threads=num_threads,
-        loss_name=network.loss,
+        loss_name=network.loss, choice=choice,
     )  # fmt: skip
     runs = 0
     try:
@@ -137,3 +140,51 @@ def _assert_same_memory(core: DataParallel, expected: Interpreted, where: str) -
     for key, variable in seen.items():
         mine, theirs = core.memory.tensor(core.program, variable), expected.memory.tensor(core.program, variable)
         assert same_bits(mine, theirs), f"{where}: {key}, differs by {np.abs((mine - theirs).numpy()).max()}"
+
+
+def assert_passes_keep_results(
+    network: Network,
+    choice: PassChoice,
+    *,
+    mode: Mode,
+    num_replicas: int,
+    batches: Sequence[int] = (6, 7, 2, 1, 6),
+    rtol: float | None = None,
+) -> DataParallel:
+    """Train with the passes of `choice` and with none, from the same start; compare the loss and every persistable.
+
+    To the bit, or with `rtol` (relative to the largest value of a tensor). Both sides are interpreted, and the first
+    is run by the engine too, to the bit. Returns the (closed) executor with the passes, for a look at its graphs.
+    """
+    assert_engine_equals_interpreter(
+        network, mode=mode, num_replicas=num_replicas, batches=batches, choice=choice, num_threads=3
+    )
+    start = started(network.startup)
+    sides = []
+    for passes in (choice, PLAIN):
+        core = DataParallel(
+            network.main, ReplicaMemory(Scope()), mode=mode, num_replicas=num_replicas, loss_name=network.loss,
+            choice=passes, num_threads=1,
+        )  # fmt: skip
+        core.close()
+        sides.append(Interpreted(core, copy_of(start)))
+    for number, rows in enumerate(batches):
+        feed = network.feed(rows, number)
+        got, wanted = (side.run(feed) for side in sides)
+        kept = [k for k in wanted if k in got and (k.startswith(f"{network.loss}#") or _persists(sides[1].core, k))]
+        assert f"{network.loss}#0" in kept
+        for key in kept:
+            where = f"{network.name} {mode} x{num_replicas}, batch {number} of {rows} rows, {choice}: {key}"
+            assert _agree(got[key], wanted[key], rtol), where
+    return sides[0].core
+
+
+def _persists(core: DataParallel, key: str) -> bool:
+    return any(key in g.variables and g.variables[key].persistable for g in core._graphs.values())
+
+
+def _agree(left: torch.Tensor, right: torch.Tensor, rtol: float | None) -> bool:
+    if rtol is None or not right.dtype.is_floating_point:
+        return same_bits(left, right)
+    scale = max(float(right.abs().max()), 1e-30) if right.numel() else 1.0
+    return bool(torch.allclose(left, right, rtol=0.0, atol=rtol * scale))

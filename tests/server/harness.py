@@ -25,6 +25,8 @@ from penstock_server.settings import Settings
 
 T = TypeVar("T")
 PATIENCE_S = 15.0
+PLACE = {"address": "127.0.0.1", "ports": [20_000, 20_001, 20_002, 20_003]}
+"""What a fake agent says of its node."""
 
 
 class FakeClock:
@@ -107,7 +109,7 @@ class Server:
     ) -> AsyncIterator[FakeAgent]:
         """Connect an agent that does what the test says."""
         async with self.connect("/api/v1/agent", node[1]) as ws:
-            hello = {"type": "hello", "version": "1", "boot_id": "b", "replicas": replicas or []}
+            hello = {"type": "hello", "version": "1", "boot_id": "b", "replicas": replicas or [], **PLACE}
             await ws.send(json.dumps(hello))
             agent = FakeAgent(ws)
             async with asyncio.TaskGroup() as group:
@@ -283,4 +285,4 @@ async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterat
 def settings_for(folder: Path, database_url: str | None = None, **changes: Any) -> Settings:
     """Return settings of a server that is quick to notice things."""
     given: dict[str, Any] = {"state_dir": folder / "state", "database_url": database_url, "port": 0, "tick_s": 0.02}
-    return Settings(**{**given, "metrics_flush_s": 0.02, **changes})
+    return Settings(**{**given, "metrics_flush_s": 0.02, "pserver_grace_s": 0.2, **changes})

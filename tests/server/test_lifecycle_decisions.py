@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState, StopReason, terminal_of
 from penstock_server.services.leases import Leases, Standing
-from penstock_server.services.lifecycle import JobFacts, ReplicaFacts, Step, decide
+from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, may_linger
 from penstock_server.services.transitions import allowed
 
 J, R = JobState, ReplicaState
@@ -36,8 +36,18 @@ def exited(index: int = 0, code: int = 0, at: int = 0, **fields: Any) -> Replica
 
 def step_of(facts: JobFacts) -> Step:
     step = decide(facts)
-    assert step is not None
+    assert isinstance(step, Step)
     return step
+
+
+def replace_of(facts: JobFacts) -> Replace:
+    step = decide(facts)
+    assert isinstance(step, Replace)
+    return step
+
+
+def with_pservers(*replicas: ReplicaFacts, **fields: Any) -> JobFacts:
+    return job(*replicas, **{"has_pservers": True, "max_restarts": 2, **fields})
 
 
 def test_starts_only_when_every_replica_is_up() -> None:
@@ -79,6 +89,55 @@ def test_stopping_waits_for_the_last_replica() -> None:
     assert step_of(over).to is J.SUCCEEDED
 
 
+ENDS: list[dict[str, Any]] = [
+    {"state": R.KILLED},
+    {"state": R.EXITED, "signal": 9},
+    {"state": R.EXITED, "signal": 15},
+    {"state": R.EXITED, "exit_code": 143},
+]
+
+
+@pytest.mark.parametrize("role", ["trainer", "pserver"])
+@pytest.mark.parametrize("end", ENDS)
+def test_killed_process_of_a_pserver_job_is_started_again_alone(role: str, end: dict[str, Any]) -> None:
+    other = "pserver" if role == "trainer" else "trainer"
+    facts = with_pservers(replica(0, role=other), replica(1, role=role, **end))
+    found = replace_of(facts)
+    assert (found.replica.role, found.replica.index) == (role, 1)
+    assert "restart 1 of 2" in found.why
+    over = step_of(replace(facts, restarts=2))
+    assert (over.to, over.reason) == (J.STOPPING, StopReason.REPLICA_FAILED)
+    assert f"{role} 1 on node 'n'" in over.why
+
+
+def test_crash_in_a_pserver_job_ends_it_unless_crashes_are_retried() -> None:
+    crash = with_pservers(replica(0), exited(0, 3, role="pserver"))
+    assert "pserver 0 on node 'n' exited with code 3" in step_of(crash).why
+    assert replace_of(replace(crash, restart_on=frozenset({"user"}))).replica.role == "pserver"
+    segfault = with_pservers(replica(0), replica(0, R.EXITED, role="pserver", signal=11))
+    assert step_of(segfault).to is J.STOPPING
+
+
+def test_lost_node_of_a_pserver_job_makes_a_new_attempt_of_the_whole() -> None:
+    assert step_of(with_pservers(replica(0), replica(0, R.LOST, role="pserver"))).to is J.RECOVERING
+
+
+def test_killed_trainer_of_a_job_without_pservers_is_not_replaced() -> None:
+    assert step_of(job(replica(0, R.KILLED), replica(1), max_restarts=1)).to is J.RECOVERING
+
+
+def test_only_pservers_of_a_completed_job_may_linger() -> None:
+    assert may_linger(J.STOPPING, StopReason.COMPLETED, "pserver")
+    assert not may_linger(J.STOPPING, StopReason.COMPLETED, "trainer")
+    assert not may_linger(J.STOPPING, StopReason.CANCELLED, "pserver")
+    assert not may_linger(J.RUNNING, StopReason.COMPLETED, "pserver")
+
+
+def test_pserver_that_fails_after_its_trainers_are_done_fails_nobody() -> None:
+    facts = with_pservers(exited(0), exited(0, 1, role="pserver"), state=J.STOPPING, reason="completed")
+    assert step_of(facts).to is J.SUCCEEDED
+
+
 def test_exit_code_127_of_a_program_that_ran_is_an_ordinary_crash() -> None:
     assert step_of(job(exited(0, 127, detail="x", started=True))).reason == StopReason.REPLICA_FAILED
     assert step_of(job(exited(0, 127, detail="x", started=False))).reason == StopReason.START_FAILED
@@ -102,8 +161,17 @@ class JobMachine(RuleBasedStateMachine):
 
     def settle(self) -> None:
         while (step := decide(self.facts)) is not None:
+            if isinstance(step, Replace):
+                self.put_in_place_of(step.replica)
+                continue
             restarts = self.facts.restarts + (step.to is J.RECOVERING)
             self.go(step.to, step.reason, restarts)
+
+    def put_in_place_of(self, former: ReplicaFacts) -> None:
+        assert former.state in (R.EXITED, R.KILLED)
+        made = replica(former.index, R.ASSIGNED, role=former.role)
+        replicas = tuple(made if r is former else r for r in self.facts.replicas)
+        self.facts = replace(self.facts, replicas=replicas, restarts=self.facts.restarts + 1)
 
     def go(self, to: JobState, reason: str, restarts: int) -> None:
         assert allowed(self.facts.state, to), (self.facts.state, to)
@@ -120,12 +188,12 @@ class JobMachine(RuleBasedStateMachine):
         self.epoch += 1
         made = [replica(i, R.ASSIGNED) for i in range(trainers)]
         made += [replica(i, R.ASSIGNED, role="pserver") for i in range(pservers)]
-        self.facts = replace(self.facts, replicas=tuple(made), reason="")
+        self.facts = replace(self.facts, replicas=tuple(made), reason="", has_pservers=pservers > 0)
         self.go(J.STARTING, "", self.facts.restarts)
         self.settle()
 
     @precondition(lambda self: bool(self.live()))
-    @rule(data=st.data(), after=st.sampled_from(list(R)), code=st.sampled_from([0, 0, 0, 1, 127]))
+    @rule(data=st.data(), after=st.sampled_from(list(R)), code=st.sampled_from([0, 0, 0, 1, 127, 137]))
     def report(self, data: st.DataObject, after: ReplicaState, code: int) -> None:
         i = data.draw(st.sampled_from(self.live()))
         before = self.facts.replicas[i]
@@ -136,7 +204,8 @@ class JobMachine(RuleBasedStateMachine):
             before,
             state=after,
             started=before.started or after is R.RUNNING,
-            exit_code=code if after is R.EXITED else None,
+            exit_code=code if after is R.EXITED and code < 128 else None,
+            signal=code - 128 if after is R.EXITED and code > 128 else None,
             detail="no such program" if code == 127 else "",
             ended_at=START + timedelta(seconds=self.clock) if after in TERMINAL_REPLICA else None,
         )

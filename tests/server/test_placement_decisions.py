@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,8 +34,36 @@ def test_large_replicas_are_placed_first_so_that_all_fit() -> None:
     assert place([need(1, 0), need(4, 1)], [room("a", 4), room("b", 1)]) == Placed(("b", "a"))
 
 
+def test_a_replica_that_asks_for_no_core_shares_a_full_node() -> None:
+    needs = [need(1, 0), need(1, 1), need(0, 2), need(0, 3)]
+    assert place(needs, [room("small", 2)]) == Placed(("small",) * 4)
+
+
 def test_gpus_are_kept_for_those_who_ask_for_them() -> None:
     assert place([need(1)], [room("gpu", 4, gpus=8), room("cpu", 64)]) == Placed(("cpu",))
+
+
+def listener(index: int = 0) -> Need:
+    return Need("pserver", index, (1, 0, GIB), listens=True)
+
+
+def test_port_is_given_once_on_a_host_that_two_nodes_share() -> None:
+    rooms = [replace(room(name, 2), host="h", ports=(7001, 7002, 7003)) for name in ("a", "b")]
+    placed = place([listener(0), need(1), listener(1), listener(2)], rooms)
+    assert isinstance(placed, Placed)
+    assert sorted(placed.ports) == [0, 2, 3]
+    assert sorted(placed.ports.values()) == [7001, 7002, 7003]
+    left = take(rooms, [listener(0), need(1), listener(1), listener(2)], placed)
+    assert [r.ports for r in left] == [(), ()]
+    assert "needs a port" in waits(place([listener()], left)).why
+
+
+def test_two_hosts_may_give_the_same_port() -> None:
+    rooms = [replace(room(name, 1), host=name, ports=(7001,)) for name in ("a", "b")]
+    placed = place([listener(0), listener(1)], rooms)
+    assert isinstance(placed, Placed)
+    assert set(placed.node_ids) == {"a", "b"}
+    assert placed.ports == {0: 7001, 1: 7001}
 
 
 def test_no_node_says_how_to_get_one() -> None:

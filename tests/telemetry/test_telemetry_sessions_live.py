@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.yardstick import slowdown
 
 from penstock.protocol.contract import Managed
 from penstock.protocol.frames import COLUMNS, Column, Frame, Kind, decode
@@ -142,6 +143,7 @@ def mark(step: int) -> dict[str, Any]:
     return {"step": step, "start_ns": now - 1000, "end_ns": now, "samples": 10, "loss": 0.5}
 
 
+@pytest.mark.speed
 def test_a_hundred_thousand_events_a_second_arrive_summed_without_loss(
     agent: Agent, path: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -167,7 +169,7 @@ def test_a_hundred_thousand_events_a_second_arrive_summed_without_loss(
     assert 12 * sum(frame.count for frame in events) <= BUDGET_BYTES_PER_S * (seconds + 2)
     assert sum(int(frame.columns[Column.COUNT].sum()) for frame in agent.of(Kind.SYNC)) == step * num_ops // 3
     assert int(agent.of(Kind.METRICS)[-1].columns[Column.STEP][-1]) == step - 1
-    share = session.drain_cpu_s / seconds
+    share = session.drain_cpu_s / seconds / slowdown()
     record_property("drain_cpu_share", share)
     assert share < 0.1  # about 0.013 on an idle machine; the bench gives the figure, this catches a loop over events
 
@@ -230,6 +232,7 @@ def test_an_agent_that_comes_back_gets_hello_and_graph_again_and_the_rest(path: 
     assert [frame.seq for frame in first.frames + second.frames] == list(range(len(first.frames) + len(second.frames)))
 
 
+@pytest.mark.speed
 def test_an_agent_that_never_reads_neither_slows_a_step_nor_holds_the_exit(path: str) -> None:
     stalled = Agent(path, pause=True)
     session, source = Watched(managed(path)), Source(3000)

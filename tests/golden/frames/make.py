@@ -22,7 +22,7 @@ from typing import Any
 HERE = Path(__file__).parent
 KIND = {
     "HELLO": 1, "GRAPH": 2, "OP_EVENTS": 3, "OP_SUMS": 4, "METRICS": 5, "SYNC": 6, "GAP": 7, "PROGRESS": 8,
-    "SCALARS": 9, "GOODBYE": 10, "LOG": 11, "GRAPH_USED": 12,
+    "SCALARS": 9, "GOODBYE": 10, "LOG": 11, "GRAPH_USED": 12, "EXCHANGE": 13,
 }  # fmt: skip
 DTYPE_CODE = {"<u1": 1, "<u2": 2, "<u4": 3, "<u8": 4, "<i8": 5, "<f4": 6, "<f8": 7}
 FORMAT = {"<u1": "B", "<u2": "H", "<u4": "I", "<u8": "Q", "<i8": "q", "<f4": "f", "<f8": "d"}
@@ -159,6 +159,10 @@ def main() -> None:
     write("scalars", "SCALARS", {"step": 303, "time_ns": T0_NS, "values": {"auc": 0.7875, "grad_norm": None}}, seq=10)
     write("goodbye", "GOODBYE", {}, seq=11)
     write("log", "LOG", {"TEXT": list("pass 1: AUC 0.77 – ✓\n".encode())}, seq=12, step=8192, flags=2)
+    write("exchange", "EXCHANGE", {
+        "peers": ["127.0.0.1:6174", "127.0.0.1:6175"], "blocks": ["", "fc_0.w_0.block0"],
+        "rows": [[0, 0, 40, 0, 0, 9_000_000, 0, 0, 0], [1, 1, 20, 2**40, 2**41, 5_000_000, 1, 3, 2]],
+    }, seq=13, step=20)  # fmt: skip
     refused()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from random import Random
 
 import pytest
 import torch
@@ -59,6 +60,32 @@ def test_replicas_of_equal_strides_are_added_without_a_copy() -> None:
     ops.all_reduce_(tensors)
     assert torch.equal(tensors[0], expected)
     assert torch.equal(tensors[1], expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(replica_tensors(), st.integers(1, 5), st.randoms())
+def test_the_parts_of_an_exchange_give_its_bits_in_any_order(tensors: list[Tensor], count: int, random: Random) -> None:
+    wanted, single = [t.clone() for t in tensors], [t.clone() for t in tensors]
+    ops.all_reduce_(wanted)
+    order = list(range(count))
+    random.shuffle(order)
+    for part in order:
+        torch.ops.penstock.all_reduce_.part(tensors, part, count)
+        torch.ops.penstock.reduce_.part(single, 0, part, count)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, wanted, strict=True))
+    assert torch.equal(single[0], wanted[0])
+
+
+def test_a_part_leaves_the_others_alone() -> None:
+    tensors = [torch.ones(1000), torch.ones(1000)]
+    torch.ops.penstock.all_reduce_.part(tensors, 1, 2)
+    begin = int((tensors[0] == 1).sum())
+    assert 0 < begin < 1000
+    for tensor in tensors:
+        assert tensor[:begin].eq(1).all()
+        assert tensor[begin:].eq(2).all()
+    with pytest.raises(IndexError, match="part is 2; expected one of 2, from 0"):
+        torch.ops.penstock.all_reduce_.part(tensors, 2, 2)
 
 
 def test_all_reduce_gives_the_same_bits_with_one_and_two_threads() -> None:

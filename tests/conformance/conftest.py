@@ -1,0 +1,22 @@
+"""ParallelExecutors by a few words, closed at the end of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.conformance.trainers import Trainers
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainers]:
+    """Make ParallelExecutors on a machine that seems to have four cores."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+
+    def set_environment(name: str, value: Any) -> None:
+        monkeypatch.setenv(name, str(value))
+
+    made = Trainers(set_environment)
+    yield made
+    made.close()

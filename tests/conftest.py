@@ -1,0 +1,18 @@
+"""What every test runs under: nothing that is measured decides what a test computes."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from penstock.exec import flags
+
+# Here and not in a fixture: processes that tests start inherit it. A test that wants another kernel forces it.
+os.environ.setdefault("PENSTOCK_MATRIX_KERNELS", "torch")
+
+
+@pytest.fixture(autouse=True)
+def _flags_of_this_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test sets by `set_flags` ends with it."""
+    monkeypatch.setattr(flags, "_set", {})

@@ -1,0 +1,86 @@
+"""What an executor tells a watch of its graphs: every event is of the operator that its document names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import penstock as fluid
+from penstock import telemetry
+from penstock.program.program import Program
+from penstock.protocol.graphdoc import GraphDocument
+
+
+class Recorded:
+    """A watch that keeps the documents with their first steps."""
+
+    is_watched = True
+
+    def __init__(self) -> None:
+        self.graphs: list[tuple[int, GraphDocument]] = []
+
+    def graph(self, document: GraphDocument, from_step: int = 0) -> None:
+        self.graphs.append((from_step, document))
+
+    def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
+        """Nothing is kept of a step."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Session:
+    """Hands out one watch."""
+
+    def __init__(self, watch: Recorded) -> None:
+        self._watch = watch
+
+    def watch(self, source: object, *, name: str) -> Recorded:
+        return self._watch
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """What the executors of a test tell; two replicas."""
+    recorded = Recorded()
+    monkeypatch.setenv("CPU_NUM", "2")
+    monkeypatch.setattr(telemetry, "session", lambda: Session(recorded))
+    return recorded
+
+
+def activations() -> tuple[Program, str, str]:
+    """A program, its result, and the sum that is fused with its activation unless it is fetched."""
+    main = Program(seed=1)
+    with fluid.program_guard(main, Program(seed=1)):
+        x = fluid.layers.data(name="x", shape=[4], dtype="float32")
+        total = x + x * 2.0
+        result = fluid.layers.relu(total).mean()
+    return main, result.name, total.name
+
+
+def test_fetches_that_change_the_graph_change_its_document(watch: Recorded) -> None:
+    main, result, total = activations()
+    build = fluid.BuildStrategy()
+    build.fuse_elewise_add_act_ops = True
+    executor = fluid.ParallelExecutor(False, main_program=main, scope=fluid.Scope(), build_strategy=build)
+    for step, fetches in enumerate(([result], [result, total], [result])):
+        executor.core.engine.drain()
+        executor.run(fetches, {"x": np.ones((6, 4), "float32")})
+        from_step, shown = watch.graphs[-1]
+        assert from_step == step
+        types = [shown.ops[int(op)].type for op in executor.core.engine.drain()["op"]]
+        assert len(types) == len(shown.ops)
+        assert types.count("aten.relu.default") == (2 if total in fetches else 0)
+        assert types.count("penstock.fused_add_act.default") == (0 if total in fetches else 2)
+    executor.close()
+    assert watch.graphs[0][1] is watch.graphs[2][1]
+
+
+def test_fetches_that_leave_the_graph_show_it_once(watch: Recorded) -> None:
+    main, result, total = activations()
+    executor = fluid.ParallelExecutor(False, main_program=main, scope=fluid.Scope())
+    for fetches in ([result], [result, total], [result], []):
+        executor.run(fetches, {"x": np.ones((6, 4), "float32")})
+    executor.run([result], {"x": np.ones((5, 4), "float32")})
+    executor.close()
+    assert [(step, shown.batch) for step, shown in watch.graphs] == [(0, [3, 3]), (4, [2, 3])]

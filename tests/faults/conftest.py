@@ -1,0 +1,51 @@
+"""Jobs whose processes end with the test, none left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faults.fluid_jobs import Job, Left, Nursery, Undisturbed
+
+UNDISTURBED_STEPS = 120
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def job(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Make jobs. After the test, which fails if any is left that it did not wait for, no process runs."""
+    made: list[Job] = []
+
+    def make(**settings: Any) -> Job:
+        made.append(Job(nursery, tmp_path / str(len(made)), **settings))
+        return made[-1]
+
+    yield make
+    alive = [p.pid for one in made for p in one.processes if p.status is None]
+    for one in made:
+        one.close()
+    assert not alive
+    assert nursery.ask(children=True) == []
+
+
+@pytest.fixture(scope="session")
+def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """A sync job that nothing happens to."""
+    one = Job(nursery, tmp_path_factory.mktemp("undisturbed"))
+    began = time.monotonic()
+    try:
+        one.server()
+        trainers = [one.trainer(t, "--steps", UNDISTURBED_STEPS) for t in (0, 1)]
+        one.all_end_well()
+        return Undisturbed([t.losses for t in trainers], Left(one), UNDISTURBED_STEPS, time.monotonic() - began)
+    finally:
+        one.close()

@@ -1,0 +1,252 @@
+"""fleet before any server runs: the order of its calls, its questions, and the programs that it makes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as fluid
+from penstock.errors import SpecError, UserError
+from penstock.fleet.parameter_server import ParameterServerFleet
+from penstock.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
+from penstock.fleet.strategy import StrategyFactory
+from penstock.program import strict_fields
+from penstock.ps.communicator import descriptor_of
+from penstock.transpile.pserver import describe
+
+SERVERS = ["127.0.0.1:6174", "127.0.0.1:6175"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CPU_NUM", "1")
+    monkeypatch.setattr(strict_fields, "_said", set())
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        yield
+
+
+def worker(index: int = 0, count: int = 2) -> ParameterServerFleet:
+    made = ParameterServerFleet()
+    made.init(UserDefinedRoleMaker(index, Role.WORKER, count, SERVERS))
+    return made
+
+
+def server(index: int = 0) -> ParameterServerFleet:
+    made = ParameterServerFleet()
+    made.init(UserDefinedRoleMaker(index, Role.SERVER, 2, SERVERS))
+    return made
+
+
+def asked(fleet: ParameterServerFleet, call: str) -> Any:
+    """Read a property, or call a method."""
+    found = getattr(fleet, call)
+    return found() if callable(found) else found
+
+
+def loss() -> Any:
+    x = fluid.layers.data(name="x", shape=[4], dtype="float32")
+    return fluid.layers.mean(fluid.layers.fc(x, size=3))
+
+
+def minimized(fleet: ParameterServerFleet, strategy: Any = None) -> ParameterServerFleet:
+    fleet.distributed_optimizer(fluid.optimizer.SGD(0.1), strategy).minimize(loss())
+    return fleet
+
+
+# -- import paths ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("base.role_maker", ["PaddleCloudRoleMaker", "UserDefinedRoleMaker", "Role", "MPISymetricRoleMaker"]),
+        ("parameter_server.distribute_transpiler", ["fleet"]),
+        (
+            "parameter_server.distribute_transpiler.distributed_strategy",
+            ["StrategyFactory", "DistributedStrategy", "TrainerRuntimeConfig", "ServerRuntimeConfig"],
+        ),
+        ("parameter_server.distribute_transpiler.distributed_strategy_factory", ["DistributedStrategyFactory"]),
+    ],
+)
+def test_fluids_import_paths_lead_to_fleet(module: str, names: list[str]) -> None:
+    found = importlib.import_module(f"penstock.incubate.fleet.{module}")
+    for name in names:
+        assert getattr(found, name).__class__.__module__ is not None
+        assert name in found.__all__
+
+
+def test_what_the_manuals_take_from_fluid_is_there() -> None:
+    assert fluid.compiler.CompiledProgram is fluid.CompiledProgram
+    assert fluid.DistributeTranspilerConfig().min_block_size == 8192
+
+
+# -- questions ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_knows_its_place() -> None:
+    fleet = worker(1)
+    assert (fleet.is_worker(), fleet.is_server(), fleet.is_first_worker()) == (True, False, False)
+    assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (1, 2, 2)
+    assert fleet.server_endpoints() == SERVERS
+    assert fleet.server_endpoints(to_string=True) == ",".join(SERVERS)
+    assert fleet.worker_endpoints() == []
+    assert fleet.split_files(["a", "b", "c"]) == ["c"]
+
+
+def test_a_server_knows_its_place() -> None:
+    fleet = server(1)
+    assert (fleet.is_server(), fleet.server_index()) == (True, 1)
+    with pytest.raises(SpecError, match=r"worker_index\(\) is asked of a server"):
+        fleet.worker_index()
+
+
+def test_init_without_a_role_maker_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1", "PADDLE_TRAINERS_NUM": "3", "TRAINING_ROLE": "TRAINER"}
+    for name, value in {**environ, "PADDLE_TRAINER_ID": "2"}.items():
+        monkeypatch.setenv(name, value)
+    fleet = ParameterServerFleet()
+    fleet.init()
+    assert (fleet.worker_index(), fleet.worker_num()) == (2, 3)
+
+
+def test_one_worker_has_nobody_to_wait_for() -> None:
+    fleet, total = worker(count=1), np.zeros(2)
+    fleet.barrier_worker()
+    fleet.all_reduce_worker(np.array([1.0, 2.0]), total)
+    assert total.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("call", ["barrier_worker", "all_reduce_worker"])
+def test_several_workers_have_no_channel_between_them(call: str) -> None:
+    with pytest.raises(UserError, match=rf"{call}\(\) needs a channel between the 2 workers"):
+        getattr(worker(), call)(*([1, np.zeros(1)] if call == "all_reduce_worker" else []))
+
+
+# -- programs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
+def test_a_strategy_decides_how_a_workers_program_exchanges(mode: str) -> None:
+    fleet = minimized(worker(1), getattr(StrategyFactory, f"create_{mode}_strategy")())
+    found = descriptor_of(fleet.main_program)
+    assert (found.mode, found.trainer, found.num_trainers, list(found.endpoints)) == (mode, 1, 2, SERVERS)
+    assert descriptor_of(fleet.startup_program) == found
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo"])
+def test_a_strategy_decides_how_a_servers_program_updates(mode: str) -> None:
+    fleet = minimized(server(1), getattr(StrategyFactory, f"create_{mode}_strategy")())
+    found = describe(fleet.main_program)
+    assert found is not None
+    assert (found.mode, found.endpoint, found.fanin) == (mode, SERVERS[1], 2)
+
+
+def test_geo_exchanges_as_often_as_it_was_told() -> None:
+    fleet = minimized(worker(), StrategyFactory.create_geo_strategy(update_frequency=400))
+    assert descriptor_of(fleet.main_program).push_every == 400
+
+
+def test_a_config_reaches_the_transpiler() -> None:
+    strategy = StrategyFactory.create_sync_strategy()
+    strategy.set_program_config({"slice_var_up": False, "min_block_size": 81920})
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x = fluid.layers.data(name="x", shape=[200], dtype="float32")
+        cost = fluid.layers.mean(fluid.layers.fc(x, size=200))
+        fleet = server()
+        fleet.distributed_optimizer(fluid.optimizer.SGD(0.1), strategy).minimize(cost)
+    found = describe(fleet.main_program)
+    assert found is not None
+    assert [served.name for served in found.served] == [served.parameter for served in found.served]
+
+
+# -- order -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["is_worker", "worker_num", "server_endpoints"])
+def test_a_question_before_init_is_answered_with_what_to_do(call: str) -> None:
+    with pytest.raises(SpecError, match=r"call fleet.init\(role\) first"):
+        getattr(ParameterServerFleet(), call)()
+
+
+def test_distributed_optimizer_comes_after_init() -> None:
+    with pytest.raises(ValueError, match=r"distributed_optimizer comes before init. The order is: fleet.init\(role\)"):
+        ParameterServerFleet().distributed_optimizer(fluid.optimizer.SGD(0.1))
+
+
+@pytest.mark.parametrize("call", ["init_worker", "main_program", "startup_program"])
+def test_what_needs_a_program_comes_after_minimize(call: str) -> None:
+    fleet = worker()
+    fleet.distributed_optimizer(fluid.optimizer.SGD(0.1))
+    with pytest.raises(SpecError, match=f"{call} comes before minimize"):
+        asked(fleet, call)
+
+
+def test_minimize_is_called_once_until_init_is_called_again() -> None:
+    fleet = minimized(worker())
+    with pytest.raises(SpecError, match="minimize is called twice"):
+        minimized(fleet)
+    fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 2, SERVERS))
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        minimized(fleet)
+
+
+@pytest.mark.parametrize(
+    ("fleet_of", "call", "words"),
+    [
+        (worker, "init_server", r"init_server\(\) is for servers, but .* this process is a worker"),
+        (server, "init_worker", r"init_worker\(\) is for workers, but .* this process is a server"),
+    ],
+)
+def test_a_call_of_the_other_role_is_refused(fleet_of: Any, call: str, words: str) -> None:
+    fleet = minimized(fleet_of())
+    with pytest.raises(SpecError, match=words):
+        getattr(fleet, call)()
+
+
+@pytest.mark.parametrize(
+    ("fleet_of", "call", "before"), [(server, "run_server", "init_server"), (worker, "stop_worker", "init_worker")]
+)
+def test_an_end_comes_after_its_begin(fleet_of: Any, call: str, before: str) -> None:
+    fleet = minimized(fleet_of())
+    with pytest.raises(SpecError, match=f"{call} comes before {before}"):
+        getattr(fleet, call)()
+
+
+def test_a_failed_minimize_may_be_called_again() -> None:
+    fleet = worker()
+    optimizer = fleet.distributed_optimizer(fluid.optimizer.SGD(0.1))
+    with pytest.raises(TypeError, match="expected one loss"):
+        optimizer.minimize([loss()])  # type: ignore[arg-type]  # wrong on purpose
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        optimizer.minimize(loss())
+        assert fleet.main_program is fluid.default_main_program()
+
+
+# -- arguments ---------------------------------------------------------------------------------------
+
+
+def test_arguments_of_another_kind_are_type_errors() -> None:
+    with pytest.raises(TypeError, match="expected a role maker"):
+        ParameterServerFleet().init("TRAINER")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(TypeError, match="expected an optimizer"):
+        worker().distributed_optimizer(0.1)
+    with pytest.raises(TypeError, match="startup_program is"):
+        worker().distributed_optimizer(fluid.optimizer.SGD(0.1)).minimize(loss(), [fluid.Program()])  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_a_collective_role_has_no_servers_to_train_with() -> None:
+    fleet = ParameterServerFleet()
+    fleet.init(UserDefinedCollectiveRoleMaker(0, ["a:1", "b:1"]))
+    with pytest.raises(SpecError, match="describes a collective job"):
+        fleet.distributed_optimizer(fluid.optimizer.SGD(0.1))
+
+
+def test_a_folder_without_a_save_is_refused_before_the_server_starts(tmp_path: Path) -> None:
+    fleet = minimized(server())
+    with pytest.raises(ValueError, match=r"holds no save: neither servers.json nor variables.json is in it"):
+        fleet.init_server(tmp_path)

@@ -1,0 +1,49 @@
+"""Jobs with parameter servers where there is a GPU: a trainer may compute on it; what servers keep is never there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tests.conformance.server_jobs import (
+    WAIT_S,
+    free_endpoints,
+    locally,
+    serve,
+    table_feeds,
+    table_model,
+    transpiled,
+)
+
+import penstock as fluid
+
+pytestmark = pytest.mark.gpu
+
+
+def make() -> Any:
+    """The table's model, small."""
+    return table_model(500, 8, distributed=False)
+
+
+@pytest.mark.parametrize("server_on_gpu", [False, True])
+def test_row_50_a_server_serves_a_trainer_on_a_gpu_whatever_place_it_is_given(server_on_gpu: bool) -> None:
+    feeds, endpoints = table_feeds(6, 16, highest=500), free_endpoints(["127.0.0.1"])
+    gpu = fluid.CUDAPlace(0)
+    _, model = transpiled(make, 0, endpoints, 1)
+    with ThreadPoolExecutor(1) as pool:
+        server = pool.submit(serve, make, endpoints, endpoints, 1, gpu if server_on_gpu else fluid.CPUPlace())
+        scope, exe = fluid.Scope(), fluid.Executor(gpu)
+        exe.run(model.startup, scope=scope)
+        losses = [float(exe.run(model.main, feed, [model.loss], scope=scope)[0].item()) for feed in feeds]
+        exe.close()
+        kept = server.result(WAIT_S)
+    trained, table = scope.find("w"), kept.find("table")
+    assert trained is not None and trained.device.type == "cuda"
+    assert table is not None and table.device.type == "cpu"
+    alone = locally(make, feeds)
+    expected = alone.scope.find("table")
+    assert expected is not None
+    assert losses == pytest.approx(alone.losses, rel=1e-4)  # float32, sums in another order
+    assert torch.allclose(table, expected, rtol=1e-4, atol=1e-5)

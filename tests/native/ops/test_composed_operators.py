@@ -1,0 +1,171 @@
+"""The operators made of torch's own, which run on CUDA, give on CPU what the kernels give.
+
+To the bit, where the arithmetic is the same; the optimizers' square roots and quotients are torch's vector code, which
+may differ by a unit in the last place, so they are held to 1e-6 (float32) and 1e-14 (float64) of the largest value.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.native import ops as _registered  # noqa: F401 - registers the operators
+
+ours, composed = torch.ops.penstock, torch.ops.penstock_composed
+DTYPES = [torch.float32, torch.float64]
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    tolerance = 1e-6 if right.dtype == torch.float32 else 1e-14
+    return torch.allclose(left, right, rtol=0, atol=tolerance * float(right.abs().max()))
+
+
+def sparse_gradient(dtype: torch.dtype, count: int = 40, height: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    """A table, and rows with many duplicates."""
+    random = torch.Generator().manual_seed(count)
+    rows = torch.randint(0, height, (count,), generator=random)
+    values = torch.randn(count, 5, generator=random, dtype=dtype)
+    return torch.randn(height, 5, generator=random, dtype=dtype), rows, values
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sparse_sgd_gives_the_same_bits(dtype: torch.dtype, count: int) -> None:
+    table, rows, values = sparse_gradient(dtype, count)
+    wanted, got, lr = table.clone(), table.clone(), torch.tensor([0.1])
+    ours.sparse_sgd_(wanted, rows, values, lr)
+    composed.sparse_sgd_(got, rows, values, lr)
+    assert torch.equal(got, wanted)
+    assert count == 0 or not torch.equal(got, table)
+
+
+@pytest.mark.parametrize("count", [0, 1, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sparse_adam_and_adagrad_sum_duplicates_and_leave_other_rows(dtype: torch.dtype, count: int) -> None:
+    table, rows, values = sparse_gradient(dtype, count, height=30)
+    lr, step = torch.tensor(0.05), torch.tensor([3.0])
+    states = [[table.clone(), torch.rand(30, 5, dtype=dtype) * 0, table.abs()] for _ in range(2)]
+    for (param, first, second), op in zip(states, (ours, composed), strict=True):
+        op.sparse_adam_(param, first, second, step, rows, values, lr, 0.9, 0.999, 1e-8)
+        op.sparse_adagrad_(param, second, rows, values, lr, 1e-6)
+    untouched = torch.ones(30, dtype=torch.bool).index_fill_(0, rows, False)
+    for wanted, got in zip(*states, strict=True):
+        assert close(got, wanted)
+    assert torch.equal(states[1][0][untouched], table[untouched])
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_updates_agree(dtype: torch.dtype, weight_decay: float) -> None:
+    random = torch.Generator().manual_seed(1)
+    start = torch.randn(3, 7, generator=random, dtype=dtype)
+    grad, lr, step = torch.randn(3, 7, generator=random, dtype=dtype), torch.tensor(0.01), torch.tensor(2.0)
+    sides = [[start.clone(), start * 0.1, start.abs()] for _ in range(2)]
+    for (param, first, second), op in zip(sides, (ours, composed), strict=True):
+        op.adam_(param, first, second, step, grad, lr, 0.9, 0.999, 1e-8, weight_decay)
+        op.sgd_(param, grad, lr)
+    for wanted, got in zip(*sides, strict=True):
+        assert close(got, wanted)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("shape", "batch_dim", "rows_per_sample", "first"),
+    [
+        ((5, 130), 0, 1, 0),
+        ((5, 130), 0, 1, 7),
+        ((3, 4, 50), 1, 2, 9),
+        ((12, 7), 0, 3, 2),
+        ((300,), -1, 1, 5),
+        ((0, 4), 0, 1, 1),
+    ],
+)
+def test_dropout_draws_the_same_bits(
+    shape: tuple[int, ...], batch_dim: int, rows_per_sample: int, first: int, p: float
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    rng = torch.tensor([2**40 + 17, 5, first])
+    arguments = (x, rng, p, True, 123, batch_dim, rows_per_sample)
+    wanted, got = ours.dropout(*arguments), composed.dropout(*arguments)
+    assert torch.equal(got[1], wanted[1])
+    assert torch.equal(got[0], wanted[0])
+    assert torch.equal(composed.dropout_backward(x, got[1], p, True), ours.dropout_backward(x, wanted[1], p, True))
+    assert torch.equal(composed.dropout(x, rng, p, False, 123, batch_dim, rows_per_sample)[0], x)
+
+
+def test_lookups_agree_padding_included() -> None:
+    table = torch.randn(9, 4)
+    ids = torch.tensor([[0, 8], [3, 3]])
+    for padding in (-1, 3):
+        assert torch.equal(composed.lookup_table(table, ids, padding), ours.lookup_table(table, ids, padding))
+    with pytest.raises(IndexError):
+        composed.lookup_table(table, torch.tensor([9]))
+
+
+@pytest.mark.parametrize("columns", [None, 1, 2])
+def test_metrics_agree_and_count_alike(columns: int | None) -> None:
+    random = torch.Generator().manual_seed(5)
+    predict = torch.rand([50] if columns is None else [50, columns], generator=random)
+    label = torch.randint(0, 2, (50, 1), generator=random)
+    sides = [[torch.zeros(256, dtype=torch.int64) for _ in range(2)] for _ in range(2)]
+    for _ in range(2):
+        areas = [op.auc(predict, label, *side) for op, side in zip((ours, composed), sides, strict=True)]
+        assert torch.equal(areas[0], areas[1])
+        assert all(torch.equal(a, b) for a, b in zip(*sides, strict=True))
+    topk = torch.randint(0, 2, (50, 1), generator=random)
+    for wanted, got in zip(ours.accuracy(topk, label), composed.accuracy(topk, label), strict=True):
+        assert torch.equal(wanted, got)
+        assert wanted.dtype == got.dtype
+
+
+def test_an_area_without_one_of_the_classes_is_zero() -> None:
+    stats = [torch.zeros(16, dtype=torch.int64) for _ in range(2)]
+    assert float(composed.auc(torch.rand(4), torch.zeros(4, dtype=torch.int64), *stats)) == 0.0
+
+
+def test_a_prediction_that_is_no_probability_is_refused() -> None:
+    stats = [torch.zeros(16, dtype=torch.int64) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="no probability"):
+        composed.auc(torch.tensor([1.5]), torch.tensor([1]), *stats)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_exchanges_add_in_the_order_of_the_list(count: int) -> None:
+    random = torch.Generator().manual_seed(7)
+    tensors = [torch.randn(33, generator=random) for _ in range(count)]
+    wanted, got = ([t.clone() for t in tensors] for _ in range(2))
+    ours.all_reduce_(wanted)
+    composed.all_reduce_(got)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    owner = count - 1
+    wanted, got = ([t.clone() for t in tensors] for _ in range(2))
+    ours.reduce_(wanted, owner)
+    composed.reduce_(got, owner)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    composed.broadcast_(got[:-1], tensors[-1])
+    assert all(torch.equal(t, tensors[-1]) for t in got[:-1])
+
+
+def test_a_fused_broadcast_fills_replica_after_replica() -> None:
+    sources = [torch.randn(3), torch.randn(2, 2)]
+    destinations = [torch.zeros_like(s) for _ in range(2) for s in sources]
+    for op in (ours, composed):
+        for tensor in destinations:
+            tensor.zero_()
+        op.fused_broadcast_(destinations, sources)
+        assert all(torch.equal(d, sources[i % 2]) for i, d in enumerate(destinations))
+    with pytest.raises(ValueError, match="3 destinations for 2 sources"):
+        ours.fused_broadcast_(destinations[:3], sources)
+
+
+def test_gathered_rows_lie_in_the_order_of_the_replicas() -> None:
+    parts = [torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]])]
+    assert ours.gather_rows(parts, 1).tolist() == [[1.0], [2.0], [3.0]]
+
+
+@pytest.mark.parametrize(
+    "op", ["lookup_table", "sparse_adam_", "adam_", "dropout", "auc", "accuracy", "scale_loss_grad"]
+)
+def test_cuda_has_a_kernel_of_each(op: str) -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"penstock::{op}", "CUDA")

@@ -1,0 +1,67 @@
+"""A server in a process of its own: `python -m tests.ps.killable_server <settings as JSON>`; prints its port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.ps.torch_storage import TorchStorage
+
+from penstock.ps.server import ParameterServer
+from penstock.ps.settings import ServerSettings
+
+SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,)}
+TABLES = {"t": (2, 100)}
+
+
+class KillableServer:
+    """Started at once; the endpoint of the first start is kept by those after it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = {"endpoint": "127.0.0.1:0", **settings}
+        self.start()
+
+    def start(self) -> None:
+        """Start, and wait until it listens."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ps.killable_server", json.dumps(self.settings)],
+            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the server ended with {self.process.wait()}"
+        self.settings["endpoint"] = f"127.0.0.1:{int(line)}"
+
+    @property
+    def endpoint(self) -> str:
+        """host:port."""
+        return str(self.settings["endpoint"])
+
+    def kill(self) -> None:
+        """Kill it as a machine would: no code of its own runs any more."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+def main() -> None:
+    """Serve."""
+    given = json.loads(sys.argv[1])
+    given["state_dir"] = Path(given["state_dir"])
+    settings = ServerSettings(index=0, job="j", token="t", **given)
+    storage = TorchStorage(SHAPES, TABLES, sync=settings.mode == "sync")
+    with ParameterServer(settings, storage) as server:
+        server.start()
+        print(server.port, flush=True)
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

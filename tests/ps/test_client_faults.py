@@ -1,0 +1,416 @@
+"""What a trainer's client does when servers, connections or answers are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tests.ps.proxy import Proxy
+from tests.ps.small_server import SmallServer
+from torch import Tensor
+
+from penstock.errors import PeerError, Unavailable
+from penstock.native.remote import Descriptor, PsMode
+from penstock.ps.client import TrainerClient
+from penstock.ps.opening import open_remote
+from penstock.ps.patience import LARGEST_S, Patience
+from penstock.ps.settings import TrainerSettings
+
+
+class Rig:
+    """Servers, proxies and clients of one test."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def server(self, values: dict[str, Tensor], **settings: Any) -> SmallServer:
+        self.made.append(SmallServer(values, **settings))
+        return self.made[-1]  # type: ignore[no-any-return]  # what was just made
+
+    def proxy(self, server: SmallServer) -> Proxy:
+        self.made.append(Proxy(server.port))
+        return self.made[-1]  # type: ignore[no-any-return]  # what was just made
+
+    def client(
+        self, *endpoints: str, mode: PsMode = "sync", trainer: int = 0, of: int = 1, epoch: int = 1,
+        connect: bool = True, **settings: Any,
+    ) -> TrainerClient:  # fmt: skip
+        given = {"lease_s": 1.0, "start_s": 5.0, "deadline_s": 5.0, **settings}
+        client = TrainerClient(Descriptor(mode, trainer, of, endpoints), TrainerSettings(epoch=epoch, **given))
+        self.made.append(client)
+        if connect:
+            client.connect()
+        return client
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    yield rig
+    for one in sorted(rig.made, key=lambda one: not isinstance(one, TrainerClient)):
+        one.close()
+
+
+def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Start a call; the result waits for it and gives what it gave or raised."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:  # noqa: BLE001  # given to who waits
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result() -> Any:
+        thread.join(30)
+        assert not thread.is_alive()
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
+
+    return result
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    waited = threading.Event()
+    for _ in range(2000):
+        if holds():
+            return
+        waited.wait(0.005)
+    raise AssertionError("it did not come about")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_push_whose_answer_is_lost_is_applied_once(rig: Rig, mode: PsMode) -> None:
+    server = rig.server({"w": torch.zeros(2)}, local=False, sync=mode == "sync")
+    proxy = rig.proxy(server)
+    client = rig.client(proxy.endpoint, mode=mode)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    client.send_barrier()
+    proxy.mute.set()
+    pushed = in_background(lambda: client.send("w", ["w"], [0], [torch.ones(2)]))
+    until(lambda: server.requests.count("push") == 2)
+    proxy.cut()
+    proxy.mute.clear()
+    pushed()
+    client.send_barrier()
+    assert server.values["w"].tolist() == [-2, -2]
+    assert server.requests.count("push") > 2, "it was asked again"
+    assert client.counters.rows()[proxy.endpoint, ""].retries > 0
+
+
+def test_a_barrier_whose_answer_is_lost_ends_the_round_once(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, local=False)
+    proxy = rig.proxy(server)
+    client = rig.client(proxy.endpoint)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    proxy.mute.set()
+    reached = in_background(client.send_barrier)
+    until(lambda: server.num_applied == 1)
+    proxy.cut()
+    proxy.mute.clear()
+    reached()
+    assert (server.values["w"].tolist(), client.links[0].round) == ([-1, -1], 1)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    client.send_barrier()
+    assert (server.values["w"].tolist(), client.links[0].round) == ([-2, -2], 2)
+
+
+def test_a_connection_that_is_half_open_is_noticed_while_a_barrier_waits(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, local=False, fanin=2)
+    proxy = rig.proxy(server)
+    first = rig.client(proxy.endpoint, of=2)
+    second = rig.client(server.endpoint, trainer=1, of=2)
+    first.send("w", ["w"], [0], [torch.full((2,), 4.0)])
+    waiting = in_background(first.send_barrier)
+    until(lambda: server.requests.count("barrier") == 1)
+    proxy.go_half_open()
+    until(lambda: server.requests.count("barrier") == 2)
+    second.send("w", ["w"], [0], [torch.zeros(2)])
+    second.send_barrier()
+    waiting()
+    assert server.values["w"].tolist() == [-2, -2]
+
+
+def test_a_server_restarted_within_a_round_gets_all_of_it_again(rig: Rig) -> None:
+    values = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    old = rig.server(values)
+    client = rig.client(old.endpoint)
+    client.send("a", ["a"], [0], [torch.ones(2)])
+    client.send_barrier()
+    client.send("a", ["a"], [0], [torch.ones(2)])
+    assert client.links[0].route.is_local
+    old.close()
+    restored = rig.server(values, address=old.endpoint)
+    restored.machine.round = 1  # type: ignore[union-attr]  # as from its log
+    client.send("b", ["b"], [0], [torch.ones(2)])
+    client.send_barrier()
+    assert {n: v.tolist() for n, v in values.items()} == {"a": [-2, -2], "b": [-1, -1]}
+    assert client.links[0].route.is_local, "the new socket was found"
+
+
+def test_a_server_that_lost_its_rounds_is_an_error_that_says_so(rig: Rig) -> None:
+    old = rig.server({"w": torch.zeros(2)})
+    client = rig.client(old.endpoint)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    client.send_barrier()
+    old.close()
+    rig.server({"w": torch.zeros(2)}, address=old.endpoint)
+    with pytest.raises(PeerError, match=rf"{old.endpoint} is at round 0, but has .* PENSTOCK_PS_STATE_DIR"):
+        client.recv("w", ["w"], [0], [torch.empty(2)])
+
+
+def test_a_server_that_stays_away_is_named_within_the_bound(rig: Rig) -> None:
+    servers = [rig.server({"w": torch.zeros(2)}), rig.server({})]
+    client = rig.client(servers[0].endpoint, servers[1].endpoint, deadline_s=1.0)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    servers[1].close()
+    began = time.monotonic()
+    with pytest.raises(Unavailable) as caught:
+        client.send_barrier()
+    assert time.monotonic() - began < 4
+    assert servers[1].endpoint in str(caught.value)
+    assert "to apply round 0" in str(caught.value)
+    assert servers[0].endpoint not in str(caught.value)
+
+
+def test_a_socket_that_breaks_is_replaced_by_tcp(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    server = rig.server({"w": torch.zeros(2)})
+    client = rig.client(server.endpoint)
+    server.close_socket()
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    client.send_barrier()
+    assert server.values["w"].tolist() == [-1, -1]
+    assert not client.links[0].route.is_local
+    assert "TCP is used" in capsys.readouterr().err
+
+
+def test_beats_keep_a_slow_trainer_a_member(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, lease_s=1.0)
+    client = rig.client(server.endpoint)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    until(lambda: server.requests.count("beat") >= 5)  # longer than the lease
+    client.send_barrier()
+    assert server.lost == []
+    assert server.requests.count("join") == 1
+
+
+def test_a_trainer_that_comes_late_to_the_start_is_in_the_first_round(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, fanin=2)
+    early = rig.client(server.endpoint, of=2)
+    early.send("w", ["w"], [0], [torch.full((2,), 2.0)])
+    reached = in_background(early.send_barrier)
+    until(lambda: server.requests.count("barrier") == 1)
+    late = rig.client(server.endpoint, trainer=1, of=2)
+    late.send("w", ["w"], [0], [torch.full((2,), 4.0)])
+    late.send_barrier()
+    reached()
+    assert server.values["w"].tolist() == [-3, -3]
+
+
+def test_beats_go_out_while_a_barrier_waits_for_others(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, lease_s=1.0, fanin=2)
+    client = rig.client(server.endpoint, of=2)
+    waiting = in_background(client.send_barrier)
+    until(lambda: server.requests.count("beat") >= 5)
+    other = rig.client(server.endpoint, trainer=1, of=2)
+    other.send_barrier()
+    waiting()
+    assert server.lost == []
+    assert server.requests.count("barrier") == 2, "nothing was asked twice"
+
+
+def test_a_trainer_that_was_lost_joins_again_and_goes_on(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    server = rig.server({"w": torch.zeros(2)}, lease_s=0.3, fanin=2)
+    lost = rig.client(server.endpoint, of=2, lease_s=60.0)  # whose beats are too slow
+    other = rig.client(server.endpoint, trainer=1, of=2, lease_s=0.3)
+    lost.send("w", ["w"], [0], [torch.full((2,), 8.0)])
+    until(lambda: server.lost == [0])
+    other.send("w", ["w"], [0], [torch.ones(2)])
+    other.send_barrier()
+    assert server.values["w"].tolist() == [-1, -1], "the mean is over who is left"
+    lost.send_barrier()
+    for _ in range(2):
+        steps = [in_background(partial(_step, client)) for client in (lost, other)]
+        assert steps[0]() == steps[1]()
+    said = [line for line in capsys.readouterr().err.splitlines() if "has joined again" in line]
+    assert len(said) == 1
+    assert "trainer 0: it was taken for lost by" in said[0]
+    assert "round 0 may have gone on without its gradients, and it takes part from round 1 on" in said[0]
+    assert lost.links[0].round == other.links[0].round == 3
+
+
+def _step(client: TrainerClient) -> list[float]:
+    out = torch.empty(2)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    client.send_barrier()
+    client.recv("w", ["w"], [0], [out])
+    values: list[float] = out.tolist()
+    return values
+
+
+def test_an_older_incarnation_is_refused(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)})
+    old = rig.client(server.endpoint, epoch=1)
+    rig.client(server.endpoint, epoch=2)
+    old.send("w", ["w"], [0], [torch.ones(2)])
+    with pytest.raises(PeerError, match="epoch 1 is refused"):
+        old.send_barrier()
+
+
+def test_close_leaves_every_server_once(rig: Rig) -> None:
+    servers = [rig.server({}, fanin=2), rig.server({}, fanin=2)]
+    endpoints = [s.endpoint for s in servers]
+    clients = [rig.client(*endpoints, trainer=t, of=2) for t in range(2)]
+    clients[0].close()
+    clients[0].close()
+    assert [s.machine.members.all_left for s in servers] == [False, False]
+    clients[1].close()
+    assert [s.machine.members.all_left for s in servers] == [True, True]
+    assert [s.requests.count("leave") for s in servers] == [2, 2]
+
+
+def test_the_start_waits_for_servers_and_says_for_which(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    server = rig.server({"w": torch.zeros(2)})
+    late = f"127.0.0.1:{_free_port()}"
+    client = rig.client(server.endpoint, late, connect=False, start_s=30.0)
+    connected = in_background(client.connect)
+    until(lambda: f"waiting for the parameter servers {late} to start" in capsys.readouterr().err)
+    rig.server({"w": torch.zeros(2)}, address=late)
+    connected()
+    client.send_barrier()
+
+
+def test_servers_that_never_start_are_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_PS_START_S", "0.5")
+    server = rig.server({})
+    missing = f"127.0.0.1:{_free_port()}"
+    with pytest.raises(Unavailable, match=rf"{missing} did not start within 0 s|{missing} did not start") as caught:
+        open_remote(Descriptor("sync", 0, 1, (server.endpoint, missing)))
+    assert server.endpoint not in str(caught.value)
+
+
+def test_a_client_opened_anew_in_the_same_process_repeats_no_number(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, sync=False)
+    first = rig.client(server.endpoint, mode="async")
+    for _ in range(3):
+        first.send("w", ["w"], [0], [torch.ones(2)])
+    first.links[0].give_up()  # no leave: the server remembers what it applied
+    second = rig.client(server.endpoint, mode="async")
+    second.send("w", ["w"], [0], [torch.ones(2)])
+    assert server.values["w"].tolist() == [-4, -4]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("sync", "push"), ("async", "push"), ("async", "pull"), ("async", "lookup")]
+)
+def test_a_server_that_is_busy_but_answers_beats_is_not_away(rig: Rig, mode: PsMode, kind: str) -> None:
+    server = rig.server({"w": torch.zeros(2, 1)}, sync=mode == "sync", lease_s=5.0, local=False)
+    client = rig.client(server.endpoint, mode=mode, lease_s=0.6, deadline_s=0.6)
+    calls = {
+        "push": lambda: client.links[0].push("w", [("values", torch.ones(2, 1))]),
+        "pull": lambda: client.recv("w", ["w"], [0], [torch.empty(2, 1)]),
+        "lookup": lambda: client.prefetch("w", ["w"], [0], [2], torch.tensor([1]), torch.empty(1, 1)),
+    }
+    busy = threading.Event()
+    server.delay = lambda asked: None if asked != kind else until(busy.is_set)
+    called = in_background(calls[kind])
+    begun = time.monotonic()
+    until(lambda: time.monotonic() > begun + 1.2 and server.requests.count("beat") >= 2)  # twice the deadline
+    busy.set()
+    called()
+
+
+def test_a_server_that_falls_silent_is_away_in_time_however_long_the_lease(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, sync=False, local=False)
+    proxy = rig.proxy(server)
+    client = rig.client(proxy.endpoint, mode="async", lease_s=60.0, deadline_s=1.0)
+    proxy.mute.set()
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="to take 'w'"):
+        client.send("w", ["w"], [0], [torch.ones(2)])
+    assert time.monotonic() - began < 3
+
+
+def test_joining_again_is_part_of_the_time_that_a_server_may_be_away(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, local=False)
+    proxy = rig.proxy(server)
+    client = rig.client(proxy.endpoint, lease_s=20.0, deadline_s=1.0)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    proxy.mute.set()
+    proxy.cut()
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="to apply round 0"):
+        client.send_barrier()
+    assert time.monotonic() - began < 3
+
+
+def test_a_leave_waits_for_a_join_on_its_way(rig: Rig) -> None:
+    server = rig.server({"w": torch.zeros(2)}, sync=False)
+    client = rig.client(server.endpoint, mode="async", lease_s=60.0)
+    broken, waited = threading.Event(), threading.Event()
+
+    def slow(kind: str) -> None:
+        if kind == "push":
+            broken.wait(5)
+        if kind == "join":
+            until(lambda: server.machine.members.all_left or waited.is_set())  # a leave would have passed it
+
+    server.delay = slow
+    pushing = in_background(lambda: client.send("w", ["w"], [0], [torch.ones(2)]))
+    until(lambda: server.requests.count("push") == 1)
+    client.links[0].route.drop()
+    until(lambda: server.requests.count("join") == 2)
+    broken.set()
+    leaving = in_background(client.close)
+    waited.wait(0.3)
+    waited.set()
+    leaving()
+    with contextlib.suppress(Unavailable):
+        pushing()
+    until(lambda: server.num_tickets == sum(kind != "where" for kind in server.requests))  # nothing is on its way
+    with server.changed:
+        assert server.machine.members.all_left
+
+
+def test_a_message_about_a_round_that_took_the_gradients_does_not_say_that_it_did_not(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = rig.server({"w": torch.zeros(2)}, local=False)
+    proxy = rig.proxy(server)
+    client = rig.client(proxy.endpoint)
+    client.send("w", ["w"], [0], [torch.ones(2)])
+    proxy.mute.set()
+    reached = in_background(client.send_barrier)
+    until(lambda: server.num_applied == 1)
+    proxy.cut()
+    proxy.mute.clear()
+    reached()
+    said = capsys.readouterr().err
+    assert "round 0 may have gone on without its gradients" in said
+
+
+def test_patience_grows_is_jittered_and_ends() -> None:
+    patience = Patience(10.0, chance=lambda: 1.0)
+    waits = [patience.wait_s(0.0) for _ in range(12)]
+    assert waits[:3] == pytest.approx([0.015, 0.03, 0.06])
+    assert waits[-1] == LARGEST_S / 2
+    assert patience.wait_s(9.9) == pytest.approx(0.1)
+    assert patience.wait_s(10.0) is None
+
+
+def _free_port() -> int:
+    proxy = Proxy(0)
+    port = int(proxy.endpoint.rsplit(":", 1)[1])
+    proxy.close()
+    return port

@@ -1,0 +1,121 @@
+"""Half-async: threads of one trainer in lock-step, whatever becomes of one of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.ps.communicator_harness import Make, communicators, in_thread, joined, ones, zeros
+from tests.ps.fake_servers import FakeServers
+
+from penstock.ps.communicators.half_async import HalfAsyncCommunicator
+
+
+@pytest.fixture
+def opened() -> Iterator[Make]:
+    """Make communicators that are closed at the end."""
+    with communicators() as make:
+        yield make
+
+
+def run_threads(trainer: Any, steps: list[int], trace: list[tuple[str, int, int]], parameters: list[Any]) -> None:
+    """Train with one thread for each number of steps; each gives its gradient and takes the parameters."""
+    lock = threading.Lock()
+
+    def train(who: int) -> None:
+        with trainer.participant():
+            for step in range(steps[who]):
+                with lock:
+                    trace.append(("sends", who, step))
+                trainer.send("w@GRAD", ["w"], [0], ones(float(who + 1)))
+                trainer.recv("w", ["w"], [0], parameters[who])
+                with lock:
+                    trace.append(("received", who, step))
+
+    started = [in_thread(lambda who=who: train(who)) for who in range(len(steps))]  # type: ignore[misc]
+    for thread, errors in started:
+        joined(thread)
+        assert not errors
+
+
+def test_threads_of_a_trainer_go_in_lock_step(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(3)
+    trace: list[tuple[str, int, int]] = []
+    parameters = [ones(0.0) for _ in range(3)]
+    run_threads(trainer, [5, 5, 5], trace, parameters)
+    for step in range(5):
+        received = min(i for i, (what, _, s) in enumerate(trace) if (what, s) == ("received", step))
+        assert {who for what, who, s in trace[:received] if (what, s) == ("sends", step)} == {0, 1, 2}
+    assert [value.tolist() for _, value in servers.pushes] == [[2.0, 2.0]] * 5  # the average of 1, 2, 3
+    assert servers.calls.count("recv w") == 5  # one pull a round, for all
+    assert all(p[0].tolist() == [-10, -10] for p in parameters)
+
+
+def test_threads_with_unequal_data_do_not_wait_for_each_other_for_ever(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(3)
+    run_threads(trainer, [2, 5, 9], [], [ones(0.0) for _ in range(3)])
+    averages = [float(value[0]) for _, value in servers.pushes]
+    assert averages == [2.0] * 2 + [2.5] * 3 + [3.0] * 4  # of those who took part
+
+
+def test_a_thread_that_ends_without_a_word_is_not_waited_for(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(2)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            trainer.send("w@GRAD", ["w"], [0], ones())
+            trainer.recv("w", ["w"], [0], ones())
+
+    threads = [in_thread(lambda steps=steps: train(steps)) for steps in (1, 3)]  # type: ignore[misc]
+    for thread, errors in threads:
+        joined(thread)
+        assert not errors
+    assert len(servers.pushes) == 3
+
+
+def test_the_threads_of_a_second_epoch_go_in_lock_step_too(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    for _ in range(2):
+        trainer.set_participants(2)
+        run_threads(trainer, [3, 3], [], [ones(0.0), ones(0.0)])
+    assert [float(value[0]) for _, value in servers.pushes] == [1.5] * 6
+
+
+def test_what_ended_threads_gave_is_in_no_round_of_the_next_epoch(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(2)
+    thread, errors = in_thread(lambda: trainer.send("w@GRAD", ["w"], [0], ones(7.0)))  # the other one never gives
+    joined(thread)
+    assert not errors
+    trainer.set_participants(2)
+    run_threads(trainer, [3, 3], [], [ones(0.0), ones(0.0)])
+    assert [float(value[0]) for _, value in servers.pushes] == [7.0] + [1.5] * 3
+
+
+def test_a_program_that_gives_once_a_step_pushes_and_pulls_each_step(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    mine = ones(0.0)
+    for step in range(3):
+        trainer.send("w@GRAD", ["w"], [0], ones())
+        trainer.recv("w", ["w"], [0], mine)
+        assert mine[0].tolist() == [-1.0 - step] * 2
+
+
+def test_close_sends_a_round_that_was_not_complete(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(4)
+    trainer.send("w@GRAD", ["w"], [0], ones())
+    trainer.close()
+    assert len(servers.pushes) == 1

@@ -1,0 +1,32 @@
+"""The ledger while several threads use it: a trainer leaves while others' pushes are applied."""
+
+from __future__ import annotations
+
+from penstock.ps.ledger import Ledger
+from penstock.ps.messages import Sender
+
+
+class Interrupted(int):
+    """A trainer's number; whenever it is compared, another thread has just applied a push."""
+
+    def __new__(cls, number: int, ledger: Ledger) -> Interrupted:
+        self = super().__new__(cls, number)
+        self.ledger = ledger
+        return self
+
+    ledger: Ledger
+
+    def __eq__(self, other: object) -> bool:
+        self.ledger.apply(Sender(0, 0), 1, f"w{len(self.ledger.applied)}", None)
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_a_trainer_leaves_while_the_pushes_of_others_are_applied() -> None:
+    ledger = Ledger(trainers=2, keeps_changes=False)
+    for trainer in (0, 1):
+        ledger.apply(Sender(trainer, 0), 1, "w", None)
+    ledger.leave(Interrupted(1, ledger))
+    assert {trainer for trainer, _ in ledger.applied} == {0}
+    assert len(ledger.applied) > 1, "pushes were applied meanwhile"

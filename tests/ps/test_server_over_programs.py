@@ -1,0 +1,112 @@
+"""The server over a pserver program with a distributed table: recovered to the bit, whatever was updated meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.exec.ps_network import WIDTH, network, placement
+from tests.ps.trainer_calls import Refused, Trainer
+from torch import Tensor
+
+import penstock as fluid
+from penstock.exec.ps_storage import ProgramStorage
+from penstock.exec.scope import Scope
+from penstock.ps.ledger import Ledger
+from penstock.ps.recovery import recover_server
+from penstock.ps.server import ParameterServer
+from penstock.ps.settings import Mode, ServerSettings
+from penstock.ps.storage import Gradient
+from penstock.transpile.partition import Partition
+from penstock.transpile.pserver import pserver_program
+from penstock.transpile.pserver_startup import pserver_startup
+
+
+def storage_of(mode: Mode) -> ProgramStorage:
+    """Return what the only server of a network with a distributed table begins with."""
+    net = network(lambda: fluid.optimizer.Adam(0.05), is_sparse=True)
+    main = net.main.clone()
+    main.variables["table"] = replace(main.variables["table"], distributed=True)
+    partition = Partition(main)
+    where = placement(partition, 1)
+    program = pserver_program(partition, where, where.endpoints[0], startup=net.startup, mode=mode, num_trainers=1)
+    scope = Scope()
+    fluid.Executor().run(pserver_startup(program, net.startup), scope=scope)
+    return ProgramStorage(program, scope)
+
+
+def everything(storage: ProgramStorage) -> dict[str, Any]:
+    """Return all of a storage; tables row by row, since parts may be cut in any way."""
+    out: dict[str, Any] = {}
+    for name, tensors in storage.state():
+        if "ids" in tensors:
+            out |= {f"row {i}": row.tolist() for i, row in zip(tensors["ids"].tolist(), tensors["rows"], strict=True)}
+        else:
+            out |= {f"{name} {key}": t.tolist() for key, t in tensors.items()}
+    return out
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_is_updated_while_a_snapshot_is_taken_is_recovered_to_the_bit(tmp_path: Path, mode: Mode) -> None:
+    storage = storage_of(mode)
+    settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
+    dense = [b for b in storage.blocks() if b != "table"]
+    source = torch.Generator().manual_seed(0)
+    step = 0
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=source, dtype=torch.float32)
+
+    def one_step() -> None:
+        nonlocal step
+        for block in dense:
+            trainer.push(block, step, random(*storage.value(block).shape))
+        ids = torch.randint(0, 20, (20,), generator=source) * 2**58
+        trainer.push("table", step, random(24, WIDTH), torch.cat([ids, torch.tensor([1, 1, 2, 3])]))
+        if mode == "sync":
+            trainer.barrier(step)
+        step += 1
+
+    with ParameterServer(settings, storage) as server:
+        server.start()
+        trainer = Trainer(f"127.0.0.1:{server.port}", 0)
+        trainer.join()
+        for _ in range(3):
+            one_step()
+        server.checkpoints.at_step = lambda name: one_step() if name.endswith(".safetensors") else None
+        server.checkpoints.take()
+        one_step()
+        Trainer.close_all()
+    again = storage_of(mode)
+    found = recover_server(
+        tmp_path / "0", again, Ledger(trainers=1, keeps_changes=False), job="j", blocks=list(again.blocks())
+    )
+    assert found.num_records
+    assert everything(again) == everything(storage)
+
+
+def test_a_dense_block_refuses_rows_that_its_update_does_not_take_and_serves_on() -> None:
+    storage = storage_of("sync")
+    block = next(b for b in storage.blocks() if b != "table" and storage.value(b).dim() == 2)
+    with ParameterServer(ServerSettings("127.0.0.1:0", 0, 1, "sync", job="j", token="t"), storage) as server:
+        server.start()
+        trainer = Trainer(f"127.0.0.1:{server.port}", 0)
+        trainer.join()
+        with pytest.raises(Refused, match="expected a tensor of shape"):
+            trainer.push(block, 0, storage.value(block)[:1].clone(), torch.tensor([0]))
+        assert trainer.barrier(0) == 1
+        Trainer.close_all()
+
+
+def test_an_update_of_no_rows_only_advances_the_table() -> None:
+    storage = storage_of("async")
+    storage.update("table", Gradient(torch.ones(1, WIDTH), torch.tensor([5])))
+    before = everything(storage)
+    storage.update("table", Gradient(torch.empty(0, WIDTH), torch.empty(0, dtype=torch.int64)))
+    after = everything(storage)
+    changed = {name for name in after if after[name] != before[name]}
+    assert changed, "the step count"
+    assert not any(name.startswith("row ") for name in changed)

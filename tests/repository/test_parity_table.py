@@ -1,0 +1,47 @@
+"""docs/fluid-parity.md names a test for each row of the specification, and every named test is collected."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "fluid-parity.md"
+SINGLE_NODE = {*range(1, 35), 36, *range(39, 44), 83, 84}
+PARAMETER_SERVERS = {37, *range(44, 47), *range(48, 52), *range(53, 72), *range(94, 104)}
+ROWS = SINGLE_NODE | PARAMETER_SERVERS
+_TEST = re.compile(r"tests/[\w/]+\.py::test_\w+")
+
+
+def table() -> dict[int, list[str]]:
+    """Return the tests of each row."""
+    rows: dict[int, list[str]] = {}
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 6 and cells[1].isdecimal():
+            assert int(cells[1]) not in rows, line
+            assert cells[2], line
+            rows[int(cells[1])] = cells[3].split()
+    return rows
+
+
+def test_every_row_is_there_once_with_tests_by_their_full_names() -> None:
+    rows = table()
+    assert set(rows) == ROWS
+    for number, tests in rows.items():
+        assert tests, number
+        assert all(_TEST.fullmatch(test) for test in tests), (number, tests)
+
+
+def test_every_named_test_is_collected_by_its_name() -> None:
+    named = {test for tests in table().values() for test in tests}
+    files = sorted({test.partition("::")[0] for test in named})
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    collected = {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert named <= collected, sorted(named - collected)

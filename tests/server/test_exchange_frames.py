@@ -1,0 +1,96 @@
+"""EXCHANGE frames through a real server: to browsers as they came, to pages that open later, and joined by REST."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.harness import Server, running, settings_for, until
+
+from penstock.protocol.frames import Kind, decode
+
+pytestmark = pytest.mark.asyncio
+
+Body = dict[str, Any]
+
+
+def trainer_body(calls: int) -> Body:
+    rows = [[0, 0, calls, 0, 0, 500, 0, 0, 0], [0, 1, calls, 100 * calls, 7, 9, 1, 0, 2]]
+    return {"peers": ["127.0.0.1:6174"], "blocks": ["", "w.block0"], "rows": rows}
+
+
+def server_body(staleness: int) -> Body:
+    return {"peers": ["trainer 0"], "blocks": ["w.block0"], "rows": [[0, 0, 5, 0, 0, 0, 0, staleness, 4]]}
+
+
+async def exchange_of(server: Server, job_id: str) -> dict[str, Any]:
+    answer = await server.http.get(f"/api/v1/jobs/{job_id}/exchange")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_matrix_joins_what_trainer_and_pserver_counted(sqlite_server: Server) -> None:
+    async with sqlite_server.attached() as trainer, sqlite_server.attached(role="pserver", pid=8) as pserver:
+        job_id = trainer.registered["job_id"]
+        await trainer.frame(Kind.EXCHANGE, body=trainer_body(3), step=30)
+        await trainer.frame(Kind.EXCHANGE, body=trainer_body(5), step=50)
+        await pserver.frame(Kind.EXCHANGE, body=server_body(11))
+        both = await until(
+            lambda: exchange_of(sqlite_server, job_id),
+            lambda found: [c for c in found["cells"] if c["staleness"] and c["calls"]] != [],
+        )
+    barrier, block = both["cells"]
+    assert (both["pservers"], both["steps"]) == (["127.0.0.1:6174"], {"0": 50})
+    assert (barrier["block"], barrier["wait_ns"]) == ("", 500)
+    assert block == {
+        "trainer": 0, "pserver": 0, "block": "w.block0", "calls": 5, "sent_bytes": 500, "received_bytes": 7,
+        "wait_ns": 9, "retries": 1, "staleness": 11, "merges": 2, "joined": 4,
+    }  # fmt: skip
+
+
+async def test_frame_that_holds_nonsense_is_left_out(sqlite_server: Server) -> None:
+    async with sqlite_server.attached() as trainer, sqlite_server.attached(index=1, pid=8) as other:
+        job_id = trainer.registered["job_id"]
+        await trainer.frame(Kind.EXCHANGE, body={"peers": 3, "rows": "?"})
+        await other.frame(Kind.EXCHANGE, body=trainer_body(1))
+        found = await until(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
+        assert {cell["trainer"] for cell in found["cells"]} == {1}
+
+
+async def test_page_that_opens_late_gets_the_newest_however_old(sqlite_server: Server) -> None:
+    async with sqlite_server.attached() as trainer, sqlite_server.browser() as browser:
+        job_id = trainer.registered["job_id"]
+        sent = await trainer.frame(Kind.EXCHANGE, body=trainer_body(1))
+        for _ in range(3):  # more than the newest frames of a job that are kept
+            await trainer.frame(Kind.GAP, body={"OP_EVENTS": 1, "x" * 500_000: 0})
+        await until(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
+        await browser.subscribe(1, topic="job", job_id=job_id)
+        assert (await browser.received(1))[0] == sent
+
+
+async def test_finished_job_replays_the_newest_of_each_process(tmp_path: Path) -> None:
+    async with running(settings_for(tmp_path)) as server:
+        async with server.attached() as trainer, server.attached(index=1, pid=8) as other:
+            job_id = trainer.registered["job_id"]
+            for one in (trainer, other):
+                await one.frame(Kind.EXCHANGE, body=trainer_body(1))
+                await one.frame(Kind.EXCHANGE, body=trainer_body(2), step=9)
+                await one.frame(Kind.GOODBYE, body={})
+            await server.job_in(job_id, "SUCCEEDED")
+        async with server.browser() as browser:
+            await browser.subscribe(1, topic="job", job_id=job_id)
+            frames = [decode(data) for data in await browser.received(2)]
+        assert [(frame.kind, frame.step) for frame in frames] == [(Kind.EXCHANGE, 9)] * 2
+    async with running(settings_for(tmp_path)) as again:
+        assert len((await exchange_of(again, job_id))["cells"]) == 4
+
+
+async def test_page_that_wants_no_sync_gets_none(sqlite_server: Server) -> None:
+    async with sqlite_server.attached() as trainer, sqlite_server.browser() as browser:
+        job_id = trainer.registered["job_id"]
+        await browser.subscribe(1, topic="job", job_id=job_id, parts=["ops"])
+        await trainer.frame(Kind.EXCHANGE, body=trainer_body(1))
+        gap = await trainer.frame(Kind.GAP, body={"OP_EVENTS": 1})
+        assert (await browser.received(1))[0] == gap

@@ -1,0 +1,113 @@
+"""EXCHANGE frames: when they are made, what they hold, and how those of several processes become one matrix."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import PeerError
+from penstock.protocol.exchange import MAX_ROWS, REST, Told, body_of, matrix, rows_of
+from penstock.protocol.frames import decode
+from penstock.ps.counters import Counters, Row
+from penstock.telemetry.exchange import PERIOD_S, ExchangeWatch
+from penstock.telemetry.outbox import Parcel
+
+A, B = "127.0.0.1:6174", "127.0.0.1:6175"
+
+
+def told(role: str, index: int, counters: Counters, endpoints: tuple[str, ...] = (), step: int = 0) -> Told:
+    peers, rows = rows_of(body_of(counters.rows(), endpoints))
+    return Told(role, index, step, rows, peers)
+
+
+def due(watch: ExchangeWatch, interval_s: float = PERIOD_S, step: int = 7) -> Parcel | None:
+    return watch.due(interval_s, step=step, now_ns=1)
+
+
+def test_frame_comes_once_a_period_and_only_when_something_changed() -> None:
+    watch, counters = ExchangeWatch(), Counters()
+    watch.add(counters, [A, B])
+    assert due(watch) is None
+    counters.add(A, "w.block0", calls=1, sent_bytes=64)
+    assert due(watch) is not None
+    counters.add(A, "w.block0", calls=1)
+    assert due(watch, PERIOD_S / 2) is None
+    assert due(watch, PERIOD_S / 2) is not None
+    assert due(watch) is None
+
+
+def test_frame_holds_sums_since_the_start_and_the_order_of_the_servers() -> None:
+    watch, counters = ExchangeWatch(), Counters()
+    watch.add(counters, [B, A])
+    watch.add(counters, [B, A])
+    counters.add(A, "w.block0", calls=2, sent_bytes=64, wait_ns=5)
+    item = due(watch)
+    assert item is not None
+    frame = decode(bytes(item.frame))
+    assert frame.step == 7
+    assert frame.body == {"peers": [B, A], "blocks": ["w.block0"], "rows": [[1, 0, 2, 64, 0, 5, 0, 0, 0]]}
+
+
+def test_two_sources_of_one_process_are_added_up() -> None:
+    watch, first, second = ExchangeWatch(), Counters(), Counters()
+    for source in (first, second):
+        watch.add(source, [])
+        source.add(A, "w", calls=1)
+    item = due(watch)
+    assert item is not None
+    assert decode(bytes(item.frame)).body["rows"] == [[0, 0, 2, 0, 0, 0, 0, 0, 0]]
+
+
+def test_many_rows_are_bounded_and_no_byte_is_lost() -> None:
+    rows = {(peer, f"b{i}"): Row(calls=1, sent_bytes=i) for peer in (A, B) for i in range(MAX_ROWS)}
+    rows[A, ""] = Row(calls=9)
+    _, kept = rows_of(body_of(rows, [A, B]))
+    assert len(kept) <= MAX_ROWS
+    assert sum(row.values[1] for row in kept) == sum(row.sent_bytes for row in rows.values())
+    assert [row.values[0] for row in kept if row.block == ""] == [9]
+    assert {row.peer for row in kept if row.block == REST} == {A, B}
+    assert {row.block for row in kept} >= {f"b{MAX_ROWS - 1}"}
+
+
+def test_matrix_takes_waits_from_trainers_and_joins_from_servers() -> None:
+    trainer, restarted, server = Counters(), Counters(), Counters()
+    trainer.add(B, "w", calls=3, wait_ns=30, merges=2, staleness=1)
+    restarted.add(B, "w", calls=1, wait_ns=4)
+    server.add("trainer 1", "w", calls=99, staleness=5, merges=6)
+    server.add("a stranger", "w", calls=1)
+    cells = matrix(
+        [told("trainer", 1, trainer, (A, B)), told("trainer", 1, restarted, (A, B)), told("pserver", 1, server)]
+    )
+    assert [(c.trainer, c.pserver, c.block) for c in cells] == [(1, 1, "w")]
+    [cell] = cells
+    assert (cell.calls, cell.wait_ns, cell.merges, cell.staleness, cell.joined) == (4, 34, 2, 5, 6)
+
+
+def test_known_endpoints_say_which_server_is_which() -> None:
+    counters = Counters()
+    counters.add(A, "w", calls=1)
+    counters.add("", "w", merges=3)  # before it is sent: nobody's cell
+    [cell] = matrix([told("trainer", 0, counters, (A,))], [B, A])
+    assert cell.pserver == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        {"peers": [], "blocks": []},
+        {"peers": [1], "blocks": [], "rows": []},
+        {"peers": ["a"], "blocks": ["b"], "rows": [[0, 0, 1]]},
+        {"peers": ["a"], "blocks": ["b"], "rows": [[1, 0, 0, 0, 0, 0, 0, 0, 0]]},
+        {"peers": ["a"], "blocks": ["b"], "rows": [[0, 0, -1, 0, 0, 0, 0, 0, 0]]},
+        {"peers": ["a"], "blocks": ["b"], "rows": [[0, 0, 0.5, 0, 0, 0, 0, 0, 0]]},
+    ],
+)
+def test_body_that_is_none_is_refused(body: object) -> None:
+    with pytest.raises(PeerError, match="EXCHANGE"):
+        rows_of(body)
+
+
+def test_trainer_number_of_too_many_digits_is_nobody() -> None:
+    server = Counters()
+    server.add("trainer " + "9" * 5000, "w", calls=1)
+    assert matrix([told("pserver", 0, server)]) == []

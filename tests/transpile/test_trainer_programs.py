@@ -1,0 +1,170 @@
+"""The trainer's program: what stays, what is sent and pulled, in which order. Rows 53 to 55, 58, 69 of the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.transpile.recorded import ENDPOINTS, Recorded, outline, text_of, tower, transpiled, types
+
+import penstock as fluid
+from penstock.errors import ProgramError
+from penstock.program import legality
+from penstock.program.ir import Role
+from penstock.program.kernels import check_writes
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "transpile"
+CASES: dict[str, tuple[dict[str, object], int, int]] = {
+    "sync": ({}, 1, 2),
+    "sync_whole": ({"slice_var_up": False}, 0, 1),
+    "async": ({"sync_mode": False}, 1, 2),
+    "geo": ({"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 20}, 0, 2),
+}
+REMOTE = {"send", "send_rows", "send_barrier", "recv", "fetch_barrier"}
+
+
+def scheduled() -> object:
+    """An optimizer with state, a schedule and decay: all of that is the servers'."""
+    rate = fluid.layers.exponential_decay(0.1, 100, 0.5)
+    return fluid.optimizer.Momentum(rate, 0.9, regularization=fluid.regularizer.L2Decay(1e-4))
+
+
+def model() -> Recorded:
+    return tower(scheduled, clip=fluid.clip.GradientClipByValue(0.5))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_row_53_a_trainer_program_is_the_one_of_the_algorithm(case: str) -> None:
+    settings, trainer, trainers = CASES[case]
+    recorded = model()
+    made = transpiled(recorded, trainer, trainers, **settings)
+    assert made.get_trainer_program() is recorded.main
+    text = f"{outline(recorded.main)}---- startup\n{outline(recorded.startup)}"
+    assert text == (GOLDEN / f"{case}.txt").read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_programs_of_all_processes_are_legal_and_read_back_equal(case: str) -> None:
+    settings, trainer, trainers = CASES[case]
+    recorded = model()
+    made = transpiled(recorded, trainer, trainers, **settings)
+    programs = [recorded.main, recorded.startup]
+    for endpoint in ENDPOINTS:
+        programs += made.get_pserver_programs(endpoint)
+    for program in programs:
+        legality.check(program)
+        check_writes(program)
+        assert fluid.Program.parse(str(program)) == program
+
+
+def test_row_54_one_script_gives_the_program_of_each_role() -> None:
+    made = transpiled(model(), 0, 2)
+    assert types(made.get_trainer_program())[-1] == "fetch_barrier"
+    assert types(made.get_pserver_program(ENDPOINTS[0]))[0] == "listen_and_serv"
+
+
+def test_row_55_a_server_program_does_not_depend_on_the_trainer_that_asks() -> None:
+    texts = set()
+    for trainer in range(2):
+        made = transpiled(model(), trainer, 2)
+        program = made.get_pserver_program(ENDPOINTS[1])
+        texts.add(text_of(program) + text_of(made.get_startup_program(ENDPOINTS[1], program)))
+    assert len(texts) == 1
+
+
+def test_row_58_training_is_synchronous_unless_it_is_told_otherwise() -> None:
+    assert transpiled(model()).descriptor.mode == "sync"
+    made = transpiled(model(), sync_mode=False)
+    assert made.descriptor.mode == "async"
+    assert not {"send_barrier", "fetch_barrier"} & set(types(made.get_trainer_program()))
+
+
+def test_an_asynchronous_pull_waits_for_its_own_send_alone() -> None:
+    program = transpiled(model(), sync_mode=False).get_trainer_program()
+    pulls = [op for op in program.operators if op.type.startswith("penstock.recv")]
+    assert pulls
+    for op in pulls:
+        assert {n for n in op.input_names() if n.endswith("@SENT")} == {f"{op.role_vars[0][1]}@SENT"}
+
+
+def test_every_gradient_leaves_right_after_it_is_made() -> None:
+    program = transpiled(model()).get_trainer_program()
+    sends = [i for i, op in enumerate(program.operators) if op.type.split(".")[1] in ("send", "send_rows")]
+    assert len(sends) == 7
+    for at in sends:
+        before = program.operators[at - 1]
+        assert set(before.output_names()) & set(program.operators[at].input_names())
+
+
+@pytest.mark.parametrize("how", ["argument", "config"])
+def test_row_69_whole_variables_are_neither_cut_nor_joined(how: str) -> None:
+    recorded = model()
+    if how == "argument":
+        made = transpiled(recorded, slice_var_up=False)
+    else:
+        config = fluid.DistributeTranspilerConfig()
+        config.slice_var_up = False
+        made = fluid.DistributeTranspiler(config)
+        made.transpile(0, recorded.main, ",".join(ENDPOINTS), 1, startup_program=recorded.startup)
+    assert not any("split" in t or "cat" in t for t in types(recorded.main))
+    assert all(p.block.whole for p in made.placement.blocks)
+
+
+def test_a_copy_for_test_looks_up_on_the_servers_and_talks_to_them_no_more_than_that() -> None:
+    program = transpiled(model()).get_trainer_program().clone(for_test=True)
+    assert "prefetch" in types(program)
+    assert not REMOTE & set(types(program))
+    legality.check(program)
+
+
+def test_a_trainer_makes_neither_tables_nor_what_the_servers_keep() -> None:
+    recorded = model()
+    transpiled(recorded)
+    assert "table" not in recorded.startup.variables
+    kept = {v.name for v in recorded.main.variables.values() if v.persistable}
+    assert kept == {"table", "w", "out", "fc_0.b_0", "fc_1.b_0", "fc_2.w_0", "fc_2.b_0"}
+    assert recorded.main.variables["table"].distributed
+    assert not any("momentum" in n for n in recorded.startup.variables)
+
+
+def test_in_geo_mode_a_trainer_trains_by_itself() -> None:
+    recorded = model()
+    before = text_of(recorded.main)
+    program = transpiled(recorded, sync_mode=False, geo_sgd_mode=True).get_trainer_program()
+    kept = fluid.Program.parse(str(program))
+    kept.operators[:] = [op for op in kept.operators if not op.role & Role.RPC]
+    for name in [n for n in kept.variables if n.endswith("@EXCHANGED")]:
+        del kept.variables[name]
+    assert text_of(kept) == before
+    exchanged = [op.role_vars[0][0] for op in program.operators if op.role & Role.RPC]
+    assert sorted(exchanged) == sorted(v.name for v in program.parameters())
+
+
+def test_a_clipped_sparse_gradient_is_refused() -> None:
+    recorded = tower(lambda: fluid.optimizer.SGD(0.1, grad_clip=fluid.clip.GradientClipByGlobalNorm(1.0)))
+    before = str(recorded.main)
+    with pytest.raises(ProgramError, match=r"clips the sparse gradient of table 'table'.*param_list"):
+        transpiled(recorded)
+    assert str(recorded.main) == before
+
+
+def test_dense_gradients_are_clipped_by_their_global_norm_before_they_leave() -> None:
+    clip = fluid.clip.GradientClipByGlobalNorm(1.0)
+    recorded = tower(lambda: fluid.optimizer.SGD(0.1, grad_clip=clip), is_sparse=False)
+    program = transpiled(recorded).get_trainer_program()
+    sends = [op for op in program.operators if op.type == "penstock.send.default"]
+    assert len(sends) == 7
+    raw = {f"{p.name}@GRAD" for p in program.parameters()}
+    assert not raw & {program.variables[n].storage for op in sends for n in op.input_names()}
+
+
+def test_a_table_that_is_used_other_than_by_lookups_is_refused() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        ids = fluid.layers.data("ids", [1], dtype="int64")
+        rows = fluid.layers.embedding(ids, [100, 8], is_sparse=True, param_attr="table")
+        loss = fluid.layers.mean(rows)
+        fluid.layers.reduce_sum(main.global_block().var("table").detach())
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    with pytest.raises(ProgramError, match=r"uses table 'table', whose rows are on parameter servers"):
+        fluid.DistributeTranspiler().transpile(0, main, ENDPOINTS[0], 1, startup_program=startup)

@@ -1,0 +1,64 @@
+"""What an agent keeps for pservers: folders that go when their job is over, ports that are free."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PeerError
+from penstock_worker import messages, ports, statedirs
+from penstock_worker.messages import Desired, DesiredSet
+
+
+def order(job_id: str = "j1", role: str = "pserver", attempt: int = 1) -> Desired:
+    fields = {"replica_id": "r1", "job_id": job_id, "job_name": "job", "role": role, "index": 2, "epoch": 5}
+    return Desired.model_validate({**fields, "attempt": attempt, "stream": 1, "entrypoint": ["true"]})
+
+
+def test_folder_is_of_job_attempt_and_index_and_trainers_have_none(tmp_path: Path) -> None:
+    found = statedirs.state_dir(tmp_path, order())
+    assert found == tmp_path / "pservers" / "j1" / "attempt-1" / "pserver-2"
+    assert statedirs.state_dir(tmp_path, order(attempt=2)) != found
+    assert statedirs.state_dir(tmp_path, order(role="trainer")) is None
+
+
+@pytest.mark.parametrize("job_id", ["..", "a/b", "", "x" * 65])
+def test_job_id_that_leads_elsewhere_is_refused(tmp_path: Path, job_id: str) -> None:
+    with pytest.raises(PeerError, match="folder"):
+        statedirs.state_dir(tmp_path, order(job_id))
+
+
+def test_only_folders_of_jobs_that_are_over_and_have_no_process_go(tmp_path: Path) -> None:
+    for name in ("over", "goes-on", "still-here"):
+        (tmp_path / "pservers" / name).mkdir(parents=True)
+    assert statedirs.over(tmp_path, ["goes-on"], ["still-here"]) == [tmp_path / "pservers" / "over"]
+    assert statedirs.over(tmp_path / "nowhere", [], []) == []
+
+
+def test_older_server_that_does_not_say_keeps_everything() -> None:
+    told = messages.parse('{"type":"desired","replicas":[]}')
+    assert isinstance(told, DesiredSet)
+    assert told.keep_state is None
+    said = messages.parse('{"type":"desired","replicas":[],"keep_state":["j1"]}')
+    assert isinstance(said, DesiredSet)
+    assert said.keep_state == ["j1"]
+
+
+def test_offered_ports_are_free_and_of_their_range() -> None:
+    offered = ports.offer(random.Random(1), count=8)
+    assert len(set(offered)) == 8
+    assert all(ports.FIRST <= port <= ports.LAST for port in offered)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", offered[0]))
+        listener.listen()
+        assert not ports.is_free(offered[0])
+    assert ports.is_free(offered[1])
+
+
+def test_secret_of_an_order_is_not_in_its_text() -> None:
+    told = {"endpoints": ["h:1"], "num_trainers": 1, "token": "s3cret", "address": "h", "port": 1}
+    fields = {**order().model_dump(), "pserver_job": told}
+    assert "s3cret" not in repr(Desired.model_validate(fields))
