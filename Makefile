@@ -16,7 +16,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench soak format clean distclean
+.PHONY: help setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench peers soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -43,7 +43,7 @@ $(STAMPS)/build-tools: constraints.txt | $(STAMPS)/venv
 
 # before the installation, which would build the same in silence
 $(STAMPS)/native: $(NATIVE_SOURCES) | $(STAMPS)/build-tools
-	@echo "==> Native engine (about a minute, the first time)"
+	@echo "==> Native engine (two to three minutes, the first time)"
 	PYTHONPATH=core $(BIN)/python -m penstock.native.build
 	@touch $@
 
@@ -73,13 +73,25 @@ web/dist/index.html: web/node_modules/.stamp $(WEB_SOURCES)
 demo: setup ## Train CTR-DNN on real flights and watch it in a browser (ARGS goes to `penstock demo`)
 	@exec $(BIN)/penstock demo $(ARGS)
 
-bench: setup-dev ## Measure against peers, about ten minutes (ARGS="NAME --rounds N" for one benchmark)
+bench: setup-dev ## Measure against peers, about an hour (ARGS="NAME --rounds N" for one benchmark)
 ifdef ARGS
 	$(BIN)/python -m bench $(ARGS)
 else
-	$(BIN)/python -m bench engine --rounds 7
-	$(BIN)/python -m bench ctr --workload flights --rounds 7
+	$(BIN)/python -m bench engine
+	$(BIN)/python -m bench sync
+	$(BIN)/python -m bench tracing
+	$(BIN)/python -m bench grid
+	$(BIN)/python -m bench ctr
+	$(BIN)/python -m bench ctr --workload flights
+	$(BIN)/python -m bench ctr --workload lenet
+	$(BIN)/python -m bench ctr --workload transformer
+	$(BIN)/python -m bench pserver
+	$(BIN)/python -m bench table
+	$(BIN)/python -m bench transport
 endif
+
+peers: setup-dev ## Make the environments of the benchmarks' peers in build/peers (ARGS="NAME …" for some)
+	$(BIN)/python -m bench.peers setup $(ARGS)
 
 # ---------------------------------------------------------------- checking
 
@@ -107,7 +119,11 @@ check-web: setup-dev
 test: check ## check, and every test (sets itself up; under 15 minutes on 2 cores)
 	@tools/prerequisites.sh test
 	@echo "==> Tests"
+ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
+else
+	tools/test_all.sh $(BIN)/python
+endif
 
 soak: setup-dev ## The long tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
@@ -125,9 +141,10 @@ constraints: setup-dev ## Pin in constraints.txt what .venv holds now (after a d
 # ---------------------------------------------------------------- cleaning
 
 clean: ## Remove what was built; keep the environments
-	rm -rf build dist web/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/artifacts
+	find build -mindepth 1 -maxdepth 1 ! -name peers -exec rm -rf {} + 2>/dev/null || true    # peers are environments
+	rm -rf dist web/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/artifacts
 	rm -f core/penstock/native/*.so core/penstock/native/_built.json $(STAMPS)/native $(STAMPS)/install*
 	find core server worker tests bench examples tools alembic -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environments too
-	rm -rf $(VENV) web/node_modules
+	rm -rf $(VENV) build web/node_modules
