@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.endpoints import free_endpoint
 from penstock.client import AuthError
 from penstock.command import profile
 from penstock.command.output import duration
@@ -23,12 +24,6 @@ def penstock(*arguments: str, home: Path, **environ: str) -> subprocess.Complete
     return subprocess.run(
         argv, capture_output=True, text=True, timeout=60, env={**base, "HOME": str(home), **environ}, check=False
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_help_lists_the_commands_and_the_exit_codes(tmp_path: Path) -> None:
@@ -55,7 +50,7 @@ def test_the_agent_and_the_client_load_no_torch_and_no_server() -> None:
 
 
 def test_an_unreachable_server_is_named_with_what_to_do(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://{free_endpoint()}"
     result = penstock("jobs", "--url", url, "--token", "x", home=tmp_path)
     assert result.returncode == 6
     assert url in result.stderr
@@ -108,7 +103,7 @@ def test_an_agent_without_token_or_identity_says_what_it_needs(tmp_path: Path) -
 
 
 def test_an_agent_that_cannot_reach_its_server_to_join_says_so(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://{free_endpoint()}"
     result = penstock("agent", "join", "--url", url, "--join-token", "t", home=tmp_path)
     assert result.returncode == 6
     assert url in result.stderr

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from penstock.client import ExchangeCell
 from penstock.command.exchange import HEAD, rows_of
+from penstock.protocol.exchange import Cell
 
 
-def cell(trainer: int, pserver: int, block: str, number: int) -> ExchangeCell:
-    return {
-        "trainer": trainer, "pserver": pserver, "block": block, "calls": number, "sent_bytes": 10 * number,
-        "received_bytes": 100 * number, "wait_ns": 1_000_000_000 * number, "retries": 0, "staleness": number,
-        "merges": 0, "joined": 0,
-    }  # fmt: skip
+def cell(trainer: int, pserver: int, block: str, number: int) -> Cell:
+    return Cell(
+        trainer=trainer, pserver=pserver, block=block, calls=number, sent_bytes=10 * number,
+        received_bytes=100 * number, wait_ns=1_000_000_000 * number, staleness=number,
+    )  # fmt: skip
 
 
 def test_blocks_of_a_pair_are_one_row() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,8 @@ from typing import Any
 import numpy as np
 
 import penstock as fluid
-from penstock.ps.counters import Row
+from penstock.distributed.ports import free_ports
+from penstock.protocol.exchange import Sums
 from penstock.ps.opening import opened_counters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,10 +78,7 @@ MODELS: dict[str, tuple[Make, int]] = {  # and the highest id that is fed
 
 def free_endpoints(hosts: Sequence[str]) -> str:
     """Return endpoints of these names of this host at which nobody listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in hosts]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
+    ports = free_ports("127.0.0.1", len(hosts))
     return ",".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=True))
 
 
@@ -111,7 +108,7 @@ class Trained:
 
     losses: list[float]
     scope: fluid.Scope
-    rows: dict[tuple[str, str], Row]
+    rows: dict[tuple[str, str], Sums]
     more: Any = None
 
 

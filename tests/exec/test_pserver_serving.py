@@ -16,19 +16,11 @@ import pytest
 import torch
 from tests.exec.ps_network import HEIGHT, WIDTH
 
+from tests.endpoints import free_endpoint, free_endpoints
 import penstock as fluid
 from penstock.exec.scope import Scope
 
 STEPS, BATCH = 5, 8
-
-
-def free_endpoints(number: int) -> str:
-    """Return endpoints of this host that nobody listens at."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ",".join(f"127.0.0.1:{port}" for port in ports)
 
 
 def network(kind: str) -> tuple[Any, Any, Any]:
@@ -86,7 +78,7 @@ def train(transpiler: Any, startup: Any, loss: Any, batches: list[dict[str, Any]
 
 def together(kind: str, *, sync: bool, number: int = 2) -> tuple[list[Scope], list[Scope]]:
     """Run as many servers as trainers; return their scopes."""
-    endpoints = free_endpoints(number)
+    endpoints = ",".join(free_endpoints(number))
     made = [distributed(kind, trainer, endpoints, sync=sync, trainers=number) for trainer in range(number)]
     with ThreadPoolExecutor(2 * number) as pool:
         servers = [pool.submit(serve, made[0][0], endpoint) for endpoint in endpoints.split(",")]
@@ -142,7 +134,7 @@ serve(transpiler, sys.argv[1])
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_server_after_it_has_closed(number: int, status: int) -> None:
-    endpoint = free_endpoints(1)
+    endpoint = free_endpoint()
     server = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, endpoint], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},

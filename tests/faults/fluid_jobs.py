@@ -7,7 +7,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 from tests.faults.wide_and_deep import FAR, STEPS
 
+from tests.endpoints import free_endpoints
 from penstock.ps.snapshot import newest
 
 ROOT, SCRIPT = Path(__file__).parents[2], Path(__file__).with_name("wide_and_deep.py")
@@ -37,12 +37,6 @@ def until(holds: Callable[[], Any], what: str, limit_s: float = BOUND_S) -> None
     while not holds():
         assert time.monotonic() < deadline, f"{what}: not within {limit_s:g} s"
         pause.wait(0.003)
-
-
-def free_endpoint() -> str:
-    """Return an endpoint of this host that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 class Nursery:
@@ -141,7 +135,7 @@ class Job:
     def __init__(self, nursery: Nursery, folder: Path, *, mode: str = "sync", servers: int = 1, **environ: str) -> None:
         self._nursery, self.folder, self.mode = nursery, folder, mode
         self.environ: Environ = {**QUICK, "PENSTOCK_PS_STATE_DIR": str(folder / "state"), **environ}
-        self.endpoints = [free_endpoint() for _ in range(servers)]
+        self.endpoints = free_endpoints(servers)
         self.processes: list[Process] = []
         self._numbers = itertools.count()
         folder.mkdir(exist_ok=True)

@@ -72,9 +72,6 @@ def test_a_stopped_trainer_is_left_out_and_comes_back(job: Callable[..., Job], u
     assert left.wide[1:] == [sum(of_first.values()), sum(of_stopped.values())]
 
 
-# Once in some thirty runs, on a busy machine, both trainers stood still after the server's second start, without beats
-# too; the cause is not known. tests/ps/test_server_restart.py kills servers in every run of the tests.
-@pytest.mark.soak
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_killed_server_started_again_has_all_that_it_acknowledged(
     job: Callable[..., Job], undisturbed: Undisturbed, mode: str

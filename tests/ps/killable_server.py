@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.ps.torch_storage import TorchStorage
 
+from tests.endpoints import free_endpoint
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 
@@ -23,7 +24,7 @@ class KillableServer:
     """Started at once; the endpoint of the first start is kept by those after it."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = {"endpoint": "127.0.0.1:0", **settings}
+        self.settings = {"endpoint": free_endpoint(), **settings}
         self.start()
 
     def start(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tests.endpoints import free_endpoint
 from penstock.errors import PeerError
 from penstock.ps import messages
 from penstock.ps.members import Membership
@@ -30,7 +31,7 @@ class SmallServer:
 
     def __init__(
         self, values: dict[str, Tensor], *, fanin: int = 1, sync: bool = True, lease_s: float = 10.0,
-        local: bool = True, address: str = "127.0.0.1:0", lr: float = 1.0,
+        local: bool = True, address: str = "", lr: float = 1.0,
     ) -> None:  # fmt: skip
         self.values, self.lr, self.sync = values, lr, sync
         members = Membership(expected=fanin, lease_s=lease_s)
@@ -45,7 +46,7 @@ class SmallServer:
         self._closing = threading.Event()
         self._local = LocalServer(self.handle, job="local", token="") if local else None
         self.address = self._local.address if self._local else ""
-        self._remote = RemoteServer(self.handle, address=address, job="local", token="")
+        self._remote = RemoteServer(self.handle, address=address or free_endpoint(), job="local", token="")
         self.port = self._remote.port
         self.endpoint = f"127.0.0.1:{self.port}"
         self._ticking = threading.Thread(target=self._tick, daemon=True)

@@ -18,6 +18,7 @@ from tests.ps.server_process import SHAPES
 from tests.ps.torch_storage import TorchStorage
 from torch import Tensor
 
+from tests.endpoints import free_endpoint
 from penstock.native.remote import Descriptor, PsMode
 from penstock.ps.client import TrainerClient
 from penstock.ps.server import ParameterServer
@@ -146,7 +147,7 @@ class Process:
     """A server in a process of its own, started, killed and started again at one endpoint."""
 
     def __init__(self, state: Path) -> None:
-        self.state, self.endpoint = state, "127.0.0.1:0"
+        self.state, self.endpoint = state, free_endpoint()
         self.start()
 
     def start(self) -> None:

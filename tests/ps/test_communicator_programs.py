@@ -5,7 +5,6 @@ Servers run on threads of this process; each trainer has a scope of its own.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import pytest
 import torch
 from tests.ps.communicator_harness import in_thread, joined
 
+from tests.endpoints import free_endpoints
 import penstock as fluid
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.scope import Scope
@@ -106,17 +106,6 @@ class Job:
     def num_pushes(self) -> int:
         """Return how many updates the servers have applied."""
         return sum(sum(server.staleness.values()) for server in self.servers)
-
-
-def free_endpoints(num: int) -> list[str]:
-    """Return addresses at which nobody listens."""
-    sockets = [socket.socket() for _ in range(num)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    for one in sockets:
-        one.close()
-    return found
 
 
 Start = Callable[..., Job]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import random
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,13 +11,29 @@ from contextlib import ExitStack
 from penstock.errors import SpecError
 
 
+FIRST, LAST = 20_000, 29_999
+"""Below what the kernel gives to outgoing connections: nothing takes, by chance, the port of a server that is down."""
+
+
 def free_ports(host: str, count: int) -> list[int]:
-    """Return ports that nobody listens at now. Another process may take one before its server does; it then says so."""
+    """Return ports that nobody listens at now. Another process may take one before its server does; it then says so.
+
+    Raises OSError for a host that is not this one, or when all are taken.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((host, 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        found: list[int] = []
+        for port in random.SystemRandom().sample(range(FIRST, LAST + 1), LAST + 1 - FIRST):
+            if len(found) == count:
+                return found
+            one = stack.enter_context(socket.socket())
+            try:
+                one.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                found.append(port)
+    raise OSError(errno.EADDRINUSE, f"{count} free ports from {FIRST} to {LAST} were not found", host)
 
 
 def check_free(endpoints: Sequence[str]) -> None:
