@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NotRequired, Self, TypedDict, cast
@@ -17,9 +18,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, UserError
+from penstock.protocol.exchange import Cell
 
 TIMEOUT_S = 15.0
 UPLOAD_TIMEOUT_S = 120.0
+_CELL = tuple(field.name for field in fields(Cell))
 
 
 class AuthError(UserError):
@@ -117,22 +120,6 @@ class Series(TypedDict):
     value: list[float | None]
 
 
-class ExchangeCell(TypedDict):
-    """What a trainer and a pserver exchanged of one block: sums. Block '': what belongs to none."""
-
-    trainer: int
-    pserver: int
-    block: str
-    calls: int
-    sent_bytes: int
-    received_bytes: int
-    wait_ns: int
-    retries: int
-    staleness: int
-    merges: int
-    joined: int
-
-
 class Exchange(TypedDict):
     """The exchange with the parameter servers of a job's newest attempt. `pservers`: endpoints, by index."""
 
@@ -140,7 +127,7 @@ class Exchange(TypedDict):
     attempt: int
     pservers: list[str]
     steps: dict[str, int]
-    cells: list[ExchangeCell]
+    cells: list[Cell]
 
 
 class Token(TypedDict):
@@ -247,7 +234,8 @@ class Client:
 
     def exchange(self, job_id: str) -> Exchange:
         """Return what the trainers and pservers of a job have exchanged."""
-        return cast(Exchange, self._json("GET", f"/jobs/{_segment(job_id)}/exchange"))
+        answer = self._json("GET", f"/jobs/{_segment(job_id)}/exchange")
+        return cast(Exchange, {**answer, "cells": [_cell(cell) for cell in answer["cells"]]})
 
     # Snapshots
 
@@ -377,6 +365,11 @@ def _error_class(status: int) -> type[PenstockError]:
 
 def _away(url: str, error: httpx.TransportError) -> Unavailable:
     return Unavailable(f"no Penstock server answers at {url} ({error}); start one with 'penstock up', or give --url")
+
+
+def _cell(given: Mapping[str, Any]) -> Cell:
+    """Return a cell of an answer; fields that a newer server has beside ours are left out."""
+    return Cell(**{name: given[name] for name in _CELL})
 
 
 def _segment(text: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import PeerError
-from penstock.protocol.exchange import MAX_ROWS, REST, Told, body_of, matrix, rows_of
+from penstock.protocol.exchange import MAX_ROWS, REST, Sums, Told, body_of, matrix, rows_of
 from penstock.protocol.frames import decode
-from penstock.ps.counters import Counters, Row
+from penstock.ps.counters import Counters
 from penstock.telemetry.exchange import PERIOD_S, ExchangeWatch
 from penstock.telemetry.outbox import Parcel
 
@@ -58,12 +58,12 @@ def test_two_sources_of_one_process_are_added_up() -> None:
 
 
 def test_many_rows_are_bounded_and_no_byte_is_lost() -> None:
-    rows = {(peer, f"b{i}"): Row(calls=1, sent_bytes=i) for peer in (A, B) for i in range(MAX_ROWS)}
-    rows[A, ""] = Row(calls=9)
+    rows = {(peer, f"b{i}"): Sums(calls=1, sent_bytes=i) for peer in (A, B) for i in range(MAX_ROWS)}
+    rows[A, ""] = Sums(calls=9)
     _, kept = rows_of(body_of(rows, [A, B]))
     assert len(kept) <= MAX_ROWS
-    assert sum(row.values[1] for row in kept) == sum(row.sent_bytes for row in rows.values())
-    assert [row.values[0] for row in kept if row.block == ""] == [9]
+    assert sum(row.sums.sent_bytes for row in kept) == sum(row.sent_bytes for row in rows.values())
+    assert [row.sums.calls for row in kept if row.block == ""] == [9]
     assert {row.peer for row in kept if row.block == REST} == {A, B}
     assert {row.block for row in kept} >= {f"b{MAX_ROWS - 1}"}
 

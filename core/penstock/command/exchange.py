@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from dataclasses import asdict
 
 from penstock.command.jobs import find
 from penstock.command.options import JobName, Json, Token, Url
 from penstock.command.output import emit_json, emit_table
 from penstock.command.profile import connect
-
-if TYPE_CHECKING:
-    from penstock.client import ExchangeCell
+from penstock.protocol.exchange import Cell, Sums
 
 HEAD = ["TRAINER", "PSERVER", "SENT_BYTES", "RECEIVED_BYTES", "WAIT_S", "RETRIES", "STALENESS", "CALLS"]
-_SUMMED = ("sent_bytes", "received_bytes", "wait_ns", "retries", "staleness", "calls")
 
 
 def exchange(job: JobName, url: Url = None, token: Token = None, json: Json = False) -> None:
@@ -23,20 +19,20 @@ def exchange(job: JobName, url: Url = None, token: Token = None, json: Json = Fa
     with connect(url, token) as client:
         found = client.exchange(find(client, job)["id"])
     if json:
-        emit_json(found)
+        emit_json({**found, "cells": [asdict(cell) for cell in found["cells"]]})
         return
     emit_table(HEAD, rows_of(found["cells"]), empty="nothing has been exchanged with parameter servers")
 
 
-def rows_of(cells: list[ExchangeCell]) -> list[list[str]]:
+def rows_of(cells: list[Cell]) -> list[list[str]]:
     """Return the table: one row for each trainer and pserver, its blocks summed."""
-    sums: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
+    sums: dict[tuple[int, int], Sums] = defaultdict(Sums)
     for cell in cells:
-        figures: Mapping[str, object] = cell
-        counts = {name: count for name in _SUMMED if isinstance(count := figures[name], int)}
-        sums[cell["trainer"], cell["pserver"]].update(counts)
+        sums[cell.trainer, cell.pserver].add(cell)
     return [[str(trainer), str(pserver), *_figures(sums[trainer, pserver])] for trainer, pserver in sorted(sums)]
 
 
-def _figures(sums: Counter[str]) -> list[str]:
-    return [f"{sums[name] / 1e9:.3f}" if name == "wait_ns" else str(sums[name]) for name in _SUMMED]
+def _figures(sums: Sums) -> list[str]:
+    wait = f"{sums.wait_ns / 1e9:.3f}"
+    counts = (sums.sent_bytes, sums.received_bytes, wait, sums.retries, sums.staleness, sums.calls)
+    return [str(count) for count in counts]

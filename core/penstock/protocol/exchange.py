@@ -17,37 +17,59 @@ server's; staleness is one quantity that both may count, so the larger sum stand
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from penstock.errors import PeerError
 
-FIELDS = ("calls", "sent_bytes", "received_bytes", "wait_ns", "retries", "staleness", "merges")
 MAX_ROWS = 2048
 MAX_DIGITS = 6  # of a trainer's index
 REST = "(others)"
 """Block under which the smallest rows stand together, when there are more than `MAX_ROWS`."""
 
 
-class Sums(Protocol):
-    """One row of counters, e.g. `penstock.ps.counters.Row`."""
+@dataclass(slots=True)
+class Sums:
+    """What was exchanged with one peer of one block, since the beginning. The order of the fields is a frame's.
 
-    calls: int
-    sent_bytes: int
-    received_bytes: int
-    wait_ns: int
-    retries: int
-    staleness: int
-    merges: int
+    Bytes are of tensors; `wait_ns`: wall time that the caller spent in calls. `staleness`: updates by others that a
+    push did not know of, summed over pushes. `merges`: gradients that were merged into others before they were sent
+    (trainer), or into one update (server).
+    """
+
+    calls: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    wait_ns: int = 0
+    retries: int = 0
+    staleness: int = 0
+    merges: int = 0
+
+    def add(self, other: Sums) -> None:
+        """Add another's figures to these."""
+        self.calls += other.calls
+        self.sent_bytes += other.sent_bytes
+        self.received_bytes += other.received_bytes
+        self.wait_ns += other.wait_ns
+        self.retries += other.retries
+        self.staleness += other.staleness
+        self.merges += other.merges
+
+    def values(self) -> tuple[int, ...]:
+        """Return the figures in the order of `FIELDS`."""
+        return tuple(getattr(self, name) for name in FIELDS)
+
+
+FIELDS = tuple(field.name for field in fields(Sums))
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """One row of a frame. `values`: in the order of `FIELDS`."""
+    """One row of a frame."""
 
     peer: str
     block: str
-    values: tuple[int, ...]
+    sums: Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +83,16 @@ class Told:
     peers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What trainer and pserver exchanged of one block, since the attempt began."""
+@dataclass(slots=True, kw_only=True)
+class Cell(Sums):
+    """What trainer and pserver exchanged of one block, since the attempt began. Block '': what belongs to none.
+
+    `joined`: gradients that the pserver joined with others into one update.
+    """
 
     trainer: int
     pserver: int
     block: str
-    calls: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    wait_ns: int = 0
-    retries: int = 0
-    staleness: int = 0
-    merges: int = 0
     joined: int = 0
 
 
@@ -83,30 +101,27 @@ def body_of(rows: Mapping[tuple[str, str], Sums], endpoints: Sequence[str] = ())
 
     Of more than `MAX_ROWS` rows the smallest by bytes are summed, for each peer, in the block `REST`.
     """
-    values = {key: tuple(int(getattr(row, name)) for name in FIELDS) for key, row in rows.items()}
-    values = _bounded(values)
-    peers = list(dict.fromkeys([*endpoints, *sorted({peer for peer, _ in values})]))
-    blocks = sorted({block for _, block in values})
+    rows = _bounded(rows)
+    peers = list(dict.fromkeys([*endpoints, *sorted({peer for peer, _ in rows})]))
+    blocks = sorted({block for _, block in rows})
     peer_at = {peer: at for at, peer in enumerate(peers)}
     block_at = {block: at for at, block in enumerate(blocks)}
-    ordered = sorted(values.items(), key=lambda item: (peer_at[item[0][0]], item[0][1]))
+    ordered = sorted(rows.items(), key=lambda item: (peer_at[item[0][0]], item[0][1]))
     return {
         "peers": peers,
         "blocks": blocks,
-        "rows": [[peer_at[peer], block_at[block], *sums] for (peer, block), sums in ordered],
+        "rows": [[peer_at[peer], block_at[block], *sums.values()] for (peer, block), sums in ordered],
     }
 
 
-def _bounded(values: dict[tuple[str, str], tuple[int, ...]]) -> dict[tuple[str, str], tuple[int, ...]]:
-    if len(values) <= MAX_ROWS:
-        return values
-    num_peers = len({peer for peer, _ in values})
-    by_size = sorted(values, key=lambda key: (key[1] != "", -values[key][1] - values[key][2], key))
-    kept = {key: values[key] for key in by_size[: max(MAX_ROWS - num_peers, 0)]}
+def _bounded(rows: Mapping[tuple[str, str], Sums]) -> Mapping[tuple[str, str], Sums]:
+    if len(rows) <= MAX_ROWS:
+        return rows
+    num_peers = len({peer for peer, _ in rows})
+    by_size = sorted(rows, key=lambda key: (key[1] != "", -rows[key].sent_bytes - rows[key].received_bytes, key))
+    kept = {key: replace(rows[key]) for key in by_size[: max(MAX_ROWS - num_peers, 0)]}
     for key in by_size[len(kept) :]:
-        place = (key[0], REST)
-        before = kept.get(place, (0,) * len(FIELDS))
-        kept[place] = tuple(a + b for a, b in zip(before, values[key], strict=True))
+        kept.setdefault((key[0], REST), Sums()).add(rows[key])
     return kept
 
 
@@ -130,7 +145,7 @@ def _row(row: Any, peers: list[str], blocks: list[str]) -> Exchanged:
     if row[0] >= len(peers) or row[1] >= len(blocks):
         places = f"peer {row[0]} of {len(peers)}, block {row[1]} of {len(blocks)}"
         raise PeerError(f"a row of an EXCHANGE frame names {places}, which are not there")
-    return Exchanged(peers[row[0]], blocks[row[1]], tuple(row[2:]))
+    return Exchanged(peers[row[0]], blocks[row[1]], Sums(*row[2:]))
 
 
 def matrix(told: Iterable[Told], endpoints: Sequence[str] = ()) -> list[Cell]:
@@ -140,25 +155,22 @@ def matrix(told: Iterable[Told], endpoints: Sequence[str] = ()) -> list[Cell]:
     """
     told = list(told)
     at = _servers(told, endpoints)
-    cells: dict[tuple[int, int, str], dict[str, dict[str, int]]] = {}
+    cells: dict[tuple[int, int, str], dict[str, Sums]] = {}
     for one in told:
         for row in one.rows:
             pair = _pair(one, row.peer, at)
-            if pair is None:
-                continue
-            sums = cells.setdefault((*pair, row.block), {}).setdefault(one.role, dict.fromkeys(FIELDS, 0))
-            for name, value in zip(FIELDS, row.values, strict=True):
-                sums[name] += value
+            if pair is not None:
+                cells.setdefault((*pair, row.block), {}).setdefault(one.role, Sums()).add(row.sums)
     return [_cell(key, sides) for key, sides in sorted(cells.items())]
 
 
-def _cell(key: tuple[int, int, str], sides: Mapping[str, Mapping[str, int]]) -> Cell:
-    nothing = dict.fromkeys(FIELDS, 0)
-    trainer, server = sides.get("trainer", nothing), sides.get("pserver", nothing)
-    staleness = max(trainer["staleness"], server["staleness"])
+def _cell(key: tuple[int, int, str], sides: Mapping[str, Sums]) -> Cell:
+    trainer, server = sides.get("trainer", Sums()), sides.get("pserver", Sums())
     trainer_index, pserver_index, block = key
-    sums = {**trainer, "staleness": staleness, "joined": server["merges"]}
-    return Cell(trainer_index, pserver_index, block, **sums)
+    cell = Cell(trainer=trainer_index, pserver=pserver_index, block=block, joined=server.merges)
+    cell.add(trainer)
+    cell.staleness = max(trainer.staleness, server.staleness)
+    return cell
 
 
 def _servers(told: Sequence[Told], endpoints: Sequence[str]) -> dict[str, int]:

@@ -13,9 +13,9 @@ from typing import Any
 from penstock import telemetry
 from penstock.errors import Unavailable
 from penstock.native.remote import Descriptor, Remote
+from penstock.protocol.exchange import Sums
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicators.wrapping import communicate
-from penstock.ps.counters import Row
 from penstock.ps.settings import TrainerSettings
 
 _STARTED_NS = time.time_ns()  # the incarnation, if nobody says another: larger when the process is started again
@@ -52,7 +52,7 @@ def opened_client(descriptor: str) -> TrainerClient:
     return client
 
 
-def opened_counters() -> dict[str, dict[tuple[str, str], Row]]:
+def opened_counters() -> dict[str, dict[tuple[str, str], Sums]]:
     """Return what each client of this process exchanged so far: descriptor -> (endpoint, block) -> sums."""
     return {descriptor: client.counters.rows() for descriptor, client in list(_clients.items())}
 

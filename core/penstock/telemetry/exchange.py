@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.protocol.exchange import FIELDS, Sums, body_of
+from penstock.protocol.exchange import Sums, body_of
 from penstock.protocol.frames import Frame, Kind
 from penstock.telemetry.outbox import Parcel, parcel
 
@@ -27,23 +26,6 @@ class ExchangeSource(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Added:
-    """A row of several sources. Fields as `FIELDS`."""
-
-    calls: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    wait_ns: int = 0
-    retries: int = 0
-    staleness: int = 0
-    merges: int = 0
-
-    def add(self, row: Sums) -> None:
-        for name in FIELDS:
-            setattr(self, name, getattr(self, name) + getattr(row, name))
-
-
 class ExchangeWatch:
     """The sources of one process, and what was told of them last. `add` may be called from any thread."""
 
@@ -52,7 +34,7 @@ class ExchangeWatch:
         self._sources: list[ExchangeSource] = []
         self._endpoints: dict[str, None] = {}
         self._waited_s = 0.0
-        self._told: dict[tuple[str, str], _Added] = {}
+        self._told: dict[tuple[str, str], Sums] = {}
 
     def add(self, source: ExchangeSource, endpoints: Sequence[str]) -> None:
         """Watch a source, once."""
@@ -75,9 +57,9 @@ class ExchangeWatch:
         return parcel(Frame(Kind.EXCHANGE, 0, 0, 0, now_ns, step, body=body_of(rows, endpoints)))
 
 
-def _sum(sources: Sequence[ExchangeSource]) -> dict[tuple[str, str], _Added]:
-    rows: dict[tuple[str, str], _Added] = {}
+def _sum(sources: Sequence[ExchangeSource]) -> dict[tuple[str, str], Sums]:
+    rows: dict[tuple[str, str], Sums] = {}
     for source in sources:
         for key, row in source.rows().items():
-            rows.setdefault(key, _Added()).add(row)
+            rows.setdefault(key, Sums()).add(row)
     return rows
