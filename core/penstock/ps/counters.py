@@ -24,7 +24,7 @@ class Counters:
             row = self._rows.get((peer, block))
             if row is None:
                 row = self._rows[peer, block] = Sums()
-            for name, amount in amounts.items():  # a third of what it costs to make sums of them first
+            for name, amount in amounts.items():  # cheaper than to make sums of them first
                 setattr(row, name, getattr(row, name) + amount)
 
     def rows(self) -> dict[tuple[str, str], Sums]:
