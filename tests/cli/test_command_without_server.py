@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.endpoints import free_endpoint
+
 from penstock.client import AuthError
 from penstock.command import profile
 from penstock.command.output import duration

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.endpoints import free_endpoint, free_endpoints
 from tests.exec.ps_network import HEIGHT, WIDTH
 
-from tests.endpoints import free_endpoint, free_endpoints
 import penstock as fluid
 from penstock.exec.scope import Scope
 

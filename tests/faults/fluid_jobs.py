@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.endpoints import free_endpoints
 from tests.faults.wide_and_deep import FAR, STEPS
 
-from tests.endpoints import free_endpoints
 from penstock.ps.snapshot import newest
 
 ROOT, SCRIPT = Path(__file__).parents[2], Path(__file__).with_name("wide_and_deep.py")

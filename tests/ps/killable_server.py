@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.endpoints import free_endpoint
 from tests.ps.torch_storage import TorchStorage
 
-from tests.endpoints import free_endpoint
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 

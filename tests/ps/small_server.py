@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.endpoints import free_endpoint
 from torch import Tensor
 
-from tests.endpoints import free_endpoint
 from penstock.errors import PeerError
 from penstock.ps import messages
 from penstock.ps.members import Membership

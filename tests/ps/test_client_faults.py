@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.endpoints import free_endpoint
 from tests.ps.proxy import Proxy
 from tests.ps.small_server import SmallServer
 from torch import Tensor
 
-from tests.endpoints import free_endpoint
 from penstock.errors import PeerError, Unavailable
 from penstock.native.remote import Descriptor, PsMode
 from penstock.ps.client import TrainerClient

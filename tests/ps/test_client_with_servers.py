@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.endpoints import free_endpoint
 from tests.ps.server_process import SHAPES
 from tests.ps.torch_storage import TorchStorage
 from torch import Tensor
 
-from tests.endpoints import free_endpoint
 from penstock.native.remote import Descriptor, PsMode
 from penstock.ps.client import TrainerClient
 from penstock.ps.server import ParameterServer

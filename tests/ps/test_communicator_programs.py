@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.endpoints import free_endpoints
 from tests.ps.communicator_harness import in_thread, joined
 
-from tests.endpoints import free_endpoints
 import penstock as fluid
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.scope import Scope
