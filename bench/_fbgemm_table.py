@@ -10,88 +10,31 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import selectors
-import subprocess
 import sys
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from bench.peers import ROOT, environment
-from bench.peers.remote import child_environment
+from bench.peers import environment
+from bench.peers.timed import TimedPeer
 
-START_LIMIT_S = 300.0
-REPLY_LIMIT_S = 120.0
 NUM_BATCHES = 8
 
 
-class FbgemmTable:
-    """The process. Raises PeerMissing at once if the environment is not there, RuntimeError if the process fails."""
+class FbgemmTable(TimedPeer):
+    """The process. Raises PeerMissing at once if the environment is not there."""
 
     def __init__(self, *, rows: int, width: int, rule: str, batch: int, threads: int) -> None:
-        self._settings = {"rows": rows, "width": width, "rule": rule, "batch": batch, "threads": threads}
-        self._python = str(environment("fbgemm"))
-        self._unread = b""
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [self._python, "-m", "bench._fbgemm_table", json.dumps(self._settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=ROOT,
-            env={**child_environment(os.environ, "installed"), "OMP_NUM_THREADS": str(self._settings["threads"])},
-        )
-        try:
-            self._reply(START_LIMIT_S)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stop()
+        settings = {"rows": rows, "width": width, "rule": rule, "batch": batch, "threads": threads}
+        command = [str(environment("fbgemm")), "-m", "bench._fbgemm_table", json.dumps(settings)]
+        super().__init__(command, threads=threads)
 
     def pull(self) -> float:
         """Return the seconds of one batch's forward pass."""
-        return self._ask("pull")
+        return self.ask("pull")
 
     def train(self) -> float:
         """Return the seconds of one batch's forward and backward pass."""
-        return self._ask("train")
-
-    def _ask(self, what: str) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what).encode() + b"\n")
-        self._process.stdin.flush()
-        return float(self._reply(REPLY_LIMIT_S)["seconds"])
-
-    def _reply(self, limit_s: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        number, deadline = self._process.stdout.fileno(), time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(number, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise RuntimeError(f"the FBGEMM process has not answered within {limit_s:.0f} s")
-                got = os.read(number, 1 << 16)
-                if not got:
-                    raise RuntimeError(
-                        f"the FBGEMM process ended with {self._process.wait()}; to see why: "
-                        f"{self._python} -m bench._fbgemm_table '{json.dumps(self._settings)}'"
-                    )
-                self._unread += got
-        line, self._unread = self._unread.split(b"\n", 1)
-        reply: dict[str, Any] = json.loads(line)
-        return reply
-
-    def _stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        return self.ask("train")
 
 
 def serve(settings: dict[str, Any]) -> None:

@@ -10,87 +10,29 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
-import subprocess
 import sys
 import time
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import TextIO
 
 import numpy as np
 
-from bench.peers import ROOT, environment
-from bench.peers.remote import child_environment
-
-START_LIMIT_S = 120.0
-REPLY_LIMIT_S = 60.0
+from bench.peers import environment
+from bench.peers.timed import TimedPeer
 
 
-class PaddleChain:
-    """The process. Raises PeerMissing at once if the environment is not there, RuntimeError if the process fails."""
+class PaddleChain(TimedPeer):
+    """The process. Raises PeerMissing at once if the environment is not there."""
 
     def __init__(self, length: int) -> None:
-        self._command = [str(environment("paddle")), "-m", "bench._paddle_chain", str(length)]
-        self._unread = b""
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=ROOT,
-            env={**child_environment(os.environ, "installed"), "OMP_NUM_THREADS": "1"},
-        )
-        try:
-            self._reply(START_LIMIT_S)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stop()
+        super().__init__([str(environment("paddle")), "-m", "bench._paddle_chain", str(length)], threads=1)
 
     def chain(self) -> float:
         """Return the seconds of one run of the chain."""
-        return self._ask("chain")
+        return self.ask("chain")
 
     def direct(self) -> float:
         """Return the seconds of as many direct calls of the kernel."""
-        return self._ask("direct")
-
-    def _ask(self, what: str) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what).encode() + b"\n")
-        self._process.stdin.flush()
-        return float(self._reply(REPLY_LIMIT_S)["seconds"])
-
-    def _reply(self, limit_s: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        number, deadline = self._process.stdout.fileno(), time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(number, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise RuntimeError(f"the paddle process has not answered within {limit_s:.0f} s")
-                got = os.read(number, 1 << 16)
-                if not got:
-                    code = self._process.wait()
-                    raise RuntimeError(
-                        f"the paddle process ended with {code}; run {' '.join(self._command)} to see why"
-                    )
-                self._unread += got
-        line, _, self._unread = self._unread.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
-
-    def _stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        return self.ask("direct")
 
 
 class Chain:

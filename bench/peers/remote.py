@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 from bench.peers import ROOT, environment
 from bench.peers.contender import CONTENDERS
 from bench.peers.kernels import Column, preloaded
+from bench.peers.lines import LineReader
 from bench.workloads.fingerprint import Movement
 
 START_LIMIT_S = 300.0
@@ -74,7 +73,8 @@ class Remote:
                 env=child_environment(os.environ, column) | {"PENSTOCK_CACHE": str(meet)},
                 start_new_session=True,
             )
-        self._unread = b""
+        assert self._process.stdout is not None
+        self._lines = LineReader(self._process.stdout)
 
     @property
     def session(self) -> int:
@@ -139,26 +139,14 @@ class Remote:
             raise self._failed("ended") from error
 
     def _reply(self, wanted: str, limit_s: float) -> dict[str, Any]:
-        line = self._line(limit_s)
+        try:
+            line = self._lines.line(limit_s)
+        except TimeoutError as error:
+            raise self._failed(str(error)) from error
         reply: dict[str, Any] = json.loads(line) if line else {}
         if wanted not in reply:
             raise self._failed(reply.get("error", "ended"))
         return reply
-
-    def _line(self, limit_s: float) -> bytes:
-        assert self._process.stdout is not None
-        number, deadline = self._process.stdout.fileno(), time.monotonic() + limit_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(number, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise self._failed(f"did not answer within {limit_s:.0f} s")
-                got = os.read(number, 1 << 16)
-                if not got:
-                    return b""
-                self._unread += got
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
 
     def _failed(self, what: str) -> PeerFailed:
         self.kill()
