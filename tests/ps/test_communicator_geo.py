@@ -75,6 +75,26 @@ def test_geo_without_a_startup_program_sets_out_from_the_servers_values(opened: 
     assert servers.values["w"].tolist() == [8, 8]
 
 
+@pytest.mark.parametrize("untold_steps", [0, 1])
+def test_geo_sets_out_anew_from_what_a_startup_program_pulls_later(opened: Make, untold_steps: int) -> None:
+    servers = FakeServers(zeros(), geo=True)
+    trainer = opened(GeoCommunicator, servers, push_every=2, trainers=2)
+    parameter = ones(0.0)[0]
+    trainer.recv("w", ["w"], [0], [parameter])
+    for _ in range(2 + untold_steps):
+        parameter += 1.0
+        trainer.geo("w", ["w"], [0], [2], parameter, None)
+    servers.values["w"] = servers.values["w"] + 10.0  # another trainer's
+    parameter.fill_(-5.0)  # the startup program's initialiser
+    trainer.recv("w", ["w"], [0], [parameter])
+    assert parameter.tolist() == [11, 11]
+    for _ in range(2):
+        parameter += 4.0
+        trainer.geo("w", ["w"], [0], [2], parameter, None)
+    trainer.close()
+    assert servers.values["w"].tolist() == [15, 15]  # a half of 8
+
+
 def test_geo_tells_the_union_of_touched_rows_in_each_block(opened: Make) -> None:
     blocks = {"t.block0": torch.zeros(3, 1), "t.block1": torch.zeros(2, 1)}
     servers = FakeServers(blocks, geo=True)

@@ -78,8 +78,16 @@ class GeoCommunicator(OverServers):
     # -- what the program calls ------------------------------------------------------------------
 
     def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
-        """Pull, and remember the values as those from which this trainer sets out."""
+        """Pull, and remember the values as those from which this trainer sets out.
+
+        In the middle of a training too: what a startup program overwrites is no progress, and is not told.
+        """
         self._check()
+        with self._lock:
+            state = self._variables.get(variable)
+        if state is not None:
+            self._begin_again(state, out)
+            return
         self.servers.recv(variable, blocks, at, out)
         with self._lock:
             self._began_with.update({name: value.clone() for name, value in zip(blocks, out, strict=True)})
@@ -132,6 +140,15 @@ class GeoCommunicator(OverServers):
             self._failure.check_unless_raised()
 
     # -- exchange --------------------------------------------------------------------------------
+
+    def _begin_again(self, state: _Variable, out: Sequence[Tensor]) -> None:
+        table = state.table
+        with state.lock:
+            pending, state.pending = state.pending, None
+            if pending is not None and pending.exception() is not None:
+                self._failure.check()
+            self.servers.recv(table.name, table.blocks, table.at, out)
+            state.old, state.steps, state.touched = [value.clone() for value in out], 0, []
 
     def _variable(self, table: Table, parameter: Tensor) -> _Variable:
         with self._lock:
