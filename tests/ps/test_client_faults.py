@@ -89,6 +89,16 @@ def until(holds: Callable[[], bool]) -> None:
         pause.wait(0.005)
 
 
+def unanswered(proxy: Proxy, call: Callable[[], Any], *, when: Callable[[], bool]) -> Any:
+    """Make a call whose first answer is lost with its connection, once `when` holds; return what it gives."""
+    proxy.mute.set()
+    called = in_background(call)
+    until(when)
+    proxy.cut()
+    proxy.mute.clear()
+    return called()
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_push_whose_answer_is_lost_is_applied_once(rig: Rig, mode: PsMode) -> None:
     server = rig.server({"w": torch.zeros(2)}, local=False, sync=mode == "sync")
@@ -96,12 +106,8 @@ def test_a_push_whose_answer_is_lost_is_applied_once(rig: Rig, mode: PsMode) -> 
     client = rig.client(proxy.endpoint, mode=mode)
     client.send("w", ["w"], [0], [torch.ones(2)])
     client.send_barrier()
-    proxy.mute.set()
-    pushed = in_background(lambda: client.send("w", ["w"], [0], [torch.ones(2)]))
-    until(lambda: server.requests.count("push") == 2)
-    proxy.cut()
-    proxy.mute.clear()
-    pushed()
+    push = partial(client.send, "w", ["w"], [0], [torch.ones(2)])
+    unanswered(proxy, push, when=lambda: server.requests.count("push") == 2)
     client.send_barrier()
     assert server.values["w"].tolist() == [-2, -2]
     assert server.requests.count("push") > 2, "it was asked again"
@@ -113,12 +119,7 @@ def test_a_barrier_whose_answer_is_lost_ends_the_round_once(rig: Rig) -> None:
     proxy = rig.proxy(server)
     client = rig.client(proxy.endpoint)
     client.send("w", ["w"], [0], [torch.ones(2)])
-    proxy.mute.set()
-    reached = in_background(client.send_barrier)
-    until(lambda: server.num_applied == 1)
-    proxy.cut()
-    proxy.mute.clear()
-    reached()
+    unanswered(proxy, client.send_barrier, when=lambda: server.num_applied == 1)
     assert (server.values["w"].tolist(), client.links[0].round) == ([-1, -1], 1)
     client.send("w", ["w"], [0], [torch.ones(2)])
     client.send_barrier()
@@ -389,12 +390,7 @@ def test_a_message_about_a_round_that_took_the_gradients_does_not_say_that_it_di
     proxy = rig.proxy(server)
     client = rig.client(proxy.endpoint)
     client.send("w", ["w"], [0], [torch.ones(2)])
-    proxy.mute.set()
-    reached = in_background(client.send_barrier)
-    until(lambda: server.num_applied == 1)
-    proxy.cut()
-    proxy.mute.clear()
-    reached()
+    unanswered(proxy, client.send_barrier, when=lambda: server.num_applied == 1)
     said = capsys.readouterr().err
     assert "round 0 may have gone on without its gradients" in said
 
