@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -113,10 +114,16 @@ def test_a_users_dispatcher_is_asked_and_its_mistakes_are_named() -> None:
         def dispatch(self, varlist: Sequence[Named]) -> list[str]:
             return self.eps[:1]
 
+    class Forgotten(PSDispatcher):
+        def dispatch(self, varlist: Sequence[Named]) -> Any:
+            self.answer = self.eps  # and no return
+
     assert dispatched(Last(SERVERS), VARIABLES[:2]) == [SERVERS[-1]] * 2
     with pytest.raises(SpecError, match=r"Elsewhere\.dispatch sends 'fc_0.w_0' to '10.9.9.9:1'"):
         dispatched(Elsewhere(SERVERS), VARIABLES)
     with pytest.raises(SpecError, match=r"Short\.dispatch gave 1 endpoints for 7 variables"):
         dispatched(Short(SERVERS), VARIABLES)
+    with pytest.raises(SpecError, match=r"Forgotten\.dispatch gave None; expected a list of endpoints"):
+        dispatched(Forgotten(SERVERS), VARIABLES)
     with pytest.raises(NotImplementedError, match=r"PSDispatcher has to define dispatch"):
         PSDispatcher(SERVERS).dispatch(VARIABLES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from tests.transpile.recorded import ENDPOINTS, SERVERS, Recorded, tower, transp
 
 import penstock as fluid
 from penstock.errors import ProgramError, SpecError
+from penstock.program.ir import Operator, VarDesc
 from penstock.transpile.dispatch import PSDispatcher
 from penstock.transpiler import HashName, RoundRobin
 from penstock.transpiler.distribute_transpiler import DistributeTranspilerConfig
@@ -130,6 +131,11 @@ def test_sync_mode_of_the_config_is_enough() -> None:
         ({}, {"pservers": "10.0.0.1:1,10.0.0.1:1"}, "names '10.0.0.1:1' twice"),
         ({}, {"pservers": "10.0.0.1"}, "names '10.0.0.1'; expected ip:port"),
         ({}, {"pservers": ["10.0.0.1:1"]}, "expected text"),
+        ({}, {"pservers": "10.0.0.1:65536"}, "names '10.0.0.1:65536'; expected ip:port, with a port from 1 to 65535"),
+        ({}, {"pservers": "10.0.0.1:1,"}, "names ''; expected ip:port"),
+        ({}, {"trainers": True}, "trainers is True; expected a number from 1 on"),
+        ({}, {"program": "main"}, "program is given a str; expected a fluid.Program"),
+        ({}, {"startup_program": []}, "startup_program is given a list; expected a fluid.Program"),
         ({}, {"sync_mode": None}, "sync_mode is None"),
         ({"geo_sgd_mode": True}, {}, "geo_sgd_mode is True, but training is synchronous"),
         ({"enable_dc_asgd": True}, {}, "enable_dc_asgd is True, but training is synchronous"),
@@ -142,11 +148,10 @@ def test_what_cannot_be_distributed_is_refused_and_nothing_has_changed(
     model: Recorded, fields: dict[str, Any], arguments: dict[str, Any], words: str
 ) -> None:
     before = str(model.main), str(model.startup)
-    call = {"trainer_id": 0, "pservers": SERVERS, "trainers": 2, **arguments}
+    programs = {"program": model.main, "startup_program": model.startup}
+    call: dict[str, Any] = {"trainer_id": 0, "pservers": SERVERS, "trainers": 2, **programs, **arguments}
     with pytest.raises(SpecError, match=words):
-        fluid.DistributeTranspiler(config(**fields)).transpile(
-            program=model.main, startup_program=model.startup, **call
-        )
+        fluid.DistributeTranspiler(config(**fields)).transpile(**call)
     assert (str(model.main), str(model.startup)) == before
 
 
@@ -155,6 +160,42 @@ def test_an_endpoint_that_is_no_server_is_named_beside_those_that_are() -> None:
     for ask in (made.get_pserver_program, made.get_startup_program):
         with pytest.raises(SpecError, match=f"'10.0.0.9:6170' is no parameter server.*{', '.join(ENDPOINTS)}"):
             ask("10.0.0.9:6170")
+
+
+def test_a_startup_program_is_not_made_of_another_servers_program() -> None:
+    made = transpiled(tower(width=8))
+    other = made.get_pserver_program(ENDPOINTS[1])
+    with pytest.raises(SpecError, match=rf"{ENDPOINTS[0]}.*is given the program of the server at '{ENDPOINTS[1]}'"):
+        made.get_startup_program(ENDPOINTS[0], other)
+
+
+class Zeros:
+    """An initialiser of the user's."""
+
+    def operator(self, var: VarDesc, startup: fluid.Program) -> Operator:
+        return Operator(startup.unique_operator("zeros"), "aten.zeros.default", (var.shape,), (var.name,))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "first", "words"),
+    [
+        (lambda: fluid.optimizer.LarsMomentum(0.1, 0.9), fluid.initializer.Xavier(), "takes all rows together"),
+        (lambda: fluid.optimizer.SGD(0.1), Zeros(), "begins with aten.zeros.default"),
+    ],
+    ids=["an update of the whole table", "first values that are neither drawn nor constant"],
+)
+def test_a_table_that_no_server_could_keep_is_refused_in_every_process(
+    optimizer: Callable[[], Any], first: Any, words: str
+) -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        ids, attr = fluid.layers.data("ids", [1], dtype="int64"), fluid.ParamAttr("table", initializer=first)
+        rows: Any = fluid.layers.embedding(ids, [100, 2], is_sparse=True, is_distributed=True, param_attr=attr)
+        optimizer().minimize(fluid.layers.mean(rows))
+    before = str(main), str(startup)
+    with pytest.raises(ProgramError, match=f"distributed table 'table'.*{words}"):
+        fluid.DistributeTranspiler().transpile(0, main, SERVERS, 1, startup_program=startup)
+    assert (str(main), str(startup)) == before
 
 
 def test_a_program_without_updates_is_refused() -> None:

@@ -7,7 +7,7 @@ parameters, which must agree. Source: ps_dispatcher.py (Fluid 1.8), spec 1.8 and
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import SpecError
@@ -54,8 +54,11 @@ class HashName(PSDispatcher):
 
 def dispatched(dispatcher: PSDispatcher, varlist: Sequence[Any]) -> list[str]:
     """Ask a dispatcher, the user's own included, and check its answer. Raises SpecError."""
-    answer = list(dispatcher.dispatch(varlist))
+    said: object = dispatcher.dispatch(varlist)
     kind = type(dispatcher).__name__
+    if not isinstance(said, Iterable) or isinstance(said, str):
+        raise SpecError(f"{kind}.dispatch gave {said!r}; expected a list of endpoints, one for each variable")
+    answer = list(said)
     if len(answer) != len(varlist):
         raise SpecError(f"{kind}.dispatch gave {len(answer)} endpoints for {len(varlist)} variables; expected one each")
     for var, endpoint in zip(varlist, answer, strict=True):

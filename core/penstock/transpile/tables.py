@@ -45,6 +45,13 @@ def is_scratch(name: str, parameter: str) -> bool:
     return name.endswith(f".merge.{parameter}")
 
 
+def check_tables(partition: Partition, startup: Program) -> None:
+    """Raise ProgramError for a distributed table that no server could keep: in every process, before any has begun."""
+    for update in partition.updates:
+        if update.distributed:
+            describe_table(partition, startup, update, num_servers=1)
+
+
 def describe_table(partition: Partition, startup: Program, update: Update, num_servers: int) -> Settings:
     """Return the arguments of a table's `sparse_table`. Raises ProgramError for what no table can do."""
     _check(update)

@@ -20,8 +20,9 @@ from penstock.transpile.config import DistributeTranspilerConfig
 from penstock.transpile.geo import make_geo_program
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import Placement, place
-from penstock.transpile.pserver import pserver_program
+from penstock.transpile.pserver import describe, pserver_program
 from penstock.transpile.pserver_startup import pserver_startup
+from penstock.transpile.tables import check_tables
 from penstock.transpile.trainer import is_transpiled, make_trainer_program
 from penstock.transpile.trainer_startup import check_startup, make_trainer_startup
 
@@ -55,7 +56,9 @@ class DistributeTranspiler:
         `sync_mode`. `slice_var_up`: above the config's, if given. `current_endpoint`: for collective training alone.
         Raises SpecError, ProgramError; the programs are unchanged then.
         """
-        main, startup = program or default_main_program(), startup_program or default_startup_program()
+        main = default_main_program() if program is None else program
+        startup = default_startup_program() if startup_program is None else startup_program
+        _check_programs(main, startup)
         config = copy.copy(self._config)
         if slice_var_up is not None:
             config.slice_var_up = slice_var_up
@@ -74,6 +77,8 @@ class DistributeTranspiler:
         partition = Partition(origin)
         _check_frozen_tables(origin, partition)
         check_startup(startup, partition.updates)
+        if mode != "geo":
+            check_tables(partition, startup)
         placement = place(partition, endpoints, config)
         if mode == "geo":
             make_geo_program(main, partition, placement, descriptor)
@@ -119,10 +124,17 @@ class DistributeTranspiler:
         """Return the startup program of the server at `endpoint`.
 
         `pserver_program`: what `get_pserver_program(endpoint)` gave. `startup_program`: the one that it is made from;
-        default: what `transpile` was given, as it was before.
+        default: what `transpile` was given, as it was before. Raises SpecError for another server's `pserver_program`.
         """
         done = self._transpiled()
         self._check_endpoint(endpoint)
+        said = None if pserver_program is None else describe(pserver_program)
+        if said is not None and said.endpoint != endpoint:
+            raise SpecError(
+                f"get_startup_program({endpoint!r}) is given the program of the server at {said.endpoint!r}; expected "
+                "what get_pserver_program gave for the same endpoint",
+                got=said.endpoint,
+            )
         origin = done.origin_startup if startup_program is None or startup_program is done.startup else startup_program
         return pserver_startup(pserver_program or self.get_pserver_program(endpoint), origin)
 
@@ -179,6 +191,15 @@ def _copy(program: Program) -> Program:
     return Program(**vars(copy_structure(program)), captured=dict(program.captured), memory_mark=program.memory_mark)
 
 
+def _check_programs(program: object, startup: object) -> None:
+    for name, given in (("program", program), ("startup_program", startup)):
+        if not isinstance(given, Program):
+            raise SpecError(
+                f"transpile: {name} is given a {type(given).__name__}; expected a fluid.Program",
+                got=type(given).__name__,
+            )
+
+
 def _mode(config: DistributeTranspilerConfig, sync_mode: object) -> PsMode:
     """The mode that settings and argument ask for. Raises SpecError where they contradict each other."""
     if not isinstance(sync_mode, bool):
@@ -209,8 +230,10 @@ def _endpoints(pservers: object) -> tuple[str, ...]:
     found = tuple(part.strip() for part in pservers.split(","))
     for endpoint in found:
         host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal() or " " in endpoint:
-            raise SpecError(f"transpile: pservers names {endpoint!r}; expected ip:port", got=endpoint)
+        if not host or " " in endpoint or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SpecError(
+                f"transpile: pservers names {endpoint!r}; expected ip:port, with a port from 1 to 65535", got=endpoint
+            )
         if found.count(endpoint) > 1:
             raise SpecError(f"transpile: pservers names {endpoint!r} twice; each server has an endpoint of its own")
     return found
@@ -223,7 +246,7 @@ def _check_trainer(trainer_id: object, trainers: object) -> None:
             "endpoints is for collective training)",
             got=trainers,
         )
-    if not isinstance(trainers, int) or trainers < 1:
+    if isinstance(trainers, bool) or not isinstance(trainers, int) or trainers < 1:
         raise SpecError(f"transpile: trainers is {trainers!r}; expected a number from 1 on", got=str(trainers))
     if isinstance(trainer_id, bool) or not isinstance(trainer_id, int) or not 0 <= trainer_id < trainers:
         raise SpecError(
