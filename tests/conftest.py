@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.exec import flags
 
 # Here and not in a fixture: processes that tests start inherit it. A test that wants another kernel forces it.
 os.environ.setdefault("PENSTOCK_MATRIX_KERNELS", "torch")
+
+# A machine that is busy with other things draws and runs examples slowly.
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")
 
 
 @pytest.fixture(autouse=True)
