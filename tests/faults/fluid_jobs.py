@@ -25,7 +25,7 @@ from penstock.ps.snapshot import newest
 ROOT, SCRIPT = Path(__file__).parents[2], Path(__file__).with_name("wide_and_deep.py")
 BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else to do
 QUICK = {
-    "PENSTOCK_JOB_ID": "j", "PENSTOCK_PS_TOKEN": "t", "PENSTOCK_PS_LEASE_S": "6", "PENSTOCK_PS_DEADLINE_S": "30",
+    "PENSTOCK_JOB_ID": "j", "PENSTOCK_PS_TOKEN": "t", "PENSTOCK_PS_LEASE_S": "6", "PENSTOCK_PS_DEADLINE_S": "100",
     "PENSTOCK_PS_START_S": "60", "PENSTOCK_PS_SNAPSHOT_S": "0.3", "OMP_NUM_THREADS": "1", "CPU_NUM": "1",
 }  # fmt: skip
 Environ = dict[str, str]

@@ -20,7 +20,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_WARM = ("penstock", "penstock.exec.ps_storage", "penstock.ps.server", "penstock.ps.communicators.wrapping")
+_WARM = (
+    "penstock.program.layers", "penstock.program.optimizers", "penstock.exec.executor", "penstock.transpile.transpiler",
+    "penstock.exec.ps_storage", "penstock.ps.server", "penstock.ps.communicators.wrapping",
+    "torch._functorch.aot_autograd", "torch.export",  # what torch imports at the first recorded operator
+)  # fmt: skip
 _FRESH = ("penstock.ps.opening", "penstock.exec.serving")  # they note when a process was started
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl
 
