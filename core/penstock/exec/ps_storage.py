@@ -294,6 +294,8 @@ class _Table:
                 if self.served.whole_name(name) in tensors and int(server) <= description.index:
                     tensor.copy_(tensors[self.served.whole_name(name)])
             return
+        if not {"ids", "rows"} <= tensors.keys():
+            raise _foreign(self.served, sorted(tensors))
         ids, rows = tensors["ids"].numpy(), tensors["rows"].numpy()
         width = self.table.settings.width * len(self._block.columns)
         if rows.shape[1:] != (width,):

@@ -1,7 +1,8 @@
 """A server that begins from a save: of a job with any number of servers, or of a training on one machine.
 
 The save of a job is what its servers wrote. Where there is no such part, parameters and the state of their updates are
-taken from the values that `fluid.io.save_persistables` or worker 0 wrote, by name.
+taken from the values that `fluid.io.save_persistables` or worker 0 wrote, by name. Parameters are all in a save, with
+the rows that the program gives them, or it is refused; what else is missing begins anew, and is named.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import SpecError, UserError
 from penstock.exec.ps_storage import NUMBERS, ProgramStorage
 from penstock.fleet.saving import POINTER, SERVERS
 from penstock.io.files import read_manifest, read_tensors
-from penstock.io.variables import manifest_path
+from penstock.io.variables import manifest_path, persistables
 from penstock.native.remote_ops import SPARSE_TABLE
 from penstock.program.program import Program
 from penstock.ps.snapshot import Snapshot
@@ -35,15 +37,54 @@ def checked_folder(model_dir: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def load(folder: Path, storage: ProgramStorage, program: Program) -> None:
-    """Restore what is this server's. Raises PeerError for a damaged save, UserError for one of another program."""
+def load(folder: Path, storage: ProgramStorage, program: Program, origin: Program) -> None:
+    """Restore what is this server's. `origin`: the program before it was distributed.
+
+    Raises PeerError for a damaged save, UserError and ProgramError for one of another program.
+    """
     pointer = folder / POINTER
     if not pointer.is_file():
-        _load_values(manifest_path(folder, None), storage, program)
+        _load_values(manifest_path(folder, None), storage, program, origin)
         return
+    rows: dict[str, int] = {}
     for part in _parts(folder, pointer):
         for item in Snapshot(part).items():
+            parameter = item.name.rpartition("@")[0]
+            value = item.tensors.get(parameter)
+            rows[parameter] = rows.get(parameter, 0) + (0 if value is None else _num_rows(value.shape))
             storage.restore(item.name, item.tensors)
+    _check_rows(folder, rows, storage, program, origin)
+
+
+def _num_rows(shape: Sequence[object]) -> int:
+    return int(str(shape[0])) if shape else 1
+
+
+def _check_rows(
+    place: Path, rows: Mapping[str, int], storage: ProgramStorage, program: Program, origin: Program
+) -> None:
+    """Raise UserError unless each parameter has as many rows in the save as in the program. Tables may have any."""
+    tables = {op.block for op in program.operators if op.type == SPARSE_TABLE}
+    for served in storage.description.served:
+        name, found = served.parameter, rows.get(served.parameter)
+        wanted = _num_rows(origin.variables[name].shape)
+        if served.block in tables:
+            if found is None:
+                _say(f"{place} has no rows of table {name!r}, which begins anew")
+        elif found is None:
+            raise UserError(
+                f"{place} has no variable {name!r}, which the program trains; it has {sorted(filter(None, rows))[:5]}",
+                variable=name,
+            )
+        elif found != wanted:
+            raise UserError(
+                f"{place} has {found} rows of {name!r}, but the program gives it {wanted}: another program wrote it",
+                variable=name,
+            )
+
+
+def _say(what: str) -> None:
+    print(f"penstock: {what}", file=sys.stderr)
 
 
 def _parts(folder: Path, pointer: Path) -> list[Path]:
@@ -63,18 +104,17 @@ def _parts(folder: Path, pointer: Path) -> list[Path]:
     return parts
 
 
-def _load_values(place: Path, storage: ProgramStorage, program: Program) -> None:
+def _load_values(place: Path, storage: ProgramStorage, program: Program, origin: Program) -> None:
     manifest = read_manifest(place)
     values = read_tensors(place.parent / manifest.values.name, {v.name: v for v in manifest.variables})
     tables = {op.block for op in program.operators if op.type == SPARSE_TABLE}
-    for served in storage.description.served:
-        if served.block in tables:
-            print(f"penstock: {place} has no rows of table {served.parameter!r}, which begins anew", file=sys.stderr)
-        elif served.parameter not in values:
-            raise UserError(
-                f"{place} has no variable {served.parameter!r}, which the program trains; it has {sorted(values)[:5]}",
-                variable=served.parameter,
-            )
-        else:
-            storage.restore(f"{served.parameter}@0", values)
+    taken = [served for served in storage.description.served if served.block not in tables]
+    found = {served.parameter for served in taken} & values.keys()
+    _check_rows(place, {name: _num_rows(values[name].shape) for name in found}, storage, program, origin)
+    for parameter in dict.fromkeys(served.parameter for served in taken):
+        storage.restore(f"{parameter}@0", values)
     storage.restore(NUMBERS, values)
+    keeps_state = storage.description.mode != "geo"
+    missing = [v.name for v in persistables(origin) if v.name not in values and keeps_state]
+    if missing:
+        _say(f"{place} has no values of {', '.join(missing)}, which begin anew")

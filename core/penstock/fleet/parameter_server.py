@@ -226,7 +226,7 @@ class ParameterServerFleet:
         self._ran().run(made.startup)
         storage = ProgramStorage(made.main, global_scope())
         if folder is not None:
-            loading.load(folder, storage, made.main)
+            loading.load(folder, storage, made.main, made.origin)
         self._storage = storage
         self._calls.note("init_server")
 

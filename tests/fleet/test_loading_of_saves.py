@@ -1,0 +1,127 @@
+"""What a server takes of a save of another program: all of it, or nothing without a word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import penstock as fluid
+from penstock.errors import ProgramError, UserError
+from penstock.exec.ps_storage import ProgramStorage
+from penstock.fleet import loading
+from penstock.fleet.saving import POINTER, SERVERS
+from penstock.io.variables import manifest_path, persistables, write_variables
+from penstock.program.program import Program
+from penstock.ps.snapshot import Cut, Item, SnapshotWriter
+
+ENDPOINTS = ["10.0.0.1:6170", "10.0.0.2:6170"]
+
+
+class Model:
+    """A table of `rows` rows and a layer, trained by Adam, with what its servers keep."""
+
+    def __init__(
+        self, *, rows: int = 2000, has_more: bool = False, seed: int = 1, is_distributed: bool = False
+    ) -> None:
+        main, startup = fluid.Program(), fluid.Program()
+        startup.random_seed = seed
+        with fluid.program_guard(main, startup):
+            ids = fluid.layers.data("ids", [1], dtype="int64")
+            found: Any = fluid.layers.embedding(
+                ids, [rows, 16], is_sparse=True, is_distributed=is_distributed, param_attr="table"
+            )
+            for name in ("w", "more")[: 1 + has_more]:
+                found = fluid.layers.fc(found, 16, param_attr=name, bias_attr=False)
+            fluid.optimizer.Adam(0.1).minimize(fluid.layers.mean(found))
+        self.origin = main.clone()
+        made = fluid.DistributeTranspiler()
+        made.transpile(0, main, ",".join(ENDPOINTS), 1, startup_program=startup)
+        self.programs: list[Program] = []
+        self.storages: list[ProgramStorage] = []
+        self.scopes: list[Any] = []
+        for endpoint in ENDPOINTS:
+            program, begins = made.get_pserver_programs(endpoint)
+            scope = fluid.Scope()
+            fluid.Executor().run(begins, scope=scope)
+            self.programs.append(program)
+            self.scopes.append(scope)
+            self.storages.append(ProgramStorage(program, scope))
+
+    def save(self, folder: Path) -> None:
+        """Write what the servers of a job write."""
+        for index, storage in enumerate(self.storages):
+            part = folder / SERVERS / "1" / f"{index}-of-2"
+            part.parent.mkdir(parents=True, exist_ok=True)
+            writer = SnapshotWriter(part)
+            writer.add([Item(name, tensors, 0) for name, tensors in storage.state()])
+            writer.finish(Cut("job", index, "sync", 0, list(storage.blocks())), {})
+        (folder / POINTER).write_text(json.dumps({"folder": "1", "num_servers": 2}))
+
+    def load(self, folder: Path) -> None:
+        """Begin from a save."""
+        for storage, program in zip(self.storages, self.programs, strict=True):
+            loading.load(folder, storage, program, self.origin)
+
+    def value(self, block: str) -> torch.Tensor:
+        """Return a block of whichever server has it."""
+        return next(s.value(block) for s in self.storages if block in s.blocks())
+
+
+def test_a_save_of_the_same_program_is_taken_whole(tmp_path: Path) -> None:
+    saved, other = Model(seed=1), Model(seed=2)
+    saved.save(tmp_path)
+    assert not torch.equal(saved.value("table.block0"), other.value("table.block0"))
+    other.load(tmp_path)
+    for block in ("table.block0", "table.block1", "w"):
+        assert torch.equal(saved.value(block), other.value(block))
+
+
+def test_a_save_without_a_parameter_of_the_program_is_refused(tmp_path: Path) -> None:
+    Model().save(tmp_path)
+    with pytest.raises(UserError, match=r"has no variable 'more', which the program trains; it has \['table', 'w'\]"):
+        Model(has_more=True).load(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [1500, 2500])
+def test_a_save_with_another_number_of_rows_is_refused(tmp_path: Path, rows: int) -> None:
+    Model().save(tmp_path)
+    with pytest.raises(UserError, match=f"has 2000 rows of 'table', but the program gives it {rows}"):
+        Model(rows=rows).load(tmp_path)
+
+
+def saved_on_one_machine(folder: Path, model: Model, names: list[str]) -> None:
+    """Write variables as `fluid.io` does."""
+    scope = fluid.Scope()
+    kept = [v for v in persistables(model.origin) if v.name in names]
+    for var in kept:
+        scope.set(var.name, torch.full([int(str(d)) for d in var.shape], 3.0))
+    write_variables(manifest_path(folder, None), model.origin, kept, scope, resumes=True)
+
+
+@pytest.mark.parametrize("rows", [1500, 2500])
+def test_values_of_one_machine_with_another_number_of_rows_are_refused(tmp_path: Path, rows: int) -> None:
+    saved_on_one_machine(tmp_path, Model(), ["table", "w"])
+    with pytest.raises(UserError, match=f"has 2000 rows of 'table', but the program gives it {rows}"):
+        Model(rows=rows).load(tmp_path)
+
+
+def test_state_of_updates_that_one_machine_has_not_saved_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model()
+    saved_on_one_machine(tmp_path, model, ["table", "w", "adam_0.moment1.w"])
+    model.load(tmp_path)
+    assert torch.equal(model.value("table.block1"), torch.full((1000, 16), 3.0))
+    said = capsys.readouterr().err
+    assert "adam_0.moment2.w" in said and "adam_0.moment1.table" in said and "which begin anew" in said
+    assert "adam_0.moment1.w" not in said
+
+
+def test_a_save_of_a_whole_table_is_no_save_of_one_that_is_spread_by_id(tmp_path: Path) -> None:
+    Model().save(tmp_path)
+    with pytest.raises(ProgramError, match=r"a snapshot of 'table' holds .* another program wrote it"):
+        Model(is_distributed=True).load(tmp_path)
