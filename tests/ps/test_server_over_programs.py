@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.exec.ps_network import WIDTH, network, placement
+from tests.exec.ps_network import HEIGHT, WIDTH, network, placement
 from tests.ps.trainer_calls import Refused, Trainer
 from torch import Tensor
 
@@ -86,6 +86,40 @@ def test_what_is_updated_while_a_snapshot_is_taken_is_recovered_to_the_bit(tmp_p
     )
     assert found.num_records
     assert everything(again) == everything(storage)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_full_table_refuses_what_it_has_no_room_for_and_a_start_goes_on_from_before(
+    tmp_path: Path, mode: Mode
+) -> None:
+    settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
+    storage = storage_of(mode)
+
+    def update(step: int, *ids: int) -> None:
+        trainer.push("table", step, torch.ones(len(ids), WIDTH), torch.tensor(ids))
+        if mode == "sync":
+            trainer.barrier(step)
+
+    with ParameterServer(settings, storage) as server:
+        server.start()
+        trainer = Trainer(f"127.0.0.1:{server.port}", 0)
+        trainer.join()
+        update(0, *range(HEIGHT - 1))
+        before = everything(storage)
+        full = f"table 'table': the table is full: an update needs 2 new rows, but {HEIGHT - 1} of {HEIGHT} are taken"
+        with pytest.raises(Refused, match=full + r".*dict_size"):
+            update(1, 0, -5, 2**62)
+        assert everything(storage) == before, "not even the row that there is was updated"
+        Trainer.close_all()
+    again = storage_of(mode)
+    with ParameterServer(settings, again) as server:
+        server.start()
+        assert everything(again) == before
+        trainer = Trainer(f"127.0.0.1:{server.port}", 0)
+        trainer.join()
+        update(1, 0, 2**62)
+        assert {f"row {2**62}"} == {n for n in everything(again) if n.startswith("row")} - before.keys()
+        Trainer.close_all()
 
 
 def test_a_dense_block_refuses_rows_that_its_update_does_not_take_and_serves_on() -> None:

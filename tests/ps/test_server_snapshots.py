@@ -21,7 +21,6 @@ from penstock.ps.recovery import recover_server, restore_from
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 from penstock.ps.snapshot import Snapshot, snapshots
-from penstock.ps.table import TableFull
 
 SETTINGS = ServerSettings("127.0.0.1:0", 0, 1, "async", job="j", token="t", snapshot_every_s=3600)
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,)}
@@ -192,16 +191,18 @@ def test_a_table_that_changes_between_its_parts_is_restored_to_the_bit(start: St
 
 
 def test_a_round_that_cannot_be_applied_does_not_stop_every_start(start: Start, tmp_path: Path) -> None:
+    def fails(block: str) -> None:
+        raise SpecError("this program cannot be run any more")
+
     server, storage, trainer = start(mode="sync")
-    for step, ids in enumerate([torch.arange(10), torch.arange(1001)]):
-        before = plain(storage)
-        trainer.push("t", step, torch.ones(len(ids), 2), ids)
-        if step:
-            with pytest.raises(Refused, match="has ended"):
-                trainer.barrier(step)
-        else:
-            trainer.barrier(step)
-    with pytest.raises(TableFull):
+    trainer.push("t", 0, torch.ones(10, 2), torch.arange(10))
+    trainer.barrier(0)
+    before = plain(storage)
+    trainer.push("t", 1, torch.ones(10, 2), torch.arange(10))
+    storage.before = fails
+    with pytest.raises(Refused, match="has ended"):
+        trainer.barrier(1)
+    with pytest.raises(SpecError, match="cannot be run any more"):
         server.wait(10)
     server.close()
     _, restored, trainer = start(mode="sync")

@@ -292,15 +292,41 @@ def test_nobody_comes(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert "waits for trainers 0, 1 of 2 to join" in capfd.readouterr().err
 
 
-def test_a_table_that_is_full_ends_a_sync_server_by_name(start: Start) -> None:
-    server, _, endpoint = start()
-    a = Trainer(endpoint, 0)
-    a.join()
-    a.push("t", 0, torch.ones(11, 2), torch.arange(11))
-    with pytest.raises(Exception, match="table 't' is full"):
-        a.barrier(0)
-    with pytest.raises(Exception, match="table 't' is full"):
-        server.wait(10)
+def reason_of(call: Callable[[], Any]) -> str:
+    """Return why a call is refused."""
+    with pytest.raises(Refused) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("in_steps", [True, False])
+def test_a_round_that_a_table_has_no_room_for_is_refused_to_all_and_changes_nothing(
+    start: Start, in_steps: bool
+) -> None:
+    server, storage, endpoint = start(fanin=2)
+    before = {name: value.tolist() for name, value in storage.everything().items()}
+    a, b = Trainer(endpoint, 0), Trainer(endpoint, 1)
+    given = {t: (torch.ones(6, 2), torch.arange(6) + first) for t, first in ((a, 0), (b, 6))}  # each alone would fit
+
+    def round(trainer: Trainer) -> None:
+        values, rows = given[trainer]
+        if in_steps:
+            trainer.step(0, rows_t=rows, values_t=values)
+        else:
+            trainer.push("t", 0, values, rows)
+            trainer.barrier(0)
+
+    assert [a.join(), b.join()] == [0, 0]
+    reasons = at_once(*(partial(reason_of, partial(round, trainer)) for trainer in (a, b)))
+    assert reasons == ["table 't' is full"] * 2
+    assert {name: value.tolist() for name, value in storage.everything().items()} == before
+    assert (len(server._payloads), storage.rounds) == (0, 0)
+    a.leave()
+    assert b.join() == 0
+    round(b)
+    assert storage.steps["t"] == 1, "the job goes on without it"
+    b.leave()
+    assert server.wait(30)
 
 
 def waits_at_the_barrier(server: ParameterServer, trainer: Trainer) -> Future[int]:

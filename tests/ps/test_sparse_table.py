@@ -130,6 +130,32 @@ def test_one_id_too_many_is_an_error_that_says_what_to_do() -> None:
     assert table.pull(np.array([77]), create=False).shape == (1, 3)
 
 
+def test_room_is_checked_before_anything_changes() -> None:
+    table = table_of(capacity=4, padding_idx=0)
+    table.pull(np.array([1, 2]))
+    table.check_room(np.array([1, 2, 0, 0, 2, 77, 78, 77]))
+    full = r"table 'emb': the table is full: an update needs 3 new rows, but 2 of 4 are taken.*dict_size"
+    with pytest.raises(TableFull, match=full):
+        table.check_room(np.array([1, 77, 78, 79]))
+    assert len(table) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=30), min_size=1, max_size=20), st.integers(0, 3))
+def test_room_is_asked_for_the_rows_that_a_push_then_makes(pushes: list[list[int]], admit_after: int) -> None:
+    table = table_of(capacity=20, admit_after=admit_after, width=1)
+    for ids in pushes:
+        pushed, before = np.array(ids), len(table)
+        made = table._table.rows_to_make(pushed)
+        try:
+            table.check_room(pushed)
+        except TableFull:
+            assert before + made > 20
+            continue
+        table.push_sgd(pushed, np.ones((len(ids), 1), np.float32), lr=1.0)
+        assert len(table) - before == made
+
+
 def test_the_padding_id_reads_as_zeros_and_is_never_updated() -> None:
     table = table_of(padding_idx=0, first_values=FirstValues("constant", 1.0))
     table.push_sgd(np.array([0, 1]), np.ones((2, 3), np.float32), lr=0.5)

@@ -16,6 +16,7 @@ from penstock.ps.messages import (
     Beat,
     Close,
     Event,
+    FailedRound,
     Finished,
     Instruction,
     Join,
@@ -31,6 +32,7 @@ from penstock.ps.messages import (
 from penstock.ps.rounds.sync import SyncRounds
 
 LEASE_S = 10.0
+FULL = "the table is full"
 BLOCKS = ("w.block0", "w.block1")
 
 
@@ -65,8 +67,8 @@ class Trainer:
     def answered(self, answer: Answer | Refuse) -> None:
         """Go on with what comes next."""
         if isinstance(answer, Refuse):
-            assert answer.rejoin, answer.reason
-            self.phase = "join"
+            assert answer.rejoin or answer.reason == FULL, answer.reason
+            self.phase = "join" if answer.rejoin else "leave"
         elif self.phase == "join":
             assert answer.round >= self.round, "what was acknowledged is not lost"
             self.first, self.again = answer.round, list(self.pushed)
@@ -174,9 +176,14 @@ class World:
         self.closed.append(close)
         self.to_apply.append(close.round)
 
-    def apply(self) -> None:
-        if self.to_apply:
-            self.feed(Applied(self.to_apply.pop()))
+    def apply(self, *, fails: bool = False) -> None:
+        if not self.to_apply:
+            return
+        round = self.to_apply.pop()
+        if fails:
+            self.closed.pop()
+            self.applied_pushes = {p for p in self.applied_pushes if p[1] != round}
+        self.feed(FailedRound(round, FULL) if fails else Applied(round))
 
     def lose(self, victim: Trainer) -> None:
         """Let nothing be heard of a trainer for longer than its lease."""
@@ -225,12 +232,14 @@ def test_every_round_is_closed_once_over_those_who_are_left(
     ]
     world = World(trainers, num_trainers)
     for _ in range(data.draw(st.integers(0, 60), label="faulty steps")):
-        action = data.draw(st.sampled_from(["send", "send", "send", "lose", "apply", "kill", "away", "repeat", "time"]))
+        action = data.draw(
+            st.sampled_from(["send", "send", "send", "lose", "apply", "fail", "kill", "away", "repeat", "time"])
+        )
         idle = [t for t in world.trainers if id(t) not in world.waiting and t.phase != "done"]
         if action in {"send", "lose"} and idle:
             world.send(data.draw(st.sampled_from(idle)), response_lost=action == "lose")
-        elif action == "apply":
-            world.apply()
+        elif action in {"apply", "fail"}:
+            world.apply(fails=action == "fail")
         elif action == "repeat" and world.past:
             world.repeat(data.draw(st.sampled_from(world.past)))
         elif action == "time":
@@ -320,6 +329,22 @@ def test_who_waits_for_the_next_round_is_not_sent_back_when_all_are_lost_before_
     assert machine.handle(Tick(), 11.0)[:2] == [Lost(0), Refuse(10, "trainer 0 has left", rejoin=True)]
     assert machine.members.is_empty
     assert machine.handle(Join(12, c), 11.0) == [Answer(12, 1), Close(0, {}, ())]
+
+
+def test_a_round_that_fails_is_refused_to_all_and_goes_on_with_who_pushes_again() -> None:
+    machine, (a, b) = started(2)
+    machine.handle(Push(10, a, 0, "w", 100), 0.0)
+    machine.handle(Barrier(11, a, 0), 0.0)
+    assert machine.handle(Barrier(12, b, 0), 0.0) == [Close(0, {"w": (100,)}, (0, 1))]
+    assert machine.handle(Pull(13, a, 0), 0.0) == []
+    failed = machine.handle(FailedRound(0, FULL), 0.0)
+    assert failed == [Refuse(11, FULL), Refuse(12, FULL), Answer(13, 0)]
+    assert machine.handle(Barrier(14, a, 0), 0.0) == [Refuse(14, FULL)], "its answer was lost; so is its part"
+    assert machine.handle(Push(15, a, 0, "w", 101), 0.0) == [Refuse(15, FULL), Release(101)]
+    assert machine.handle(Join(16, a), 0.0) == [Answer(16, 0)]
+    assert machine.handle(Push(17, a, 0, "w", 102), 0.0) == [Answer(17, 0)]
+    assert machine.handle(Barrier(18, a, 0), 0.0) == []
+    assert machine.handle(Leave(19, b), 0.0) == [Answer(19, 0), Close(0, {"w": (102,)}, (0,))]
 
 
 def test_a_pull_waits_until_the_round_before_is_applied() -> None:

@@ -56,6 +56,12 @@ class TorchStorage:
         if block in self.rows_of and gradient.rows is None:
             raise PeerError(f"{block!r} takes rows")
 
+    def check_room(self, block: str, gradient: Gradient) -> None:
+        if block in self.rows_of:
+            room = self.capacity[block] - len(self.rows_of[block])
+            if gradient.rows is not None and len(set(gradient.rows.tolist()) - self.rows_of[block].keys()) > room:
+                raise TableFull(f"table {block!r} is full")
+
     def update(self, block: str, gradient: Gradient) -> None:
         with self.guard:
             if block in self.inside:

@@ -72,6 +72,12 @@ class ProgramStorage:
         """Raise PeerError for a gradient that its block's update does not take."""
         self._found(block).check(gradient)
 
+    def check_room(self, block: str, gradient: Gradient) -> None:
+        """Raise TableFull if this update, the block's next, would make more rows than its table has room for."""
+        found = self._found(block)
+        if isinstance(found, _Table):
+            found.check_room(gradient)
+
     def update(self, block: str, gradient: Gradient) -> None:
         """Apply one gradient. Raises PeerError, with nothing changed; TableFull."""
         self._found(block).update(gradient)
@@ -254,6 +260,10 @@ class _Table:
         rows, values = self._checked(gradient)
         with self.lock:
             self._block.update(rows, values)
+
+    def check_room(self, gradient: Gradient) -> None:
+        rows, _ = self._checked(gradient)
+        self._block.check_room(rows)
 
     def _checked(self, gradient: Gradient) -> tuple[torch.Tensor, torch.Tensor]:
         rows, values, width = gradient.rows, gradient.values, self.table.settings.width

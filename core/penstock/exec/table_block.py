@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.exec.prepared_block import Env, PreparedBlock
@@ -89,6 +90,11 @@ class TableBlock:
             return 0
         oldest = math.floor(self._clock() - self._began - self._expire_after_s)
         return self.table.expire(oldest) if oldest > 0 else 0
+
+    def check_room(self, ids: torch.Tensor) -> None:
+        """Raise TableFull if an update of these ids, the next one, would make more rows than there is room for."""
+        # Sightings are counted in the order in which the update goes through the ids.
+        self.table.check_room(ids.numpy() if self._kernel is not None else np.unique(ids.numpy()))
 
     def update(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
         """Apply gradients [n, width] of `ids` int64[n], which may repeat. Raises TableFull."""

@@ -26,6 +26,7 @@ from penstock.ps.messages import (
     Close,
     Event,
     FailedPush,
+    FailedRound,
     Finished,
     Instruction,
     Join,
@@ -43,12 +44,13 @@ from penstock.ps.rounds.machine import RoundMachine
 Request = Join | Beat | Push | Barrier | Pull | Leave
 Inbox = SimpleQueue[Answer | Refuse | Apply | None]  # None: serving has ended
 Work = Close | Apply
+Done = Applied | FailedRound | AppliedPush | FailedPush
 
 
 class Hands(Protocol):
     """What the desk has done by others. `record`, `release`, `lost` and `finished` are called under the desk's lock."""
 
-    def carry_out(self, work: Work) -> Applied | AppliedPush | FailedPush:
+    def carry_out(self, work: Work) -> Done:
         """Do it, and return word of it. What it raises ends the server."""
 
     def record(self, event: Event, instructions: list[Instruction], *, was_new: bool) -> None:

@@ -92,6 +92,14 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedRound:
+    """The shell could not apply the round that `Close` named; nothing has changed. All at its barrier are refused."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AppliedPush:
     """The shell has logged and applied what `Apply` named."""
 
@@ -106,7 +114,7 @@ class FailedPush:
     reason: str
 
 
-Event = Join | Beat | Push | Barrier | Pull | Leave | Tick | Applied | AppliedPush | FailedPush
+Event = Join | Beat | Push | Barrier | Pull | Leave | Tick | Applied | FailedRound | AppliedPush | FailedPush
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +143,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Merge each block's payloads (mean over them), log, apply, then report `Applied`. `members`: who took part."""
+    """Merge each block's payloads (mean over them), log, apply, then report `Applied`, or `FailedRound`.
+
+    `members`: who took part.
+    """
 
     round: int
     contributions: Mapping[str, tuple[Payload, ...]]

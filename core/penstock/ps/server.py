@@ -18,15 +18,12 @@ from penstock.errors import PenstockError, SpecError, Unavailable
 from penstock.ps.blocks import BlockLocks, describe
 from penstock.ps.checkpoints import Checkpoints
 from penstock.ps.counters import Counters
-from penstock.ps.desk import Desk, Work
+from penstock.ps.desk import Desk, Done, Work
 from penstock.ps.ledger import Ledger
 from penstock.ps.logbook import Logbook
 from penstock.ps.members import Membership
 from penstock.ps.messages import (
-    Applied,
-    AppliedPush,
     Event,
-    FailedPush,
     Instruction,
     Join,
     Leave,
@@ -243,7 +240,7 @@ class ParameterServer:
 
     # -- what the desk has done (desk.Hands) -----------------------------------------------------
 
-    def carry_out(self, work: Work) -> Applied | AppliedPush | FailedPush:
+    def carry_out(self, work: Work) -> Done:
         """Merge, log, apply."""
         return self._updates.carry_out(work)
 
@@ -276,7 +273,7 @@ class ParameterServer:
         self._ended.set()
 
     def failed(self, error: BaseException) -> None:
-        """End with an error. One that another start would meet again, such as a full table, is told to trainers."""
+        """End with an error. One that another start would meet again is told to trainers."""
         if self._failure is None:
             self._failure = error
         told = isinstance(error, PenstockError) and not isinstance(error, Unavailable)

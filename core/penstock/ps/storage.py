@@ -38,6 +38,12 @@ class Storage(Protocol):
     def check(self, block: str, gradient: Gradient) -> None:
         """Raise PeerError for a gradient that `update` would not take: asked before a round it may not disturb."""
 
+    def check_room(self, block: str, gradient: Gradient) -> None:
+        """Raise TableFull if `update` would make more rows than a table may have. The block's lock is held to both.
+
+        Asked before an update is logged: one that fails halfway would be neither in the log nor out of the table.
+        """
+
     def update(self, block: str, gradient: Gradient) -> None:
         """Apply one (merged) gradient, or in GEO one delta. In immediate modes it advances its own counters too.
 

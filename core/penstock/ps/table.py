@@ -152,6 +152,22 @@ class SparseTable:
         rule(rows, summed)
         self._table.scatter(unique, rows, now)
 
+    def check_room(self, ids: Ids) -> None:
+        """Raise TableFull if a push of these ids would make more rows than there is room for. Nothing changes.
+
+        Exact while nobody else touches the table. A walk over the index, but free where there is room for every id.
+        """
+        room = self.settings.capacity - len(self)
+        if len(ids) <= room:
+            return
+        live = ids if self.settings.padding_idx is None else ids[ids != self.settings.padding_idx]
+        needed = self._table.rows_to_make(live)
+        if needed > room:
+            raise self._full(
+                f"the table is full: an update needs {needed} new rows, but {len(self)} of {self.settings.capacity} "
+                "are taken"
+            )
+
     def expire(self, oldest: int) -> int:
         """Drop the rows last used before `oldest`; return how many. Raises SpecError without `keeps_last_use`."""
         if not self.settings.keeps_last_use:
@@ -180,8 +196,11 @@ class SparseTable:
         try:
             return call(*arguments)
         except _table.CapacityError as error:
-            raise TableFull(
-                f"table {self.settings.name!r}: {error}. Its capacity is dict_size: make that at least the number of "
-                "different ids in the data",
-                variable=self.settings.name,
-            ) from error
+            raise self._full(str(error)) from error
+
+    def _full(self, what: str) -> TableFull:
+        return TableFull(
+            f"table {self.settings.name!r}: {what}. Its capacity is dict_size, or a server's share of it: make that at "
+            "least the number of different ids in the data",
+            variable=self.settings.name,
+        )

@@ -1,9 +1,10 @@
 """Carrying out what a round machine asks for: merge, log, apply, under the locks of the blocks concerned.
 
-a round   is logged before it is applied, all under the locks of all blocks: who reads sees it whole or not at all. If
-          it cannot be applied, its record is taken out, and the server ends: a start goes on from the round before
-a push    is applied before it is logged, both under its block's lock: one that cannot be applied (a table is full) is
-          refused and leaves no record. Either way nothing is acknowledged before its record is written.
+a round   is checked, logged and applied under the locks of all blocks: who reads sees it whole or not at all. One that
+          does not fit (a table is full) is refused before it leaves a record. If it cannot be applied for another
+          reason, its record is taken out, and the server ends: a start goes on from the round before
+a push    is checked, applied and logged under its block's lock: one that does not fit, or cannot be applied, is refused
+          and leaves no record. Either way nothing is acknowledged before its record is written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.ps.counters import Counters
 from penstock.ps.ledger import Ledger
 from penstock.ps.logbook import Logbook
 from penstock.ps.merge import mean
-from penstock.ps.messages import Applied, AppliedPush, Apply, Close, FailedPush
+from penstock.ps.messages import Applied, AppliedPush, Apply, Close, FailedPush, FailedRound
 from penstock.ps.payloads import Payloads
 from penstock.ps.storage import Gradient, Storage
 from penstock.ps.tensors import to_wire
@@ -41,29 +42,43 @@ class Updates:
         self._staleness_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ps-update") if num_threads > 1 else None
 
-    def carry_out(self, work: Close | Apply) -> Applied | AppliedPush | FailedPush:
-        """Do it. An error of the storage refuses a push; any other error means that the server cannot go on."""
+    def carry_out(self, work: Close | Apply) -> Applied | FailedRound | AppliedPush | FailedPush:
+        """Do it. What does not fit the storage is refused; any other error means that the server cannot go on."""
         return self._close(work) if isinstance(work, Close) else self._apply(work)
 
-    def _close(self, work: Close) -> Applied:
+    def _close(self, work: Close) -> Applied | FailedRound:
+        done: Applied | FailedRound = Applied(work.round)
         with self._locks.all():
             merged = self._merged(work)
-            for block, gradient in merged.items():
-                self._storage.check(block, gradient)
-            tensors = _tensors(merged) if self._log.is_kept else []
-            sequence = self._log.append(Message("round", {"round": work.round}, tensors)) if self._log.is_kept else -1
             try:
-                self._storage.begin_round()
-                self._each(lambda block: self._storage.update(block, merged[block]), merged, [merged.values()])
-            except BaseException:
-                if self._log.is_kept:  # every start would fail over it again
-                    self._log.drop(sequence)
+                for block, gradient in merged.items():
+                    self._check(block, gradient)
+            except Bug:
                 raise
-            self._ledger.close_round(work.round)
+            except PenstockError as error:
+                done = FailedRound(work.round, str(error))
+            else:
+                self._log_and_apply(work, merged)
         for payloads in work.contributions.values():
             for payload in payloads:
                 self._payloads.release(payload)
-        return Applied(work.round)
+        return done
+
+    def _log_and_apply(self, work: Close, merged: dict[str, Gradient]) -> None:
+        tensors = _tensors(merged) if self._log.is_kept else []
+        sequence = self._log.append(Message("round", {"round": work.round}, tensors)) if self._log.is_kept else -1
+        try:
+            self._storage.begin_round()
+            self._each(lambda block: self._storage.update(block, merged[block]), merged, [merged.values()])
+        except BaseException:
+            if self._log.is_kept:  # every start would fail over it again
+                self._log.drop(sequence)
+            raise
+        self._ledger.close_round(work.round)
+
+    def _check(self, block: str, gradient: Gradient) -> None:
+        self._storage.check(block, gradient)
+        self._storage.check_room(block, gradient)
 
     def _merged(self, work: Close) -> dict[str, Gradient]:
         out: dict[str, Gradient] = {}
@@ -85,6 +100,7 @@ class Updates:
         try:
             with self._locks.of([work.block]):
                 try:
+                    self._storage.check_room(work.block, gradient)
                     self._storage.update(work.block, gradient)
                 except Bug:
                     raise

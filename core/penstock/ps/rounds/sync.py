@@ -1,12 +1,14 @@
 """Synchronous rounds: every member pushes, the mean is applied once, everybody pulls the result.
 
-state of a round   open -> closing (Close was asked for) -> applied, which opens the next one
+state of a round   open -> closing (Close was asked for) -> applied, which opens the next one; or failed, and open again
 a round closes     when all expected trainers have joined once, and every member that it waits for is at its barrier
 a joiner           counts from the open round, or, when all have joined once, from the next one if somebody is at the
                    barrier already. What it pushes to a round that it does not count in is answered and left out; its
                    barrier there is answered when that round is applied
 a lost trainer     takes its pushes of the open round with it; the mean is then over those who are left
 an empty round     if all that a round waits for are lost, it closes with nothing, for those who joined for the next
+a failed round     stays open, and empty. Who was at its barrier is refused, and so is what it asks of the round after
+                   that, until it joins again (and pushes again) or leaves
 a duplicate        (trainer, epoch, round, block) is answered, and its payload released
 
 The shell may restore `round` and the members from a snapshot: trainers then join again, and push the open round again.
@@ -21,6 +23,7 @@ from penstock.ps.messages import (
     Barrier,
     Beat,
     Close,
+    FailedRound,
     Finished,
     Instruction,
     Join,
@@ -49,10 +52,12 @@ class SyncRounds(RoundMachine):
         self._first: dict[Sender, int] = {}  # the round that an incarnation was told to start with, when it last joined
         self._pushed: dict[int, dict[str, Payload]] = {}
         self._reached: dict[int, list[Ticket]] = {}
+        self._refused: dict[int, str] = {}  # trainer -> why its part of the open round is gone
         self._pulls: list[tuple[Ticket, int, int]] = []  # ticket, trainer, round that has to be open
         self.handlers = {
             Join: self._join, Beat: self._beat, Push: self._push, Barrier: self._barrier, Pull: self._pull,
             Leave: self._leave, Tick: self._tick, Applied: self._applied,
+            FailedRound: self._failed,
         }  # fmt: skip
 
     # -- membership ------------------------------------------------------------------------------
@@ -74,6 +79,7 @@ class SyncRounds(RoundMachine):
             self.members.join(event.sender, self.now, first)
         else:
             self.members.touch(event.sender, self.now)
+            self._refused.pop(event.sender.trainer, None)
         first = max(self.round, self.members.from_round(event.sender.trainer))
         return [*out, Answer(event.ticket, first), *self._close_if_complete()]
 
@@ -94,6 +100,7 @@ class SyncRounds(RoundMachine):
 
     def _forget(self, trainer: int) -> list[Instruction]:
         """Drop what a trainer did in the open round; a round that is closing keeps what it has."""
+        self._refused.pop(trainer, None)
         waiting = [t for t, who, _ in self._pulls if who == trainer]
         self._pulls = [p for p in self._pulls if p[1] != trainer]
         if not self._closing:
@@ -119,6 +126,8 @@ class SyncRounds(RoundMachine):
         trainer = event.sender.trainer
         if event.round > self.round:
             return [*self._not_open(event.ticket, event.round), Release(event.payload)]
+        if trainer in self._refused:
+            return [Refuse(event.ticket, self._refused[trainer]), Release(event.payload)]
         mine = self._pushed.get(trainer, {})
         is_counted = event.round >= max(self.round, self.members.from_round(trainer))
         if not is_counted or self._closing or event.block in mine:
@@ -138,6 +147,8 @@ class SyncRounds(RoundMachine):
         if event.round > self.round:
             return self._not_open(event.ticket, event.round)
         trainer = event.sender.trainer
+        if trainer in self._refused:
+            return [Refuse(event.ticket, self._refused[trainer])]
         first = self.members.from_round(trainer)
         if event.round < first:
             self._pulls.append((event.ticket, trainer, first))  # it has nothing to do before
@@ -167,6 +178,13 @@ class SyncRounds(RoundMachine):
         self._reached.clear()
         out: list[Instruction] = [Answer(t, self.round) for t in tickets]
         return [*out, *self._ready_pulls(), *self._close_if_complete(), *self._finish_if_empty()]
+
+    def _failed(self, event: FailedRound) -> list[Instruction]:
+        self._closing = False
+        self._refused |= dict.fromkeys(self._reached, event.reason)
+        refused = [Refuse(t, event.reason) for waiting in self._reached.values() for t in waiting]
+        self._reached.clear()
+        return [*refused, *self._ready_pulls(), *self._close_if_complete(), *self._finish_if_empty()]
 
     def _pull(self, event: Pull) -> list[Instruction]:
         self._pulls.append((event.ticket, event.sender.trainer, event.round))

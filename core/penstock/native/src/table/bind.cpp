@@ -92,6 +92,13 @@ py::array_t<bool> admit(Table& table, const Ids& ids) {
   return out;
 }
 
+uint64_t rows_to_make(const Table& table, const Ids& ids) {
+  const uint64_t count = count_of(ids);
+  const int64_t* from = ids.data();
+  const py::gil_scoped_release unlocked;
+  return table.rows_to_make(from, count);
+}
+
 std::unique_ptr<Table> make_table(uint32_t width, std::vector<float> first_states, const std::string& first, double a,
                                   double b, uint64_t seed, uint64_t capacity, uint32_t num_shards, bool keeps_last_use,
                                   uint32_t admit_after) {
@@ -160,6 +167,7 @@ PYBIND11_MODULE(_table, module) {
           },
           "ids"_a, "gradients"_a, "now"_a, "rate"_a, "beta1"_a, "beta2"_a, "epsilon"_a)
       .def("admit", &admit, "ids"_a)
+      .def("rows_to_make", &rows_to_make, "ids"_a)
       .def("expire", &Table::expire, "oldest"_a, py::call_guard<py::gil_scoped_release>())
       .def("copy_shard", &copy_shard, "shard"_a)
       .def("__len__", &Table::size)

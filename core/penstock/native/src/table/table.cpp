@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "ops/initial.h"
 #include "table/length.h"
@@ -189,6 +191,39 @@ void Table::admit(const int64_t* ids, uint64_t count, bool* out) {
     const std::lock_guard guard(shard.lock);
     out[i] = !shard.sketch || shard.index.find(key) != Index::kNone || shard.sketch->seen(key) >= settings_.admit_after;
   }
+}
+
+// keys = of those ids that have no row, in the order of the ids.
+void Table::find_missing(const int64_t* ids, uint64_t count, std::vector<uint64_t>& keys) const {
+  for (uint64_t first = 0; first < count; first += kPart) {
+    const AllShared held(shards_);
+    const auto place_of = [&](uint64_t i) {
+      const uint64_t key = key_of(ids[first + i]);
+      const Shard& shard = *shards_[shard_of(key)];
+      return Place{&shard.index, &shard.rows, key};
+    };
+    walk(std::min(kPart, count - first), 0, place_of, [&](uint64_t i, const float* row) {
+      if (row == nullptr) keys.push_back(key_of(ids[first + i]));
+    });
+  }
+}
+
+uint64_t Table::rows_to_make(const int64_t* ids, uint64_t count) const {
+  std::vector<uint64_t> missing;
+  find_missing(ids, count, missing);
+  std::unordered_set<uint64_t> met;
+  std::unordered_map<uint32_t, Sketch> sketches;  // copies: a sighting may also raise the counts of others
+  uint64_t to_make = 0;
+  for (const uint64_t key : missing) {
+    if (!met.insert(key).second) continue;
+    const uint32_t number = shard_of(key);
+    if (settings_.admit_after > 0 && !sketches.contains(number)) {
+      const std::shared_lock guard(shards_[number]->lock);
+      sketches.emplace(number, *shards_[number]->sketch);
+    }
+    if (settings_.admit_after == 0 || sketches.at(number).seen(key) >= settings_.admit_after) ++to_make;
+  }
+  return to_make;
 }
 
 uint64_t Table::expire(uint32_t oldest) {

@@ -75,6 +75,9 @@ class Table {
   // For the same: note a push of ids, each once; out[i] says if ids[i] has a row or is to have one now.
   void admit(const int64_t* ids, uint64_t count, bool* out);
 
+  // How many rows a push of these ids would make now.  Exact, if nothing else touches the table before that push.
+  uint64_t rows_to_make(const int64_t* ids, uint64_t count) const;
+
   // Drop the rows last used before `oldest`; return how many.  Needs keeps_last_use.
   uint64_t expire(uint32_t oldest);
 
@@ -108,6 +111,7 @@ class Table {
   // out[i] = the first `length` floats of the row of ids[i].
   template <typename Length>
   void read(const int64_t* ids, uint64_t count, Length length, float* out, bool create, uint32_t now);
+  void find_missing(const int64_t* ids, uint64_t count, std::vector<uint64_t>& keys) const;
   void read_missing(int64_t id, uint32_t length, float* out, bool create, uint32_t now);
   void note_use(float* row, uint32_t now) const;
 
