@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from tests.faults.fluid_jobs import Job, Left, Undisturbed, until
 
-LEASE_S = 1.5
+LEASE_S = 3.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
