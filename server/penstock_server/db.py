@@ -26,7 +26,10 @@ _SERVER_KEY = 0x50454E53544F434C
 
 @dataclass(slots=True)
 class Effects:
-    """What a transaction changed: told to the rest of the server once it is committed."""
+    """What a transaction changed: told to the rest of the server once it is committed.
+
+    `events` are written at its end, all at once: there are no ORM relationships that would put them behind their rows.
+    """
 
     jobs: set[str] = field(default_factory=set)
     nodes: set[str] = field(default_factory=set)
@@ -54,7 +57,9 @@ class Database:
             event.listen(self.engine.sync_engine, "connect", _on_sqlite_connect)
             event.listen(self.engine.sync_engine, "begin", _on_sqlite_begin)
         writing = self.engine.execution_options(penstock_write=True)
+        single = self.engine.execution_options(penstock_single=True)
         self._read = async_sessionmaker(self.engine, expire_on_commit=False, autoflush=False)
+        self._glance = async_sessionmaker(single, expire_on_commit=False, autoflush=False)
         self._write = async_sessionmaker(writing, expire_on_commit=False)
         # One writer at a time. SQLite would only make the second wait in its thread; on PostgreSQL two that lock
         # rows in different orders would deadlock, and this process is the only one that writes (`alone`).
@@ -68,11 +73,20 @@ class Database:
             yield session
 
     @asynccontextmanager
+    async def glance(self) -> AsyncIterator[AsyncSession]:
+        """Open a session for one statement that reads. On SQLite it costs no transaction: each would be three calls."""
+        async with self._glance() as session:
+            yield session
+
+    @asynccontextmanager
     async def write(self) -> AsyncIterator[Tx]:
         """Open a write transaction; commit when the block ends, roll back when it raises."""
         async with self._lock, self._write() as session:
             tx = Tx(session)
             yield tx
+            if tx.effects.events:
+                await session.flush()
+                session.add_all(tx.effects.events)
             await session.commit()
         self.on_commit(tx.effects)
 
@@ -111,5 +125,6 @@ def _on_sqlite_connect(connection: Any, _record: Any) -> None:
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("penstock_write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    options = connection.get_execution_options()
+    if not options.get("penstock_single", False):
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("penstock_write", False) else "BEGIN")

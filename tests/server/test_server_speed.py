@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from sqlalchemy import event
 from tests.server.harness import Server, running, settings_for
 from tests.yardstick import slowdown
 
 from penstock.protocol.frames import Column, Frame, Kind, encode
+from penstock.protocol.jobspec import JobSpec
+from penstock_server.auth.principal import Principal
 from penstock_server.streams.ingest import Sender
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.speed]
@@ -40,6 +44,39 @@ async def test_submit_is_quick(server_as_shipped: Server) -> None:
             assert answer.status_code == 201
         p99.append(sorted(taken)[98])
     assert min(p99) < SUBMIT_P99_S, f"p99 of 100 submissions is {min(p99) * 1e3:.1f} ms of processor time"
+
+
+def writes_of(server: Server) -> list[str]:
+    """Every statement that writes, from now on: its first three words."""
+    found: list[str] = []
+
+    def on_statement(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        words = statement.split()[:3]
+        if words[0] in ("INSERT", "UPDATE", "DELETE"):
+            found.append(" ".join(words[:2] if words[0] == "UPDATE" else words))
+
+    event.listen(server.runtime.database.engine.sync_engine, "before_cursor_execute", on_statement)
+    return found
+
+
+async def test_submission_writes_job_and_history_once_each(sqlite_server: Server) -> None:
+    spec = JobSpec(name="quick", entrypoint=["true"])
+    asker = Principal("t", "user", "test", frozenset({"submit"}))
+    writes = writes_of(sqlite_server)
+    job = await sqlite_server.runtime.jobs.submit(spec, asker, None)
+    found = [one for one in writes if one != "UPDATE tokens"]
+    assert found == ["INSERT INTO jobs", "INSERT INTO events"]
+    events = (await sqlite_server.http.get(f"/api/v1/jobs/{job.id}/events")).json()["items"]
+    assert [(one["from"], one["to"]) for one in events] == [(None, "CREATED"), ("CREATED", "QUEUED")]
+
+
+async def test_starting_many_replicas_writes_them_at_once(sqlite_server: Server) -> None:
+    node = await sqlite_server.join(cpus=64)
+    writes = writes_of(sqlite_server)
+    async with sqlite_server.agent(node):
+        job = await sqlite_server.submit(trainers={"count": 40, "memory": "1MiB"})
+        await sqlite_server.job_in(job["id"], "STARTING")
+    assert writes.count("INSERT INTO replicas") == 1
 
 
 async def test_hundred_thousand_events_a_second_cost_a_fraction_of_a_core(sqlite_server: Server) -> None:

@@ -42,7 +42,7 @@ class Held:
                 TokenRow.id.in_(ids[start : start + _AT_ONCE]),
                 or_(TokenRow.revoked_at.is_not(None), TokenRow.expires_at <= self._clock.now()),
             )
-            async with self._db.read() as session:
+            async with self._db.glance() as session:
                 void = (await session.execute(statement)).scalars().all()
             for token_id in void:
                 for end in self._ends.get(token_id, ()):

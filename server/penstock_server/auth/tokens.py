@@ -135,7 +135,7 @@ class Tokens:
 
     async def _find(self, secret: str, kinds: Collection[TokenKind]) -> TokenRow | None:
         statement = select(TokenRow).where(TokenRow.hash == keyed_hash(self._pepper, secret))
-        async with self._db.read() as session:
+        async with self._db.glance() as session:
             row = (await session.execute(statement)).scalar_one_or_none()
         if row is None or row.kind not in kinds or not _valid(row, self._clock.now()):
             return None

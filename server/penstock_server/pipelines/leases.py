@@ -45,7 +45,7 @@ class LeaseWatch:
     async def step(self) -> None:
         """Act on every lease and limit that has run out."""
         now = self._clock.monotonic()
-        async with self._db.read() as session:
+        async with self._db.glance() as session:
             rows = (await session.execute(select(NodeRow.id, NodeRow.state).where(NodeRow.state.in_(_HELD)))).all()
         for node_id, state in rows:
             self._leases.ensure(node_id, now)

@@ -86,7 +86,7 @@ class Attach:
             .join(JobRow, JobRow.id == ReplicaRow.job_id)
             .where(JobRow.kind == "attached", ReplicaRow.state.not_in(_ENDED))
         )
-        async with self._db.read() as session:
+        async with self._db.glance() as session:
             rows = (await session.execute(statement)).all()
         now = self._clock.monotonic()
         missed, gone = [], []
@@ -135,7 +135,7 @@ class Attach:
             epoch=1, attempt=1, restarts=0, reason="", reason_detail="", why="", latest={}, created_at=now,
             state_at=now,
         )  # fmt: skip
-        await created(tx, row, at=now)
+        created(tx, row, at=now)
         transition(tx, row, JobState.RUNNING, at=now, reason="")
         await tx.session.flush()
         tx.session.add(AttemptRow(id=uuid7(), job_id=row.id, number=1, epoch=1, created_at=now))
@@ -172,7 +172,7 @@ class Attach:
             host=message.host, pid=message.pid, stream=await next_numbers(tx, "stream", 1), created_at=now,
             state_at=now, reason="",
         )  # fmt: skip
-        await created(tx, row, at=now)
+        created(tx, row, at=now)
         transition(tx, row, ReplicaState.RUNNING, at=now, reason="registered")
         await tx.session.flush()
         return row

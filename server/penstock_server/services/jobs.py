@@ -20,7 +20,7 @@ from penstock_server.schemas import api
 from penstock_server.services.pages import from_token, to_token
 from penstock_server.services.settle import LogTail, locked_job, replicas_of, settle
 from penstock_server.services.transitions import created, transition
-from penstock_server.services.views import event_view, job_views, replica_view
+from penstock_server.services.views import event_view, job_views, new_job_view, replica_view
 from penstock_server.streams.live import Live
 from penstock_server.tables import EventRow, IdempotencyRow, JobRow, ReplicaRow, SnapshotRow
 from penstock_server.uuid7 import uuid7
@@ -39,7 +39,7 @@ class Jobs:
 
         Raises a problem if the key was used for another submission, or the snapshot is not here.
         """
-        fingerprint = hashlib.sha256(json.dumps(spec.model_dump(), sort_keys=True).encode()).hexdigest()
+        fingerprint = hashlib.sha256(json.dumps(spec.model_dump(), sort_keys=True).encode()).hexdigest() if key else ""
         async with self._db.write() as tx:
             known = await self._known(tx, principal, key, fingerprint) if key else None
             row = known or await self._create(tx, spec)
@@ -51,8 +51,9 @@ class Jobs:
                         token_id=principal.token_id, key=key, fingerprint=fingerprint, job_id=row.id, created_at=now
                     )
                 )
-        async with self._db.read() as session:
-            return (await job_views(session, [row], self._live))[0]
+        if known is None:
+            return new_job_view(row)
+        return await self.get(row.id)
 
     async def get(self, job_id: str) -> api.Job:
         """Return a job. Raises NotFound."""
@@ -175,7 +176,7 @@ class Jobs:
             attempt=0,
             restarts=0,
         )
-        await created(tx, row, at=now)
+        created(tx, row, at=now)
         transition(tx, row, JobState.QUEUED, at=now)
         return row
 

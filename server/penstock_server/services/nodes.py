@@ -46,7 +46,7 @@ class Nodes:
             if row is None:
                 row = NodeRow(id=uuid7(), state=NodeState.JOINING.value, wanted="run", joined_at=now, state_at=now)
                 _describe(row, request)
-                await created(tx, row, at=now)
+                created(tx, row, at=now)
             else:
                 _describe(row, request)
                 await self._tokens.revoke_node(tx, row.id)

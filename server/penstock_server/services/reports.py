@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -88,7 +88,7 @@ class Reports:
         since = self._clock.now() - timedelta(days=1)
         statement = select(ReplicaRow.id, ReplicaRow.job_id).where(ReplicaRow.node_id == node_id)
         statement = statement.where(ReplicaRow.state.in_(_BUSY) | (ReplicaRow.finished_at >= since))
-        async with self._db.read() as session:
+        async with self._db.glance() as session:
             return [(replica_id, job_id) for replica_id, job_id in await session.execute(statement)]
 
     async def job_of(self, node_id: str, replica_id: str, epoch: int) -> str | None:
@@ -96,7 +96,7 @@ class Reports:
         statement = select(ReplicaRow.job_id).where(
             ReplicaRow.id == replica_id, ReplicaRow.node_id == node_id, ReplicaRow.epoch == epoch
         )
-        async with self._db.read() as session:
+        async with self._db.glance() as session:
             return (await session.execute(statement)).scalar_one_or_none()
 
     async def lost(self, replica_ids: Iterable[str], detail: str) -> None:
@@ -143,15 +143,15 @@ class Reports:
     async def overdue(self) -> None:
         """Give up on replicas of stopping jobs whose agent says nothing, so that no job stops for ever."""
         now = self._clock.now()
-        await self._release(now)
         statement = (
             select(ReplicaRow, JobRow)
             .join(JobRow, JobRow.id == ReplicaRow.job_id)
             .where(ReplicaRow.state.in_(_BUSY), JobRow.kind == "managed")
             .where(JobRow.state.in_([JobState.STOPPING, JobState.RECOVERING]))
         )
-        async with self._db.read() as session:
-            pairs = (await session.execute(statement)).all()
+        async with self._db.glance() as session:
+            pairs = [(replica, job) for replica, job in await session.execute(statement)]
+        await self._release(pairs, now)
         late = [replica.id for replica, job in pairs if self._is_overdue(replica, job, now)]
         if not late:
             return
@@ -169,15 +169,8 @@ class Reports:
                 jobs.add(row.job_id)
             await self._settle_all(tx, jobs)
 
-    async def _release(self, now: datetime) -> None:
+    async def _release(self, pairs: Sequence[tuple[ReplicaRow, JobRow]], now: datetime) -> None:
         """Have pservers stopped that did not end by themselves after their trainers."""
-        statement = (
-            select(ReplicaRow, JobRow)
-            .join(JobRow, JobRow.id == ReplicaRow.job_id)
-            .where(ReplicaRow.state.in_(_BUSY), JobRow.kind == "managed", JobRow.state == JobState.STOPPING)
-        )
-        async with self._db.read() as session:
-            pairs = (await session.execute(statement)).all()
         late = [(r, job) for r, job in pairs if _lingers(r, job) and now - job.state_at >= self._pserver_grace]
         fresh = {replica.id: replica.node_id for replica, _ in late if replica.id not in self._released}
         self._released = {replica.id for replica, _ in late}

@@ -65,7 +65,7 @@ class Scheduling:
 
     async def _any_waiting(self) -> bool:
         statement = select(JobRow.id).where(JobRow.state.in_([JobState.QUEUED, JobState.RECOVERING])).limit(1)
-        async with self._db.read() as session:
+        async with self._db.glance() as session:
             return (await session.execute(statement)).first() is not None
 
     async def _next(self, tx: Tx, after: str) -> JobRow | None:
@@ -103,15 +103,18 @@ def _amounts(resources: Resources) -> Amounts:
 
 
 async def _rooms(tx: Tx) -> list[Room]:
+    found = await tx.session.execute(select(NodeRow).where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
+    nodes = found.scalars().all()
+    if not nodes:
+        return []
     used: dict[str | None, Amounts] = defaultdict(lambda: (0, 0, 0))
     sums = (func.sum(ReplicaRow.cpus), func.sum(ReplicaRow.gpus), func.sum(ReplicaRow.memory_bytes))
     statement = select(ReplicaRow.node_id, sums[0], sums[1], sums[2]).where(ReplicaRow.state.in_(_BUSY))
     for node_id, cpus, gpus, memory in await tx.session.execute(statement.group_by(ReplicaRow.node_id)):
         used[node_id] = (int(cpus), int(gpus), int(memory))
     taken = await _ports_in_use(tx)
-    nodes = await tx.session.execute(select(NodeRow).where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
     rooms = []
-    for node in nodes.scalars():
+    for node in nodes:
         total = (node.cpus, node.gpus, node.memory_bytes)
         mine = used[node.id]
         free = (total[0] - mine[0], total[1] - mine[1], total[2] - mine[2])
@@ -172,7 +175,7 @@ async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now
             state_at=now,
             reason="",
         )
-        await created(tx, row, at=now)
+        created(tx, row, at=now)
     transition(tx, job, JobState.STARTING, at=now)
     names = sorted({node.name for node in nodes.values()})
     places = f"node {names[0]!r}" if len(names) == 1 else f"{len(names)} nodes"

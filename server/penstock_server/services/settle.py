@@ -80,7 +80,7 @@ async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[Replic
         endpoint=former.endpoint, stream=await next_numbers(tx, "stream", 1), cpus=former.cpus, gpus=former.gpus,
         memory_bytes=former.memory_bytes, created_at=at, state_at=at, reason="",
     )  # fmt: skip
-    await created(tx, row, at=at, reason="replaces", detail=step.why)
+    created(tx, row, at=at, reason="replaces", detail=step.why)
 
 
 async def _close_attempt(tx: Tx, job: JobRow, at: datetime) -> None:

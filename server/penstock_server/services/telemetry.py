@@ -41,7 +41,7 @@ class Telemetry:
             .join(JobRow, JobRow.id == ReplicaRow.job_id)
             .where(ReplicaRow.stream == stream)
         )
-        async with self._db.read() as session:
+        async with self._db.glance() as session:
             found = (await session.execute(statement)).one_or_none()
         if found is None:
             return None

@@ -40,12 +40,9 @@ def allowed(before: State, after: State) -> bool:
             return False
 
 
-async def created(
-    tx: Tx, row: JobRow | ReplicaRow | NodeRow, *, at: datetime, reason: str = "", detail: str = ""
-) -> None:
-    """Insert a new row, whose state is set already, and its first event."""
+def created(tx: Tx, row: JobRow | ReplicaRow | NodeRow, *, at: datetime, reason: str = "", detail: str = "") -> None:
+    """Add a new row, whose state is set already, and its first event. Written with the next statement or the commit."""
     tx.session.add(row)
-    await tx.session.flush()  # there are no ORM relationships that would put the event behind its job
     _record(tx, row, None, row.state, at, reason, detail)
 
 
@@ -115,7 +112,6 @@ def _record(
         reason=reason,
         detail=detail[:_MAX_DETAIL],
     )
-    tx.session.add(event)
     tx.effects.events.append(event)
     tx.effects.schedule = True
     if job_id is not None:

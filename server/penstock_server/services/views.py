@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.states import TERMINAL_REPLICA, NodeState, ReplicaState
 from penstock_server.schemas import api
-from penstock_server.streams.live import Live
+from penstock_server.streams.live import Live, LiveJob
 from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
 
 _BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
@@ -39,13 +39,22 @@ def event_view(row: EventRow) -> api.Event:
 
 async def job_views(session: AsyncSession, rows: Sequence[JobRow], live: Live) -> list[api.Job]:
     """Show jobs with the replicas of their current attempts. One query for all replicas."""
-    attempts = {row.id: row.attempt for row in rows}
+    placed = [row.id for row in rows if row.attempt]
     found: dict[str, list[ReplicaRow]] = defaultdict(list)
-    statement = select(ReplicaRow).where(ReplicaRow.job_id.in_(attempts)).order_by(ReplicaRow.id)
-    for replica in (await session.execute(statement)).scalars() if attempts else ():
-        if replica.attempt == attempts[replica.job_id]:
-            found[replica.job_id].append(replica)
-    return [_job_view(row, found[row.id], live) for row in rows]
+    statement = (
+        select(ReplicaRow)
+        .join(JobRow, (JobRow.id == ReplicaRow.job_id) & (JobRow.attempt == ReplicaRow.attempt))
+        .where(ReplicaRow.job_id.in_(placed))
+        .order_by(ReplicaRow.id)
+    )
+    for replica in (await session.execute(statement)).scalars() if placed else ():
+        found[replica.job_id].append(replica)
+    return [_job_view(row, found[row.id], live.get(row.id)) for row in rows]
+
+
+def new_job_view(row: JobRow) -> api.Job:
+    """Show a job that was made just now: it has no replicas and no figures."""
+    return _job_view(row, [], None)
 
 
 async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api.Node]:
@@ -73,8 +82,7 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api
     ]
 
 
-def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], live: Live) -> api.Job:
-    now = live.get(row.id)
+def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None) -> api.Job:
     progress = now.progress if now is not None and now.progress is not None else row.progress
     ended = row.finished_at is not None
     return api.Job.model_validate(
