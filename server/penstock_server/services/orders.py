@@ -62,9 +62,11 @@ async def desired(
     async with database.read() as session:
         pairs: Sequence[Any] = (await session.execute(statement)).all()
         wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, lingers_since)]
-        groups = {job.id: await _group(session, job) for _, job in wanted if job.spec.get("mode") == "pserver"}
+        jobs = {job.id: job for _, job in wanted}
+        groups = await _groups(session, [job.id for job in jobs.values() if job.spec.get("mode") == "pserver"])
         keep = (await session.execute(kept)).scalars().all()
-    orders = [_order(replica, job, groups.get(job.id)) for replica, job in wanted]
+    specs = {job.id: JobSpec.model_validate(job.spec) for job in jobs.values()}
+    orders = [_order(replica, specs[job.id], groups.get(job.id)) for replica, job in wanted]
     return {"type": "desired", "replicas": orders, "keep_state": sorted(keep)}
 
 
@@ -74,33 +76,44 @@ def _is_wanted(replica: ReplicaRow, job: JobRow, lingers_since: datetime) -> boo
     return may_linger(JobState.STOPPING, job.reason, replica.role) and job.state_at > lingers_since
 
 
-async def _group(session: AsyncSession, job: JobRow) -> _Group:
-    statement = (
-        select(ReplicaRow.role, ReplicaRow.index, ReplicaRow.endpoint, NodeRow)
+async def _groups(session: AsyncSession, job_ids: Collection[str]) -> dict[str, _Group]:
+    """Return the current attempts of these jobs. Two statements, however many jobs and replicas there are."""
+    if not job_ids:
+        return {}
+    is_current = (JobRow.id == ReplicaRow.job_id) & (JobRow.attempt == ReplicaRow.attempt)
+    members = (
+        select(ReplicaRow.job_id, ReplicaRow.role, ReplicaRow.index, ReplicaRow.endpoint, NodeRow)
+        .join(JobRow, is_current)
         .join(NodeRow, NodeRow.id == ReplicaRow.node_id)
-        .where(ReplicaRow.job_id == job.id, ReplicaRow.attempt == job.attempt)
+        .where(ReplicaRow.job_id.in_(job_ids))
         .order_by(ReplicaRow.stream)
     )
-    found: dict[str, dict[int, str]] = defaultdict(dict)
-    sites: dict[str, Site] = {}
-    for role, index, endpoint, node in await session.execute(statement):
-        found[role].setdefault(index, endpoint or "")
-        sites[node.id] = Site(node.id, node.host, node.address)
-    secret = select(AttemptRow.secret).where(AttemptRow.job_id == job.id, AttemptRow.number == job.attempt)
-    return _Group(
-        endpoints=[endpoint for _, endpoint in sorted(found["pserver"].items())],
-        num_trainers=len(found["trainer"]),
-        secret=(await session.execute(secret)).scalar_one(),
-        addresses=addresses(list(sites.values())),
+    found: dict[str, dict[str, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
+    sites: dict[str, dict[str, Site]] = defaultdict(dict)
+    for job_id, role, index, endpoint, node in await session.execute(members):
+        found[job_id][role].setdefault(index, endpoint or "")
+        sites[job_id][node.id] = Site(node.id, node.host, node.address)
+    secrets = (
+        select(AttemptRow.job_id, AttemptRow.secret)
+        .join(JobRow, (JobRow.id == AttemptRow.job_id) & (JobRow.attempt == AttemptRow.number))
+        .where(AttemptRow.job_id.in_(job_ids))
     )
+    return {
+        job_id: _Group(
+            endpoints=[endpoint for _, endpoint in sorted(found[job_id]["pserver"].items())],
+            num_trainers=len(found[job_id]["trainer"]),
+            secret=secret,
+            addresses=addresses(list(sites[job_id].values())),
+        )
+        for job_id, secret in await session.execute(secrets)
+    }
 
 
-def _order(replica: ReplicaRow, job: JobRow, group: _Group | None) -> dict[str, Any]:
-    spec = JobSpec.model_validate(job.spec)
+def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> dict[str, Any]:
     order = {
         "replica_id": replica.id,
-        "job_id": job.id,
-        "job_name": job.name,
+        "job_id": replica.job_id,
+        "job_name": spec.name,
         "role": replica.role,
         "index": replica.index,
         "epoch": replica.epoch,

@@ -1,0 +1,54 @@
+"""What agents of jobs with parameter servers are told, read from the database and by an agent that only listens."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from tests.server.harness import Server
+
+from penstock_server.services.orders import desired
+
+pytestmark = pytest.mark.asyncio
+
+SMALL = {"cpus": 0, "memory": "1MiB"}
+
+
+async def submitted(server: Server, name: str, **spec: Any) -> dict[str, Any]:
+    given = {"trainers": {"count": 3, **SMALL}, "pservers": {"count": 1, **SMALL}, **spec}
+    return await server.submit(name=name, mode="pserver", **given)
+
+
+async def orders_of(server: Server, node_id: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The orders of a node, and the statements that they took."""
+    statements: list[str] = []
+
+    def on_statement(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "attempts" in statement or "JOIN nodes" in statement:  # nothing else asks for these
+            statements.append(statement)
+
+    engine = server.runtime.database.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", on_statement)
+    longest = timedelta(minutes=1)
+    told = await desired(server.runtime.database, node_id, without=(), lingers_since=datetime.now(UTC) - longest)
+    event.remove(engine, "before_cursor_execute", on_statement)
+    return told["replicas"], statements
+
+
+async def test_orders_of_a_node_cost_the_same_for_many_jobs(sqlite_server: Server) -> None:
+    node = await sqlite_server.join()
+    async with sqlite_server.agent(node):
+        first = await submitted(sqlite_server, "first")
+        await sqlite_server.job_in(first["id"], "STARTING")
+        _, few = await orders_of(sqlite_server, node[0])
+        others = [await submitted(sqlite_server, f"other{i}") for i in range(2)]
+        for job in others:
+            await sqlite_server.job_in(job["id"], "STARTING")
+        orders, many = await orders_of(sqlite_server, node[0])
+    assert len(many) == len(few) > 0
+    told = {(one["job_id"], one["pserver_job"]["token"], *one["pserver_job"]["endpoints"]) for one in orders}
+    assert len(orders) == 12
+    assert len(told) == len({token for _, token, *_ in told}) == len({endpoint for *_, endpoint in told}) == 3
+    assert {one["pserver_job"]["num_trainers"] for one in orders} == {3}
