@@ -48,14 +48,41 @@ def listener(index: int = 0) -> Need:
 
 
 def test_port_is_given_once_on_a_host_that_two_nodes_share() -> None:
-    rooms = [replace(room(name, 2), host="h", ports=(7001, 7002, 7003)) for name in ("a", "b")]
+    ports = (7001, 7002, 7003)
+    rooms = [replace(room(name, 2), host="h", ports=ports, offered=ports) for name in ("a", "b")]
     placed = place([listener(0), need(1), listener(1), listener(2)], rooms)
     assert isinstance(placed, Placed)
     assert sorted(placed.ports) == [0, 2, 3]
     assert sorted(placed.ports.values()) == [7001, 7002, 7003]
     left = take(rooms, [listener(0), need(1), listener(1), listener(2)], placed)
     assert [r.ports for r in left] == [(), ()]
-    assert "needs a port" in waits(place([listener()], left)).why
+    idle = [replace(one, free=one.total) for one in left]
+    answer = waits(place([listener()], idle))
+    assert "needs a port" in answer.why and "0 free of 3 ports" in answer.why
+    assert not answer.forever
+
+
+def test_job_that_waits_for_ports_of_others_waits_for_room() -> None:
+    some = replace(room("a", 8), ports=(7001,), offered=(7001, 7002))
+    answer = waits(place([listener(0), listener(1)], [some]))
+    assert "2 pservers for 1 free of 2 ports" in answer.why
+    assert not answer.forever
+
+
+def test_more_pservers_than_there_are_ports_wait_for_nothing() -> None:
+    ports = (7001, 7002)
+    for free in (ports, (7001,)):
+        answer = waits(place([listener(i) for i in range(3)], [replace(room("a", 8), ports=free, offered=ports)]))
+        assert f"3 pservers for {len(free)} free of 2 ports" in answer.why
+        assert "fewer pservers" in answer.why
+        assert answer.forever
+
+
+def test_busy_cores_are_named_where_ports_are_free() -> None:
+    full = replace(room("a", 2, used=2), ports=(7001,), offered=(7001,))
+    answer = waits(place([listener()], [full]))
+    assert "asks for 1 CPU" in answer.why
+    assert not answer.forever
 
 
 def test_two_hosts_may_give_the_same_port() -> None:

@@ -27,7 +27,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A node that takes replicas: what it has in all, and what of it is free. `ports`: the free ones."""
+    """A node that takes replicas: what it has in all, and what of it is free. `ports`: the free ones of `offered`."""
 
     node_id: str
     name: str
@@ -35,6 +35,7 @@ class Room:
     free: Amounts
     host: str = ""
     ports: tuple[int, ...] = ()
+    offered: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +59,22 @@ def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Placed | Waits:
     if not rooms:
         return Waits("waits for a node: none is READY. Start one with `penstock agent join`.", forever=True)
     free = {room.node_id: room.free for room in rooms}
-    taken: set[tuple[str, int]] = set()
+    left = {room.node_id: dict.fromkeys(room.ports) for room in rooms}
     chosen: dict[int, str] = {}
     ports: dict[int, int] = {}
     order = sorted(range(len(needs)), key=lambda i: (_weight(needs[i].amounts), -i), reverse=True)
     for i in order:
-        fitting = [r for r in rooms if _fits(needs[i].amounts, free[r.node_id]) and _listens(needs[i], r, taken)]
+        listens = needs[i].listens
+        fitting = [r for r in rooms if _fits(needs[i].amounts, free[r.node_id]) and (left[r.node_id] or not listens)]
         if not fitting:
             return _explain(needs, needs[i], rooms)
         best = min(fitting, key=lambda room: (_weight(free[room.node_id]), room.name, room.node_id))
         chosen[i] = best.node_id
-        if needs[i].listens:
-            ports[i] = _free_ports(best, taken)[0]
-            taken.add((best.host, ports[i]))
+        if listens:
+            ports[i] = next(iter(left[best.node_id]))
+            for room in rooms:
+                if room.host == best.host:
+                    left[room.node_id].pop(ports[i], None)
         free[best.node_id] = _minus(free[best.node_id], needs[i].amounts)
     return Placed(tuple(chosen[i] for i in range(len(needs))), ports)
 
@@ -92,8 +96,6 @@ def behind(name: str) -> str:
 
 def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits:
     who, what = f"{stuck.role} {stuck.index}", _say(stuck.amounts)
-    if stuck.listens and not any(room.ports for room in rooms):
-        return Waits(f"{who} needs a port, and no READY node has a free one. It starts when others end.", forever=False)
     if not any(_fits(stuck.amounts, room.total) for room in rooms):
         largest = max(rooms, key=lambda room: _weight(room.total))
         return Waits(
@@ -101,18 +103,35 @@ def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits
             f"has {_say(largest.total)}. Ask for less, or join a larger node.",
             forever=True,
         )
-    whole = [replace(room, free=room.total) for room in rooms]
-    if any(room.free != room.total for room in rooms) and isinstance(place(needs, whole), Placed):
+    is_port = stuck.listens and isinstance(place([replace(need, listens=False) for need in needs], rooms), Placed)
+    if _is_placeable(needs, [replace(room, free=room.total, ports=room.offered) for room in rooms], rooms):
+        free = f"asks for {what}; free are {_list_free(rooms)}"
+        if is_port:
+            free = f"needs a port, and those that READY nodes offer are taken ({_num_ports(needs, rooms)})"
+        return Waits(f"waits for room: {who} {free}. It starts when others end.", forever=False)
+    if is_port:
         return Waits(
-            f"waits for room: {who} asks for {what}; free are {_list_free(rooms)}. It starts when others end.",
-            forever=False,
+            f"asks for more ports than READY nodes offer: {_num_ports(needs, rooms)}. "
+            "Ask for fewer pservers, or join another node.",
+            forever=True,
         )
-    count = len(needs)
     return Waits(
-        f"asks for {count} replicas at once ({who}: {what}), more than the {len(rooms)} READY nodes hold "
+        f"asks for {len(needs)} replicas at once ({who}: {what}), more than the {len(rooms)} READY nodes hold "
         "together. Ask for fewer, or join another node.",
         forever=True,
     )
+
+
+def _is_placeable(needs: Sequence[Need], whole: Sequence[Room], now: Sequence[Room]) -> bool:
+    """Whether the needs fit nodes that hold nothing else. False at once if the nodes are like that already."""
+    return whole != now and isinstance(place(needs, whole), Placed)
+
+
+def _num_ports(needs: Sequence[Need], rooms: Sequence[Room]) -> str:
+    wanted = sum(need.listens for need in needs)
+    offered = {(room.host, port) for room in rooms for port in room.offered}
+    free = {(room.host, port) for room in rooms for port in room.ports}
+    return f"{wanted} pserver{'s' if wanted != 1 else ''} for {len(free)} free of {len(offered)} ports"
 
 
 def _list_free(rooms: Sequence[Room]) -> str:
@@ -139,10 +158,6 @@ def _fits(need: Amounts, free: Amounts) -> bool:
 
 def _free_ports(room: Room, taken: Set[tuple[str, int]]) -> tuple[int, ...]:
     return tuple(port for port in room.ports if (room.host, port) not in taken)
-
-
-def _listens(need: Need, room: Room, taken: Set[tuple[str, int]]) -> bool:
-    return not need.listens or bool(_free_ports(room, taken))
 
 
 def _minus(free: Amounts, need: Amounts) -> Amounts:

@@ -119,7 +119,7 @@ async def _rooms(tx: Tx) -> list[Room]:
         mine = used[node.id]
         free = (total[0] - mine[0], total[1] - mine[1], total[2] - mine[2])
         ports = tuple(port for port in node.ports if (node.host, port) not in taken)
-        rooms.append(Room(node.id, node.name, total, free, node.host, ports))
+        rooms.append(Room(node.id, node.name, total, free, node.host, ports, tuple(node.ports)))
     return rooms
 
 
