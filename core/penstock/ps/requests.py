@@ -13,6 +13,7 @@ import torch
 from penstock.errors import PeerError
 from penstock.ps.blocks import BlockLocks, BlockSpec, gradient_of, gradients_of, looked_up, pulled_blocks
 from penstock.ps.checkpoints import Checkpoints
+from penstock.ps.cores import use_cores_for
 from penstock.ps.counters import Counters
 from penstock.ps.desk import Answered, Desk, Request
 from penstock.ps.ledger import Ledger
@@ -138,6 +139,8 @@ class Requests:
         if told.kind == "refuse":
             return told
         with self._locks.of([table]):
+        spec = self._specs[table]
+        use_cores_for(len(ids) * spec.shape[1:].numel() * spec.dtype.itemsize)
             rows = self._storage.rows(table, ids, create=True)
         answer = [to_wire("rows", rows)]
         self._count(sender, table, received=message, sent=answer)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from penstock.errors import Bug, PenstockError
 from penstock.ps.blocks import BlockLocks, BlockSpec
+from penstock.ps.cores import LARGE, use_cores_for
 from penstock.ps.counters import Counters
 from penstock.ps.ledger import Ledger
 from penstock.ps.logbook import Logbook
@@ -25,8 +26,6 @@ from penstock.ps.payloads import Payloads
 from penstock.ps.storage import Gradient, Storage
 from penstock.ps.tensors import to_wire
 from penstock.ps.wire import ROWS, VALUES, Message, Value, WireTensor
-
-_SMALL = 8 << 20  # bytes of gradients: handing them to other threads costs more than they do
 
 
 class Updates:
@@ -97,6 +96,7 @@ class Updates:
     def _apply(self, work: Apply) -> AppliedPush | FailedPush:
         gradient = self._payloads.gradient(work.payload)
         sender = work.sender
+        use_cores_for(gradient.values.nbytes)
         try:
             with self._locks.of([work.block]):
                 try:
@@ -119,7 +119,9 @@ class Updates:
     def _each(self, do: Callable[[str], None], blocks: Iterable[str], gradients: Iterable[Iterable[Gradient]]) -> None:
         """Do it for all blocks, at the same time if they are large enough."""
         names = list(blocks)
-        if self._pool is None or len(names) < 2 or sum(g.values.nbytes for some in gradients for g in some) < _SMALL:
+        num_bytes = sum(g.values.nbytes for some in gradients for g in some)
+        if self._pool is None or len(names) < 2 or num_bytes < LARGE:
+            use_cores_for(num_bytes)
             for name in names:
                 do(name)
             return

@@ -58,12 +58,16 @@ class Line:
             flags, descriptors = self._place(parts, length)
             if reading is not None and not flags & _SHARED:
                 parts = [bytes(p) for p in parts]
-        prefix = _PREFIX.pack(_MAGIC, flags, len(head), length)
+        # All at once: the other side would wake up for a prefix, and have to wait again.
+        start = _PREFIX.pack(_MAGIC, flags, len(head), length) + head
+        if length < _INLINE_BELOW:
+            start, parts = b"".join([start, *parts]), []
         self._limit(deadline)
         try:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-            sent = self._socket.sendmsg([prefix], ancillary)
-            self._socket.sendall(prefix[sent:] + head)
+            sent = self._socket.sendmsg([start], ancillary)
+            if sent < len(start):
+                self._socket.sendall(start[sent:])
             for part in () if flags & _SHARED else parts:
                 self._limit(deadline)
                 self._socket.sendall(part)

@@ -75,6 +75,12 @@ void hold_intra_op_threads(int num_threads) {
   if (set.set_mkl != nullptr) set.set_mkl(num_threads);
 }
 
+void use_intra_op_threads_here(int num_threads) {
+  // As in the guard: what torch sets when it is first asked on a thread is set before, not after.
+  static_cast<void>(at::get_num_threads());
+  hold_intra_op_threads(num_threads);
+}
+
 std::pair<int, int> intra_op_threads_here() {
   return {intra_op().get_openmp != nullptr ? intra_op().get_openmp() : 0, at::get_num_threads()};
 }

@@ -18,6 +18,9 @@ void with_operator_state(int intra_op_threads, const std::function<void()>& body
 // library compiled with OpenMP does: it sets torch's global number, once for each thread, by a flag of that library.
 void hold_intra_op_threads(int num_threads);
 
+// Lets an operator called on this thread use `num_threads` threads from now on; for threads that are not an engine's.
+void use_intra_op_threads_here(int num_threads);
+
 // The number of threads that an operator called on this thread would use: {OpenMP's, torch's}.
 std::pair<int, int> intra_op_threads_here();
 
