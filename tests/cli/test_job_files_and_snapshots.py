@@ -34,6 +34,11 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
         ("name: x\nentrypoint: [a]\ntrainers: {count: -1}", "/trainers/count: .*got -1"),
         ("name: x\nentrypoint: [a]\ntrainers: {memory: lots}", "/trainers/memory: memory is 'lots'"),
         ("name: x\nentrypoint: [a]\nmode: pserver", "pservers.count is 0"),
+        ("name: x\nentrypoint: [a]\npservers: 2", r"/pservers: expected fields such as \{count: …\}, got 2"),
+        ("name: x\nentrypoint: [a]\npservers: {cpu: 2}", "/pservers/cpu: unknown field; did you mean 'cpus'?"),
+        ("name: x\nentrypoint: [a]\ncheckpoint: {every_step: 2}", "did you mean 'every_steps'?"),
+        ("name: x\nentrypoint: [a]\nenv: {CPU_NUM: 1}", "/env/CPU_NUM: expected text, got 1; put it in quotes"),
+        ("name: x\nentrypoint: [a]\nenv: {DEBUG: true}", "/env/DEBUG: expected text, got true; put it in quotes"),
         ("- a\n- b", "holds a list; expected fields"),
         ("name: [", "is no YAML and no JSON"),
     ],
@@ -42,6 +47,13 @@ def test_a_wrong_job_file_is_refused_with_its_place(tmp_path: Path, text: str, s
     with pytest.raises(SpecError, match=said) as caught:
         load(write(tmp_path / "job.yaml", text))
     assert "job.yaml" in str(caught.value)
+
+
+def test_words_that_only_old_yaml_takes_for_booleans_are_text(tmp_path: Path) -> None:
+    text = "name: x\nentrypoint: [a]\nrestart: {max_restarts: 2, on: [infra, user]}\nenv: {ANSWER: yes, LIGHT: off}\n"
+    job = load(write(tmp_path / "job.yaml", text))
+    assert job.restart.on == ["infra", "user"]
+    assert job.env == {"ANSWER": "yes", "LIGHT": "off"}
 
 
 def test_a_missing_job_file_is_named(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from penstock.command.snapshot import pack
 from penstock.errors import SpecError
@@ -18,10 +20,22 @@ if TYPE_CHECKING:
     from penstock.client import Client
 
 
+class _Yaml(yaml.SafeLoader):
+    """YAML whose only booleans are true and false, as in YAML 1.2: `restart: {on: [infra]}` has a key 'on'."""
+
+
+_BOOL = "tag:yaml.org,2002:bool"
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != _BOOL]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+
+
 def load(path: Path) -> JobSpec:
     """Return the job that `path` describes. Raises SpecError with a JSON pointer for every fault."""
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        fields = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)  # JSON is YAML; _Yaml is a safe one
     except OSError as error:
         raise SpecError(f"job file {str(path)!r} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -42,13 +56,30 @@ def check(fields: Any, *, name: str) -> JobSpec:
 
 
 def _message(item: dict[str, Any]) -> str:
-    if item["type"] == "extra_forbidden":
-        wrong = str(item["loc"][-1])
-        near = difflib.get_close_matches(wrong, JobSpec.model_fields, n=1)
-        return "unknown field" + (f"; did you mean {near[0]!r}?" if near else "")
     given = item.get("input")
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(item["loc"][-1]), _fields(item["loc"][:-1]), n=1)
+        return "unknown field" + (f"; did you mean {near[0]!r}?" if near else "")
+    if item["type"] == "model_type":
+        return f"expected fields such as {{{_fields(item['loc'])[0]}: …}}, got {given!r}"
+    if item["type"] == "string_type" and isinstance(given, int | float):
+        return f"expected text, got {json.dumps(given)}; put it in quotes"
     shown = "" if item["type"] == "missing" or isinstance(given, dict | list) else f" (got {given!r})"
     return str(item["msg"]).removeprefix("Value error, ") + shown
+
+
+def _fields(loc: tuple[int | str, ...]) -> list[str]:
+    """Return the fields of the part of a job at `loc`, those of the job where there is none."""
+    part: Any = JobSpec
+    for name in loc:
+        field = part.model_fields.get(name)
+        part = next((one for one in _types(field.annotation) if issubclass(one, BaseModel)), JobSpec) if field else part
+    return list(part.model_fields)
+
+
+def _types(annotation: Any) -> list[type]:
+    """Return the classes that a field may hold: of `Checkpoint | None`, both."""
+    return [one for one in getattr(annotation, "__args__", (annotation,)) if isinstance(one, type)]
 
 
 def prepare(client: Client, spec: JobSpec, *, folder: Path) -> dict[str, Any]:
