@@ -154,6 +154,8 @@ def _wire(runtime: Runtime, live: Live) -> None:
         await runtime.leases.step()
         await runtime.attach.step()
         await runtime.held.step()
+        if runtime.publisher.look_at_clock():
+            publisher.wake()
 
     def on_commit(effects: Effects) -> None:
         for event in effects.events:

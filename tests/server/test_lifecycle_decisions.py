@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState, StopReason, terminal_of
 from penstock_server.services.leases import Leases, Standing
-from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, may_linger
+from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, may_linger, watching
 from penstock_server.services.transitions import allowed
 
 J, R = JobState, ReplicaState
@@ -53,6 +53,12 @@ def with_pservers(*replicas: ReplicaFacts, **fields: Any) -> JobFacts:
 def test_starts_only_when_every_replica_is_up() -> None:
     assert decide(job(replica(0), replica(1, R.PREPARING), state=J.STARTING)) is None
     assert step_of(job(replica(0), replica(1), state=J.STARTING)).to is J.RUNNING
+
+
+def test_running_job_names_those_who_take_the_place_of_others() -> None:
+    replicas = (replica(0), replica(1, R.PREPARING), replica(0, R.ASSIGNED, "pserver"))
+    assert watching(replicas, 60.0).endswith("; trainer 1, pserver 0 are started again")
+    assert "again" not in watching((replica(0), replica(1)), 60.0)
 
 
 def test_first_failure_is_the_cause_and_the_others_its_consequence() -> None:

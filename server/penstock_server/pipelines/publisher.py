@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import select
 
@@ -26,6 +26,7 @@ class Publisher:
         self._db, self._clock, self._hub, self._live, self._agents = database, clock, hub, live, agents
         self._jobs: set[str] = set()
         self._nodes: set[str] = set()
+        self._again_at: dict[str, datetime] = {}
         self._events: list[EventRow] = []
 
     def mark(self, effects: Effects) -> None:
@@ -55,9 +56,21 @@ class Publisher:
         """Send a node's whole wanted set to its agent, if it is connected."""
         link = self._agents.get(node_id)
         if link is not None:
-            since = self._clock.now() - self._pserver_grace
-            message = await desired(self._db, node_id, without=link.missing, lingers_since=since)
-            link.outbox.put("desired", message)
+            now, grace = self._clock.now(), self._pserver_grace
+            orders = await desired(self._db, node_id, without=link.missing, now=now, pserver_grace=grace)
+            self._again_at.pop(node_id, None)
+            if orders.again_at is not None:
+                self._again_at[node_id] = orders.again_at
+            link.outbox.put("desired", orders.message)
+
+    def look_at_clock(self) -> bool:
+        """Note nodes of which something else is wanted now, though nothing happened; return whether there are any."""
+        now = self._clock.now()
+        due = {node_id for node_id, at in self._again_at.items() if at <= now}
+        self._nodes |= due
+        for node_id in due:
+            del self._again_at[node_id]
+        return bool(due)
 
     async def _publish_jobs(self, job_ids: set[str]) -> None:
         if not job_ids:

@@ -130,10 +130,12 @@ def sentence(replica: ReplicaFacts) -> str:
 
 
 def watching(replicas: tuple[ReplicaFacts, ...], grace_s: float) -> str:
-    """Say what a running job does, its unreachable replicas first."""
+    """Say what a running job does, its unreachable replicas first, then those that take the place of others."""
     away = [r for r in replicas if r.state is ReplicaState.UNKNOWN]
     if not away:
-        return _running(replicas)
+        again = [f"{r.role} {r.index}" for r in replicas if r.state in (ReplicaState.ASSIGNED, ReplicaState.PREPARING)]
+        shown = ", ".join(again[:4]) + (" …" if len(again) > 4 else "")
+        return _running(replicas) + (f"; {shown} {'is' if len(again) == 1 else 'are'} started again" if again else "")
     who = ", ".join(f"{r.role} {r.index}" for r in away[:4]) + (" …" if len(away) > 4 else "")
     return f"{away[0].place} is unreachable; {who} may still run there and count as lost after {grace_s:g} s"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import select
@@ -15,6 +15,7 @@ from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.db import Database
 from penstock_server.services.addresses import Site, addresses
+from penstock_server.services.backoff import Life, starts_at
 from penstock_server.services.lifecycle import may_linger
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 
@@ -24,23 +25,32 @@ _OVER = [s.value for s in TERMINAL_JOB]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The attempt of a job with parameter servers. `addresses`: of its nodes."""
+    """The attempt of a job with parameter servers. `addresses`: of its nodes; `starts_at`: of its newest processes."""
 
     endpoints: list[str]
     num_trainers: int
     secret: str
     addresses: dict[str, str]
+    starts_at: dict[str, datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """An agent's `desired` message. `again_at`: when it changes though nothing happens, None if it does not."""
+
+    message: dict[str, Any]
+    again_at: datetime | None
 
 
 async def desired(
-    database: Database, node_id: str, *, without: Collection[str], lingers_since: datetime
-) -> dict[str, Any]:
-    """Return the agent's `desired` message.
+    database: Database, node_id: str, *, without: Collection[str], now: datetime, pserver_grace: timedelta
+) -> Orders:
+    """Return what the agent of a node is to be told.
 
     A replica is wanted while its job starts or runs, its attempt is the job's, and it has not ended; a pserver also for
-    a while after its trainers are done, if that was after `lingers_since`. `without`: replicas whose agent lost them;
-    they are never started a second time. `keep_state`: jobs that go on, whose pservers' state on the node is not to be
-    removed.
+    `pserver_grace` after its trainers are done. One in the place of others that failed soon after each other is wanted
+    a moment later. `without`: replicas whose agent lost them; they are never started a second time. `keep_state` of the
+    message: jobs that go on, whose pservers' state on the node is not to be removed.
     """
     statement = (
         select(ReplicaRow, JobRow)
@@ -61,13 +71,18 @@ async def desired(
     )
     async with database.read() as session:
         pairs: Sequence[Any] = (await session.execute(statement)).all()
-        wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, lingers_since)]
+        wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, now - pserver_grace)]
         jobs = {job.id: job for _, job in wanted}
         groups = await _groups(session, [job.id for job in jobs.values() if job.spec.get("mode") == "pserver"])
         keep = (await session.execute(kept)).scalars().all()
     specs = {job.id: JobSpec.model_validate(job.spec) for job in jobs.values()}
-    orders = [_order(replica, specs[job.id], groups.get(job.id)) for replica, job in wanted]
-    return {"type": "desired", "replicas": orders, "keep_state": sorted(keep)}
+    later = [at for r, job in wanted if (at := _starts_at(r, groups.get(job.id))) > now]
+    orders = [
+        _order(replica, specs[job.id], groups.get(job.id))
+        for replica, job in wanted
+        if _starts_at(replica, groups.get(job.id)) <= now
+    ]
+    return Orders({"type": "desired", "replicas": orders, "keep_state": sorted(keep)}, min(later, default=None))
 
 
 def _is_wanted(replica: ReplicaRow, job: JobRow, lingers_since: datetime) -> bool:
@@ -76,37 +91,53 @@ def _is_wanted(replica: ReplicaRow, job: JobRow, lingers_since: datetime) -> boo
     return may_linger(JobState.STOPPING, job.reason, replica.role) and job.state_at > lingers_since
 
 
+def _starts_at(replica: ReplicaRow, group: _Group | None) -> datetime:
+    if group is None or replica.state != ReplicaState.ASSIGNED:
+        return replica.created_at
+    return group.starts_at.get(replica.id, replica.created_at)
+
+
 async def _groups(session: AsyncSession, job_ids: Collection[str]) -> dict[str, _Group]:
     """Return the current attempts of these jobs. Two statements, however many jobs and replicas there are."""
     if not job_ids:
         return {}
     is_current = (JobRow.id == ReplicaRow.job_id) & (JobRow.attempt == ReplicaRow.attempt)
     members = (
-        select(ReplicaRow.job_id, ReplicaRow.role, ReplicaRow.index, ReplicaRow.endpoint, NodeRow)
+        select(ReplicaRow, NodeRow)
         .join(JobRow, is_current)
         .join(NodeRow, NodeRow.id == ReplicaRow.node_id)
         .where(ReplicaRow.job_id.in_(job_ids))
         .order_by(ReplicaRow.stream)
     )
-    found: dict[str, dict[str, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
+    found: dict[str, dict[tuple[str, int], list[ReplicaRow]]] = defaultdict(lambda: defaultdict(list))
     sites: dict[str, dict[str, Site]] = defaultdict(dict)
-    for job_id, role, index, endpoint, node in await session.execute(members):
-        found[job_id][role].setdefault(index, endpoint or "")
-        sites[job_id][node.id] = Site(node.id, node.host, node.address)
+    for replica, node in await session.execute(members):
+        found[replica.job_id][replica.role, replica.index].append(replica)
+        sites[replica.job_id][node.id] = Site(node.id, node.host, node.address)
     secrets = (
         select(AttemptRow.job_id, AttemptRow.secret)
         .join(JobRow, (JobRow.id == AttemptRow.job_id) & (JobRow.attempt == AttemptRow.number))
         .where(AttemptRow.job_id.in_(job_ids))
     )
     return {
-        job_id: _Group(
-            endpoints=[endpoint for _, endpoint in sorted(found[job_id]["pserver"].items())],
-            num_trainers=len(found[job_id]["trainer"]),
-            secret=secret,
-            addresses=addresses(list(sites[job_id].values())),
-        )
+        job_id: _group(found[job_id], secret, addresses(list(sites[job_id].values())))
         for job_id, secret in await session.execute(secrets)
     }
+
+
+def _group(places: Mapping[tuple[str, int], Sequence[ReplicaRow]], secret: str, where: dict[str, str]) -> _Group:
+    """Put a group together. `places`: the processes of each role and index, oldest first."""
+    servers = [rows[-1] for (role, _), rows in sorted(places.items()) if role == "pserver"]
+    return _Group(
+        endpoints=[row.endpoint or "" for row in servers],
+        num_trainers=sum(role == "trainer" for role, _ in places),
+        secret=secret,
+        addresses=where,
+        starts_at={
+            rows[-1].id: starts_at([Life(one.created_at, one.finished_at) for one in rows[:-1]], rows[-1].created_at)
+            for rows in places.values()
+        },
+    )
 
 
 def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""When a process that took another's place may start: at once, unless those before it failed soon after each other.
+
+Pure. A process that fails as soon as it runs would use up its job's restarts within seconds, long before what is wrong
+(a full disk, a file system that is away) can pass. The longest pause is well below the 30 s that trainers wait for a
+server (`PENSTOCK_PS_DEADLINE_S`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+FIRST = timedelta(seconds=1)
+LONGEST = timedelta(seconds=8)
+STEADY = timedelta(seconds=30)
+"""Who ran so long has not failed soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """From when to when a process was there."""
+
+    created_at: datetime
+    finished_at: datetime | None
+
+
+def starts_at(former: Sequence[Life], created_at: datetime) -> datetime:
+    """Return when a process may start. `former`: those in whose place it is, oldest first."""
+    soon = 0
+    for life in former:
+        is_steady = life.finished_at is not None and life.finished_at - life.created_at >= STEADY
+        soon = 1 if is_steady else soon + 1
+    if soon < 2:
+        return created_at
+    return created_at + min(FIRST * (1 << min(soon - 2, 10)), LONGEST)

@@ -1,0 +1,75 @@
+"""A process that fails again and again is started after ever longer pauses; the first time at once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.harness import FakeAgent, FakeClock, Server, running, settings_for, until
+
+from penstock_server.services.backoff import FIRST, LONGEST, STEADY, Life, starts_at
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MOMENT = timedelta(milliseconds=10)
+
+
+def lives(*lasted: timedelta) -> list[Life]:
+    return [Life(START, START + one) for one in lasted]
+
+
+def pause_after(*lasted: timedelta) -> timedelta:
+    return starts_at(lives(*lasted), START) - START
+
+
+def test_first_failure_costs_no_pause_and_each_further_one_twice_the_last() -> None:
+    pauses = [pause_after(*[MOMENT] * count) for count in range(8)]
+    assert pauses == [0 * FIRST, 0 * FIRST, FIRST, 2 * FIRST, 4 * FIRST, LONGEST, LONGEST, LONGEST]
+
+
+def test_long_life_wipes_out_what_was_before() -> None:
+    assert pause_after(MOMENT, MOMENT, MOMENT, STEADY) == 0 * FIRST
+    assert pause_after(MOMENT, MOMENT, STEADY, MOMENT) == FIRST
+
+
+def test_thousand_failures_pause_no_longer() -> None:
+    assert pause_after(*[MOMENT] * 1000) == LONGEST
+
+
+@pytest.mark.asyncio
+async def test_agent_is_told_of_the_third_process_only_after_a_pause(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(settings_for(tmp_path), clock) as server:
+        node = await server.join()
+        async with server.agent(node) as agent:
+            job = await start(server, agent)
+            for count in (2, 3):
+                await fail_pserver(agent)
+                await has_replicas(server, job["id"], 1 + count)
+                if count == 2:
+                    await agent.desired(2)  # at once
+            await until(agent.get_desired, lambda orders: [one["role"] for one in orders] == ["trainer"])
+            clock.advance(FIRST.total_seconds())
+            orders = await agent.desired(2)
+    assert {one["role"] for one in orders} == {"trainer", "pserver"}
+
+
+async def start(server: Server, agent: FakeAgent) -> dict[str, Any]:
+    small = {"count": 1, "cpus": 0, "memory": "1MiB"}
+    job = await server.submit(mode="pserver", trainers=small, pservers=small, restart={"max_restarts": 5})
+    for order in await agent.desired(2):
+        await agent.start(order)
+    return await server.job_in(job["id"], "RUNNING")
+
+
+async def has_replicas(server: Server, job_id: str, count: int) -> None:
+    await until(lambda: server.job(job_id), lambda job: len(job["replicas"]) == count)
+
+
+async def fail_pserver(agent: FakeAgent) -> None:
+    """Have the pserver that is wanted now end, and wait until something else is wanted."""
+    order = next(one for one in await agent.get_desired() if one["role"] == "pserver")
+    await agent.start(order)
+    await agent.report(order, "EXITED", signal=9)
+    await until(agent.get_desired, lambda orders: order["replica_id"] not in [one["replica_id"] for one in orders])
