@@ -55,6 +55,20 @@ def test_starts_only_when_every_replica_is_up() -> None:
     assert step_of(job(replica(0), replica(1), state=J.STARTING)).to is J.RUNNING
 
 
+def test_node_that_cannot_prepare_a_pserver_costs_an_attempt_not_the_job() -> None:
+    taken = exited(0, 125, detail="could not be prepared: port 20001 is taken", role="pserver", started=False)
+    step = step_of(with_pservers(replica(0), taken, state=J.STARTING))
+    assert (step.to, step.reason) == (J.RECOVERING, StopReason.START_FAILED)
+    assert "pserver 0 on node 'n' could not start: could not be prepared: port 20001 is taken" in step.why
+    assert step_of(with_pservers(replica(0), taken, max_restarts=0)).to is J.STOPPING
+
+
+def test_entrypoint_without_its_x_bit_is_never_tried_in_place_again() -> None:
+    closed = exited(0, 126, detail="may not be executed", role="pserver", started=False)
+    facts = with_pservers(replica(0), closed, restart_on=frozenset({"infra"}))
+    assert (step_of(facts).to, step_of(facts).reason) == (J.STOPPING, StopReason.START_FAILED)
+
+
 def test_running_job_names_those_who_take_the_place_of_others() -> None:
     replicas = (replica(0), replica(1, R.PREPARING), replica(0, R.ASSIGNED, "pserver"))
     assert watching(replicas, 60.0).endswith("; trainer 1, pserver 0 are started again")

@@ -24,8 +24,11 @@ from penstock.protocol.states import (
     terminal_of,
 )
 
-NO_SUCH_PROGRAM = 127
-"""Exit code with which an agent reports that the entrypoint could not be started."""
+NOT_EXECUTED = frozenset({126, 127})
+"""Exit codes with which an agent reports that the entrypoint could not be started: may not be, is not there."""
+
+NOT_PREPARED = 125
+"""Exit code with which an agent reports that its node failed before that: no space, no snapshot, the port is taken."""
 
 CLOSED = "closed its telemetry"
 FAILED = "failed: "
@@ -217,7 +220,9 @@ def _failure(replica: ReplicaFacts) -> _Failure | None:
         case ReplicaState.KILLED:  # nobody asked for it: this is looked at before the job stops
             return _Failure(StopReason.REPLICA_FAILED, "infra", replica)
         case ReplicaState.EXITED if _could_not_start(replica):
-            return _Failure(StopReason.START_FAILED, "user", replica)
+            # What the node lacks may be there elsewhere, or on another port: that takes a new attempt.
+            retry_class = "infra" if replica.exit_code == NOT_PREPARED else "user"
+            return _Failure(StopReason.START_FAILED, retry_class, replica)
         case ReplicaState.EXITED if replica.exit_code != 0 or replica.signal is not None:
             return _Failure(StopReason.REPLICA_FAILED, "user", replica)
         case _:
@@ -225,7 +230,8 @@ def _failure(replica: ReplicaFacts) -> _Failure | None:
 
 
 def _could_not_start(replica: ReplicaFacts) -> bool:
-    return replica.exit_code == NO_SUCH_PROGRAM and bool(replica.detail) and not replica.started
+    told = replica.exit_code == NOT_PREPARED or replica.exit_code in NOT_EXECUTED
+    return told and bool(replica.detail) and not replica.started
 
 
 def _is_up(replica: ReplicaFacts) -> bool:
