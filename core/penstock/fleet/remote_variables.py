@@ -49,6 +49,8 @@ def _read_by(program: Program, op: Operator) -> RemoteVariable | None:
         kind: Kind = "rows" if heights else "ids"
         return RemoteVariable(variable, tuple(blocks), tuple(at), tuple(heights), kind)
     if op.type == GEO:
-        _, _, _, variable, blocks, at, heights = args
-        return RemoteVariable(variable, tuple(blocks), tuple(at), tuple(heights), "dense")
+        # Of a table a server tells a trainer what others changed, once: a read of the whole would count as that.
+        _, touched, _, variable, blocks, at, heights = args
+        as_a_whole: Kind = "dense" if touched is None else "rows"
+        return RemoteVariable(variable, tuple(blocks), tuple(at), tuple(heights), as_a_whole)
     return None
