@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event
-from tests.server.harness import Server
+from sqlalchemy import event, select
+from tests.server.harness import FakeAgent, Server, until
 
 from penstock_server.services.orders import desired
+from penstock_server.tables import AttemptRow
 
 pytestmark = pytest.mark.asyncio
 
@@ -52,3 +53,46 @@ async def test_orders_of_a_node_cost_the_same_for_many_jobs(sqlite_server: Serve
     assert len(orders) == 12
     assert len(told) == len({token for _, token, *_ in told}) == len({endpoint for *_, endpoint in told}) == 3
     assert {one["pserver_job"]["num_trainers"] for one in orders} == {3}
+
+
+async def test_node_of_an_earlier_attempt_learns_that_its_job_is_over(sqlite_server: Server) -> None:
+    """What a pserver wrote there is kept until then, and removed by the agent when it is told."""
+    first, second = await sqlite_server.join("n1"), await sqlite_server.join("n2")
+    async with sqlite_server.agent(first) as one, sqlite_server.agent(second) as other:
+        await sqlite_server.http.post(f"/api/v1/nodes/{second[0]}:cordon")
+        job = await submitted(sqlite_server, "moves", trainers={"count": 1, **SMALL}, restart={"max_restarts": 1})
+        orders = await one.desired(2)
+        await sqlite_server.http.post(f"/api/v1/nodes/{second[0]}:uncordon")
+        await sqlite_server.http.post(f"/api/v1/nodes/{first[0]}:cordon")
+        for order in orders:
+            await one.report(order, "EXITED", exit_code=125, detail="could not be prepared: the disk is full")
+        orders = await other.desired(2)
+        assert await kept_at(one) == [job["id"]]
+        for order in orders:
+            await other.start(order)
+            await other.report(order, "EXITED", exit_code=0)
+        await sqlite_server.job_in(job["id"], "SUCCEEDED")
+        await until(lambda: kept_at(one), lambda kept: kept == [])
+
+
+async def test_secrets_of_attempts_that_are_over_are_kept_nowhere(sqlite_server: Server) -> None:
+    node = await sqlite_server.join()
+    async with sqlite_server.agent(node) as agent:
+        job = await submitted(sqlite_server, "over")
+        orders = await agent.desired(4)
+        async with sqlite_server.runtime.database.read() as session:
+            running = (await session.execute(select(AttemptRow.secret))).scalars().all()
+        for order in orders:
+            await agent.start(order)
+            await agent.report(order, "EXITED", exit_code=0)
+        await sqlite_server.job_in(job["id"], "SUCCEEDED")
+        async with sqlite_server.runtime.database.read() as session:
+            over = (await session.execute(select(AttemptRow.secret))).scalars().all()
+    assert running == [orders[0]["pserver_job"]["token"]]
+    assert over == [""]
+
+
+async def kept_at(agent: FakeAgent) -> list[str]:
+    """Jobs whose pservers' state the agent was last told to keep."""
+    found: list[list[str]] = [one["keep_state"] for one in agent.messages if one["type"] == "desired"]
+    return found[-1]

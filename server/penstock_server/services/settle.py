@@ -61,6 +61,8 @@ async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail
         job.restarts += 1
     if step.to in TERMINAL_JOB or step.to is JobState.RECOVERING:
         await _close_attempt(tx, job, at)
+    if step.to in TERMINAL_JOB and job.attempt > 1:
+        tx.effects.nodes.update(await _nodes_of_all_attempts(tx, job))  # they may keep state of its pservers
 
 
 async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[ReplicaRow], *, at: datetime) -> None:
@@ -88,6 +90,12 @@ async def _close_attempt(tx: Tx, job: JobRow, at: datetime) -> None:
     attempt = (await tx.session.execute(statement)).scalar_one_or_none()
     if attempt is not None and attempt.finished_at is None:
         attempt.finished_at, attempt.reason = at, job.reason
+        attempt.secret = ""  # of no use to anybody any more
+
+
+async def _nodes_of_all_attempts(tx: Tx, job: JobRow) -> set[str]:
+    statement = select(ReplicaRow.node_id).where(ReplicaRow.job_id == job.id).distinct()
+    return {node_id for node_id in (await tx.session.execute(statement)).scalars() if node_id is not None}
 
 
 async def _node_names(tx: Tx, replicas: Sequence[ReplicaRow]) -> dict[str, str]:
