@@ -186,6 +186,8 @@ def test_a_user_defined_role_says_everything_itself() -> None:
         ({"server_endpoints": None}, "server_endpoints is empty"),
         ({"worker_num": 0}, "worker_num is 0; expected at least 1"),
         ({"current_id": 2}, "current_id is 2, but there are 2 workers"),
+        ({"current_id": "0"}, "current_id is '0'; expected a whole number"),
+        ({"worker_num": "2"}, "worker_num is '2'; expected a whole number"),
         ({"current_id": 1, "role": Role.SERVER}, "current_id is 1, but there are 1 servers"),
         ({"role": "worker"}, "role is 'worker'; expected Role.WORKER or Role.SERVER"),
         ({"server_endpoints": "a:1"}, "server_endpoints is 'a:1'; expected a list"),

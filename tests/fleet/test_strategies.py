@@ -160,6 +160,18 @@ def test_executors_strategies_keep_what_the_mode_decides(capsys: pytest.CaptureF
     assert "use_thread_barrier = False is not taken" in capsys.readouterr().err
 
 
+def test_what_a_mode_decides_is_not_changed_in_place_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = StrategyFactory.create_geo_strategy(5)
+    assert strategy.for_transpiler().geo_sgd_need_push_nums == 5
+    assert "not taken" not in capsys.readouterr().err
+    strategy.get_program_config().geo_sgd_need_push_nums = 9
+    strategy.get_program_config().min_block_size = 81920
+    assert strategy.for_transpiler().geo_sgd_need_push_nums == 5
+    said = capsys.readouterr().err
+    assert "geo_sgd_need_push_nums = 9 is not taken: GeoStrategy keeps geo_sgd_need_push_nums = 5" in said
+    assert "min_block_size" not in said
+
+
 def test_debug_options_are_known_ones() -> None:
     strategy = StrategyFactory.create_sync_strategy()
     strategy.set_debug_opt({"dump_fields": ["fc_0.w_0"]})

@@ -95,6 +95,9 @@ def checked(position: Position, reader: str) -> Position:
             f"{reader}: server_endpoints is empty; expected the parameter servers, e.g. ['127.0.0.1:6174']",
             pointer="server_endpoints",
         )
+    for name, number in (("worker_num", position.num_workers), ("current_id", position.index)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise SpecError(f"{reader}: {name} is {number!r}; expected a whole number", pointer=name, got=number)
     if position.num_workers < 1:
         raise SpecError(f"{reader}: worker_num is {position.num_workers}; expected at least 1", pointer="worker_num")
     count = len(position.server_endpoints) if position.role == Role.SERVER else position.num_workers

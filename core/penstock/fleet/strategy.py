@@ -130,10 +130,13 @@ class DistributedStrategy:
         self._force(self._build_strategy, self._forced.build, {})
 
     def _force(self, config: Any, fields: Mapping[str, Value], given: object) -> None:
+        # In an object a value is taken for somebody's choice where it is not the default.
         asked = given if isinstance(given, Mapping) else {}
+        defaults = type(config)._defaults
         for name, value in fields.items():
-            if name in asked and asked[name] != value:
-                say_once(f"{name} = {asked[name]!r} is not taken: {type(self).__name__} keeps {name} = {value!r}")
+            said = asked.get(name, getattr(config, name))
+            if said != value and (name in asked or said != defaults[name]):
+                say_once(f"{name} = {said!r} is not taken: {type(self).__name__} keeps {name} = {value!r}")
             if getattr(config, name) != value:
                 setattr(config, name, value)
 
