@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import penstock as fluid
-from penstock.errors import SpecError, UserError
+from penstock.errors import SpecError
+from penstock.fleet.order import OrderError
 from penstock.fleet.parameter_server import ParameterServerFleet
 from penstock.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
-from penstock.fleet.strategy import StrategyFactory
+from penstock.fleet.strategy import StrategyFactory, StrategyTypeError
 from penstock.program import strict_fields
 from penstock.ps.communicator import descriptor_of
 from penstock.transpile.pserver import describe
@@ -122,9 +123,17 @@ def test_one_worker_has_nobody_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize("call", ["barrier_worker", "all_reduce_worker"])
-def test_several_workers_have_no_channel_between_them(call: str) -> None:
-    with pytest.raises(UserError, match=rf"{call}\(\) needs a channel between the 2 workers"):
+def test_several_workers_meet_at_the_servers_that_init_worker_connects(call: str) -> None:
+    with pytest.raises(OrderError, match=f"{call} comes before init_worker"):
         getattr(worker(), call)(*([1, np.zeros(1)] if call == "all_reduce_worker" else []))
+
+
+def test_a_sum_is_of_numbers() -> None:
+    with pytest.raises(StrategyTypeError, match="all_reduce_worker is given <U1; expected numbers"):
+        worker(count=1).all_reduce_worker(["a"], np.zeros(1))
+    total = np.zeros(1, np.int32)
+    worker(count=1).all_reduce_worker([True], total)
+    assert total.tolist() == [1]
 
 
 # -- programs ----------------------------------------------------------------------------------------

@@ -143,6 +143,13 @@ def test_two_trainers_with_two_replicas_in_sync_train_and_save_as_one_machine(
     assert furthest(expected, values) < 1e-12
 
 
+def test_two_workers_add_up_what_they_have_seen(started: Jobs, alone: Callable[..., Values]) -> None:
+    job, expected = started.end(FIT, *ADAM), alone(FIT, *ADAM[:4])["losses"]
+    number, total = job["whole"]
+    assert number == 2 * len(expected)
+    assert total / 2 == pytest.approx(expected.sum(), rel=1e-12), "a batch's loss is the mean of its halves'"
+
+
 def test_a_job_goes_on_from_a_save_with_other_numbers_of_servers_and_trainers(
     started: Jobs, alone: Callable[..., Values]
 ) -> None:

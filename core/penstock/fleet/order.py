@@ -40,6 +40,8 @@ RULES: Mapping[str, Rule] = {
     "run_server": Rule("init_server", Role.SERVER, once=True),
     "init_worker": Rule("minimize", Role.WORKER, once=True),
     "stop_worker": Rule("init_worker", Role.WORKER, once=True),
+    "barrier_worker": Rule("init_worker", Role.WORKER),
+    "all_reduce_worker": Rule("init_worker", Role.WORKER),
     "save_persistables": Rule("init_worker", Role.WORKER),
     "save_inference_model": Rule("init_worker", Role.WORKER),
 }

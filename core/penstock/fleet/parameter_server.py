@@ -22,7 +22,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SpecError, UserError
+import numpy as np
+import torch
+
+from penstock.errors import SpecError
 from penstock.exec.executor import Executor
 from penstock.exec.places import CPUPlace
 from penstock.exec.ps_storage import ProgramStorage
@@ -36,7 +39,8 @@ from penstock.fleet.strategy import DistributedStrategy, StrategyTypeError, stra
 from penstock.program.program import Program
 from penstock.program.record.context import default_startup_program
 from penstock.program.record.variable import Variable
-from penstock.ps.communicator import Communicator
+from penstock.ps.communicator import Communicator, descriptor_of
+from penstock.ps.opening import opened_client
 from penstock.transpile.transpiler import DistributeTranspiler
 
 
@@ -131,27 +135,6 @@ class ParameterServerFleet:
     def split_files(self, files: Sequence[str]) -> list[str]:
         """Return this worker's part of a list of files: contiguous, the remainder to the first workers."""
         return split_files(files, self.worker_index(), self.worker_num())
-
-    def barrier_worker(self) -> None:
-        """Wait for the other workers. Raises UserError where there are any."""
-        self._alone("barrier_worker")
-
-    def all_reduce_worker(self, input: Any, output: Any) -> None:
-        """Sum `input` over the workers into the array `output`. Raises UserError where there are others."""
-        self._alone("all_reduce_worker")
-        output[...] = input
-
-    def _alone(self, call: str) -> None:
-        # Refused, not half done: workers have no channel to each other in this mode, and rounds of the servers belong
-        # to the training, in which workers may come, go, and have unequal data.
-        if not self.is_worker():
-            raise OrderError(f"fleet.{call}() is for workers, and this process is a server")
-        if self.worker_num() > 1:
-            raise UserError(
-                f"fleet.{call}() needs a channel between the {self.worker_num()} workers, and in parameter-server mode "
-                "they have none. In sync mode every step is a barrier; figures of several workers can be written to "
-                "files and added up"
-            )
 
     # -- from a program to a distributed one ---------------------------------------------------------
 
@@ -272,6 +255,32 @@ class ParameterServerFleet:
         finally:
             self._communicator = None
             self._ran().close()
+
+    def barrier_worker(self) -> None:
+        """Wait until all workers that are alive have called this, after init_worker; a lost one until its lease ends.
+
+        Raises OrderError, Unavailable naming the server that is away.
+        """
+        self._meet("barrier_worker", None)
+
+    def all_reduce_worker(self, input: Any, output: Any) -> None:
+        """Write the sum of the workers' `input` arrays into the array `output`, as `barrier_worker` waits.
+
+        Summed in float64, or int64 for whole numbers. Raises StrategyTypeError for what is no numbers, PeerError if
+        shapes or kinds differ between workers.
+        """
+        given, made = np.asarray(input), {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.int64}
+        if given.dtype.kind not in made:
+            raise StrategyTypeError(f"all_reduce_worker is given {given.dtype}; expected numbers", got=input)
+        mine = torch.from_numpy(np.array(given, made[given.dtype.kind]))
+        total = self._meet("all_reduce_worker", mine)
+        output[...] = (mine if total is None else total).numpy()
+
+    def _meet(self, call: str, part: torch.Tensor | None) -> torch.Tensor | None:
+        if self.is_worker() and self.worker_num() == 1:
+            return part
+        made = self._made(call)
+        return opened_client(str(descriptor_of(made.main))).meet(part)
 
     def save_persistables(
         self, executor: object, dirname: str | os.PathLike[str], main_program: Program | None = None

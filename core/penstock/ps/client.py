@@ -246,6 +246,14 @@ class TrainerClient:
         calls = [partial(link.save, folder) for link in self.links]
         at_once(self._pool, calls)
 
+    def meet(self, part: Tensor | None) -> Tensor | None:
+        """Wait until all live trainers call this; return the sum of their parts. For None: only wait.
+
+        They meet at every server, since none knows who waits at another; the first has the parts.
+        """
+        calls = [partial(link.meet, part if at == 0 else None) for at, link in enumerate(self.links)]
+        return at_once(self._pool, calls)[0]
+
     # -- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -32,6 +32,8 @@ from penstock.ps.messages import (
     Join,
     Leave,
     Lost,
+    Meet,
+    Met,
     Payload,
     Pull,
     Push,
@@ -41,8 +43,8 @@ from penstock.ps.messages import (
 )
 from penstock.ps.rounds.machine import RoundMachine
 
-Request = Join | Beat | Push | Barrier | Pull | Leave
-Inbox = SimpleQueue[Answer | Refuse | Apply | None]  # None: serving has ended
+Request = Join | Beat | Push | Barrier | Pull | Leave | Meet
+Inbox = SimpleQueue[Answer | Met | Refuse | Apply | None]  # None: serving has ended
 Work = Close | Apply
 Done = Applied | FailedRound | AppliedPush | FailedPush
 
@@ -73,7 +75,7 @@ class Hands(Protocol):
 class Answered:
     """`answer` to a request; `staleness` of the push that was applied for it."""
 
-    answer: Answer | Refuse
+    answer: Answer | Met | Refuse
     staleness: int = 0
 
 
@@ -160,7 +162,7 @@ class Desk:
         work: list[Work] = []
         for one in instructions:
             match one:
-                case Answer() | Refuse():
+                case Answer() | Met() | Refuse():
                     self._waiting.pop(one.ticket).put(one)
                 case Release():
                     self._hands.release(one.payload)

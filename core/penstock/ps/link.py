@@ -28,7 +28,7 @@ from penstock.ps.messages import Sender
 from penstock.ps.open_round import OpenRound
 from penstock.ps.patience import Patience
 from penstock.ps.settings import TrainerSettings
-from penstock.ps.tensors import to_wire
+from penstock.ps.tensors import from_wire, to_wire
 from penstock.ps.transport.local import Answered
 from penstock.ps.transport.remote import Tls
 from penstock.ps.transport.route import Address, Route
@@ -87,6 +87,7 @@ class ServerLink:
         self._was_lost = False  # the server knew this trainer no more
         self._num_joins, self._num_failures, self._failure = 0, 0, ""
         self._sent_at = self._heard_at = time.monotonic()
+        self._meeting = -1  # the next one's number; not known yet
         self._leaving = False
         self._ended = threading.Event()
 
@@ -171,6 +172,22 @@ class ServerLink:
     def save(self, path: str) -> None:
         """Have the server save its part into a folder that it can reach."""
         self._ask("save", f"to save to {path}", path=path).release()
+
+    def meet(self, part: torch.Tensor | None) -> torch.Tensor | None:
+        """Wait until all live trainers are here; return the sum of what they brought, if it was anything."""
+        if self._meeting < 0:
+            answered = self._ask("meet", "which meeting is next", number=-1)
+            self._meeting = int(answered.message.fields["round"])
+        views = [] if part is None else [to_wire("values", part)]
+        number, self._meeting = self._meeting, -1  # after a refusal: whichever is next then
+        answered = self._ask("meet", f"for meeting {number} of the trainers", views, number=number)
+        self._meeting = number + 1
+        if self._round is not None:
+            self._round.catch_up(int(answered.message.fields["round"]))
+        if part is None:
+            return None
+        with answered as answer:
+            return from_wire(answer.tensors[0]).clone()
 
     def _to_read(self) -> int:
         return 0 if self._round is None else self._round.to_read()

@@ -69,6 +69,10 @@ class Membership:
         """Trainers that have not joined yet, for an error message; none once the job has started."""
         return [] if self.started else [t for t in range(self.expected) if t not in self._joined]
 
+    def present(self) -> set[int]:
+        """All trainers that are members now, or expected back by a server that was started again."""
+        return set(self._members)
+
     def participants(self, round: int) -> set[int]:
         """Trainers that `round` waits for."""
         return {t for t, m in self._members.items() if m.from_round <= round}

@@ -78,6 +78,16 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Meet:
+    """A trainer comes to meeting `number` of all live members with `part`; -1 only asks which number comes next."""
+
+    ticket: Ticket
+    sender: Sender
+    number: int
+    part: object = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed. `every_s`: how often that is said; if it is much longer ago, the server itself stood still."""
 
@@ -114,7 +124,7 @@ class FailedPush:
     reason: str
 
 
-Event = Join | Beat | Push | Barrier | Pull | Leave | Tick | Applied | FailedRound | AppliedPush | FailedPush
+Event = Join | Beat | Push | Barrier | Pull | Leave | Meet | Tick | Applied | FailedRound | AppliedPush | FailedPush
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +133,15 @@ class Answer:
 
     ticket: Ticket
     round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Answer a `Meet`: all are there. `parts`: what they brought, by trainer; `round`: the open round."""
+
+    ticket: Ticket
+    round: int
+    parts: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,4 +198,4 @@ class Finished:
     """Every trainer has left: stop serving."""
 
 
-Instruction = Answer | Refuse | Release | Close | Apply | Lost | Finished
+Instruction = Answer | Met | Refuse | Release | Close | Apply | Lost | Finished

@@ -66,6 +66,12 @@ class OpenRound:
                 self._number = max(self._number, self._first)
             return self._number
 
+    def catch_up(self, open_round: int) -> None:
+        """Others have gone on to this round while this trainer, between two steps, took no part."""
+        with self._lock:
+            if not self._pushed:
+                self._number = max(self._number, open_round)
+
     def keep(self, block: str, tensors: Sequence[WireTensor], *, owned: bool, waits: bool = False) -> tuple[int, Kept]:
         """Return (round, tensors) to push. `owned`: nobody else changes their memory; else they are copied.
 

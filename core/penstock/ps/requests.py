@@ -18,8 +18,9 @@ from penstock.ps.counters import Counters
 from penstock.ps.desk import Answered, Desk, Request
 from penstock.ps.ledger import Ledger
 from penstock.ps.logbook import Logbook
-from penstock.ps.messages import Barrier, Beat, Join, Leave, Pull, Push, Refuse, Sender, Ticket
+from penstock.ps.messages import Barrier, Beat, Join, Leave, Meet, Met, Pull, Push, Refuse, Sender, Ticket
 from penstock.ps.payloads import Payloads
+from penstock.ps.reduce import brought, total_of
 from penstock.ps.settings import ServerSettings
 from penstock.ps.storage import Gradient, Storage
 from penstock.ps.tensors import to_wire
@@ -47,7 +48,7 @@ class Requests:
             "leave": lambda m, s: self._plain(lambda ticket: Leave(ticket, s)),
             "barrier": lambda m, s: self._plain(lambda ticket: Barrier(ticket, s, int(m.fields["round"]))),
             "push": self._push, "step": self._step, "pull": self._pull, "lookup": self._lookup,
-            "changed": self._changed, "save": self._save,
+            "changed": self._changed, "save": self._save, "meet": self._meet,
         }  # fmt: skip
 
     def answer(self, message: Message) -> Message | Guarded:
@@ -167,6 +168,13 @@ class Requests:
         if told.kind != "refuse":
             self._checkpoints.save(str(message.fields["path"]))
         return told
+
+    def _meet(self, message: Message, sender: Sender) -> Message:
+        part, number = brought(message), int(message.fields["number"])
+        answered = self._desk.ask(lambda ticket: Meet(ticket, sender, number, part))
+        total = None if not isinstance(answered.answer, Met) else total_of(answered.answer.parts)
+        told = _told(answered)
+        return told if total is None else Message("answer", told.fields, [to_wire("values", total)])
 
     def _count(
         self, sender: Sender, block: str, *, received: Message | None = None, sent: list[WireTensor] | None = None

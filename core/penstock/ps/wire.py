@@ -47,6 +47,8 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     "lookup": {**_SENDER, "round": int, "table": str},
     "changed": {**_SENDER, "block": str},
     "save": {**_SENDER, "path": str},
+    # to a meeting of all trainers with [values] or nothing, answered with the sum; number -1: which one is next
+    "meet": {**_SENDER, "number": int},
     "here": {"host": str, "address": str},
     "answer": {"round": int, "staleness": int},
     "refuse": {"reason": str, "rejoin": bool},

@@ -3,7 +3,7 @@
     python -m penstock.distributed.launch_ps --server_num 2 --worker_num 2 fit_a_line.py --mode sync --out FOLDER
 
 Trainer i of n gets the i-th of n equal parts of each batch; with --local one process gets the whole. Trainer 0 leaves
-losses and parameters in FOLDER.
+losses and parameters in FOLDER, and how many losses all workers had, with their sum.
 """
 
 from __future__ import annotations
@@ -78,10 +78,12 @@ def train(args: argparse.Namespace, exe: fluid.Executor, program: Any, loss: Any
     return losses
 
 
-def write(args: argparse.Namespace, names: list[str], losses: list[float]) -> None:
+def write(args: argparse.Namespace, names: list[str], losses: list[float], whole: Any = ()) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     found = {name: fluid.global_scope().find(name) for name in names}
-    np.savez(args.out / "result.npz", losses=losses, **{n: v.numpy() for n, v in found.items() if v is not None})
+    np.savez(
+        args.out / "result.npz", losses=losses, whole=whole, **{n: v.numpy() for n, v in found.items() if v is not None}
+    )
 
 
 def run_local(args: argparse.Namespace) -> None:
@@ -131,11 +133,14 @@ def run_distributed(args: argparse.Namespace) -> None:
                 exec_strategy=strategy.get_execute_strategy(),
             )
         losses = train(args, exe, program, loss, fleet.worker_index(), fleet.worker_num())
+        whole = np.zeros(2)
+        fleet.all_reduce_worker(np.array([len(losses), sum(losses)]), whole)
+        fleet.barrier_worker()
         if args.save:
             fleet.save_persistables(exe, args.out / "persistables")
             fleet.save_inference_model(exe, args.out / "model", ["x", "word"], [predict])
         if fleet.is_first_worker():
-            write(args, names, losses)
+            write(args, names, losses, whole)
         fleet.stop_worker()
 
 

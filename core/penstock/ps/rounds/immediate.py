@@ -25,6 +25,7 @@ from penstock.ps.messages import (
     Join,
     Leave,
     Lost,
+    Meet,
     Payload,
     Pull,
     Push,
@@ -66,7 +67,8 @@ class ImmediateUpdates(RoundMachine):
         self._finished = False
         self.handlers = {
             Join: self._join, Beat: self._beat, Push: self._push, Barrier: self._beat, Pull: self._pull,
-            Leave: self._leave, Tick: self._tick, AppliedPush: self._applied_push, FailedPush: self._failed_push,
+            Leave: self._leave, Meet: self._meet, Tick: self._tick, AppliedPush: self._applied_push,
+            FailedPush: self._failed_push,
         }  # fmt: skip
 
     def _join(self, event: Join) -> list[Instruction]:
@@ -81,6 +83,9 @@ class ImmediateUpdates(RoundMachine):
 
     def _beat(self, event: Beat | Barrier) -> list[Instruction]:
         return [Answer(event.ticket, 0)]
+
+    def _meet(self, event: Meet) -> list[Instruction]:
+        return self.meetings.meet(event, 0)
 
     def _pull(self, event: Pull) -> list[Instruction]:
         for name, block in self._blocks.items():

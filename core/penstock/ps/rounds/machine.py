@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.ps.members import Membership
-from penstock.ps.messages import Barrier, Beat, Event, Instruction, Leave, Pull, Push, Release, Tick
+from penstock.ps.messages import Barrier, Beat, Event, Instruction, Leave, Meet, Pull, Push, Release, Tick
+from penstock.ps.rounds.meetings import Meetings
 
 
 class RoundMachine:
@@ -20,7 +21,7 @@ class RoundMachine:
     handlers: Mapping[type, Callable[[Any], list[Instruction]]]
 
     def __init__(self, members: Membership) -> None:
-        self.members = members
+        self.members, self.meetings = members, Meetings(members)
         self.now = 0.0  # of the event in progress
         self._ticked_at = math.inf  # not yet
 
@@ -38,11 +39,16 @@ class RoundMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event; `now` in seconds of any clock that only goes forward."""
         self.now = now
-        if isinstance(event, Push | Barrier | Pull | Leave | Beat):
+        if isinstance(event, Push | Barrier | Pull | Leave | Beat | Meet):
             refusal = self.members.refuse(event.ticket, event.sender)
             if refusal is not None:
                 return [refusal, *([Release(event.payload)] if isinstance(event, Push) else [])]
             self.members.touch(event.sender, now)
         if isinstance(event, Tick):
             self._wake(event)
-        return self.handlers[type(event)](event)
+        out = self.handlers[type(event)](event)
+        return [*out, *self.meetings.settle(self.open_round())] if self.meetings.waiting else out
+
+    def open_round(self) -> int:
+        """The open round; 0 where there are none."""
+        return 0

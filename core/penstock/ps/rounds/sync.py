@@ -9,6 +9,8 @@ a lost trainer     takes its pushes of the open round with it; the mean is then 
 an empty round     if all that a round waits for are lost, it closes with nothing, for those who joined for the next
 a failed round     stays open, and empty. Who was at its barrier is refused, and so is what it asks of the round after
                    that, until it joins again (and pushes again) or leaves
+a meeting          of the trainers is no part of a round: who waits there is not waited for here, as if it had no data
+                   left; so trainers with unequal data meet after the last step of the last of them
 a duplicate        (trainer, epoch, round, block) is answered, and its payload released
 
 The shell may restore `round` and the members from a snapshot: trainers then join again, and push the open round again.
@@ -29,6 +31,7 @@ from penstock.ps.messages import (
     Join,
     Leave,
     Lost,
+    Meet,
     Payload,
     Pull,
     Push,
@@ -56,7 +59,7 @@ class SyncRounds(RoundMachine):
         self._pulls: list[tuple[Ticket, int, int]] = []  # ticket, trainer, round that has to be open
         self.handlers = {
             Join: self._join, Beat: self._beat, Push: self._push, Barrier: self._barrier, Pull: self._pull,
-            Leave: self._leave, Tick: self._tick, Applied: self._applied,
+            Leave: self._leave, Meet: self._meet, Tick: self._tick, Applied: self._applied,
             FailedRound: self._failed,
         }  # fmt: skip
 
@@ -85,6 +88,13 @@ class SyncRounds(RoundMachine):
 
     def _beat(self, event: Beat) -> list[Instruction]:
         return [Answer(event.ticket, self.round)]
+
+    def _meet(self, event: Meet) -> list[Instruction]:
+        return [*self.meetings.meet(event, self.round), *self._close_if_complete()]
+
+    def open_round(self) -> int:
+        """The open round."""
+        return self.round
 
     def _leave(self, event: Leave) -> list[Instruction]:
         out = [*self._forget(event.sender.trainer), Answer(event.ticket, self.round)]
@@ -118,7 +128,10 @@ class SyncRounds(RoundMachine):
         """Trainers that are not at the barrier of the open round, while others are."""
         if self._closing or not self._reached:
             return []
-        return sorted(self.members.participants(self.round) - self._reached.keys())
+        return sorted(self._waited_for() - self._reached.keys())
+
+    def _waited_for(self) -> set[int]:
+        return self.members.participants(self.round) - self.meetings.waiting
 
     # -- the round -------------------------------------------------------------------------------
 
@@ -157,9 +170,7 @@ class SyncRounds(RoundMachine):
         return self._close_if_complete()
 
     def _close_if_complete(self) -> list[Instruction]:
-        waited_for = self.members.participants(self.round)
-        ready = self.members.started and not self.members.is_empty and waited_for <= self._reached.keys()
-        if self._closing or not ready:
+        if self._closing or not self.members.started or self.members.is_empty or not self._is_complete():
             return []
         self._closing = True
         blocks: dict[str, list[Payload]] = {}
@@ -170,6 +181,12 @@ class SyncRounds(RoundMachine):
         self._pushed.clear()
         close = Close(self.round, {b: tuple(p) for b, p in sorted(blocks.items())}, tuple(sorted(self._reached)))
         return [*left_out, close]
+
+    def _is_complete(self) -> bool:
+        if not self._waited_for() <= self._reached.keys():
+            return False
+        # Nobody but trainers at a meeting: it is closed for who waits for the next one, and whom they wait for.
+        return bool(self._reached or self._pulls or not self.members.participants(self.round))
 
     def _applied(self, event: Applied) -> list[Instruction]:
         self._closing = False
