@@ -172,6 +172,15 @@ def test_what_a_mode_decides_is_not_changed_in_place_without_a_word(capsys: pyte
     assert "min_block_size" not in said
 
 
+@pytest.mark.parametrize("of_another", ["half_async", "completely_not_async", "geo_sgd_mode"])
+def test_a_mode_is_not_made_another_one_by_its_config(of_another: str, capsys: pytest.CaptureFixture[str]) -> None:
+    strategy = StrategyFactory.create_async_strategy()
+    strategy.set_program_config({of_another: True})
+    assert f"{of_another} = True is not taken: AsyncStrategy keeps {of_another} = False" in capsys.readouterr().err
+    setattr(strategy.get_program_config(), of_another, True)
+    assert getattr(strategy.for_transpiler(), of_another) is False
+
+
 def test_debug_options_are_known_ones() -> None:
     strategy = StrategyFactory.create_sync_strategy()
     strategy.set_debug_opt({"dump_fields": ["fc_0.w_0"]})

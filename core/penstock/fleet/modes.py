@@ -13,7 +13,10 @@ from typing import Literal
 Mode = Literal["sync", "half_async", "async", "geo"]
 Value = bool | int
 
-_RUNTIME: Mapping[str, Value] = {"sync_mode": False, "runtime_split_send_recv": True}
+_RUNTIME: Mapping[str, Value] = {
+    "sync_mode": False, "runtime_split_send_recv": True, "half_async": False, "completely_not_async": False,
+    "geo_sgd_mode": False,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
