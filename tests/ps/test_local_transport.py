@@ -21,7 +21,7 @@ import pytest
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.transport import frames
 from penstock.ps.transport.frames import Closed, Line
-from penstock.ps.transport.local import Guarded, Handler, LocalClient, LocalServer
+from penstock.ps.transport.local import MAX_STRANGERS, Guarded, Handler, LocalClient, LocalServer
 from penstock.ps.transport.region import make_region, receive_region
 from penstock.ps.wire import Message, WireTensor, encode
 
@@ -252,6 +252,33 @@ def test_who_has_not_said_hello_is_not_listened_to_for_long(serve: Serve) -> Non
         connection.settimeout(5)
         connection.sendall(struct.pack("<4sIIQ", b"PSL1", 0, len(head), 1 << 30))
         assert connection.recv(1) == b"", "no byte of the body is waited for"
+
+
+def test_of_those_who_do_not_say_hello_the_oldest_makes_room(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.ps.transport.local.HELLO_S", 300.0)
+    server, client = serve()
+    with client.call(push(np.arange(3)), deadline_s=10):
+        pass
+    num_old = 20
+    with contextlib.ExitStack() as stack:
+        strangers = []
+        for _ in range(num_old + MAX_STRANGERS):
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.settimeout(30.0)
+            one.connect("\0" + server.address)
+            strangers.append(one)
+        assert all(one.recv(1) == b"" for one in strangers[:num_old]), "they are let go, long before their time is over"
+        with client.call(push(np.arange(3)), deadline_s=30) as answer:
+            assert values_of(answer).tolist() == [0, 2, 4], "who has said it is no stranger"
+        fresh = LocalClient(server.address, job="j", token="t")
+        with fresh.call(push(np.arange(2)), deadline_s=30) as answer:
+            assert values_of(answer).tolist() == [0, 2]
+        fresh.close()
+        assert len(server._strangers) < MAX_STRANGERS
+        for one in strangers[num_old + 1 :]:
+            one.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                one.recv(1)
 
 
 @pytest.mark.parametrize("sent", [b"xxxx" + bytes(16), b"PSL1", struct.pack("<4sIIQ", b"PSL1", 3, 9, 1)])

@@ -1,7 +1,9 @@
 """Calls between processes of one host: an abstract Unix socket, bodies in shared memory.
 
-A connection opens with `hello`, which holds the job and its token; nothing else is read before that is right. Each
-connection has a thread on the server and carries one call at a time; a client opens as many as it has calls at once.
+A connection opens with `hello`, which holds the job and its token; nothing else is read before that is right. Of those
+that have not said it yet there are at most `MAX_STRANGERS`: the one that has taken longest makes room for the next.
+Each connection has a thread on the server and carries one call at a time; a client opens as many as it has calls at
+once.
 A handler may wait (a barrier does); its answer's tensors are copied into shared memory before it is called again.
 The socket is abstract: nothing in the file system, nothing left after SIGKILL.
 """
@@ -37,6 +39,7 @@ Handler = Callable[[Message], Message | Guarded]
 What it raises refuses the request, except Unavailable: that breaks the connection, so the client asks again.
 """
 
+MAX_STRANGERS = 64
 HELLO_S = 10.0  # seconds for a connection to say who it is
 LAST_WORDS_S = 1.0  # for answers when the server ends
 ANSWER_S = 60.0  # seconds for a client to take its answer
@@ -66,6 +69,7 @@ class LocalServer:
         self._socket.bind("\0" + self.address)
         self._socket.listen(128)
         self._lines: set[Line] = set()
+        self._strangers: dict[Line, None] = {}  # of these, those that have not said who they are, oldest first
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -92,13 +96,20 @@ class LocalServer:
             if self._closed.is_set():
                 line.close()
                 return
+            if len(self._strangers) >= MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.shut_down()  # its thread ends with that
             thread.start()
             self._lines.add(line)
+            self._strangers[line] = None
             self._threads = [*(t for t in self._threads if t.is_alive()), thread]
 
     def _serve(self, line: Line) -> None:
         try:
             if self._is_welcome(line):
+                with self._lock:
+                    self._strangers.pop(line, None)
                 while True:
                     self._answer(line)
         except (Unavailable, PeerError):
@@ -106,6 +117,7 @@ class LocalServer:
         finally:
             with self._lock:
                 self._lines.discard(line)
+                self._strangers.pop(line, None)
             line.close()
 
     def _is_welcome(self, line: Line) -> bool:
