@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.ps.communicator_harness import Make, communicators, in_thread, joined, ones, zeros
+from tests.ps.communicator_harness import WAIT_S, Make, communicators, in_thread, joined, ones, wait_until, zeros
 from tests.ps.fake_servers import FakeServers
 
+from penstock.errors import Unavailable
+from penstock.program import strict_fields
+from penstock.ps.communicators import half_async
 from penstock.ps.communicators.half_async import HalfAsyncCommunicator
 
 
@@ -119,3 +122,43 @@ def test_close_sends_a_round_that_was_not_complete(opened: Make) -> None:
     trainer.send("w@GRAD", ["w"], [0], ones())
     trainer.close()
     assert len(servers.pushes) == 1
+
+
+def test_a_thread_that_was_announced_and_never_comes_is_an_error_that_counts_it(
+    opened: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(half_async, "_SAY_ABSENT_S", 0.0)
+    monkeypatch.setattr(half_async, "ABSENT_S", 0.0)
+    monkeypatch.setattr(strict_fields, "_said", set())
+    trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()))
+    trainer.set_participants(3)
+    trainer.send("w@GRAD", ["w"], [0], ones())
+    with pytest.raises(Unavailable, match=r"2 of the 3 training threads .* have not begun within 0 s"):
+        trainer.recv("w", ["w"], [0], ones(0.0))
+    assert "2 of the 3 training threads" in capsys.readouterr().err
+
+
+def test_threads_that_have_all_come_are_waited_for_however_long_a_step_takes(
+    opened: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_async, "_SAY_ABSENT_S", 0.0)
+    monkeypatch.setattr(half_async, "ABSENT_S", 0.0)
+    trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()))
+    trainer.set_participants(2)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        trainer.recv("v", ["v"], [0], ones(0.0))  # it has come, and computes its step
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        trainer.send("w@GRAD", ["w"], [0], ones())
+
+    other, other_errors = in_thread(slow)
+    assert begun.wait(WAIT_S)
+    waiting, errors = in_thread(lambda: (trainer.send("w@GRAD", ["w"], [0], ones()),
+                                         trainer.recv("w", ["w"], [0], ones(0.0))))  # fmt: skip
+    wait_until(lambda: trainer.queue_depths().get("w") == 1)
+    go_on.set()
+    for thread in (other, waiting):
+        joined(thread)
+    assert not errors and not other_errors

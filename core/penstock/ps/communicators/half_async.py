@@ -4,7 +4,8 @@ Each participant (a thread that runs the program) gives one gradient a step; whe
 servers, and each goes on with what it then pulls. A program that runs once a node gives once a node (Reduce mode
 merges the replicas' gradients before): one participant, so every step pushes and pulls. Who trains with more threads
 says so (`set_participants`, or `participant` around each), and runs the program with the Executor, which keeps a step
-on its thread. A thread that ends without a word is taken to have left, so nobody waits for it.
+on its thread. A thread that ends without a word is taken to have left, so nobody waits for it. One that was announced
+and never comes is said, and after ABSENT_S it is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 import torch
 
+from penstock.errors import Unavailable
 from penstock.native.remote import Descriptor
+from penstock.program.strict_fields import say_once
 from penstock.ps.communicators.background import OverServers, Route, Servers
 from penstock.ps.communicators.lockstep import LockStep
 from penstock.ps.communicators.merging import Gradient, merge
@@ -26,6 +29,8 @@ from penstock.ps.counters import Counters
 from penstock.ps.runtime_config import CommunicatorSettings
 
 _LOOK_FOR_THE_DEAD_S = 1.0  # only while somebody waits
+_SAY_ABSENT_S = 10.0
+ABSENT_S = 600.0  # as long as servers and trainers wait for each other at the start
 
 
 class _Mine(threading.local):
@@ -46,6 +51,7 @@ class HalfAsyncCommunicator(OverServers):
         self._steps: LockStep[tuple[Route, Gradient]] = LockStep()
         self._mine, self._numbers = _Mine(), itertools.count()
         self._threads: dict[int, threading.Thread] = {}  # who -> to see whether it is alive
+        self._num_announced, self._came = 0, set[int]()
         self._pulls_together = False  # one thread pulls, the others of its round copy
         self._pulled: dict[tuple[str, ...], tuple[int, list[torch.Tensor]]] = {}
         self._pull_locks: dict[tuple[str, ...], threading.Lock] = {}
@@ -62,6 +68,8 @@ class HalfAsyncCommunicator(OverServers):
         """Say how many threads train from now on; before they start, and after those of before have ended."""
         with self._lock:
             self._threads.clear()  # whoever trained before takes part again when it gives again
+            self._num_announced = num
+            self._came.clear()
             self._steps.begin(num)
             self._pulls_together = num > 1
             self._changed.notify_all()
@@ -85,6 +93,7 @@ class HalfAsyncCommunicator(OverServers):
     def _who(self) -> int:
         if self._mine.who < 0:
             self._mine.who = next(self._numbers)
+        self._came.add(self._mine.who)
         self._threads.setdefault(self._mine.who, threading.current_thread())
         return self._mine.who
 
@@ -93,6 +102,17 @@ class HalfAsyncCommunicator(OverServers):
             del self._threads[who]
             self._steps.leave(who)
             self._changed.notify_all()
+
+    def _look_for_the_absent(self, waited_s: float) -> None:
+        absent = self._num_announced - len(self._came)
+        if absent <= 0 or waited_s < _SAY_ABSENT_S:
+            return
+        what = (
+            f"{absent} of the {self._num_announced} training threads that were announced (set_threads) have not begun"
+        )
+        say_once(f"{what}; the others wait for them")
+        if waited_s >= ABSENT_S:
+            raise Unavailable(f"{what} within {ABSENT_S:g} s")
 
     # -- what the program calls ------------------------------------------------------------------
 
@@ -142,12 +162,13 @@ class HalfAsyncCommunicator(OverServers):
 
     def _wait_for_round(self, blocks: tuple[str, ...]) -> int:
         """Return how many rounds are applied."""
-        key = _key(blocks)
+        key, started = _key(blocks), time.monotonic()
         with self._lock:
             self._check()
             round = self._steps.round_to_wait_for(key, self._who())
             while round >= 0 and not self._steps.is_done(key, round):
                 self._drop_the_dead()
+                self._look_for_the_absent(time.monotonic() - started)
                 self._changed.wait(_LOOK_FOR_THE_DEAD_S)
                 self._check()
             return self._steps.num_done(key)
