@@ -249,3 +249,16 @@ def test_a_server_program_does_not_run_as_a_graph() -> None:
     program = made.get_pserver_program(made.placement.endpoints[0])
     with pytest.raises(ProgramError, match=r"run it with fluid\.Executor"):
         fluid.ParallelExecutor(False, main_program=program, scope=fluid.Scope()).run([], {})
+
+
+def test_a_program_for_test_from_before_is_told_to_come_from_the_transpiled_one(join: Join) -> None:
+    recorded, before = tower(), tower().startup
+    for_test = recorded.main.clone(for_test=True)
+    join(transpiled(recorded), before)
+    scope, exe = fluid.Scope(), fluid.Executor()
+    exe.run(recorded.startup, scope=scope)
+    exe.run(recorded.main.clone(for_test=True), batch(), [recorded.loss], scope=scope)
+    with pytest.raises(ProgramError, match=r"'table'.*use the transpiled program, or its clone\(for_test=True\)"):
+        exe.run(for_test, batch(), [recorded.loss], scope=scope)
+    with pytest.raises(ProgramError, match=r"'table'.*has no value here: its rows are on parameter servers alone"):
+        exe.run(recorded.main, batch(), ["table"], scope=scope)

@@ -10,6 +10,7 @@ from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 
+_LOOKUP = "penstock.lookup_table.default"
 _CPU = torch.device("cpu")
 
 
@@ -28,9 +29,7 @@ def tensor_of(scope: Scope, program: Program, name: str, device: torch.device | 
         scope.set(name, tensor)
     if tensor is None:
         raise ProgramError(
-            f"variable {name!r} (created at {var.source}) has no value yet. "
-            "Run the startup program first: exe.run(fluid.default_startup_program())",
-            variable=name,
+            f"variable {name!r} (created at {var.source}) has no value {_missing(program, var)}", variable=name
         )
     if not _fits(var, tensor):
         described = f"{var.dtype}[{', '.join(str(d) for d in var.shape)}]"
@@ -45,6 +44,18 @@ def tensor_of(scope: Scope, program: Program, name: str, device: torch.device | 
         tensor = tensor.to(wanted)
         scope.set(name, tensor)
     return tensor
+
+
+def _missing(program: Program, var: VarDesc) -> str:
+    """Say why a variable may have no value, and what to do."""
+    if var.distributed:
+        return "here: its rows are on parameter servers alone. They can be looked up, but not fetched or fed"
+    said = "yet. Run the startup program first: exe.run(fluid.default_startup_program())"
+    if any(op.type == _LOOKUP and var.name == op.input_names()[0] for op in program.operators):
+        said += (
+            ". If it is a table that parameter servers have, use the transpiled program, or its clone(for_test=True)"
+        )
+    return said
 
 
 def _fits(var: VarDesc, tensor: torch.Tensor) -> bool:
