@@ -162,6 +162,7 @@ def test_a_taken_port_is_named_before_anything_starts(folder: Path) -> None:
         (["--endpoints", "a:1", "--server_num", "2", "script.py"], "--endpoints has 1 entries, but --server_num is 2"),
         (["--endpoints", "a:1", "--started_port", "1", "script.py"], "not allowed with argument"),
         (["--started_port", "65535", "script.py"], "leaves no room for 2 ports"),
+        (["--node_ip", "192.0.2.1", "script.py"], "no server can listen at 192.0.2.1"),
     ],
 )
 def test_a_wrong_command_line_is_refused(

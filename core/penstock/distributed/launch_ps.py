@@ -95,7 +95,13 @@ def endpoints_of(args: argparse.Namespace) -> list[str]:
     else:
         count = args.server_num or 2
         first = args.started_port
-        ports = free_ports(args.node_ip, count) if first is None else list(range(first, first + count))
+        try:
+            ports = free_ports(args.node_ip, count) if first is None else list(range(first, first + count))
+        except OSError as error:
+            raise SpecError(
+                f"no server can listen at {args.node_ip}: {error.strerror}. --node_ip is an address of this host",
+                pointer="--node_ip",
+            ) from error
         if ports[-1] > 65535:
             raise SpecError(f"--started_port {first} leaves no room for {count} ports", pointer="--started_port")
         found = [f"{args.node_ip}:{port}" for port in ports]
