@@ -139,9 +139,9 @@ class Requests:
         told = _told(self._desk.ask(lambda ticket: Pull(ticket, sender, number)))
         if told.kind == "refuse":
             return told
-        with self._locks.of([table]):
         spec = self._specs[table]
         use_cores_for(len(ids) * spec.shape[1:].numel() * spec.dtype.itemsize)
+        with self._locks.of([table]):
             rows = self._storage.rows(table, ids, create=True)
         answer = [to_wire("rows", rows)]
         self._count(sender, table, received=message, sent=answer)
