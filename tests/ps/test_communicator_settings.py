@@ -10,6 +10,7 @@ from tests.ps.fake_servers import FakeServers
 
 from penstock.errors import SpecError
 from penstock.native import remote as remotes
+from penstock.native.remote import PsMode
 from penstock.program import strict_fields
 from penstock.program.ir import Operator
 from penstock.program.program import Program
@@ -126,6 +127,23 @@ def test_async_takes_every_setting_as_it_is(capsys: pytest.CaptureFixture[str]) 
     settings = config.settings("async")
     assert (settings.max_merge_var_num, settings.send_queue_size, settings.patience_s) == (20, 9, 0.03)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mode", "idle"),
+    [
+        ("sync", {"communicator_send_wait_times", "communicator_thread_pool_size"}),
+        ("half_async", {"communicator_send_wait_times"}),
+        ("geo", {"communicator_send_wait_times"}),
+    ],
+)
+def test_keys_of_a_mode_that_nothing_goes_by_are_said(
+    mode: PsMode, idle: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("communicator_send_wait_times", "communicator_thread_pool_size")
+    TrainerRuntimeConfig.from_dict(dict.fromkeys(names, 7)).settings(mode)
+    said = capsys.readouterr().err
+    assert {name for name in names if f"{name} = 7 has no effect in {mode} mode" in said} == idle
 
 
 def test_what_a_mode_does_not_use_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,13 @@ MODE_KEYS: Mapping[PsMode, frozenset[str]] = {
     "async": frozenset(k for k in TRAINER_KEYS if k.startswith("communicator_")),
     "geo": frozenset({"communicator_thread_pool_size", "communicator_send_wait_times"}),
 }
+# Keys that Fluid sends in a mode, and that nothing goes by here: a step does not wait for more gradients than its own.
+_IDLE: Mapping[PsMode, frozenset[str]] = {
+    "sync": frozenset({"communicator_send_wait_times", "communicator_thread_pool_size"}),
+    "half_async": frozenset({"communicator_send_wait_times"}),
+    "async": frozenset(),
+    "geo": frozenset({"communicator_send_wait_times"}),
+}
 _FORCED = ("communicator_max_merge_var_num", "communicator_send_queue_size")
 _TABLE_WIDTH = 50
 
@@ -200,7 +207,7 @@ class TrainerRuntimeConfig(RuntimeConfig):
         for name in sorted(self._given):
             if self.KEYS[name].without_effect:
                 say_once(f"{name} = {values[name]} is stored but has no effect: {self.KEYS[name].without_effect}")
-            elif name not in MODE_KEYS[mode]:
+            elif name not in MODE_KEYS[mode] - _IDLE[mode]:
                 say_once(f"{name} = {values[name]} has no effect in {mode} mode")
         for name in _FORCED if mode in ("sync", "half_async") else ():
             if values[name] != threads:
