@@ -232,7 +232,7 @@ def test_beats_go_out_while_a_barrier_waits_for_others(rig: Rig) -> None:
 
 def test_a_trainer_that_was_lost_joins_again_and_goes_on(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, fanin=2)
-    lost = rig.client(server.endpoint, of=2, lease_s=60.0)  # whose beats are too slow
+    lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose beats are too slow
     other = rig.client(server.endpoint, trainer=1, of=2, lease_s=2.0)
     lost.send("w", ["w"], [0], [torch.full((2,), 8.0)])
     until(lambda: server.lost == [0])
@@ -353,6 +353,20 @@ def test_joining_again_is_part_of_the_time_that_a_server_may_be_away(rig: Rig) -
     with pytest.raises(Unavailable, match="to apply round 0"):
         client.send_barrier()
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_trainer_that_was_lost_leaves_at_once(rig: Rig, capsys: pytest.CaptureFixture[str], forgets: bool) -> None:
+    server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, fanin=2)
+    rig.client(server.endpoint, trainer=1, of=2, lease_s=2.0)
+    lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose beats are too slow
+    until(lambda: 0 in server.lost)
+    if forgets:  # as a server that was started again without its state
+        with server.changed:
+            server.machine.members._newest.clear()
+    lost.close()
+    assert server.requests.count("leave") == 1
+    assert "leaves without a word" not in capsys.readouterr().err
 
 
 def test_a_leave_waits_for_a_join_on_its_way(rig: Rig) -> None:

@@ -379,6 +379,17 @@ def test_serving_ends_when_all_have_left() -> None:
     assert machine.handle(Leave(2, b), 0.0) == [Answer(2, 0), Finished()]
 
 
+def test_who_was_lost_may_still_leave_and_a_leave_may_be_repeated() -> None:
+    machine, (a, b) = started(2)
+    machine.handle(Push(10, a, 0, "w", 100), 0.0)
+    assert machine.handle(Leave(11, b), 9.0) == [Answer(11, 0)]
+    assert machine.handle(Leave(12, b), 9.0) == [Answer(12, 0)], "its first answer was lost"
+    assert machine.handle(Tick(), 11.0) == [Lost(0), Release(100)]
+    assert machine.handle(Leave(13, a), 12.0) == [Answer(13, 0), Finished()], "it is not waited for another lease"
+    (stranger,) = machine.handle(Leave(14, Sender(0, 7)), 12.0)
+    assert isinstance(stranger, Refuse), "it has never joined"
+
+
 def test_serving_does_not_end_while_a_lost_trainer_may_come_back() -> None:
     machine, (a, b) = started(2)
     machine.handle(Leave(1, a), 0.0)

@@ -10,6 +10,7 @@ join, replay  come before the first call and after every break: a server that wa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -220,16 +221,16 @@ class ServerLink:
         try:
             if self._num_joins:
                 message = self._message("leave")
-                self._persist(
-                    lambda left: self._exchange(message, left).release(), "to let go", limit_s, since_heard=False
-                )
-        except _Stranger:
-            return  # gone already
+                self._persist(lambda left: self._leave(message, left), "to let go", limit_s, since_heard=False)
         except (Unavailable, PeerError) as error:
             print(f"penstock: trainer {self.sender.trainer} leaves without a word: {error}", file=sys.stderr)
         finally:
             self._ended.set()
             self.route.close()
+
+    def _leave(self, message: Message, limit_s: float) -> None:
+        with contextlib.suppress(_Stranger):  # a server that was started again without its state: gone already
+            self._exchange(message, limit_s).release()
 
     def _end_joining(self, limit_s: float) -> None:
         """See to it that no join follows the leave. One on its way is waited for, then broken."""

@@ -112,6 +112,10 @@ class Membership:
             return Refuse(ticket, f"trainer {sender.trainer} is no member (its lease ran out?)", rejoin=True)
         return None
 
+    def is_gone(self, sender: Sender) -> bool:
+        """Whether this incarnation was a member and is none now: it was lost, has left, or is expected back."""
+        return self._newest.get(sender.trainer) == sender.epoch and self.is_new(sender)
+
     def join(self, sender: Sender, now: float, from_round: int) -> None:
         """Admit a new incarnation. The caller has dropped what the one before it had pushed."""
         self._members[sender.trainer] = Member(sender.epoch, now, from_round)
@@ -125,8 +129,9 @@ class Membership:
         self._members[sender.trainer].seen_at = now
 
     def leave(self, trainer: int) -> None:
-        """Take out a trainer that says so."""
+        """Take out a trainer that says so; one that was lost is not to come any more."""
         self._members.pop(trainer, None)
+        self._lost.pop(trainer, None)
         self._left.add(trainer)
 
     def expire(self, now: float) -> list[int]:

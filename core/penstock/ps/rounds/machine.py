@@ -15,7 +15,8 @@ class RoundMachine:
     """Base of the machines of one pserver. Not thread-safe: one event at a time.
 
     `handlers`: event -> what answers it. Requests of strangers and of incarnations that were replaced are refused here,
-    their payloads released; every request of a member renews its lease.
+    their payloads released; every request of a member renews its lease. Who was lost may still leave, and is waited for
+    no more; a leave may be repeated.
     """
 
     handlers: Mapping[type, Callable[[Any], list[Instruction]]]
@@ -41,9 +42,10 @@ class RoundMachine:
         self.now = now
         if isinstance(event, Push | Barrier | Pull | Leave | Beat | Meet):
             refusal = self.members.refuse(event.ticket, event.sender)
-            if refusal is not None:
+            if refusal is None:
+                self.members.touch(event.sender, now)
+            elif not (isinstance(event, Leave) and self.members.is_gone(event.sender)):
                 return [refusal, *([Release(event.payload)] if isinstance(event, Push) else [])]
-            self.members.touch(event.sender, now)
         if isinstance(event, Tick):
             self._wake(event)
         out = self.handlers[type(event)](event)
