@@ -69,6 +69,15 @@ def test_blocks_stand_with_their_server(open_page: Open, server: RunningServer, 
     expect(page.get_by_test_id("block-row")).to_have_count(9)
 
 
+def test_blocks_come_in_the_order_of_what_the_matrix_shows(open_page: Open, server: RunningServer, feed: Feed) -> None:
+    page = shown(open_page().page, server, group(feed, "order")[0].job_id, "&metric=staleness")
+    first = page.get_by_test_id("block-row").first
+    expect(first).not_to_have_attribute("data-block", "")
+    page.get_by_role("button", name="Wait", exact=True).click()
+    expect(first).to_have_attribute("data-block", "")  # barriers, which are never stale
+    expect(first).to_have_attribute("data-pserver", "1")
+
+
 def test_finished_job_shows_the_whole_run(open_page: Open, server: RunningServer, feed: Feed) -> None:
     feeders = [feed("over"), feed("over", role="pserver", index=0)]
     feeders[0].exchange(30, PEERS, slow=0)

@@ -112,8 +112,8 @@ export function shortType(type: string): string {
   return name.replace(/^_+|_+$/g, "").replace(/_backward$/, " grad");
 }
 
-export function plural(count: number, noun: string): string {
-  return `${integer(count)} ${noun}${count === 1 ? "" : "s"}`;
+export function plural(count: number, noun: string, many = `${noun}s`): string {
+  return `${integer(count)} ${count === 1 ? noun : many}`;
 }
 
 /** The next of 1, 2, 5 × 10^k at or above `value`. */

@@ -86,15 +86,57 @@ describe("what is joined", () => {
     expect(view?.cells.get(cellKey(0, 1))).toMatchObject({ staleness: 2, joined: 6, calls: 100 });
     expect(view?.cells.size).toBe(1);
   });
+});
 
-  it("counts a trainer that was started again from its newest process", () => {
+describe("processes that were started again", () => {
+  it("counts a trainer that was started again from its newest process while the job runs, from all when it is over", () => {
     const store = new ExchangeStore();
-    store.ingest(frame(1, 10, 100, body(100, 20_000, 0, 0, 0, 0, 0)), 0);
-    store.ingest(frame(7, 10, 5, body(5, 10, 0, 0, 0, 0, 0)), 0);
-    const view = store.view(job(TRAINER, ...SERVERS, replica("trainer", 0, 7)), true, 0);
-    expect(view?.cells.get(cellKey(0, 1))?.calls).toBe(5);
+    store.ingest(frame(1, 10, 100, body(100, 20_000, 0, 300e6, 0, 0, 0)), 0);
+    store.ingest(frame(7, 10, 50, body(50, 4_000, 0, 150e6, 0, 0, 0)), 0);
+    const both = job(TRAINER, ...SERVERS, replica("trainer", 0, 7));
+    expect(store.view(both, false, 0)?.cells.get(cellKey(0, 1))?.calls).toBe(50);
+    expect(store.view(both, true, 0)?.cells.get(cellKey(0, 1))).toMatchObject({
+      calls: 150,
+      bytesPerS: 1200, // 24 000 bytes in twice ten seconds
+      waitNs: 3e6,
+    });
   });
 
+  it("adds up what both processes of a server that was started again joined", () => {
+    const store = new ExchangeStore();
+    store.ingest(frame(1, 10, 100, body(100, 20_000, 0, 0, 0, 0, 0)), 0);
+    const joined = (count: number) => ({
+      peers: ["trainer 0"],
+      blocks: ["w"],
+      rows: [[0, 0, 9, 0, 0, 0, 0, 0, count]],
+    });
+    store.ingest(frame(9, 5, 0, joined(40)), 0);
+    store.ingest(frame(12, 10, 0, joined(60)), 0);
+    const view = store.view(job(TRAINER, ...SERVERS, replica("pserver", 1, 12, B)), true, 0);
+    expect(view?.cells.get(cellKey(0, 1))).toMatchObject({ calls: 100, joined: 100, bytesPerS: 2000 });
+  });
+});
+
+describe("what is told of trainers", () => {
+  it("sets a trainer's wait for all servers beside its step", () => {
+    const store = new ExchangeStore();
+    const two = {
+      peers: [A, B],
+      blocks: ["v", "w"],
+      rows: [
+        [0, 0, 100, 9, 0, 200e6, 0, 0, 0],
+        [1, 1, 100, 9, 0, 500e6, 0, 0, 0],
+      ],
+    };
+    store.ingest(frame(1, 10, 100, two), 0);
+    const view = store.view(job(TRAINER, ...SERVERS), true, 0);
+    expect(view?.times.get(0)).toEqual({ waitNs: 7e6, stepNs: 1e8 });
+    store.ingest(frame(1, 11, 0, two), 0);
+    expect(store.view(job(TRAINER, ...SERVERS), true, 0)?.times.get(0)?.stepNs).toBeNull();
+  });
+});
+
+describe("blocks and servers", () => {
   it("puts what waits in the trainer into no cell, and names its block", () => {
     const store = new ExchangeStore();
     const own = {

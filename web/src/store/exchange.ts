@@ -61,8 +61,15 @@ export interface BlockRow extends BlockFigures {
   readonly pserver: number;
 }
 
+/** `waitNs`: for all servers together, as in `Figures`; of its threads added up. `stepNs`: null if it counts no steps. */
+export interface TrainerTime {
+  readonly waitNs: number;
+  readonly stepNs: number | null;
+}
+
 export interface ExchangeView {
   readonly trainers: readonly number[];
+  readonly times: ReadonlyMap<number, TrainerTime>;
   readonly pservers: readonly { readonly index: number; readonly endpoint: string }[];
   readonly cells: ReadonlyMap<string, Cell>;
   readonly blocks: readonly BlockRow[];
@@ -86,16 +93,19 @@ export class ExchangeStore {
     return true;
   }
 
-  /** Null while no process of the job has told of an exchange. */
+  /**
+   * Null while no process of the job has told of an exchange. While it runs, of several processes of one role and index
+   * the newest one's figures; of a job that is over the sums of all, as `penstock exchange` tells them.
+   */
   view(job: Job, over: boolean, nowMs: number): ExchangeView | null {
-    const newest = newestOf(job.replicas).filter((one) => this.#tracks.has(one.stream));
-    if (newest.length === 0) return null;
-    const pservers = this.#servers(job, newest);
+    const shown = (over ? job.replicas : newestOf(job.replicas)).filter((one) => this.#tracks.has(one.stream));
+    if (shown.length === 0) return null;
+    const pservers = this.#servers(job, shown);
     const at = new Map(pservers.map((one) => [one.endpoint, one.index]));
     const parts = new Parts();
     let perStep = false;
     let whole = over;
-    for (const replica of newest) {
+    for (const replica of shown) {
       const track = this.#tracks.get(replica.stream) ?? [];
       const delta = difference(track, Date.parse(replica.started_at ?? job.created_at), over, nowMs);
       whole ||= track.length === 1 && replica.role === "trainer";
@@ -105,10 +115,10 @@ export class ExchangeStore {
     return { ...parts.finish(), pservers, perStep, whole };
   }
 
-  #servers(job: Job, newest: readonly Replica[]): { index: number; endpoint: string }[] {
+  #servers(job: Job, shown: readonly Replica[]): { index: number; endpoint: string }[] {
     const known = newestOf(job.replicas).filter((one) => one.role === "pserver" && one.endpoint !== null);
     const found = known.map((one) => ({ index: one.index, endpoint: one.endpoint ?? "" }));
-    const peers = newest
+    const peers = shown
       .filter((one) => one.role === "trainer")
       .flatMap((one) => this.#tracks.get(one.stream)?.at(-1)?.peers ?? []);
     for (const peer of peers) {
@@ -129,37 +139,57 @@ function newestOf(replicas: readonly Replica[]): Replica[] {
   return [...found.values()];
 }
 
+/** How long a trainer's processes counted, together. */
+interface Time {
+  spanS: number;
+  steps: number;
+  counted: boolean;
+}
+
 interface Tally {
   readonly trainer: Float64Array;
   readonly server: Float64Array;
-  spanS: number;
-  steps: number;
+  readonly time: Time;
 }
 
 /** Differences of all processes, gathered by (trainer, pserver, block), each quantity from who counts it. */
 class Parts {
   #tallies = new Map<string, Map<string, Tally>>();
+  #times = new Map<number, Time>();
   #trainers = new Set<number>();
 
   add(replica: Replica, delta: Delta, at: ReadonlyMap<string, number>): void {
-    if (replica.role === "trainer") this.#trainers.add(replica.index);
+    if (replica.role === "trainer") {
+      this.#trainers.add(replica.index);
+      const time = this.#time(replica.index);
+      time.spanS += delta.spanS;
+      time.steps += delta.steps;
+      time.counted ||= delta.counted;
+    }
     for (const [peer, blocks] of delta.rows) {
       const pair = pairOf(replica, peer, at);
       if (pair === null) continue;
-      for (const [block, sums] of blocks) count(this.#tally(cellKey(...pair), block), replica, sums, delta);
+      for (const [block, sums] of blocks) count(this.#tally(pair, block), replica, sums);
     }
   }
 
-  #tally(key: string, block: string): Tally {
+  #time(trainer: number): Time {
+    const time = this.#times.get(trainer) ?? { spanS: 0, steps: 0, counted: false };
+    this.#times.set(trainer, time);
+    return time;
+  }
+
+  #tally(pair: readonly [number, number], block: string): Tally {
+    const key = cellKey(...pair);
     const blocks = this.#tallies.get(key) ?? new Map<string, Tally>();
     this.#tallies.set(key, blocks);
-    const made = { trainer: new Float64Array(FIELDS), server: new Float64Array(FIELDS), spanS: 0, steps: 0 };
-    const tally = blocks.get(block) ?? made;
+    const made = { trainer: new Float64Array(FIELDS), server: new Float64Array(FIELDS) };
+    const tally = blocks.get(block) ?? { ...made, time: this.#time(pair[0]) };
     blocks.set(block, tally);
     return tally;
   }
 
-  finish(): Pick<ExchangeView, "trainers" | "cells" | "blocks"> {
+  finish(): Pick<ExchangeView, "trainers" | "times" | "cells" | "blocks"> {
     const cells = new Map<string, Cell>();
     const rows = new Map<string, Tally[]>();
     for (const [key, blocks] of this.#tallies) {
@@ -176,7 +206,16 @@ class Parts {
       const comma = key.indexOf(",");
       return { pserver: Number(key.slice(0, comma)), block: key.slice(comma + 1), ...figuresOf(tallies) };
     });
-    return { trainers: [...this.#trainers].sort((a, b) => a - b), cells, blocks };
+    const trainers = [...this.#trainers].sort((a, b) => a - b);
+    const times = new Map(trainers.map((trainer) => [trainer, this.#trainerTime(trainer, cells)] as const));
+    return { trainers, times, cells, blocks };
+  }
+
+  #trainerTime(trainer: number, cells: ReadonlyMap<string, Cell>): TrainerTime {
+    const { spanS, steps, counted } = this.#time(trainer);
+    const mine = [...cells.values()].filter((one) => one.trainer === trainer);
+    const waitNs = mine.reduce((sum, one) => sum + one.waitNs, 0);
+    return { waitNs, stepNs: counted ? per(spanS * 1e9, steps) : null };
   }
 }
 
@@ -189,14 +228,11 @@ function pairOf(replica: Replica, peer: string, at: ReadonlyMap<string, number>)
   return trainer === undefined ? null : [Number(trainer), replica.index];
 }
 
-function count(tally: Tally, replica: Replica, sums: Sums, delta: Delta): void {
-  const trains = replica.role === "trainer";
-  const into = trains ? tally.trainer : tally.server;
+function count(tally: Tally, replica: Replica, sums: Sums): void {
+  const into = replica.role === "trainer" ? tally.trainer : tally.server;
   sums.forEach((sum, field) => {
     into[field] = of(into, field) + sum;
   });
-  if (trains) tally.steps = delta.steps;
-  if (trains || tally.spanS === 0) tally.spanS = delta.spanS;
 }
 
 const of = (sums: Float64Array, field: number): number => sums[field] ?? 0;
@@ -210,7 +246,8 @@ function figuresOf(tallies: readonly Tally[], oneTrainer = false): Figures {
   let stale = 0;
   let pushes = 0;
   for (const tally of tallies) {
-    const { trainer, server, spanS, steps } = tally;
+    const { trainer, server } = tally;
+    const { spanS, steps } = tally.time;
     const missed = Math.max(of(trainer, STALENESS), of(server, STALENESS));
     total.bytesPerS += per(of(trainer, SENT) + of(trainer, RECEIVED), spanS);
     total.waitNs += per(of(trainer, WAIT), steps);
@@ -230,7 +267,7 @@ const per = (sum: number, count: number): number => (count > 0 ? sum / count : 0
 
 function ways(blocks: ReadonlyMap<string, Tally>): Pick<Cell, "sentPerS" | "receivedPerS"> {
   const all = [...blocks.values()];
-  const rate = (field: number) => all.reduce((sum, one) => sum + per(of(one.trainer, field), one.spanS), 0);
+  const rate = (field: number) => all.reduce((sum, one) => sum + per(of(one.trainer, field), one.time.spanS), 0);
   return { sentPerS: rate(SENT), receivedPerS: rate(RECEIVED) };
 }
 

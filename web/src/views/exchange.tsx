@@ -54,22 +54,39 @@ export function ExchangePart({ view }: { view: ExchangeView | null }) {
   return (
     <>
       <Matrix view={view} metric={chosenMetric()} />
-      <BlockTable view={view} />
+      <BlockTable view={view} metric={chosenMetric()} />
     </>
   );
 }
 
 export function describeExchange(view: ExchangeView): string {
-  const cells = [...view.cells.values()];
-  const moved = cells.reduce((sum, cell) => sum + cell.bytesPerS, 0);
-  const longest = cells.reduce((most, cell) => Math.max(most, cell.waitNs), 0);
-  const unit = view.perStep ? "a step" : "an exchange";
+  const moved = [...view.cells.values()].reduce((sum, cell) => sum + cell.bytesPerS, 0);
   return [
     `${plural(view.trainers.length, "trainer")} × ${plural(view.pservers.length, "pserver")}`,
     `${bytes(moved)}/s`,
-    `longest wait ${millis(longest)} ${unit}`,
+    ...longestWait(view),
     view.whole ? "mean of the whole run" : "mean of the last 10 s",
   ].join(" · ");
+}
+
+/** Who waits longest, beside its whole step. In sync training others wait for who waits least. */
+function longestWait(view: ExchangeView): string[] {
+  const [worst] = [...view.times].sort(([, a], [, b]) => b.waitNs - a.waitNs);
+  if (worst === undefined || worst[1].waitNs === 0) return [];
+  const [trainer, { waitNs, stepNs }] = worst;
+  if (stepNs !== null && waitNs > stepNs) {
+    // More than there is: calls of several threads, of a communicator for instance, which the step does not wait for.
+    return [`calls of trainer-${trainer} take ${millis(waitNs)} side by side in a step of ${millis(stepNs)}`];
+  }
+  const unit = stepNs === null ? " an exchange" : ` of ${millis(stepNs)} a step`;
+  return [`trainer-${trainer} waits${view.trainers.length > 1 ? " longest" : ""}: ${millis(waitNs)}${unit}`];
+}
+
+/** For the header of a job: the longest wait of a trainer in a step; null where it is unknown, or no wait of the step. */
+export function longestWaitNs(view: ExchangeView | null): number | null {
+  const times = view === null ? [] : [...view.times.values()];
+  if (times.length === 0 || times.some((one) => one.stepNs === null || one.waitNs > one.stepNs)) return null;
+  return Math.max(...times.map((one) => one.waitNs));
 }
 
 /** For the side panel: what each server moves, and how long the slowest trainer waits for it. */
@@ -94,7 +111,9 @@ export function PserverSummary({ store }: { store: JobStore }) {
               <tr key={index}>
                 <td class="mono">pserver-{index}</td>
                 <td class="num">{bytes(mine.reduce((sum, one) => sum + one.bytesPerS, 0))}/s</td>
-                <td class="num">{text("wait", Math.max(0, ...mine.map(VALUE.wait)))}</td>
+                <td class="num" title="of the trainer that waits longest">
+                  {text("wait", Math.max(0, ...mine.map(VALUE.wait)))} wait
+                </td>
               </tr>
             );
           })}
@@ -145,7 +164,10 @@ function Matrix({ view, metric }: { view: ExchangeView; metric: Metric }) {
           <tbody>
             {view.trainers.map((trainer) => (
               <tr key={trainer}>
-                <th scope="row">trainer-{trainer}</th>
+                <th scope="row">
+                  trainer-{trainer}
+                  <StepTime ns={view.times.get(trainer)?.stepNs ?? null} />
+                </th>
                 {view.pservers.map(({ index }) => (
                   <HeatCell
                     key={index}
@@ -165,6 +187,10 @@ function Matrix({ view, metric }: { view: ExchangeView; metric: Metric }) {
       </div>
     </div>
   );
+}
+
+function StepTime({ ns }: { ns: number | null }) {
+  return ns === null ? null : <small>{millis(ns)} a step</small>;
 }
 
 /** Shown while nobody points at another. */
@@ -197,15 +223,27 @@ function HeatCell(props: {
         onClick={() => onShow(name)}
       >
         {text(metric, value)}
-        {cell.retries > 0 && <small>{integer(cell.retries)} × again</small>}
+        {cell.retries > 0 && <small>{plural(cell.retries, "retry", "retries")}</small>}
       </button>
     </td>
   );
 }
 
 function Scale({ metric, most, perStep }: { metric: Metric; most: number; perStep: boolean }) {
-  const words = { bytes: "sent and received", wait: perStep ? "of each step" : "of each exchange", staleness: "" };
+  const words = {
+    bytes: "sent and received",
+    wait: perStep ? "a step, calls side by side added up" : "an exchange",
+    staleness: "",
+  };
   const said = metric === "staleness" ? "updates by others that a gradient did not know of, mean" : words[metric];
+  if (most === 0) {
+    return (
+      <div class="scale">
+        <span class="mono">all 0</span>
+        <span class="faint">{said}</span>
+      </div>
+    );
+  }
   return (
     <div class={`scale heat-${metric}`}>
       <span>0</span>
@@ -237,11 +275,11 @@ function CellFacts({ cell, metric }: { cell: Cell; metric: Metric }) {
         <dd>{text("staleness", cell.staleness)}</dd>
         <dt>calls</dt>
         <dd>
-          {integer(cell.calls)} · {integer(cell.retries)} again
+          {integer(cell.calls)} · {plural(cell.retries, "retry", "retries")}
         </dd>
         <dt>merged</dt>
         <dd>
-          {integer(cell.merges)} before · {integer(cell.joined)} there
+          {integer(cell.merges)} before sending · {integer(cell.joined)} on the server
         </dd>
       </dl>
       {worst.length > 0 && (
@@ -263,8 +301,12 @@ function CellFacts({ cell, metric }: { cell: Cell; metric: Metric }) {
   );
 }
 
-function BlockTable({ view }: { view: ExchangeView }) {
-  const rows = [...view.blocks].sort((a, b) => b.bytesPerS - a.bytesPerS || (a.block < b.block ? -1 : 1));
+/** Sorted by what the matrix shows, so that what makes a cell large stands on top. */
+function BlockTable({ view, metric }: { view: ExchangeView; metric: Metric }) {
+  const value = VALUE[metric];
+  const rows = [...view.blocks].sort(
+    (a, b) => value(b) - value(a) || b.bytesPerS - a.bytesPerS || (a.block < b.block ? -1 : 1),
+  );
   const most = { bytes: Math.max(1, ...rows.map(VALUE.bytes)), wait: Math.max(1, ...rows.map(VALUE.wait)) };
   return (
     <div>

@@ -1,10 +1,11 @@
 /** Name, state, progress, the sentence that says why, the figures that decide, and Stop. */
 import { useState } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { age, clock, compact, figure, integer, percent, plural, seconds } from "../format";
+import { age, clock, compact, figure, integer, millis, percent, plural, seconds } from "../format";
 import { Dialog, ErrorCard, Progress, StateChip, toneOf } from "../parts/basics";
 import { isTerminal, type JobStore } from "../store/job";
 import type { Job } from "../types";
+import { exchangeOf, hasPservers, longestWaitNs } from "./exchange";
 
 export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
   return (
@@ -90,6 +91,14 @@ function syncShare(store: JobStore): number {
   return step.length === 0 ? Number.NaN : sum(sync) / Math.max(1, sync.length) / (sum(step) / step.length);
 }
 
+/** In place of the sync share: what trainers exchange with servers is no exchange between replicas of one process. */
+function ServerWait({ store }: { store: JobStore }) {
+  const waitNs = longestWaitNs(exchangeOf(store));
+  if (waitNs === null) return null;
+  const [value, unit] = millis(waitNs).split(" ");
+  return <Kpi name="server wait" value={value ?? "–"} unit={`${unit ?? ""} / step`} />;
+}
+
 function Kpis({ job, store }: { job: Job; store: JobStore }) {
   store.metricsVersion.value;
   const { progress } = job;
@@ -105,11 +114,15 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
       <Kpi name="samples/s" value={compact(rate)} />
       <Kpi name="loss" value={figure(store.series.latest("loss") ?? job.latest.loss)} />
       {auc !== undefined && <Kpi name="test AUC" value={auc.toFixed(4)} />}
-      <Kpi
-        name="sync share"
-        value={Number.isFinite(share) ? (share * 100).toFixed(1) : "–"}
-        unit={Number.isFinite(share) ? "%" : ""}
-      />
+      {hasPservers(store) ? (
+        <ServerWait store={store} />
+      ) : (
+        <Kpi
+          name="sync share"
+          value={Number.isFinite(share) ? (share * 100).toFixed(1) : "–"}
+          unit={Number.isFinite(share) ? "%" : ""}
+        />
+      )}
     </dl>
   );
 }

@@ -93,8 +93,12 @@ export function ReplicaList({ replicas }: { replicas: readonly Replica[] }) {
               {one.role}-{one.index}
               {isReplaced(one, replicas) && <span class="tag">replaced</span>}
             </td>
-            <td class="muted clip" style={{ maxWidth: "120px" }} title={`${one.host ?? ""} ${one.pid ?? ""}`}>
-              {one.endpoint ?? `${one.host ?? "–"}:${one.pid ?? "–"}`}
+            <td
+              class="muted clip"
+              style={{ maxWidth: "120px" }}
+              title={`${one.endpoint ?? ""} host ${one.host ?? "–"}, process ${one.pid ?? "–"}`.trim()}
+            >
+              {one.endpoint ?? `${one.host ?? "–"} · ${one.pid ?? "–"}`}
             </td>
             <td class="right">
               <StateChip state={one.state} />
