@@ -50,6 +50,17 @@ async def test_matrix_joins_what_trainer_and_pserver_counted(sqlite_server: Serv
     }  # fmt: skip
 
 
+async def test_servers_that_nobody_named_are_numbered_as_trainers_name_them(sqlite_server: Server) -> None:
+    """Only pserver 1 has registered: its endpoint is not that of pserver 0."""
+    two = {**trainer_body(2), "peers": ["127.0.0.1:6175", "127.0.0.1:6174"]}
+    two["rows"] = [[at, 1, 1, 10 + at, 0, 0, 0, 0, 0] for at in (0, 1)]
+    async with sqlite_server.attached() as trainer, sqlite_server.attached(role="pserver", index=1, pid=8):
+        job_id = trainer.registered["job_id"]
+        await trainer.frame(Kind.EXCHANGE, body=two)
+        found = await until(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
+    assert {cell["pserver"]: cell["sent_bytes"] for cell in found["cells"]} == {0: 10, 1: 11}
+
+
 async def test_frame_that_holds_nonsense_is_left_out(sqlite_server: Server) -> None:
     async with sqlite_server.attached() as trainer, sqlite_server.attached(index=1, pid=8) as other:
         job_id = trainer.registered["job_id"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import structlog
@@ -29,13 +29,22 @@ class Exchanges:
         frames = await self._recorder.newest(job_id, Kind.EXCHANGE)
         told = _told(job.replicas, frames)
         endpoints = {r.index: r.endpoint or "" for r in job.replicas if r.role == "pserver"}
-        known = [endpoints[index] for index in sorted(endpoints)]
+        known = _in_order(endpoints)
         steps: dict[int, int] = {}
         for one in told:
             if one.role == "trainer" and one.step:
                 steps[one.index] = max(one.step, steps.get(one.index, 0))
         cells = [api.ExchangeCell(**asdict(cell)) for cell in matrix(told, known)]
         return api.Exchange(job_id=job.id, attempt=job.attempt, pservers=known, steps=steps, cells=cells)
+
+
+def _in_order(endpoints: Mapping[int, str]) -> list[str]:
+    """Return the endpoints of pserver 0, 1, …; none if one is missing: then the order counts in which trainers name them.
+
+    Processes that a person starts by hand may register without an endpoint, or not at all.
+    """
+    found = [endpoints.get(index, "") for index in range(len(endpoints))]
+    return found if all(found) else []
 
 
 def _told(replicas: Sequence[api.Replica], frames: Sequence[bytes]) -> list[Told]:
