@@ -39,7 +39,7 @@ class Exchanges:
 
 
 def _in_order(endpoints: Mapping[int, str]) -> list[str]:
-    """Return the endpoints of pserver 0, 1, …; none if one is missing: then the order counts in which trainers name them.
+    """Return the endpoints of pserver 0, 1, …; none if one is missing: trainers' order counts then.
 
     Processes that a person starts by hand may register without an endpoint, or not at all.
     """
