@@ -1,9 +1,9 @@
 """Build the native libraries in place: `python -m penstock.native.build`.
 
 `_engine` (a Python module) comes from `src/engine/*.cpp`, `_ops` (a library for `torch.ops.load_library`) from
-`src/ops/**/*.cpp`, `_table` (a Python module without torch) from `src/table/*.cpp`. Ninja rebuilds only what changed; a
-library is replaced by rename, so that a process that has the old one loaded keeps running; two builds at once wait for
-each other.  Needs torch, ninja and a C++20 compiler.
+`src/ops/**/*.cpp`, `_table` and `_feed` (Python modules without torch) from `src/table/*.cpp` and `src/feed/*.cpp`.
+Ninja rebuilds only what changed; a library is replaced by rename, so that a process that has the old one loaded keeps
+running; two builds at once wait for each other.  Needs torch, ninja and a C++20 compiler.
 `stress.cpp` is no part of `_engine`: `--sanitize` builds it with the torch-free core and runs it (see `sanitize`).
 The code has to run on any x86-64 or Arm core: no `-march`; a kernel that wants more uses target attributes.
 On failure: `UserError` with the compiler's output; libraries already built stay as they were.
@@ -51,6 +51,7 @@ def libraries() -> list[Library]:
     engine = tuple(path for path in sorted((SOURCES / "engine").glob("*.cpp")) if path.name != "stress.cpp")
     operators = tuple(sorted((SOURCES / "ops").rglob("*.cpp")))
     table = (*sorted((SOURCES / "table").glob("*.cpp")), SOURCES / "ops" / "initial.cpp")
+    feed = tuple(sorted((SOURCES / "feed").glob("*.cpp")))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     torch_links = ("-lc10", "-ltorch_cpu", "-ltorch")
     import torch  # see build()
@@ -61,6 +62,7 @@ def libraries() -> list[Library]:
         # -fopenmp for at::parallel_for, when compiling only: at run time the symbols are those of torch's own runtime.
         Library("_ops", operators, NATIVE / "_ops.so", torch_links, ("-fopenmp",)),
         Library("_table", table, NATIVE / f"_table{suffix}", (), ()),
+        Library("_feed", feed, NATIVE / f"_feed{suffix}", (), ()),
     ]
     return [library for library in found if library.sources]
 

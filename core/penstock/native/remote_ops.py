@@ -80,11 +80,12 @@ def _prefetch(
     padding_idx: int | None,
 ) -> Tensor:
     flat = ids.detach().cpu().reshape(-1).contiguous()
-    out = torch.zeros(flat.numel(), width, dtype=dtype)
     live = None if padding_idx is None else flat != padding_idx
     if live is None or bool(live.all()):
+        out = torch.empty(flat.numel(), width, dtype=dtype)
         remotes.remote(remote).prefetch(table, blocks, at, heights, flat, out)
     else:
+        out = torch.zeros(flat.numel(), width, dtype=dtype)
         some = torch.empty(int(live.sum()), width, dtype=dtype)
         remotes.remote(remote).prefetch(table, blocks, at, heights, flat[live], some)
         out[live] = some

@@ -99,6 +99,21 @@ uint64_t rows_to_make(const Table& table, const Ids& ids) {
   return table.rows_to_make(from, count);
 }
 
+using Bytes = py::array_t<uint8_t, py::array::c_style>;
+
+Bytes copy_counts(const Table& table) {
+  std::vector<uint8_t> counts;
+  {
+    const py::gil_scoped_release unlocked;
+    counts = table.copy_counts();
+  }
+  return Bytes(static_cast<py::ssize_t>(counts.size()), counts.data());
+}
+
+bool restore_counts(Table& table, const Bytes& counts) {
+  return table.restore_counts(counts.data(), static_cast<uint64_t>(counts.size()));
+}
+
 std::unique_ptr<Table> make_table(uint32_t width, std::vector<float> first_states, const std::string& first, double a,
                                   double b, uint64_t seed, uint64_t capacity, uint32_t num_shards, bool keeps_last_use,
                                   uint32_t admit_after) {
@@ -168,6 +183,8 @@ PYBIND11_MODULE(_table, module) {
           "ids"_a, "gradients"_a, "now"_a, "rate"_a, "beta1"_a, "beta2"_a, "epsilon"_a)
       .def("admit", &admit, "ids"_a)
       .def("rows_to_make", &rows_to_make, "ids"_a)
+      .def("copy_counts", &copy_counts)
+      .def("restore_counts", &restore_counts, "counts"_a)
       .def("expire", &Table::expire, "oldest"_a, py::call_guard<py::gil_scoped_release>())
       .def("copy_shard", &copy_shard, "shard"_a)
       .def("__len__", &Table::size)

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -34,6 +35,17 @@ class Sketch {
   }
 
   uint64_t num_bytes() const { return lines_.size() * sizeof(Line); }
+
+  // All that it has counted, in `num_copied` bytes, and back.
+  uint64_t num_copied() const { return sizeof sightings_ + num_bytes(); }
+  void copy(uint8_t* to) const {
+    std::memcpy(to, &sightings_, sizeof sightings_);
+    std::memcpy(to + sizeof sightings_, lines_.data(), num_bytes());
+  }
+  void restore(const uint8_t* from) {
+    std::memcpy(&sightings_, from, sizeof sightings_);
+    std::memcpy(lines_.data(), from + sizeof sightings_, num_bytes());
+  }
 
  private:
   static constexpr uint32_t kCounters = 4;

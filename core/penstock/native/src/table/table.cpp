@@ -226,6 +226,29 @@ uint64_t Table::rows_to_make(const int64_t* ids, uint64_t count) const {
   return to_make;
 }
 
+std::vector<uint8_t> Table::copy_counts() const {
+  std::vector<uint8_t> out;
+  if (settings_.admit_after == 0) return out;
+  out.resize(shards_.size() * shards_.front()->sketch->num_copied());
+  uint8_t* to = out.data();
+  for (const auto& shard : shards_) {
+    const std::shared_lock guard(shard->lock);
+    shard->sketch->copy(to);
+    to += shard->sketch->num_copied();
+  }
+  return out;
+}
+
+bool Table::restore_counts(const uint8_t* counts, uint64_t num_bytes) {
+  if (settings_.admit_after == 0 || num_bytes != shards_.size() * shards_.front()->sketch->num_copied()) return false;
+  for (const auto& shard : shards_) {
+    const std::lock_guard guard(shard->lock);
+    shard->sketch->restore(counts);
+    counts += shard->sketch->num_copied();
+  }
+  return true;
+}
+
 uint64_t Table::expire(uint32_t oldest) {
   if (!settings_.keeps_last_use) throw std::invalid_argument("the table does not keep when its rows were last used");
   uint64_t dropped = 0;

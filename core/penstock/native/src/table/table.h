@@ -78,6 +78,11 @@ class Table {
   // How many rows a push of these ids would make now.  Exact, if nothing else touches the table before that push.
   uint64_t rows_to_make(const int64_t* ids, uint64_t count) const;
 
+  // What is known of ids without a row (admission by count), to go on from: bytes, as many for every table of the same
+  // number of shards.  None without admission.  False for bytes of another table.
+  std::vector<uint8_t> copy_counts() const;
+  bool restore_counts(const uint8_t* counts, uint64_t num_bytes);
+
   // Drop the rows last used before `oldest`; return how many.  Needs keeps_last_use.
   uint64_t expire(uint32_t oldest);
 

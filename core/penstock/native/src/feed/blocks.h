@@ -1,0 +1,42 @@
+// Text from a file or a pipe, in blocks that end at a line end.
+//
+// It is read, not mapped: into a buffer that stays in the processor's cache this is as fast (docs/datasets.md), serves
+// pipes in the same way, and a file that somebody cuts short meanwhile is a short read instead of a fatal signal.
+// Behind a block there is room for what `numbers.h` reads beyond a line end.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace penstock::feed {
+
+class Blocks {
+ public:
+  // `offset`: of the text that comes first, in the stream.
+  explicit Blocks(int descriptor, uint64_t offset) : descriptor_(descriptor), offset_(offset) {}
+
+  struct Block {
+    const char* begin;
+    const char* end;  // end[-1] is a line end; begin == end: there is no more
+    uint64_t offset;  // of `begin`
+  };
+
+  // Valid until the next call.  A last line without a line end gets one.  Throws std::system_error if a read fails,
+  // std::length_error for a line of more than kLongest bytes.
+  Block next();
+
+  static constexpr std::size_t kBlock = 256U << 10U;
+  static constexpr std::size_t kLongest = 64U << 20U;
+
+ private:
+  std::size_t fill(std::size_t from);
+
+  int descriptor_;
+  uint64_t offset_;
+  std::vector<char> buffer_;
+  std::size_t begin_ = 0;  // of text that was not given out
+  std::size_t end_ = 0;    // of text
+  bool ended_ = false;
+};
+
+}  // namespace penstock::feed

@@ -1,0 +1,71 @@
+// Rows in memory, in chunks as they were read, and the order in which batches take them.
+//
+// The order begins as that of the files and is a function of it and the seeds of the shuffles since, not of how many
+// threads read.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "feed/parser.h"
+
+namespace penstock::feed {
+
+// What one reader has read: a part of a file.
+class Chunk {
+ public:
+  Chunk(std::vector<Slot> slots, bool skips_bad_lines)
+      : parser_(std::move(slots), skips_bad_lines), rows_(parser_.slots().size()) {}
+
+  // Read the lines that begin from byte `begin` (where one begins) to `end`.
+  std::optional<Fault> read(int descriptor, uint64_t begin, uint64_t end) {
+    Place place{begin, 0};
+    return parser_.read(descriptor, place, end, *this);
+  }
+
+  // Take rows that are columns already.
+  void extend(const std::vector<Given>& given, uint64_t count) {
+    std::vector<uint64_t> starts(given.size(), 0);
+    for (uint64_t row = 0; row < count; ++row) rows_.append(parser_.slots(), given, starts, row);
+  }
+
+  Parser& parser() { return parser_; }
+  Rows& rows() { return rows_; }
+  const Rows& rows() const { return rows_; }
+  bool appended(const Place&) { return true; }
+
+ private:
+  Parser parser_;
+  Rows rows_;
+};
+
+// Many threads may `gather`; nothing else meanwhile.
+class Store {
+ public:
+  explicit Store(std::vector<Slot> slots) : slots_(std::move(slots)) {}
+
+  void add(std::shared_ptr<Chunk> chunk);
+  void shuffle(uint64_t seed);
+  Rows gather(uint64_t first, uint64_t count) const;
+
+  const std::vector<Slot>& slots() const { return slots_; }
+  uint64_t size() const { return order_.size(); }
+  uint64_t bytes() const;
+
+ private:
+  struct Reference {
+    uint32_t chunk;
+    uint32_t row;
+  };
+  void gather_dense(std::size_t slot, const Reference* rows, uint64_t count, Column& to) const;
+  void gather_ragged(std::size_t slot, const Reference* rows, uint64_t count, Column& to) const;
+
+  std::vector<Slot> slots_;
+  std::vector<std::shared_ptr<Chunk>> chunks_;
+  std::vector<std::vector<std::vector<int64_t>>> starts_;  // of chunk and slot, if ragged: where a row's values begin
+  std::vector<Reference> order_;
+};
+
+}  // namespace penstock::feed
