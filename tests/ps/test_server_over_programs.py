@@ -25,11 +25,11 @@ from penstock.transpile.pserver import pserver_program
 from penstock.transpile.pserver_startup import pserver_startup
 
 
-def storage_of(mode: Mode) -> ProgramStorage:
+def storage_of(mode: Mode, **kept: Any) -> ProgramStorage:
     """Return what the only server of a network with a distributed table begins with."""
     net = network(lambda: fluid.optimizer.Adam(0.05), is_sparse=True)
     main = net.main.clone()
-    main.variables["table"] = replace(main.variables["table"], distributed=True)
+    main.variables["table"] = replace(main.variables["table"], distributed=True, **kept)
     partition = Partition(main)
     where = placement(partition, 1)
     program = pserver_program(partition, where, where.endpoints[0], startup=net.startup, mode=mode, num_trainers=1)
@@ -45,7 +45,9 @@ def everything(storage: ProgramStorage) -> dict[str, Any]:
         if "ids" in tensors:
             out |= {f"row {i}": row.tolist() for i, row in zip(tensors["ids"].tolist(), tensors["rows"], strict=True)}
         else:
-            out |= {f"{name} {key}": t.tolist() for key, t in tensors.items()}
+            out |= {
+                f"{name} {key}": t.tolist() if t.numel() < 10**6 else t.numpy().tobytes() for key, t in tensors.items()
+            }
     return out
 
 
@@ -120,6 +122,41 @@ def test_a_full_table_refuses_what_it_has_no_room_for_and_a_start_goes_on_from_b
         update(1, 0, 2**62)
         assert {f"row {2**62}"} == {n for n in everything(again) if n.startswith("row")} - before.keys()
         Trainer.close_all()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_ids_that_were_seen_before_a_restart_are_admitted_as_without_it(tmp_path: Path, mode: Mode) -> None:
+    settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
+    straight, storage = (storage_of(mode, admit_after=3) for _ in range(2))
+    pushes = [[1, 2**62], [1, 2**62], [1], [1, 2**62, -4]]
+
+    def update(trainer: Trainer, step: int) -> None:
+        trainer.push("table", step, torch.ones(len(pushes[step]), WIDTH), torch.tensor(pushes[step]))
+        if mode == "sync":
+            trainer.barrier(step)
+
+    with ParameterServer(settings, storage) as server:
+        server.start()
+        trainer = Trainer(f"127.0.0.1:{server.port}", 0)
+        trainer.join()
+        update(trainer, 0)
+        update(trainer, 1)
+        server.checkpoints.take()
+        update(trainer, 2)  # it makes a row, of which only the log knows
+        Trainer.close_all()
+    again = storage_of(mode, admit_after=3)
+    with ParameterServer(settings, again) as server:
+        server.start()
+        trainer = Trainer(f"127.0.0.1:{server.port}", 0)
+        trainer.join()
+        update(trainer, 3)
+        Trainer.close_all()
+    for ids in pushes:
+        if mode == "sync":
+            straight.begin_round()
+        straight.update("table", Gradient(torch.ones(len(ids), WIDTH), torch.tensor(ids)))
+    assert {name for name in everything(again) if name.startswith("row")} == {"row 1", f"row {2**62}"}
+    assert everything(again) == everything(straight)
 
 
 def test_a_dense_block_refuses_rows_that_its_update_does_not_take_and_serves_on() -> None:

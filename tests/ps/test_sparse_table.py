@@ -214,6 +214,18 @@ def test_ids_seen_once_are_rarely_admitted_and_ids_seen_often_always() -> None:
     assert len(table) == len(rare)
 
 
+def test_counts_of_admission_go_on_in_another_table() -> None:
+    table, again, smaller = table_of(admit_after=3), table_of(admit_after=3), table_of(admit_after=3, capacity=9)
+    ids, ones = np.array([7, -7]), np.ones((2, 3), np.float32)
+    for _ in range(2):
+        table.push_sgd(ids, ones, lr=1.0)
+    assert again.restore_counts(table.counts())
+    again.push_sgd(ids, ones, lr=1.0)
+    assert again.pull(ids)[:, 0].tolist() == [-1.0, -1.0]
+    assert not smaller.restore_counts(table.counts()), "it has fewer shards"
+    assert len(table_of().counts()) == 0
+
+
 def test_counts_of_admission_have_a_limit() -> None:
     with pytest.raises(SpecError, match="admits ids after 256 pushes; they are counted up to 255"):
         table_of(admit_after=256)

@@ -27,7 +27,7 @@ from penstock.ps.storage import Gradient
 from penstock.transpile.pserver import Served, ServerDescription, describe, pulled_name
 from penstock.transpile.tables import is_scratch
 
-NUMBERS = "numbers"
+NUMBERS, COUNTS = "numbers", "counts"
 Tensors = dict[str, torch.Tensor]
 
 
@@ -288,6 +288,9 @@ class _Table:
             numbers = {self.served.whole_name(n): t.clone() for n, t in self._numbers.items()}
         if numbers:
             yield f"{name}@{server}.{NUMBERS}", numbers
+        counts = self.table.counts()
+        if len(counts):
+            yield f"{name}@{server}.{COUNTS}", {COUNTS: torch.from_numpy(counts)}
 
     def parts(self, server: int) -> Iterator[tuple[str, Tensors]]:
         """Yield the rows, shard by shard."""
@@ -303,6 +306,11 @@ class _Table:
             for name, tensor in self._numbers.items():
                 if self.served.whole_name(name) in tensors and int(server) <= description.index:
                     tensor.copy_(tensors[self.served.whole_name(name)])
+            return
+        if what == COUNTS:
+            # Of several servers' this one's, as above; those of ids that are elsewhere now are in nobody's way.
+            if int(server) <= description.index:
+                self.table.restore_counts(tensors[COUNTS].numpy())
             return
         if not {"ids", "rows"} <= tensors.keys():
             raise _foreign(self.served, sorted(tensors))

@@ -177,6 +177,14 @@ class SparseTable:
             )
         return self._table.expire(oldest)
 
+    def counts(self) -> npt.NDArray[np.uint8]:
+        """Return how often ids without a row were pushed, as `restore_counts` takes it; nothing without admission."""
+        return self._table.copy_counts()
+
+    def restore_counts(self, counts: npt.NDArray[np.uint8]) -> bool:
+        """Take `counts` back; return whether they are of a table with as many shards, for others cannot be taken."""
+        return self._table.restore_counts(counts)
+
     def snapshot(self) -> Iterator[tuple[Ids, Floats]]:
         """Yield (ids, whole rows) part by part; each part is consistent, and the others are served meanwhile."""
         for shard in range(self._table.num_shards):
