@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from penstock.errors import PeerError
 from penstock_worker import messages, ports, statedirs
 from penstock_worker.messages import Desired, DesiredSet
+from penstock_worker.replica import NEVER_STARTED, Replica
+from penstock_worker.snapshots import SnapshotCache
 
 
 def order(job_id: str = "j1", role: str = "pserver", attempt: int = 1) -> Desired:
@@ -56,6 +59,22 @@ def test_offered_ports_are_free_and_of_their_range() -> None:
         listener.listen()
         assert not ports.is_free(offered[0])
     assert ports.is_free(offered[1])
+
+
+@pytest.mark.asyncio
+async def test_pserver_that_is_stopped_while_its_port_is_taken_ends_without_waiting(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        told = {"endpoints": [f"127.0.0.1:{port}"], "num_trainers": 1, "token": "t", "address": "h", "port": port}
+        desired = Desired.model_validate({**order().model_dump(), "pserver_job": told})
+        replica = Replica(desired, tmp_path / "replicas" / "r", changed=lambda: None, wake=lambda: None)
+        cache = SnapshotCache(tmp_path / "snapshots", lambda sha256, path: None)
+        replica.stop()
+        await replica.run(cache, tmp_path / "lease.json", 0.0)
+        await asyncio.sleep(0)  # its telemetry socket closes in the loop's next turn
+    assert (replica.report.state, replica.report.detail) == ("KILLED", NEVER_STARTED)
 
 
 def test_secret_of_an_order_is_not_in_its_text() -> None:

@@ -122,7 +122,7 @@ class Replica:
         if told is None or told.port is None:
             return
         end = lease.now() + PORT_WAIT_S
-        while not ports.is_free(told.port):
+        while not self.stopping and not ports.is_free(told.port):
             if lease.now() >= end:
                 raise Unavailable(f"port {told.port} is taken by another process on this node")
             await asyncio.sleep(POLL_S)
