@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import FeedError
-from penstock.ps.rows import Table, parts_of, put_back, summed, unique
+from penstock.ps.rows import Table, are_within, parts_of, put_back, summed, unique
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 IDS = st.lists(INT64 | st.integers(0, 5) | st.integers(-3, 3), max_size=40)
@@ -80,3 +80,13 @@ def test_a_row_past_the_ranges_is_named(wrong: int) -> None:
     table = Table.of("t", ["a", "b"], [0, 1], [4, 5])
     with pytest.raises(FeedError, match=f"id {wrong} is no row of the table 't', which has 9"):
         parts_of(table, torch.tensor(sorted([1, wrong])))
+
+
+@pytest.mark.parametrize("wrong", [-1, 7, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("at", [0, 500, 999])
+def test_one_row_outside_is_found_wherever_it_is(wrong: int, at: int) -> None:
+    rows = torch.arange(1000) % 7
+    assert are_within(rows, 7)
+    assert are_within(rows[:0], 0)
+    rows[at] = wrong
+    assert not are_within(rows, 7)

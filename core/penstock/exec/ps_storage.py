@@ -22,6 +22,7 @@ from penstock.program import legality
 from penstock.program.ir import Operator
 from penstock.program.kernels import check_writes
 from penstock.program.program import Program
+from penstock.ps.rows import are_within
 from penstock.ps.spreading import server_of
 from penstock.ps.storage import Gradient
 from penstock.transpile.pserver import Served, ServerDescription, describe, pulled_name
@@ -192,6 +193,9 @@ class _Dense:
 
     def rows(self, ids: torch.Tensor, *, create: bool) -> torch.Tensor:
         _check_rows(self.served, ids, len(self.parameter))
+        if self.parameter.dim() == 2:  # asks for rows of memory before it copies them; index_select waits for each
+            found: torch.Tensor = torch.ops.penstock.lookup_table.default(self.parameter, ids)
+            return found
         return self.parameter.index_select(0, ids)
 
     def state(self, _server: int) -> Iterator[tuple[str, Tensors]]:
@@ -345,13 +349,12 @@ def _fed_names(program: Program, operators: Sequence[Operator], block: str) -> l
 def _check_rows(served: Served, rows: torch.Tensor, number: int) -> None:
     if rows.dtype != torch.int64:
         raise PeerError(f"rows of block {served.name!r} are {rows.dtype}; expected int64")
-    if rows.numel():
+    if not are_within(rows, number):
         low, high = (int(x) for x in rows.aminmax())
-        if low < 0 or high >= number:
-            raise PeerError(
-                f"rows {low} to {high} of block {served.name!r} are asked for, which has rows 0 to {number - 1}: rows "
-                f"{served.first_row} to {served.first_row + number - 1} of {served.parameter!r}"
-            )
+        raise PeerError(
+            f"rows {low} to {high} of block {served.name!r} are asked for, which has rows 0 to {number - 1}: rows "
+            f"{served.first_row} to {served.first_row + number - 1} of {served.parameter!r}"
+        )
 
 
 def _told(gradient: Gradient) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.errors import PeerError
+from penstock.ps.rows import are_within
 from penstock.ps.storage import Gradient, Storage
 from penstock.ps.tensors import from_wire
 from penstock.ps.wire import ROWS, VALUES, Message
@@ -142,8 +143,6 @@ def _spec(block: str, specs: dict[str, BlockSpec]) -> BlockSpec:
 def _check_rows(block: str, spec: BlockSpec, rows: torch.Tensor) -> None:
     if rows.dtype != torch.int64 or rows.dim() != 1 or not spec.shape:
         raise PeerError(f"rows of {block!r} are int64 [n] of a block with rows, not {rows.dtype} {list(rows.shape)}")
-    if spec.is_table or not len(rows):
-        return
-    low, high = (int(x) for x in torch.aminmax(rows))
-    if low < 0 or high >= spec.shape[0]:
+    if not spec.is_table and not are_within(rows, spec.shape[0]):
+        low, high = (int(x) for x in torch.aminmax(rows))
         raise PeerError(f"rows {low} to {high} of {block!r}, which has {spec.shape[0]}")

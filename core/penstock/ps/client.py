@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.native.remote import Descriptor
 from penstock.ps.ahead import Ahead
 from penstock.ps.beating import Beating
@@ -47,8 +48,11 @@ class TrainerClient:
         sender = Sender(descriptor.trainer, settings.epoch)
         self.links = [ServerLink(e, settings, sender, self.counters, rounds=self._sync) for e in descriptor.endpoints]
         self._reads = [StepRead(link, learns=self._sync) for link in self.links]
-        # Barriers of all servers, and the reads and pushes of operators that run at the same time.
-        self._pool = ThreadPoolExecutor(2 * len(self.links) + 2, thread_name_prefix="ps-call")
+        # Barriers of all servers, and the reads and pushes of operators that run at the same time. What they copy is
+        # copied by them: torch's own threads would spin beside a step that has all cores.
+        self._pool = ThreadPoolExecutor(
+            2 * len(self.links) + 2, "ps-call", initializer=use_intra_op_threads_here, initargs=(1,)
+        )
         self._ahead = Ahead()
         self._tables: dict[str, Table] = {}
         self._shapes: dict[str, tuple[int, torch.dtype]] = {}

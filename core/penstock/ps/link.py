@@ -17,7 +17,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import TypeVar
 
@@ -26,7 +25,7 @@ import torch
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.counters import Counters
 from penstock.ps.messages import Sender
-from penstock.ps.open_round import OpenRound
+from penstock.ps.open_round import Named, OpenRound
 from penstock.ps.patience import Patience
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.tensors import from_wire, to_wire
@@ -44,7 +43,6 @@ _TOGETHER = 8 << 20  # bytes of pushes that wait for their barrier
 _NUMBERS = count(1)
 
 T = TypeVar("T")
-Named = Sequence[tuple[str, torch.Tensor]]
 
 
 class _Stranger(Unavailable):
@@ -109,17 +107,16 @@ class ServerLink:
         Returns when the server has it; in sync mode only the barrier says that it is not lost, and to a server on this
         host it may bring it too. `owned`: the tensors' memory does not change any more, so sync mode needs no copy.
         """
-        views = [to_wire(name, tensor) for name, tensor in tensors]
         if self._round is not None:
             # Over a network pushes travel while the rest is computed. On one host a message costs more than its bytes.
             waits = self.route.is_local
-            number, kept = self._round.keep(block, views, owned=owned, waits=waits)
+            number, kept = self._round.keep(block, tensors, owned=owned, waits=waits)
             for name, found in self._round.too_much(_TOGETHER) if waits else [(block, kept)]:
                 self._push(name, number, found)
             return
         # One by one: a server takes a smaller number after a larger one for a repetition.
         with self._turns[block]:
-            self._push(block, next(_NUMBERS), views)
+            self._push(block, next(_NUMBERS), [to_wire(name, tensor) for name, tensor in tensors])
 
     def _push(self, block: str, number: int, views: Sequence[WireTensor]) -> None:
         of = "" if self._round is None else f" of round {number}"
@@ -138,7 +135,7 @@ class ServerLink:
             answered = self._ask("barrier", what, round=number)
             self._round.applied(int(answered.message.fields["round"]))
             return None
-        views = [replace(t, name=f"{t.name}:{block}") for block, kept in waiting for t in kept]
+        views = [WireTensor(f"{t.name}:{block}", t.dtype, t.shape, t.data) for block, kept in waiting for t in kept]
         asked, began = json.dumps(list(reads)), time.perf_counter_ns()
         answered = self._ask("step", what, views, count_as=None, round=number, blocks=asked)
         for block, kept in waiting:

@@ -8,16 +8,34 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from penstock.errors import PeerError, ProgramError
+from penstock.ps.tensors import to_wire
 from penstock.ps.wire import MAX_TENSORS, WireTensor
 
+Named = Sequence[tuple[str, torch.Tensor]]
 Kept = tuple[WireTensor, ...]
 _MANY = MAX_TENSORS // 4  # blocks, of up to two tensors, for one message
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory for one tensor of a block, as it is copied into and as it is sent."""
+
+    tensor: torch.Tensor
+    wire: WireTensor
+
+
+def _room_for(name: str, tensor: torch.Tensor) -> _Room:
+    memory = np.empty(
+        max(tensor.nbytes, 1), np.uint8
+    )  # an empty array has no stride, so torch views it as nothing else
+    room = torch.from_numpy(memory)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return _Room(room, replace(to_wire(name, tensor), data=memory[: tensor.nbytes].data))
 
 
 class OpenRound:
@@ -31,7 +49,7 @@ class OpenRound:
         self._pushed: dict[str, Kept] = {}
         self._waiting: dict[str, Kept] = {}  # of these, those that no message has brought yet
         self._num_bytes = 0  # of those that wait
-        self._room: dict[str, npt.NDArray[np.uint8]] = {}
+        self._rooms: dict[tuple[str, str], _Room] = {}
 
     @property
     def number(self) -> int:
@@ -72,8 +90,8 @@ class OpenRound:
             if not self._pushed:
                 self._number = max(self._number, open_round)
 
-    def keep(self, block: str, tensors: Sequence[WireTensor], *, owned: bool, waits: bool = False) -> tuple[int, Kept]:
-        """Return (round, tensors) to push. `owned`: nobody else changes their memory; else they are copied.
+    def keep(self, block: str, tensors: Named, *, owned: bool, waits: bool = False) -> tuple[int, Kept]:
+        """Return (round, tensors) to push, of contiguous ones. `owned`: nobody else changes their memory; else copied.
 
         `waits`: it is to be pushed together with others. Raises ProgramError for a second gradient of a block.
         """
@@ -84,20 +102,19 @@ class OpenRound:
                     "a step repeated that failed between its send and its send_barrier?",
                     variable=block,
                 )
-            kept = tuple(tensors) if owned else tuple(self._copied(block, i, t) for i, t in enumerate(tensors))
+            kept = tuple(to_wire(n, t) if owned else self._copied(block, n, t) for n, t in tensors)
             self._pushed[block] = kept
             if waits:
                 self._waiting[block] = kept
                 self._num_bytes += sum(len(t.data) for t in kept)
             return self._number, kept
 
-    def _copied(self, block: str, index: int, tensor: WireTensor) -> WireTensor:
-        key, size = f"{index}/{block}", len(tensor.data)
-        room = self._room.get(key)
-        if room is None or len(room) < size:
-            room = self._room[key] = np.empty(size, np.uint8)
-        np.copyto(room[:size], np.frombuffer(tensor.data, np.uint8))
-        return replace(tensor, data=room[:size].data)
+    def _copied(self, block: str, name: str, tensor: torch.Tensor) -> WireTensor:
+        room = self._rooms.get((block, name))
+        if room is None or room.tensor.shape != tensor.shape or room.tensor.dtype != tensor.dtype:
+            room = self._rooms[block, name] = _room_for(name, tensor)
+        room.tensor.copy_(tensor)
+        return room.wire
 
     def waiting(self) -> tuple[int, list[tuple[str, Kept]]]:
         """Return (round, what waits to be pushed to it)."""

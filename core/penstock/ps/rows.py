@@ -132,9 +132,14 @@ def is_whole(table: Table) -> bool:
 
 def check_rows(table: Table, ids: Tensor) -> None:
     """Raise FeedError if a row is not in a table that is cut into ranges."""
-    given: Ids = ids.numpy()
-    if len(given) and (given.min() < 0 or given.max() >= sum(table.heights)):
+    if not are_within(ids, sum(table.heights)):
+        given: Ids = ids.numpy()
         raise _outside(table, int(given.min()) if given.min() < 0 else int(given.max()))
+
+
+def are_within(rows: Tensor, height: int) -> bool:
+    """Whether rows, int64 of any shape, are all from 0 to `height` - 1. One pass: who is negative is large unsigned."""
+    return not rows.numel() or int(rows.numpy().view(np.uint64).max()) < height
 
 
 def _outside(table: Table, wrong: int) -> FeedError:
