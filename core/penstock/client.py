@@ -368,8 +368,11 @@ def _away(url: str, error: httpx.TransportError) -> Unavailable:
 
 
 def _cell(given: Mapping[str, Any]) -> Cell:
-    """Return a cell of an answer; fields that a newer server has beside ours are left out."""
-    return Cell(**{name: given[name] for name in _CELL})
+    """Return a cell of an answer; fields that a newer server has beside ours are left out. Raises PeerError."""
+    try:
+        return Cell(**{name: given[name] for name in _CELL})
+    except KeyError as error:
+        raise PeerError(f"a cell of the exchange has no {error}; it has {', '.join(given)}") from error
 
 
 def _segment(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -139,3 +140,18 @@ def test_errors_without_a_code_of_their_own_are_usage_and_timeouts_are_not_unava
     assert exit_of(TimedOut("x")) is Exit.TIMEOUT
     assert exit_of(SpecError("x")) is Exit.USAGE
     assert exit_of(Bug("x")) is Exit.USAGE
+
+
+def test_the_cells_of_an_exchange_are_read_whatever_a_newer_server_adds(answers: Answers, client: Client) -> None:
+    cell = {
+        "trainer": 1, "pserver": 0, "block": "w", "calls": 2, "sent_bytes": 3, "received_bytes": 4, "wait_ns": 5,
+        "retries": 6, "staleness": 7, "merges": 8, "joined": 9,
+    }  # fmt: skip
+    job = {"job_id": "j", "attempt": 1, "pservers": [], "steps": {}}
+    answers.then(200, {**job, "cells": [{**cell, "later": 10}]})
+    assert [asdict(found) for found in client.exchange("j")["cells"]] == [cell]
+    del cell["joined"]
+    answers.queue.clear()
+    answers.then(200, {**job, "cells": [cell]})
+    with pytest.raises(PeerError, match="has no 'joined'"):
+        client.exchange("j")
