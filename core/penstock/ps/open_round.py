@@ -31,9 +31,8 @@ class _Room:
 
 
 def _room_for(name: str, tensor: torch.Tensor) -> _Room:
-    memory = np.empty(
-        max(tensor.nbytes, 1), np.uint8
-    )  # an empty array has no stride, so torch views it as nothing else
+    # Never empty: such an array has no stride, and torch then views it as nothing else.
+    memory = np.empty(max(tensor.nbytes, 1), np.uint8)
     room = torch.from_numpy(memory)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
     return _Room(room, replace(to_wire(name, tensor), data=memory[: tensor.nbytes].data))
 
