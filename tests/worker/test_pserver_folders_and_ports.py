@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 from pathlib import Path
@@ -67,7 +68,8 @@ async def test_pserver_that_is_stopped_while_its_port_is_taken_ends_without_wait
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        told = {"endpoints": [f"127.0.0.1:{port}"], "num_trainers": 1, "token": "t", "address": "h", "port": port}
+        endpoints = [f"127.0.0.1:{port}"] * (order().index + 1)
+        told = {"endpoints": endpoints, "num_trainers": 1, "token": "t", "address": "h", "port": port}
         desired = Desired.model_validate({**order().model_dump(), "pserver_job": told})
         replica = Replica(desired, tmp_path / "replicas" / "r", changed=lambda: None, wake=lambda: None)
         cache = SnapshotCache(tmp_path / "snapshots", lambda sha256, path: None)
@@ -77,7 +79,17 @@ async def test_pserver_that_is_stopped_while_its_port_is_taken_ends_without_wait
     assert (replica.report.state, replica.report.detail) == ("KILLED", NEVER_STARTED)
 
 
+def test_order_of_a_pserver_without_an_endpoint_of_its_own_is_refused() -> None:
+    told = {"endpoints": [], "num_trainers": 1, "token": "t", "address": "h", "port": 1}
+    fields = {**order().model_dump(), "pserver_job": told}
+    found = messages.parse(json.dumps({"type": "desired", "replicas": [fields]}))
+    assert isinstance(found, DesiredSet)
+    assert [one.detail for one in found.refused] == [
+        f"this node cannot read its order: pserver {order().index} is none of the 0 endpoints of its job"
+    ]
+
+
 def test_secret_of_an_order_is_not_in_its_text() -> None:
-    told = {"endpoints": ["h:1"], "num_trainers": 1, "token": "s3cret", "address": "h", "port": 1}
+    told = {"endpoints": ["h:1"] * 3, "num_trainers": 1, "token": "s3cret", "address": "h", "port": 1}
     fields = {**order().model_dump(), "pserver_job": told}
     assert "s3cret" not in repr(Desired.model_validate(fields))

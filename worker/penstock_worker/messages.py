@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from penstock.errors import PeerError
 from penstock.protocol.contract import Role
@@ -53,6 +53,13 @@ class Desired(_Message):
     stop_grace_s: float = 5.0
     attempt: int = 1
     pserver_job: PserverJob | None = None
+
+    @model_validator(mode="after")
+    def _endpoint(self) -> Desired:
+        told = self.pserver_job
+        if told is not None and self.role == "pserver" and not 0 <= self.index < len(told.endpoints):
+            raise ValueError(f"pserver {self.index} is none of the {len(told.endpoints)} endpoints of its job")
+        return self
 
 
 class Welcome(_Message):
@@ -145,7 +152,8 @@ def stub(order: Refused) -> Desired:
 def _words(error: ValidationError) -> str:
     first = error.errors()[0]
     place = "/".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg'].removeprefix('Value error, ')}".encode("utf-8", "replace").decode("utf-8")
+    what = first["msg"].removeprefix("Value error, ")
+    return (f"{place}: {what}" if place else what).encode("utf-8", "replace").decode("utf-8")
 
 
 class Report(_Message):
