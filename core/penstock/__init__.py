@@ -24,6 +24,9 @@ _WHERE = {
     "ParallelExecutor": "exec.parallel",
     "CompiledProgram": "exec.parallel",
     "BuildStrategy": "exec.strategies",
+    "DatasetFactory": "dataset.factory",
+    "InMemoryDataset": "dataset.memory",
+    "QueueDataset": "dataset.streaming",
     "DistributeTranspiler": "transpile.transpiler",
     "DistributeTranspilerConfig": "transpile.config",
     "ExecutionStrategy": "exec.strategies",
@@ -54,6 +57,7 @@ _MODULES = {
     "compiler": "exec.parallel",
     "telemetry": "telemetry",
     "transpiler": "transpiler",
+    "dataset": "dataset",
     "io": "io",
 }
 

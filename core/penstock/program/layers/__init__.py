@@ -53,6 +53,7 @@ from penstock.program.layers.network import dropout, embedding, fc
 from penstock.program.layers.normalization import batch_norm, l2_normalize, layer_norm, lrn
 from penstock.program.layers.recurrent import dynamic_gru, dynamic_lstm, lstm
 from penstock.program.layers.reductions import mean, reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
+from penstock.program.layers.sequences import sequence_lengths, sequence_pool
 from penstock.program.layers.shapes import (
     concat,
     expand,
@@ -95,7 +96,7 @@ __all__ = [
     "l2_normalize", "layer_norm", "leaky_relu", "linear_lr_warmup", "log", "log_loss", "lrn", "lstm", "matmul",
     "mean", "mul", "natural_exp_decay", "noam_decay", "one_hot", "piecewise_decay", "polynomial_decay", "pool2d",
     "pow", "prelu", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu", "reshape",
-    "scale", "sigmoid", "sigmoid_cross_entropy_with_logits", "slice", "smooth_l1", "softmax",
-    "softmax_with_cross_entropy", "split", "sqrt", "square", "square_error_cost", "squeeze", "stack", "sum", "sums",
-    "swish", "tanh", "topk", "transpose", "unsqueeze",
+    "scale", "sequence_lengths", "sequence_pool", "sigmoid", "sigmoid_cross_entropy_with_logits", "slice",
+    "smooth_l1", "softmax", "softmax_with_cross_entropy", "split", "sqrt", "square", "square_error_cost", "squeeze",
+    "stack", "sum", "sums", "swish", "tanh", "topk", "transpose", "unsqueeze",
 ]  # fmt: skip

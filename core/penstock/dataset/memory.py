@@ -1,0 +1,279 @@
+"""InMemoryDataset: load files once, shuffle, train on them any number of passes.
+
+Files are read by several threads in parts that begin at a line; rows lie in the order of files and lines whatever the
+number of threads, and a shuffle moves references, so that the order is a function of files and seeds. Compressed and
+piped files, and Parquet and Arrow ones, are one part each.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.dataset import arrow
+from penstock.dataset.faults import DataError, Skipped, file_error, line_error
+from penstock.dataset.position import Ledger
+from penstock.dataset.settings import Dataset, Reading, Run
+from penstock.dataset.slots import Slot
+from penstock.dataset.sources import CAT, opened, size_of
+from penstock.errors import SpecError
+from penstock.native import _feed
+
+_PART_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The lines of a file that begin from byte `begin` on, and before `end` if there is one."""
+
+    file: int
+    begin: int
+    end: int | None
+
+
+class InMemoryDataset(Dataset):
+    """Reads everything, then trains. Source: fluid.dataset.InMemoryDataset."""
+
+    _feed_name = "MultiSlotInMemoryDataFeed"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store: _feed.Store | None = None
+        self._loading: _Loading | None = None
+        self._seeds: list[int] = []
+        self._run: MemoryRun | None = None
+        self._restored: tuple[list[int], int] | None = None
+
+    def load_into_memory(self) -> None:
+        """Read all files. Raises DataError; what was in memory before is kept then."""
+        self.preload_into_memory()
+        self.wait_preload_done()
+
+    def preload_into_memory(self, thread_num: int | None = None) -> None:
+        """Begin to read all files, with `thread_num` threads or those of `set_thread`."""
+        if self._loading is not None:
+            raise SpecError("preload_into_memory was called already; call wait_preload_done first")
+        self._loading = _Loading(self._reading(), self.skipped, thread_num)
+
+    def wait_preload_done(self) -> None:
+        """Wait until all files were read. Raises DataError."""
+        if self._loading is None:
+            raise SpecError("wait_preload_done is called without preload_into_memory before it")
+        loading, self._loading = self._loading, None
+        self._store, self._seeds, self._run = loading.wait(), [], None
+
+    def local_shuffle(self, seed: int | None = None) -> None:
+        """Put this process's samples in another order, one that `seed` gives; without it, a seed is drawn."""
+        store = self._loaded()
+        chosen = int.from_bytes(os.urandom(8), "little") if seed is None else seed % (1 << 64)
+        store.shuffle(chosen)
+        self._seeds.append(chosen)
+
+    def global_shuffle(self, fleet: Any = None, thread_num: int = 12, seed: int | None = None) -> None:
+        """Shuffle the samples of all trainers. In a job of one this is `local_shuffle`; of several it is refused."""
+        trainers = 1 if fleet is None else int(fleet.worker_num())
+        if trainers > 1:
+            raise SpecError(
+                f"global_shuffle is not supported between processes, and this job has {trainers} trainers. Give each "
+                "trainer other files in each pass (fleet.split_files of a shuffled list), and call local_shuffle"
+            )
+        self.local_shuffle(seed)
+
+    def release_memory(self) -> None:
+        """Forget the samples."""
+        self._store, self._seeds, self._run = None, [], None
+
+    def get_memory_data_size(self, fleet: Any = None) -> int:
+        """Return how many samples this process has in memory."""
+        return 0 if self._store is None else len(self._store)
+
+    def get_shuffle_data_size(self, fleet: Any = None) -> int:
+        """Return how many samples were shuffled: all, or none before the first shuffle."""
+        return self.get_memory_data_size() if self._seeds else 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the samples take."""
+        return 0 if self._store is None else self._store.bytes
+
+    def open(self) -> MemoryRun:
+        store = self._loaded()
+        first = 0
+        if self._restored is not None:
+            (seeds, first), self._restored = self._restored, None
+            self._repeat(store, seeds)
+        if first > len(store):
+            raise SpecError(f"the reader's position is sample {first}, and {len(store)} are in memory: other files?")
+        self._run = MemoryRun(self._slots, store, self._batch_size, first)
+        return self._run
+
+    def position(self) -> dict[str, Any]:
+        first = self._restored[1] if self._restored is not None else 0
+        seeds = self._restored[0] if self._restored is not None else self._seeds
+        return {"kind": "memory", "seeds": list(seeds), "samples": self._run.used_samples if self._run else first}
+
+    def set_position(self, position: Mapping[str, Any]) -> None:
+        """Let the next pass go on there, in the order of that time: the shuffles since the load are repeated."""
+        if position.get("kind") != "memory":
+            raise SpecError(f"the position {dict(position)!r} is not one of an InMemoryDataset")
+        self._restored, self._run = ([int(seed) for seed in position["seeds"]], int(position["samples"])), None
+
+    def _repeat(self, store: _feed.Store, seeds: list[int]) -> None:
+        if seeds[: len(self._seeds)] != self._seeds:
+            raise SpecError("the samples were shuffled in another way since they were loaded; load them again first")
+        for seed in seeds[len(self._seeds) :]:
+            store.shuffle(seed)
+        self._seeds = list(seeds)
+
+    def _loaded(self) -> _feed.Store:
+        if self._loading is not None:
+            raise SpecError("samples are being loaded; call wait_preload_done first")
+        if self._store is None:
+            raise SpecError("no samples are in memory; call load_into_memory first")
+        return self._store
+
+
+class MemoryRun(Run):
+    """One pass over what is in memory. Each trainer gathers its batches itself, without the interpreter lock."""
+
+    def __init__(self, slots: tuple[Slot, ...], store: _feed.Store, batch_size: int, first: int) -> None:
+        self.slots, self._store, self._batch_size, self._first = slots, store, batch_size, first
+        self._next = 0
+        self._lock = threading.Lock()
+        self._ledger = Ledger(["memory"])
+        self._numbers: dict[int, int] = {}
+
+    def take(self) -> _feed.Batch | None:
+        with self._lock:
+            number = self._next
+            begin = self._first + number * self._batch_size
+            if begin >= len(self._store):
+                return None
+            self._next += 1
+        count = min(self._batch_size, len(self._store) - begin)
+        batch = self._store.gather(begin, count)
+        with self._lock:
+            self._numbers[id(batch)] = number
+        return batch
+
+    def used(self, batch: _feed.Batch) -> None:
+        with self._lock:
+            number = self._numbers.pop(id(batch))
+            end = self._first + number * self._batch_size + len(batch)
+            self._ledger.used(0, number, [(0, end, end, False)])
+
+    @property
+    def used_samples(self) -> int:
+        """How many samples from the first on were trained on, those of this pass before a resume included."""
+        with self._lock:
+            return max(self._first, self._ledger.files[0].offset)
+
+    def fraction(self) -> float | None:
+        return min(1.0, (self._first + self._next * self._batch_size) / max(1, len(self._store)))
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class _Loading:
+    """Threads that read parts of files, and the store that is made of them at the end."""
+
+    def __init__(self, reading: Reading, skipped: Skipped, thread_num: int | None) -> None:
+        self._reading, self._skipped = reading, skipped
+        self._parts = list(_parts(reading))
+        self._todo = deque(range(len(self._parts)))
+        self._chunks: list[_feed.Chunk | None] = [None] * len(self._parts)
+        self._errors: dict[int, Exception] = {}
+        threads = reading.threads if thread_num is None else thread_num
+        self._threads = [
+            threading.Thread(target=self._read_all, name=f"penstock-loader-{number}", daemon=True)
+            for number in range(max(1, min(threads, len(self._parts))))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> _feed.Store:
+        for thread in self._threads:
+            thread.join()
+        self._skipped.say()
+        if self._errors:
+            raise self._errors[min(self._errors)]
+        store = _feed.Store([slot.native for slot in self._reading.slots])
+        for chunk in self._chunks:
+            assert chunk is not None  # no error: each was read
+            store.add(chunk)
+        return store
+
+    def _read_all(self) -> None:
+        while not self._errors:
+            try:
+                number = self._todo.popleft()
+            except IndexError:
+                return
+            try:
+                self._chunks[number] = self._read(self._parts[number])
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: `wait` raises it
+                self._errors[number] = error
+
+    def _read(self, part: _Part) -> _feed.Chunk:
+        reading, path = self._reading, self._reading.files[part.file]
+        slots = [slot.native for slot in reading.slots]
+        chunk = _feed.Chunk(slots=slots, skips_bad_lines=reading.policy == "skip")
+        if arrow.is_columnar(path):
+            self._skipped.add(*arrow.read_into(chunk, part.file, path, reading.slots, reading))
+            return chunk
+        with opened(path, reading.command) as source:
+            if part.begin:
+                source.skip(part.begin)
+            try:
+                fault = chunk.read(source.descriptor, part.begin, part.end)
+            except (OSError, ValueError) as error:
+                raise file_error(path, f"cannot be read: {error}") from error
+            self._skipped.add(chunk.skipped, self._line_errors(path, part, chunk.take_faults()))
+            if fault is not None:
+                source.check_after_fault()
+                raise self._line_errors(path, part, [fault])[0]
+            source.check()
+        return chunk
+
+    def _line_errors(self, path: str, part: _Part, faults: list[_feed.Fault]) -> list[DataError]:
+        before = _lines_before(path, part.begin) if faults and part.begin else 0
+        return [line_error(path, fault, before) for fault in faults]
+
+
+def _parts(reading: Reading) -> list[_Part]:
+    parts: list[_Part] = []
+    for file, path in enumerate(reading.files):
+        size = size_of(path)
+        whole = reading.command != CAT or path.endswith(".gz") or arrow.is_columnar(path)
+        starts = [0] if whole else _line_starts(path, size)
+        ends = [*starts[1:], None]
+        parts += [_Part(file, begin, end) for begin, end in zip(starts, ends, strict=True)]
+    return parts
+
+
+def _line_starts(path: str, size: int) -> list[int]:
+    """Return bytes where lines begin, some `_PART_BYTES` from each other, from 0 on."""
+    starts = [0]
+    with Path(path).open("rb") as file:
+        for wanted in range(_PART_BYTES, size, _PART_BYTES):
+            file.seek(wanted - 1)
+            file.readline()  # the line that holds the byte before: if it ends there, the next begins at `wanted`
+            begin = file.tell()
+            if starts[-1] < begin < size:
+                starts.append(begin)
+    return starts
+
+
+def _lines_before(path: str, end: int) -> int:
+    lines = 0
+    with Path(path).open("rb") as file:
+        while end > 0 and (piece := file.read(min(end, 1 << 20))):
+            lines += piece.count(b"\n")
+            end -= len(piece)
+    return lines

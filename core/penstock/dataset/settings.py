@@ -1,0 +1,188 @@
+"""What Fluid's setters set: the base of both data sets. Source: fluid/dataset.py of Fluid 1.8.
+
+A setting of Fluid that is not supported is refused where it is set, never ignored.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from penstock.dataset.faults import POLICIES, DataError, Policy, Skipped
+from penstock.dataset.slots import Slot, slots_of
+from penstock.dataset.sources import CAT
+from penstock.errors import SpecError
+from penstock.native import _feed
+
+_REFUSED = {
+    "set_hdfs_config": "files are read from mounted file systems; mount it, or read it with "
+    "set_filelist([a local list]) and set_pipe_command('xargs hadoop fs -cat')",
+    "set_download_cmd": "write it into set_pipe_command",
+    "set_rank_offset": "it belongs to page-view batches, which are not supported",
+    "set_pv_batch_size": "page-view batches are not supported",
+    "set_enable_pv_merge": "page-view batches are not supported",
+    "set_fea_eval": "shuffling one slot to judge a feature is not supported",
+    "slots_shuffle": "shuffling one slot to judge a feature is not supported",
+    "set_parse_ins_id": "lines begin with the first slot; leave the id out in the pipe command",
+    "set_parse_content": "lines begin with the first slot; leave the content out in the pipe command",
+    "set_parse_logkey": "lines begin with the first slot; leave the key out in the pipe command",
+    "set_merge_by_lineid": "merge lines before they are read",
+    "set_merge_by_sid": "merge lines before they are read",
+    "set_generate_unique_feasigns": "tables on servers make rows on first touch; nothing has to be announced",
+    "generate_local_tables_unlock": "tables on servers make rows on first touch; nothing has to be announced",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Everything a reader has to know; fixed when a run begins."""
+
+    slots: tuple[Slot, ...]
+    files: tuple[str, ...]
+    batch_size: int
+    threads: int
+    command: str
+    policy: Policy
+
+
+class Run(Protocol):
+    """One pass over a data set. `take` and `used` may be called by many threads."""
+
+    slots: tuple[Slot, ...]
+
+    def take(self) -> _feed.Batch | None:
+        """Return the next batch, None after the last. Raises DataError."""
+        ...
+
+    def used(self, batch: _feed.Batch) -> None:
+        """Say that a batch was trained on."""
+        ...
+
+    def fraction(self) -> float | None:
+        """How much of the data was read, 0 to 1, as far as this can be known."""
+        ...
+
+    def close(self) -> None:
+        """End the readers, finished or not, and say what was skipped. Idempotent."""
+        ...
+
+
+class Dataset(ABC):
+    """The setters that both kinds have. A pass begins with `open`; settings may change between passes."""
+
+    def __init__(self) -> None:
+        self._batch_size, self._threads, self._command = 32, 1, CAT
+        self._patterns: list[str] = []
+        self._slots: tuple[Slot, ...] = ()
+        self._policy: Policy = "raise"
+        self.skipped = Skipped()
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Set how many samples a batch has (32); the last one of a reader may have fewer."""
+        self._batch_size = _at_least_one("set_batch_size", batch_size)
+
+    def set_thread(self, thread_num: int) -> None:
+        """Set how many threads read and train (1). A file belongs to one reader."""
+        self._threads = _at_least_one("set_thread", thread_num)
+
+    def set_filelist(self, filelist: Sequence[str]) -> None:
+        """Set the files, in order; patterns (`part-*`, `*.parquet`) are looked up when a pass begins, and sorted."""
+        if isinstance(filelist, str) or not all(isinstance(name, str | os.PathLike) for name in filelist):
+            raise SpecError(f"set_filelist is given {filelist!r}; expected a list of paths", got=filelist)
+        remote = [name for name in map(os.fspath, filelist) if name.startswith(("hdfs:", "afs:"))]
+        if remote:
+            raise SpecError(f"set_filelist: {remote[0]!r} is not a local path: {_REFUSED['set_hdfs_config']}")
+        self._patterns = [os.fspath(name) for name in filelist]
+
+    def set_use_var(self, var_list: Sequence[Any]) -> None:
+        """Set the inputs that a line holds, in the order of its columns."""
+        self._slots = slots_of(var_list)
+
+    def set_pipe_command(self, pipe_command: str) -> None:
+        """Set the command that turns a file, on its standard input, into lines ("cat": none). It is run by bash."""
+        if not pipe_command.strip():
+            raise SpecError("set_pipe_command is given an empty command; 'cat' leaves files as they are")
+        self._command = pipe_command.strip()
+
+    def set_bad_line_policy(self, policy: Policy) -> None:
+        """Set what a line that cannot be read does: 'raise' ends the run, 'skip' leaves it out and counts it."""
+        if policy not in POLICIES:
+            raise SpecError(f"set_bad_line_policy is given {policy!r}; expected one of {POLICIES}", got=policy)
+        self._policy = policy
+
+    @property
+    def thread_num(self) -> int:
+        """What `set_thread` has set."""
+        return self._threads
+
+    @property
+    def num_skipped_lines(self) -> int:
+        """How many bad lines were left out so far, over all passes."""
+        return self.skipped.count
+
+    @property
+    def skipped_lines(self) -> list[DataError]:
+        """The first ten of them."""
+        return list(self.skipped.first)
+
+    def desc(self) -> str:
+        """Return the settings as text, in the form of Fluid's description."""
+        slots = "\n".join(
+            f'    slots {{\n        name: "{s.name}"\n        type: "{"float" if s.is_float else "uint64"}"\n'
+            f"        is_dense: {str(bool(s.width)).lower()}\n        is_used: true\n    }}"
+            for s in self._slots
+        )
+        return (
+            f'name: "{self._feed_name}"\nbatch_size: {self._batch_size}\nmulti_slot_desc {{\n{slots}\n}}\n'
+            f'pipe_command: "{self._command}"\nthread_num: {self._threads}\n'
+        )
+
+    @abstractmethod
+    def open(self) -> Run:
+        """Begin a pass. Raises SpecError if files or inputs were not set; DataError if a file is not there."""
+
+    @abstractmethod
+    def position(self) -> dict[str, Any]:
+        """Return how far the pass that runs, or ran last, has come: plain types, to be kept in a checkpoint."""
+
+    @abstractmethod
+    def set_position(self, position: Mapping[str, Any]) -> None:
+        """Let the next pass go on from there: what is left of it is read, each sample once."""
+
+    _feed_name = "MultiSlotDataFeed"
+
+    def _reading(self) -> Reading:
+        if not self._slots:
+            raise SpecError("the data set has no inputs; call dataset.set_use_var([…]) first")
+        return Reading(self._slots, self._files(), self._batch_size, self._threads, self._command, self._policy)
+
+    def _files(self) -> tuple[str, ...]:
+        files: list[str] = []
+        for pattern in self._patterns:
+            found = sorted(glob.glob(pattern)) if glob.has_magic(pattern) and not os.path.exists(pattern) else [pattern]
+            if not found:
+                raise SpecError(f"set_filelist: no file is called {pattern!r}", got=pattern)
+            files += found
+        if not files:
+            raise SpecError("the data set has no files; call dataset.set_filelist([…]) first")
+        return tuple(files)
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what Fluid has and Penstock has not."""
+        if name not in _REFUSED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def refuse(*_: Any, **__: Any) -> NoReturn:
+            raise SpecError(f"{type(self).__name__}.{name} is not supported: {_REFUSED[name]}")
+
+        return refuse
+
+
+def _at_least_one(setter: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SpecError(f"{setter} is given {value!r}; expected a whole number of at least 1", got=value)
+    return value

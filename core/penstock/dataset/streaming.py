@@ -1,0 +1,183 @@
+"""QueueDataset: files to batches as they are read, over a bounded queue of many producers and many consumers.
+
+A reader is a thread that takes files from a shared list, one after the other, and a native stream that parses them into
+batches; a batch goes on with the reader's next file, so a pass has at most one short batch a reader. With one reader,
+batches come in the order of files and lines. Trainers take whatever is ready: there may be more of them than files.
+The first error of a reader stops all, and whoever takes next gets it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.dataset import arrow
+from penstock.dataset.faults import Skipped, file_error, line_error
+from penstock.dataset.position import Ledger
+from penstock.dataset.settings import Dataset, Reading, Run
+from penstock.dataset.sources import Source, opened, size_of
+from penstock.native import _feed
+
+_BATCHES_AHEAD = 4  # of each reader
+_LOOK_S = 0.2  # how long a thread waits natively, before it looks for signals
+
+
+class QueueDataset(Dataset):
+    """Reads files while it trains; nothing is kept. Source: fluid.dataset.QueueDataset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run: StreamingRun | None = None
+        self._restored: Mapping[str, Any] | None = None
+
+    def open(self) -> StreamingRun:
+        position, self._restored = self._restored, None
+        self._run = StreamingRun(self._reading(), self.skipped, position)
+        return self._run
+
+    def position(self) -> dict[str, Any]:
+        if self._run is not None:
+            return self._run.position()
+        return Ledger(self._files(), self._restored).as_position()
+
+    def set_position(self, position: Mapping[str, Any]) -> None:
+        Ledger(self._files(), position)  # refuses one of other files
+        self._restored, self._run = position, None
+
+    def local_shuffle(self) -> None:
+        """Refuse: nothing is in memory."""
+        raise NotImplementedError(
+            "a QueueDataset keeps nothing in memory, so it cannot shuffle; use an InMemoryDataset"
+        )
+
+    def global_shuffle(self, fleet: Any = None, thread_num: int = 12) -> None:
+        """Refuse: nothing is in memory."""
+        self.local_shuffle()
+
+
+class StreamingRun(Run):
+    """One pass."""
+
+    def __init__(self, reading: Reading, skipped: Skipped, position: Mapping[str, Any] | None = None) -> None:
+        self.slots = reading.slots
+        self._reading, self._skipped = reading, skipped
+        self._ledger = Ledger(reading.files, position)
+        self._todo = deque(i for i, file in enumerate(self._ledger.files) if not file.ended)
+        self._total = sum(size_of(reading.files[i]) for i in self._todo)
+        self._lock = threading.Lock()
+        self._error: Exception | None = None
+        self._closed = False
+        self._open_sources: dict[int, Source] = {}
+        num_readers = max(1, min(reading.threads, len(self._todo)))
+        self._queue = _feed.Queue(_BATCHES_AHEAD * num_readers)
+        self._streams = [self._stream(number) for number in range(num_readers)]
+        self._left = num_readers
+        self._threads = [
+            threading.Thread(target=self._read_all, args=(number,), name=f"penstock-reader-{number}", daemon=True)
+            for number in range(num_readers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def num_readers(self) -> int:
+        """How many threads read: as many as were set, but not more than files."""
+        return len(self._threads)
+
+    def take(self) -> _feed.Batch | None:
+        while True:
+            batch = self._queue.pop(_LOOK_S)
+            if self._error is not None:
+                raise self._error
+            if batch is None and not self._queue.finished:
+                continue
+            if batch is None or len(batch):
+                return batch
+            self.used(batch)  # marks only: files without lines
+
+    def used(self, batch: _feed.Batch) -> None:
+        with self._lock:
+            self._ledger.used(batch.producer, batch.number, batch.marks)
+
+    def position(self) -> dict[str, Any]:
+        """Return the files' places in plain types."""
+        with self._lock:
+            return self._ledger.as_position()
+
+    def fraction(self) -> float | None:
+        if any(path.endswith(".gz") for path in self._reading.files) or not self._total:
+            return None
+        return min(1.0, sum(stream.bytes for stream in self._streams) / self._total)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.stop()
+        for source in list(self._open_sources.values()):
+            source.interrupt()
+        for thread in self._threads:
+            thread.join()
+        self._skipped.say()
+
+    # -- readers -----------------------------------------------------------------------------------
+
+    def _stream(self, number: int) -> _feed.Stream:
+        return _feed.Stream(
+            producer=number,
+            slots=[slot.native for slot in self.slots],
+            batch_size=self._reading.batch_size,
+            skips_bad_lines=self._reading.policy == "skip",
+            queue=self._queue,
+        )
+
+    def _read_all(self, number: int) -> None:
+        stream = self._streams[number]
+        try:
+            while not stream.stopped and not self._closed:
+                try:
+                    file = self._todo.popleft()
+                except IndexError:
+                    stream.finish()
+                    break
+                self._read(number, stream, file)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: whoever takes next raises it
+            with self._lock:
+                self._error = self._error or error
+            self._queue.stop()
+        finally:
+            with self._lock:
+                self._left -= 1
+                last = not self._left
+            if last:
+                self._queue.close()
+
+    def _read(self, number: int, stream: _feed.Stream, file: int) -> None:
+        place = self._ledger.files[file]
+        if arrow.is_columnar(place.path):
+            skipped = arrow.read_into(stream, file, place.path, self.slots, self._reading, begin=place.offset)
+            self._skipped.add(*skipped)
+            return
+        with opened(place.path, self._reading.command) as source:
+            self._open_sources[number] = source
+            try:
+                self._parse(stream, file, source, place.offset, place.lines)
+            finally:
+                del self._open_sources[number]
+
+    def _parse(self, stream: _feed.Stream, file: int, source: Source, offset: int, lines: int) -> None:
+        before = stream.skipped
+        if offset:
+            source.skip(offset)
+        try:
+            fault = stream.read(source.descriptor, file=file, offset=offset, lines=lines)
+        except (OSError, ValueError) as error:
+            raise file_error(source.path, f"cannot be read: {error}") from error
+        self._skipped.add(stream.skipped - before, [line_error(source.path, f) for f in stream.take_faults()])
+        if fault is not None:
+            source.check_after_fault()
+            raise line_error(source.path, fault)
+        if not stream.stopped and not self._closed:
+            source.check()
