@@ -16,6 +16,7 @@ import pytest
 
 from penstock.distributed import launch_ps
 from penstock.distributed.local_job import Draining, Failed, Finished, Plan, Running, Verdict, planned, verdict
+from penstock.distributed.ports import free_ports
 
 LAUNCH = [sys.executable, "-m", "penstock.distributed.launch_ps"]
 SAYS_WHO_IT_IS = """
@@ -163,6 +164,11 @@ def test_a_taken_port_is_named_before_anything_starts(folder: Path) -> None:
         (["--endpoints", "a:1", "--started_port", "1", "script.py"], "not allowed with argument"),
         (["--started_port", "65535", "script.py"], "leaves no room for 2 ports"),
         (["--node_ip", "192.0.2.1", "script.py"], "no server can listen at 192.0.2.1"),
+        (["--cluster_node_ips", "a,b", "script.py"], "--node_ip is '127.0.0.1'; expected which of --cluster_node_ips"),
+        (["--cluster_node_ips", "a,a", "--node_ip", "a", "script.py"], "--cluster_node_ips has 'a' twice"),
+        (["--cluster_node_ips", "a:1,b", "--node_ip", "b", "script.py"], "has 'a:1'; expected addresses of hosts"),
+        (["--cluster_node_ips", "127.0.0.1,b", "script.py"], "one secret"),
+        (["--cluster_node_ips", "127.0.0.1,b", "--endpoints", "c:1", "script.py"], "'c:1', but that host is not in"),
     ],
 )
 def test_a_wrong_command_line_is_refused(
@@ -176,6 +182,25 @@ def test_a_wrong_command_line_is_refused(
     assert status == 2
     assert words in capsys.readouterr().err
     assert not list(folder.glob("*.json"))
+
+
+def test_hosts_run_the_same_command_and_make_one_job(
+    folder: Path, started: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PS_TOKEN", "ours")
+    port = free_ports("127.0.0.1", 1)[0]
+    job = ["--cluster_node_ips", "127.0.0.1,127.0.0.2", "--started_port", str(port), "--server_num", "1"]
+    hosts = [
+        started(SAYS_WHO_IT_IS, *job, "--worker_num", "2", "--node_ip", f"127.0.0.{host}", "script.py")
+        for host in (1, 2)
+    ]
+    assert [host.wait(60) for host in hosts] == [0, 0]
+    told = {file.name.removesuffix(".json"): json.loads(file.read_text())[0] for file in folder.glob("*.json")}
+    assert sorted(told) == ["PSERVER.0", "PSERVER.1", *(f"TRAINER.{i}" for i in range(4))]
+    assert {one["PADDLE_PSERVERS_IP_PORT_LIST"] for one in told.values()} == {f"127.0.0.1:{port},127.0.0.2:{port}"}
+    assert {one["PADDLE_TRAINERS_NUM"] for one in told.values()} == {"4"}
+    assert (told["PSERVER.1"]["POD_IP"], told["PSERVER.1"]["PADDLE_PORT"]) == ("127.0.0.2", str(port))
+    assert len({(one["PENSTOCK_JOB_ID"], one["PENSTOCK_PS_TOKEN"]) for one in told.values()}) == 1
 
 
 # -- how it ends -------------------------------------------------------------------------------------

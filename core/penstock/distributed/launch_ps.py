@@ -1,218 +1,150 @@
-"""Start a job of parameter servers on this host: the same script, as servers and as trainers.
+"""Start a job of parameter servers: the same script, as servers and as trainers, on this host or on several.
 
     python -m penstock.distributed.launch_ps --server_num 2 --worker_num 2 train.py --epochs 3
 
 Each process finds its place in the environment (PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINERS_NUM, TRAINING_ROLE,
 PADDLE_TRAINER_ID, POD_IP, PADDLE_PORT), which PaddleCloudRoleMaker reads. Output goes to workerlog.N and serverlog.N in
-the log folder; what trainer 0 writes is shown as well. The first process that fails ends the job: it is named, with the
-end of its log, and its exit status is the launcher's (128 + the signal's number for a signal). Ctrl-C stops everything.
+the log folder; what the first trainer of this host writes is shown as well. The first process that fails ends the job
+here: it is named, with the end of its log, and its exit status is the launcher's (128 + the signal's number for a
+signal). Ctrl-C stops everything.
+
+On several hosts the same command runs on each, with --cluster_node_ips and its own --node_ip; --server_num and
+--worker_num count those of one host, and PENSTOCK_PS_TOKEN is the same secret on all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import math
 import os
 import secrets
-import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.command.children import Stopped, ignore_signals, stopped_by_signal
-from penstock.distributed.group import Group, stop
-from penstock.distributed.local_job import Draining, Failed, Finished, Plan, planned, status_text, verdict
+from penstock.distributed.arguments import Hosts, add_hosts, add_running, check_script, count, hosts_of, port
+from penstock.distributed.arguments import parser as empty_parser
+from penstock.distributed.local_job import Plan, Share, planned
 from penstock.distributed.ports import check_free, free_ports
+from penstock.distributed.supervisor import Manner, say, supervise
 from penstock.errors import SpecError
 from penstock.fleet.position import endpoints_problem
+from penstock.protocol import contract
 
-_POLL_S = 0.05
-_TAIL_LINES = 20
+_FIRST_PORT = 6170
+_NUM_SERVERS = 2
+_SERVER_GRACE_S = 30.0
 _USAGE = 2
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    found = argparse.ArgumentParser(
-        prog="python -m penstock.distributed.launch_ps",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    found = empty_parser("penstock.distributed.launch_ps", __doc__)
     add = found.add_argument
-    add("--server_num", type=_count, metavar="N", help="parameter servers to start (2, or as many as --endpoints)")
-    add("--worker_num", type=_count, default=2, metavar="N", help="trainers to start (%(default)s)")
+    add("--server_num", type=count, metavar="N", help="parameter servers to start (2, or as many as --endpoints)")
+    add("--worker_num", type=count, default=2, metavar="N", help="trainers to start (%(default)s)")
+    add_hosts(found)
     where = found.add_mutually_exclusive_group()
     where.add_argument(
-        "--started_port", "--start_port", type=_port, metavar="PORT",
-        help="port of server 0; the others follow (default: free ports)",
+        "--started_port", "--start_port", type=port, metavar="PORT",
+        help=f"port of a host's first server; the others follow (default: free ports; {_FIRST_PORT} on several hosts)",
     )  # fmt: skip
-    where.add_argument("--endpoints", metavar="HOST:PORT,…", help="where the servers listen, all on this host")
-    add("--node_ip", default="127.0.0.1", metavar="HOST", help="address of this host, for --started_port (%(default)s)")
-    add("--log_dir", type=Path, default=Path("logs"), metavar="DIR", help="folder of the log files (%(default)s)")
-    add(
-        "--print_config", type=_claim, nargs="?", const=True, default=True, metavar="true|false",
-        help="show the processes before they start (%(default)s); with false they start all the same",
-    )  # fmt: skip
-    add("--server_grace_s", type=float, default=30.0, metavar="S",
-        help="how long servers may take to end after the last trainer (%(default)s)")  # fmt: skip
-    add("--stop_s", type=float, default=10.0, metavar="S", help="seconds from SIGTERM to SIGKILL (%(default)s)")
-    add("script", type=Path, help="the training script")
-    add("script_args", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
+    where.add_argument(
+        "--endpoints", metavar="HOST:PORT,…", help="where all servers listen, those of one host together"
+    )
+    add("--server_grace_s", type=float, metavar="S",
+        help=f"how long servers may take to end after the last trainer of this host ({_SERVER_GRACE_S:g}; on several "
+        "hosts any time, since trainers of the others may go on)")  # fmt: skip
+    add_running(found, log_dir="logs")
     return found
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port from 1 to 65535")
-    return int(text)
-
-
-def _claim(text: str) -> bool:
-    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if text.lower() not in known:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return known[text.lower()]
-
-
-def endpoints_of(args: argparse.Namespace) -> list[str]:
-    """Return where the servers are to listen. Raises SpecError for what cannot be, or a port that is taken."""
+def endpoints_of(args: argparse.Namespace, hosts: Hosts) -> list[str]:
+    """Return where all servers are to listen. Raises SpecError for what cannot be."""
     if args.endpoints:
-        found = [part.strip() for part in args.endpoints.split(",")]
-        problem = endpoints_problem(found)
-        if problem:
-            raise SpecError(f"--endpoints is {args.endpoints!r}: {problem}", pointer="--endpoints")
-        if args.server_num not in (None, len(found)):
+        return _chosen(args, hosts)
+    number = args.server_num or _NUM_SERVERS
+    if args.started_port is not None or hosts.are_several:
+        return hosts.endpoints(args.started_port or _FIRST_PORT, number)
+    try:
+        return [f"{hosts.address}:{free}" for free in free_ports(hosts.address, number)]
+    except OSError as error:
+        raise SpecError(
+            f"no server can listen at {hosts.address}: {error.strerror}. --node_ip is an address of this host",
+            pointer="--node_ip",
+        ) from error
+
+
+def _chosen(args: argparse.Namespace, hosts: Hosts) -> list[str]:
+    found = [part.strip() for part in args.endpoints.split(",")]
+    problem = endpoints_problem(found)
+    if problem:
+        raise SpecError(f"--endpoints is {args.endpoints!r}: {problem}", pointer="--endpoints")
+    mine = [one for one in found if not hosts.are_several or _host(one) == hosts.address]
+    for one in found:
+        if hosts.are_several and _host(one) not in hosts.addresses:
             raise SpecError(
-                f"--endpoints has {len(found)} entries, but --server_num is {args.server_num}", pointer="--server_num"
+                f"--endpoints has {one!r}, but that host is not in --cluster_node_ips", pointer="--endpoints"
             )
-    else:
-        count = args.server_num or 2
-        first = args.started_port
-        try:
-            ports = free_ports(args.node_ip, count) if first is None else list(range(first, first + count))
-        except OSError as error:
-            raise SpecError(
-                f"no server can listen at {args.node_ip}: {error.strerror}. --node_ip is an address of this host",
-                pointer="--node_ip",
-            ) from error
-        if ports[-1] > 65535:
-            raise SpecError(f"--started_port {first} leaves no room for {count} ports", pointer="--started_port")
-        found = [f"{args.node_ip}:{port}" for port in ports]
-    check_free(found)
+    if args.server_num not in (None, len(mine)):
+        here = f" at {hosts.address}" if hosts.are_several else ""
+        raise SpecError(
+            f"--endpoints has {len(mine)} entries{here}, but --server_num is {args.server_num}", pointer="--server_num"
+        )
     return found
 
 
-class Job:
-    """The running processes of a plan."""
-
-    def __init__(self, plan: Plan, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self.plan = plan
-        self._command = command
-        self._environ = environ
-        self._groups: list[Group] = []
-        self._ended: list[tuple[int, int]] = []
-        self._started = time.monotonic()
-
-    def start(self) -> None:
-        """Start all processes, servers first."""
-        for process in self.plan.processes:
-            env = {**self._environ, **{k: v for k, v in process.env.items() if v is not None}}
-            for name in (k for k, v in process.env.items() if v is None):
-                env.pop(name, None)
-            self._groups.append(Group(self._command, env=env, log=process.log))
-
-    def wait(self, grace_s: float) -> Failed | Finished:
-        """Wait until the job is over, passing on what trainer 0 writes."""
-        until: float | None = None
-        while True:
-            self._look()
-            found = verdict(self.plan, self._ended, grace_over=until is not None and time.monotonic() >= until)
-            if isinstance(found, (Failed, Finished)):
-                return found
-            if isinstance(found, Draining) and until is None:
-                until = time.monotonic() + grace_s
-            time.sleep(_POLL_S)
-
-    def stop(self, timeout_s: float) -> None:
-        """End what still runs, and pass on the rest of trainer 0's output."""
-        stop(self._groups, timeout_s)
-        while self._pass_on():
-            pass
-
-    def tail(self, place: int) -> str:
-        """Return the end of a process's log."""
-        return "\n".join(f"  {line}" for line in self._groups[place].tail(_TAIL_LINES))
-
-    def _look(self) -> None:
-        self._pass_on()
-        known = {place for place, _ in self._ended}
-        for place, group in enumerate(self._groups):
-            status = group.status()
-            if status is None or place in known:
-                continue
-            self._ended.append((place, status))
-            seconds = time.monotonic() - self._started
-            how = "has finished" if status == 0 else f"ended with {status_text(status)}"
-            _say(f"{self.plan.processes[place].name} {how} after {seconds:.1f} s")
-
-    def _pass_on(self) -> int:
-        first = next(place for place, p in enumerate(self.plan.processes) if p.kind == "trainer")
-        output = self._groups[first].new_output() if first < len(self._groups) else b""
-        sys.stdout.buffer.write(output)
-        sys.stdout.buffer.flush()
-        return len(output)
+def _host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0]
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def plan_of(args: argparse.Namespace, hosts: Hosts, environ: Mapping[str, str]) -> Plan:
+    """Return the processes of this host. Raises SpecError for what cannot be, or a port that is taken."""
+    endpoints = endpoints_of(args, hosts)
+    first = hosts.here * args.worker_num
+    share = Share(
+        servers=[i for i, one in enumerate(endpoints) if not hosts.are_several or _host(one) == hosts.address],
+        trainers=range(first, first + args.worker_num),
+    )
+    check_free([endpoints[i] for i in share.servers])
+    return planned(
+        endpoints,
+        args.worker_num * len(hosts.addresses),
+        args.log_dir,
+        environ,
+        defaults=_agreed(hosts, endpoints, environ),
+        share=share,
+    )
+
+
+def _agreed(hosts: Hosts, endpoints: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the job's name, its secret, and where servers may save, where the environment does not say."""
+    saves = {"PENSTOCK_PS_SAVE_DIRS": str(Path.cwd())}
+    if not hosts.are_several:
+        name = f"launch-{os.getpid()}-{secrets.token_hex(4)}"
+        return {contract.JOB_ID: name, contract.PS_TOKEN: secrets.token_hex(16), **saves}
+    if not environ.get(contract.PS_TOKEN):
+        raise SpecError(
+            "the hosts of a job need one secret, with which its processes know each other: set "
+            f"{contract.PS_TOKEN} to the same text on all of them, for example to what `openssl rand -hex 16` prints",
+            pointer=contract.PS_TOKEN,
+        )
+    return {contract.JOB_ID: f"launch-{hashlib.sha256(','.join(endpoints).encode()).hexdigest()[:16]}", **saves}
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the job to its end and return the exit status. Raises SpecError before anything was started."""
-    if not args.script.is_file():
-        raise SpecError(f"there is no script {str(args.script)!r} in {Path.cwd()}", pointer="script")
-    defaults = {
-        "PENSTOCK_JOB_ID": f"launch-{os.getpid()}-{secrets.token_hex(4)}",
-        "PENSTOCK_PS_TOKEN": secrets.token_hex(16),
-        "PENSTOCK_PS_SAVE_DIRS": str(Path.cwd()),
-    }
-    plan = planned(endpoints_of(args), args.worker_num, args.log_dir, environ, defaults=defaults)
-    args.log_dir.mkdir(parents=True, exist_ok=True)
+    check_script(args.script)
+    hosts = hosts_of(args.cluster_node_ips, args.node_ip)
+    plan = plan_of(args, hosts, environ)
     if args.print_config:
-        _say(f"{' '.join([str(args.script), *args.script_args])}\n{plan.described()}")
-    job = Job(plan, [sys.executable, str(args.script), *args.script_args], environ)
-    try:
-        with stopped_by_signal():
-            try:
-                job.start()
-                found = job.wait(args.server_grace_s)
-            finally:
-                ignore_signals()  # a second Ctrl-C must not leave processes behind
-                job.stop(args.stop_s)
-    except Stopped as stopped:
-        _say(f"stopped by {stopped}")
-        return 128 + signal.Signals[str(stopped)].value
-    return _report(job, found, args.server_grace_s)
-
-
-def _report(job: Job, found: Failed | Finished, grace_s: float) -> int:
-    if isinstance(found, Failed):
-        process, how = job.plan.processes[found.place], status_text(found.status)
-        _say(f"{process.name} failed with {how}; the end of {process.log}:\n{job.tail(found.place)}")
-        return found.exit_status
-    for place in found.lingering:
-        _say(
-            f"{job.plan.processes[place].name} still served {grace_s:g} s after the last trainer had ended, and was "
-            "stopped. Do the trainers call fleet.stop_worker() or exe.close()?"
-        )
-    return 0
+        say(f"{' '.join([str(args.script), *args.script_args])}\n{plan.described()}")
+    grace_s = args.server_grace_s
+    if grace_s is None:
+        grace_s = math.inf if hosts.are_several else _SERVER_GRACE_S
+    command = [sys.executable, str(args.script), *args.script_args]
+    return supervise(plan, command, environ, Manner(stop_s=args.stop_s, server_grace_s=grace_s))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -221,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args, os.environ)
     except SpecError as error:
-        _say(f"launch_ps: {error}")
+        say(f"launch_ps: {error}")
         return _USAGE
 
 

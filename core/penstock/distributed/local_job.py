@@ -1,8 +1,8 @@
-"""A job of parameter servers on one host: which processes, with which environment, and what to do as they end.
+"""The processes of a job on one host: their environment, and what to do as they end.
 
-Pure: the shell starts processes, looks at their exit statuses, and does what `verdict` says. A job is over when all its
-trainers have ended; servers end by themselves then, or are asked to after a grace. The first process that ends with
-another status than 0 ends the job.
+Pure: the supervisor starts processes, looks at their exit statuses, and does what `verdict` says. A job is over when
+all its trainers have ended; servers end by themselves then, or are asked to after a grace. The first process that ends
+with another status than 0 ends the job.
 """
 
 from __future__ import annotations
@@ -15,35 +15,41 @@ from typing import Literal
 from penstock.protocol import contract
 
 Kind = Literal["pserver", "trainer"]
-_WATCHED = (contract.SOCKET, contract.REPLICA_ID)
+_WATCHED = (contract.SOCKET, contract.REPLICA_ID)  # several processes cannot be one replica
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process to start. `env`: what is added to the launcher's environment; None takes a variable away."""
+    """One process to start. `env`: what is added to the launcher's environment; None takes a variable away.
+
+    `index`: among those of its kind in the whole job. `name`: how messages call it. `endpoint`: '' if it has none.
+    """
 
     kind: Kind
     index: int
     env: Mapping[str, str | None]
     log: Path
-
-    @property
-    def name(self) -> str:
-        """How messages call it."""
-        return f"{self.kind} {self.index}"
+    name: str
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All processes of a job: servers first, since trainers wait for them. `endpoints`: of all servers, in order."""
+    """All processes of a job on this host: servers first, since trainers wait for them."""
 
     processes: tuple[Process, ...]
-    endpoints: tuple[str, ...]
 
     def described(self) -> str:
         """Return the plan for a person, one line a process."""
-        rows = [(p.name, self.endpoints[p.index] if p.kind == "pserver" else "", p.log) for p in self.processes]
-        return "\n".join(f"  {name:<11} {endpoint:<21} {log}" for name, endpoint, log in rows)
+        return "\n".join(f"  {p.name:<11} {p.endpoint:<21} {p.log}" for p in self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which of a job's servers and trainers, by number, are this host's."""
+
+    servers: Sequence[int]
+    trainers: Sequence[int]
 
 
 def planned(
@@ -53,29 +59,42 @@ def planned(
     environ: Mapping[str, str],
     *,
     defaults: Mapping[str, str],
+    share: Share | None = None,
 ) -> Plan:
-    """Return the processes of a job. `defaults`: variables for all of them, unless `environ` sets them."""
+    """Return the processes of a job with parameter servers. `defaults`: variables for all, unless `environ` sets them.
+
+    `endpoints`, `num_trainers`: of the whole job. `share`: what of it is this host's; None: all.
+    """
+    share = share or Share(range(len(endpoints)), range(num_trainers))
     shared: dict[str, str | None] = {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
         "PADDLE_TRAINERS_NUM": str(num_trainers),
-        "PYTHONUNBUFFERED": "1",
+        **for_all(),
         **{name: environ.get(name) or value for name, value in defaults.items()},
-        **dict.fromkeys(_WATCHED),  # they name the launcher's own replica, which several processes cannot be
     }
     servers = []
-    for index, endpoint in enumerate(endpoints):
-        host, _, port = endpoint.rpartition(":")
+    for index in share.servers:
+        host, _, port = endpoints[index].rpartition(":")
         mine = {"TRAINING_ROLE": "PSERVER", "POD_IP": host, "PADDLE_PORT": port, "PADDLE_TRAINER_ID": None}
-        servers.append(_process("pserver", index, {**shared, **mine}, log_dir / f"serverlog.{index}"))
+        env = {**shared, **mine, **identity("pserver", index)}
+        log = log_dir / f"serverlog.{index}"
+        servers.append(Process("pserver", index, env, log, f"pserver {index}", endpoints[index]))
     trainers = []
-    for index in range(num_trainers):
+    for index in share.trainers:
         own = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index), "POD_IP": None, "PADDLE_PORT": None}
-        trainers.append(_process("trainer", index, {**shared, **own}, log_dir / f"workerlog.{index}"))
-    return Plan((*servers, *trainers), tuple(endpoints))
+        env = {**shared, **own, **identity("trainer", index)}
+        trainers.append(Process("trainer", index, env, log_dir / f"workerlog.{index}", f"trainer {index}"))
+    return Plan((*servers, *trainers))
 
 
-def _process(kind: Kind, index: int, env: Mapping[str, str | None], log: Path) -> Process:
-    return Process(kind, index, {**env, contract.ROLE: kind, contract.INDEX: str(index)}, log)
+def for_all() -> dict[str, str | None]:
+    """Return what every process of a launcher is told: to write at once, and not to pose as the launcher's replica."""
+    return {"PYTHONUNBUFFERED": "1", **dict.fromkeys(_WATCHED)}
+
+
+def identity(kind: Kind, index: int) -> dict[str, str | None]:
+    """Return which process of its job one is, as telemetry reads it."""
+    return {contract.ROLE: kind, contract.INDEX: str(index)}
 
 
 @dataclass(frozen=True, slots=True)

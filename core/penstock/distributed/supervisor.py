@@ -1,0 +1,125 @@
+"""Runs the processes of a plan to their end: starts them, watches, names the first that fails, and leaves nobody."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.command.children import Stopped, ignore_signals, stopped_by_signal
+from penstock.distributed.group import Group, stop
+from penstock.distributed.local_job import Draining, Failed, Finished, Plan, status_text, verdict
+
+_POLL_S = 0.05
+_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a job is run. `server_grace_s`: how long servers may go on after the last trainer of this host.
+
+    `stop_s`: from SIGTERM to SIGKILL. `shows_ends`: whether each end is told, and not only a failure.
+    """
+
+    stop_s: float
+    server_grace_s: float = 0.0
+    shows_ends: bool = True
+
+
+class _Job:
+    """The running processes of a plan."""
+
+    def __init__(self, plan: Plan, command: Sequence[str], environ: Mapping[str, str], manner: Manner) -> None:
+        self.plan = plan
+        self._command = command
+        self._environ = environ
+        self._manner = manner
+        self._groups: list[Group] = []
+        self._ended: list[tuple[int, int]] = []
+        self._started = time.monotonic()
+
+    def start(self) -> None:
+        """Start all processes in the order of the plan."""
+        for process in self.plan.processes:
+            env = {**self._environ, **{k: v for k, v in process.env.items() if v is not None}}
+            for name in (k for k, v in process.env.items() if v is None):
+                env.pop(name, None)
+            self._groups.append(Group(self._command, env=env, log=process.log))
+
+    def wait(self) -> Failed | Finished:
+        """Wait until the job is over, passing on what the first trainer writes."""
+        until: float | None = None
+        while True:
+            self._look()
+            found = verdict(self.plan, self._ended, grace_over=until is not None and time.monotonic() >= until)
+            if isinstance(found, (Failed, Finished)):
+                return found
+            if isinstance(found, Draining) and until is None:
+                until = time.monotonic() + self._manner.server_grace_s
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End what still runs, and pass on the rest of the first trainer's output."""
+        stop(self._groups, self._manner.stop_s)
+        while self._pass_on():
+            pass
+
+    def report(self, found: Failed | Finished) -> int:
+        """Say how the job ended, and return the exit status."""
+        if isinstance(found, Failed):
+            process, how = self.plan.processes[found.place], status_text(found.status)
+            tail = "\n".join(f"  {line}" for line in self._groups[found.place].tail(_TAIL_LINES))
+            say(f"{process.name} failed with {how}; the end of {process.log}:\n{tail}")
+            return found.exit_status
+        for place in found.lingering:
+            say(
+                f"{self.plan.processes[place].name} still served {self._manner.server_grace_s:g} s after the last "
+                "trainer had ended, and was stopped. Do the trainers call fleet.stop_worker() or exe.close()?"
+            )
+        return 0
+
+    def _look(self) -> None:
+        self._pass_on()
+        known = {place for place, _ in self._ended}
+        for place, group in enumerate(self._groups):
+            status = group.status()
+            if status is None or place in known:
+                continue
+            self._ended.append((place, status))
+            if self._manner.shows_ends:
+                seconds = time.monotonic() - self._started
+                how = "has finished" if status == 0 else f"ended with {status_text(status)}"
+                say(f"{self.plan.processes[place].name} {how} after {seconds:.1f} s")
+
+    def _pass_on(self) -> int:
+        first = next(place for place, p in enumerate(self.plan.processes) if p.kind == "trainer")
+        output = self._groups[first].new_output() if first < len(self._groups) else b""
+        sys.stdout.buffer.write(output)
+        sys.stdout.buffer.flush()
+        return len(output)
+
+
+def say(text: str) -> None:
+    """Tell the person at the launcher."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def supervise(plan: Plan, command: Sequence[str], environ: Mapping[str, str], manner: Manner) -> int:
+    """Run a plan on this host to its end, in the main thread, and return the exit status. A signal stops everything."""
+    for folder in {process.log.parent for process in plan.processes}:
+        folder.mkdir(parents=True, exist_ok=True)
+    job = _Job(plan, command, environ, manner)
+    try:
+        with stopped_by_signal():
+            try:
+                job.start()
+                found = job.wait()
+            finally:
+                ignore_signals()  # a second Ctrl-C must not leave processes behind
+                job.stop()
+    except Stopped as stopped:
+        say(f"stopped by {stopped}")
+        return 128 + signal.Signals[str(stopped)].value
+    return job.report(found)
