@@ -21,6 +21,7 @@ _WHERE = {
     "ParamAttr": "program.parameters",
     "append_backward": "program.backward",
     "Executor": "exec.executor",
+    "FetchHandler": "exec.dataset_reports",
     "ParallelExecutor": "exec.parallel",
     "CompiledProgram": "exec.parallel",
     "BuildStrategy": "exec.strategies",

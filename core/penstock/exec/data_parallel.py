@@ -44,7 +44,7 @@ _MAX_PLANS = 32
 
 
 class DataParallel:
-    """`program` on `num_replicas` replicas. `num_threads`: pool size, 0 for four a replica.
+    """`program` on `num_replicas` replicas. `num_threads`: pool size, 0 for four a replica. `cores`: 0 for all.
 
     Not thread-safe: one run at a time. Plans are kept for the 32 most recent combinations of sizes.
     """
@@ -62,11 +62,12 @@ class DataParallel:
         choice: PassChoice = PassChoice(),  # noqa: B008 - frozen
         retention: Retention = Retention(),  # noqa: B008 - frozen
         name: str = "program",
+        cores: int = 0,
     ) -> None:
         self.program, self.memory, self.mode, self.num_replicas = program, memory, mode, num_replicas
         choice = devices.passes_for(memory.devices, choice)
         self.loss_name, self.scale_loss, self.choice, self.name = loss_name, scale_loss, choice, name
-        cores = num_cores()
+        cores = cores or num_cores()
         self.num_threads = num_threads or 4 * num_replicas
         at_once = num_replicas if num_threads == 0 else max(num_threads, 1)
         self.max_running = max(1, min(at_once, self.num_threads, cores))
@@ -237,6 +238,16 @@ class DataParallel:
     def statistics(self) -> Statistics:
         """Return what this executor's steps, plans and tensors amount to now."""
         return statistics(self.temporaries, list(self._plans.values()))
+
+    @property
+    def newest_graph(self) -> Graph | None:
+        """The graph of the plan that was used last, to whose handles the engine's trace refers."""
+        return next(reversed(self._plans.values())).graph if self._plans else None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the trace goes to somebody who looks, so that nobody else may drain it."""
+        return self._watch.is_watched
 
     @property
     def has_plans(self) -> bool:

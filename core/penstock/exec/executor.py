@@ -6,6 +6,7 @@ torch's own number of intra-op threads.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import weakref
@@ -185,6 +186,50 @@ class Executor:
         result = call() if hook is None else hook(op, [*args, *kwargs.values()], call)
         for name, value in zip(op.outputs, result if isinstance(result, tuple) else (result,), strict=False):
             _store(program, name, moved(value, self._device), values, scope)
+
+    def train_from_dataset(
+        self,
+        program: Any = None,
+        dataset: Any = None,
+        scope: Scope | None = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[Any] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: Any = None,
+    ) -> None:
+        """Train on each batch of a data set once. `thread`: Hogwild threads, 0 for those of `dataset.set_thread`.
+
+        `fetch_list` is printed every `print_period` batches of the first thread, with the texts of `fetch_info`.
+        `debug`: print where the time goes. `fetch_handler`: a fluid.FetchHandler. See `exec.dataset_runs`.
+        """
+        shown = (debug, fetch_list or (), fetch_info or (), print_period, fetch_handler)
+        self._from_dataset(program, dataset, scope, thread, shown, trains=True)
+
+    def infer_from_dataset(
+        self,
+        program: Any = None,
+        dataset: Any = None,
+        scope: Scope | None = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[Any] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: Any = None,
+    ) -> None:
+        """Run each batch of a data set once without updates: a training program runs as its clone for tests."""
+        shown = (debug, fetch_list or (), fetch_info or (), print_period, fetch_handler)
+        self._from_dataset(program, dataset, scope, thread, shown, trains=False)
+
+    def _from_dataset(
+        self, program: Any, dataset: Any, scope: Scope | None, thread: int, shown: tuple[Any, ...], *, trains: bool
+    ) -> None:
+        if self._closed:
+            raise UserError("this Executor was closed; make another one")
+        runs = importlib.import_module("penstock.exec.dataset_runs")  # by name: it runs graphs, which know this module
+        runs.run_from_dataset(self, program, dataset, scope, thread, runs.Wanted(*shown), trains=trains)
 
     def close(self) -> None:
         """End the use of this Executor. A trainer leaves the parameter servers of the programs that it ran."""

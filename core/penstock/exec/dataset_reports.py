@@ -1,0 +1,154 @@
+"""What a pass over a data set shows while it runs: fetched variables, a user's handler, where the time goes.
+
+All of it is about the first thread's steps, as in Fluid. Printing goes to stdout, the profile to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import SpecError
+from penstock.exec.data_parallel import DataParallel
+from penstock.exec.feeding import fetch_names
+from penstock.program.program import Program
+
+_SHOWN_VALUES = 20
+_PROFILED_STEPS = 100
+_SHOWN_OPERATORS = 15
+
+
+class Fetches:
+    """Prints `fetch_list` every `print_period` batches: `<info>\\t<name>\\tdim: …\\tdtype: …\\tdata: …`."""
+
+    def __init__(
+        self, program: Program, fetch_list: Sequence[Any] | None, fetch_info: Sequence[str] | None, print_period: int
+    ) -> None:
+        self._names = fetch_names(program, fetch_list)
+        self._info = list(fetch_info or self._names)
+        if len(self._info) != len(self._names):
+            raise SpecError(
+                f"fetch_info has {len(self._info)} texts for the {len(self._names)} variables of fetch_list; give one "
+                "for each"
+            )
+        if print_period < 1:
+            raise SpecError(f"print_period is {print_period!r}; expected a number of batches of at least 1")
+        self._period = print_period
+
+    def names(self, batch: int) -> tuple[str, ...]:
+        """Return what batch number `batch` (from 1) has to fetch."""
+        return tuple(self._names) if batch % self._period == 0 else ()
+
+    def show(self, batch: int, values: Sequence[Any]) -> None:
+        """Print what was fetched."""
+        for info, name, value in zip(self._info, self._names, values, strict=False):  # none, if it was not their turn
+            flat = np.asarray(value).reshape(-1)
+            data = " ".join(f"{v:.6g}" for v in flat[:_SHOWN_VALUES]) + (" …" if flat.size > _SHOWN_VALUES else "")
+            print(f"{info}\t{name}\tdim: {list(np.shape(value))}\tdtype: {flat.dtype}\tdata: [{data}]", flush=True)
+
+
+class FetchHandler:
+    """Override `handler`; it is given the newest values of `var_dict`'s variables every `period_secs`, and at the end.
+
+    It runs on a thread of its own and keeps nobody waiting. An exception in it ends its calls and is printed.
+    """
+
+    def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60) -> None:
+        if not var_dict:
+            raise SpecError("FetchHandler needs var_dict, a dict from keys of one's own to variables")
+        if period_secs <= 0:
+            raise SpecError(f"period_secs is {period_secs!r}; expected seconds above 0", got=period_secs)
+        self.var_dict, self.period_secs = dict(var_dict), period_secs
+
+    def handler(self, res_dict: dict[str, Any]) -> None:
+        """Look at the values: an array for each key, or None before the first step."""
+        for key, value in res_dict.items():
+            print(f"{key}: {value}", flush=True)
+
+
+class HandlerThread:
+    """Calls a FetchHandler while a pass runs."""
+
+    def __init__(self, handler: FetchHandler, program: Program) -> None:
+        if not isinstance(handler, FetchHandler):
+            raise SpecError(f"fetch_handler is a {type(handler).__name__}; expected a fluid.FetchHandler")
+        self._handler = handler
+        self.names = tuple(fetch_names(program, list(handler.var_dict.values())))
+        self._newest: Sequence[Any] = [None] * len(self.names)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-fetch-handler", daemon=True)
+        self._thread.start()
+
+    def see(self, values: Sequence[Any]) -> None:
+        """Take the values of a step."""
+        self._newest = values
+
+    def close(self) -> None:
+        """Call a last time and end."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._ended.wait(self._handler.period_secs)
+            try:
+                self._handler.handler(dict(zip(self._handler.var_dict, self._newest, strict=True)))
+            except Exception as error:  # noqa: BLE001 - a user's code; training goes on
+                print(f"penstock: the fetch handler failed and is not called again: {error!r}", file=sys.stderr)
+                return
+
+
+class Profile:
+    """Where the first thread's time goes, printed every 100 steps (`debug=True`)."""
+
+    def __init__(self, core: DataParallel) -> None:
+        self._core = core
+        self._reset()
+
+    def _reset(self) -> None:
+        self._steps = self._rows = 0
+        self._read_s = self._all_s = 0.0
+
+    def read(self, seconds: float) -> None:
+        """Count time that was spent waiting for a batch and handing it over."""
+        self._read_s += seconds
+
+    def step(self, rows: int, seconds: float) -> None:
+        """Count a step, reading included; print when there are enough."""
+        self._steps += 1
+        self._rows += rows
+        self._all_s += seconds
+        if self._steps == _PROFILED_STEPS:
+            self.show()
+
+    def show(self) -> None:
+        """Print what was counted since the last time."""
+        if not self._steps:
+            return
+        for line in self._operators():
+            print(line, file=sys.stderr)
+        print(
+            f"mean read time: {1e3 * self._read_s / self._steps:.3f} ms, IO percent: "
+            f"{100 * self._read_s / self._all_s:.1f} %, {self._rows / self._all_s:.0f} instances/s "
+            f"(thread 0, {self._steps} batches)",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._reset()
+
+    def _operators(self) -> list[str]:
+        graph = self._core.newest_graph
+        if graph is None or self._core.is_watched:  # then the job's page shows them
+            return []
+        drained = self._core.engine.drain()
+        operators = np.asarray(drained["op"])
+        sums = np.bincount(operators, weights=drained["duration_ns"], minlength=len(graph.handles))
+        order = np.argsort(-sums[: len(graph.handles)])[:_SHOWN_OPERATORS]
+        return [
+            f"{graph.handles[i].op.name}: {sums[i] / 1e3 / self._steps:.1f} us a step" for i in order if sums[i] > 0
+        ]

@@ -1,0 +1,254 @@
+"""`Executor.train_from_dataset` and `infer_from_dataset`: a pass over a data set, on one or several Hogwild threads.
+
+Each thread takes batches and runs steps of its own, without the interpreter lock while a step runs; temporaries are the
+thread's, persistable variables are the scope's own tensors, which all threads read and update without locks. With one
+thread a pass gives the bits of `exe.run(CompiledProgram(program))` over the same batches.
+The first error ends the pass: the other threads finish their step. Parameters keep what was learned until then.
+Nothing is written to disk. Source: Executor.train_from_dataset of Fluid 1.8; hogwild_worker.cc.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import telemetry
+from penstock.dataset import Dataset
+from penstock.dataset.settings import Run
+from penstock.dataset.slots import feed_of
+from penstock.errors import SpecError
+from penstock.exec.data_parallel import DataParallel, results
+from penstock.exec.dataset_reports import Fetches, FetchHandler, HandlerThread, Profile
+from penstock.exec.device_streams import Devices
+from penstock.exec.devices import devices_of
+from penstock.exec.memory import ReplicaMemory
+from penstock.exec.parallel import CompiledProgram
+from penstock.exec.pass_choice import choice_of
+from penstock.exec.places import CUDAPlace, gpus_for, num_cores
+from penstock.exec.scope import Scope, global_scope
+from penstock.exec.strategies import BuildStrategy
+from penstock.native.remote_ops import REMOTE_TYPES
+from penstock.program.ir import Role
+from penstock.program.program import Program
+from penstock.program.record.context import default_main_program
+from penstock.program.strict_fields import say_once
+
+_PROGRESS_S = 0.5
+_PER_MILLE = 1000
+Step = Callable[[Mapping[str, Any], Sequence[str]], list[Any]]
+"""Runs a step on a feed and returns what is fetched, as arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `train_from_dataset` was asked to show."""
+
+    debug: bool = False
+    fetch_list: Sequence[Any] = ()
+    fetch_info: Sequence[str] = ()
+    print_period: int = 100
+    fetch_handler: FetchHandler | None = None
+
+
+def run_from_dataset(
+    executor: Any,
+    program: Any,
+    dataset: Dataset | None,
+    scope: Scope | None,
+    thread: int,
+    wanted: Wanted,
+    *,
+    trains: bool,
+) -> None:
+    """Make one pass. Raises SpecError, DataError, and what a step raises."""
+    if not isinstance(dataset, Dataset):
+        raise SpecError(f"dataset is {dataset!r}; expected one that fluid.DatasetFactory().create_dataset() made")
+    num_threads = _num_threads(thread, dataset)
+    compiled = program if isinstance(program, CompiledProgram) else None
+    chosen: Program = compiled._program if compiled is not None else program or default_main_program()
+    if not trains and any(op.role & (Role.BACKWARD | Role.OPTIMIZE) for op in chosen.operators):
+        chosen, compiled = chosen.clone(for_test=True), None  # nothing is updated
+    num_threads = _allowed_threads(chosen, num_threads, is_compiled=compiled is not None)
+    fetches = Fetches(chosen, wanted.fetch_list, wanted.fetch_info, wanted.print_period)
+    handler = HandlerThread(wanted.fetch_handler, chosen) if wanted.fetch_handler is not None else None
+    steps = _Steps(executor, compiled or chosen, scope or global_scope(), num_threads)
+    run = dataset.open()
+    try:
+        pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler)
+        pass_.train(steps.steps, Profile(steps.first) if wanted.debug else None)
+    finally:
+        run.close()
+        if handler is not None:
+            handler.close()
+        steps.close()
+
+
+def _num_threads(thread: int, dataset: Dataset) -> int:
+    if thread < 0:
+        raise SpecError(f"thread is {thread!r}; expected a number of threads, or 0 for that of dataset.set_thread")
+    return thread or dataset.thread_num
+
+
+def _allowed_threads(program: Program, num_threads: int, *, is_compiled: bool) -> int:
+    """Return how many threads train: one where a step belongs to more than this thread."""
+    if num_threads == 1:
+        return 1
+    if is_compiled:
+        say_once("train_from_dataset: a CompiledProgram runs each batch on its replicas, one batch at a time")
+        return 1
+    if any(op.type in REMOTE_TYPES or op.role & (Role.RPC | Role.DIST) for op in program.operators):
+        say_once(
+            f"train_from_dataset: this program exchanges gradients with other processes, so one thread trains, on all "
+            f"cores; {num_threads} threads were asked for"
+        )
+        return 1
+    return num_threads
+
+
+class _Steps:
+    """One executor for each thread, and the function that runs a step on it."""
+
+    def __init__(self, executor: Any, program: Any, scope: Scope, num_threads: int) -> None:
+        self._own: list[DataParallel] = []
+        if isinstance(program, CompiledProgram) or num_threads == 1:
+            self.first = self._compiled(executor, program, scope)
+            self.steps: list[Step] = [_step_of(self.first)]
+            return
+        memory = ReplicaMemory(scope, self._gpus(executor.place))
+        for _ in range(num_threads):
+            core = DataParallel(
+                program,
+                memory,
+                mode="all_reduce",
+                num_replicas=1,
+                num_threads=1,
+                choice=choice_of(BuildStrategy()),
+                name="train" if any(op.role & Role.BACKWARD for op in program.operators) else "test",
+                cores=max(1, num_cores() // num_threads),
+            )
+            self._own.append(core)
+        self.first = self._own[0]
+        lowering = threading.Lock()
+        self.steps = [_one_at_a_time_when_new(core, lowering) for core in self._own]
+
+    def _compiled(self, executor: Any, program: Any, scope: Scope) -> DataParallel:
+        given = isinstance(program, CompiledProgram)
+        compiled: CompiledProgram = program if given else CompiledProgram(program)
+        executor._remotes.note(compiled._program)  # its close leaves the servers
+        core = compiled._core_for(scope, executor.place)
+        if not given:
+            self._own.append(core)
+        return core
+
+    @staticmethod
+    def _gpus(place: object) -> Devices:
+        return devices_of(gpus_for(f"Executor({place!r})", [place])) if isinstance(place, CUDAPlace) else ()
+
+    def close(self) -> None:
+        """Stop the engines that were made here."""
+        for core in self._own:
+            core.close()
+
+
+def _step_of(core: DataParallel) -> Step:
+    return lambda feed, names: results(core.program, names, core.run(feed, names), True, True)
+
+
+def _one_at_a_time_when_new(core: DataParallel, lowering: threading.Lock) -> Step:
+    """Return the step of a thread; a plan is made for new sizes, and persistables are bound, while no other is."""
+    seen: set[tuple[Any, ...]] = set()
+
+    run = _step_of(core)
+
+    def step(feed: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+        key = (*(tuple(value.shape) for value in feed.values()), *names)
+        if key in seen:
+            return run(feed, names)
+        with lowering:
+            found = run(feed, names)
+        seen.add(key)
+        return found
+
+    return step
+
+
+class _Pass:
+    """Threads that take batches until there are no more."""
+
+    def __init__(self, run: Run, inputs: set[str], fetches: Fetches, handler: HandlerThread | None) -> None:
+        self._run, self._inputs, self._fetches, self._handler = run, inputs, fetches, handler
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def train(self, steps: Sequence[Step], profile: Profile | None) -> None:
+        """Return when all have ended. The calling thread is the first. Raises the first error."""
+        others = [
+            threading.Thread(target=self._guarded, args=(step,), name=f"penstock-hogwild-{i}", daemon=True)
+            for i, step in enumerate(steps[1:], 1)
+        ]
+        for thread in others:
+            thread.start()
+        try:
+            self._first(steps[0], profile)
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:  # nothing is left to take, or they were told: they end their step
+            for thread in others:
+                thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _guarded(self, step: Step) -> None:
+        try:
+            while not self._stop.is_set() and self._one(step, ()) is not None:
+                pass
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: `train` raises it
+            with self._lock:
+                self._error = self._error or error
+            self._stop.set()
+
+    def _first(self, step: Step, profile: Profile | None) -> None:
+        num_batches, said = 0, 0.0
+        while self._error is None:
+            names = self._fetches.names(num_batches + 1)
+            watched = self._handler.names if self._handler is not None else ()
+            begin = time.perf_counter()
+            found = self._one(step, (*names, *watched), profile)
+            if found is None:
+                break
+            num_batches += 1
+            rows, values = found
+            self._fetches.show(num_batches, values[: len(names)])
+            if self._handler is not None:
+                self._handler.see(values[len(names) :])
+            if profile is not None:
+                profile.step(rows, time.perf_counter() - begin)
+            if begin - said >= _PROGRESS_S:
+                said = begin
+                self._say_progress()
+        self._say_progress()
+
+    def _one(self, step: Step, names: Sequence[str], profile: Profile | None = None) -> tuple[int, list[Any]] | None:
+        begin = time.perf_counter()
+        batch = self._run.take()
+        if batch is None:
+            return None
+        feed = feed_of(batch, self._run.slots, self._inputs)
+        if profile is not None:
+            profile.read(time.perf_counter() - begin)
+        found = step(feed, names)
+        self._run.used(batch)
+        return len(batch), found
+
+    def _say_progress(self) -> None:
+        fraction = self._run.fraction()
+        if fraction is not None:
+            telemetry.progress(int(fraction * _PER_MILLE), _PER_MILLE, "per mille of the data")
+
+
+__all__ = ["Wanted", "run_from_dataset"]
