@@ -64,6 +64,8 @@ class SmallServer:
         self.delay(message.kind)
         if message.kind == "where":
             return Message("here", {"host": host_id(), "address": self.address})
+        if message.kind == "agree":
+            return Message("answer", {"round": 0, "staleness": 0})
         with self.changed:
             ticket = self.num_tickets = self.num_tickets + 1
             self._carry_out(self._event(message, ticket))

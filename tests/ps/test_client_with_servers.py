@@ -19,6 +19,7 @@ from tests.ps.server_process import SHAPES
 from tests.ps.torch_storage import TorchStorage
 from torch import Tensor
 
+from penstock.errors import PeerError
 from penstock.native.remote import Descriptor, PsMode
 from penstock.ps.client import TrainerClient
 from penstock.ps.server import ParameterServer
@@ -213,3 +214,17 @@ def test_a_server_killed_in_the_middle_of_a_round_comes_back_and_nothing_is_lost
     assert torch.equal(b, local.values["b"])
     client.close()
     process.end()
+
+
+@pytest.mark.parametrize(("mode", "of"), [("async", 2), ("sync", 3)])
+def test_a_trainer_of_another_mode_or_number_is_refused_and_takes_no_seat(mode: PsMode, of: int) -> None:
+    storage = TorchStorage(SHAPES, dtype=torch.float64)
+    with ParameterServer(ServerSettings("127.0.0.1:0", 0, 2, "sync", start_s=60.0), storage) as server:
+        server.start()
+        client = TrainerClient(
+            Descriptor(mode, 0, of, (f"127.0.0.1:{server.port}",)), TrainerSettings(epoch=1, start_s=20.0)
+        )
+        with pytest.raises(PeerError, match=rf"of {of} trainers in mode {mode}; .* of 2 in mode sync\. .*sync_mode"):
+            client.connect()
+        client.close()
+        assert server._desk.machine.members.missing() == [0, 1]

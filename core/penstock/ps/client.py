@@ -26,7 +26,6 @@ from penstock.ps.beating import Beating
 from penstock.ps.counters import Counters
 from penstock.ps.fan_out import at_once
 from penstock.ps.link import ServerLink
-from penstock.ps.messages import Sender
 from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_back, summed, unique
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.step_read import StepRead
@@ -45,8 +44,7 @@ class TrainerClient:
         self.descriptor, self.settings = descriptor, settings
         self.counters = Counters()
         self._sync = descriptor.mode == "sync"
-        sender = Sender(descriptor.trainer, settings.epoch)
-        self.links = [ServerLink(e, settings, sender, self.counters, rounds=self._sync) for e in descriptor.endpoints]
+        self.links = [ServerLink(e, descriptor, settings, self.counters) for e in descriptor.endpoints]
         self._reads = [StepRead(link, learns=self._sync) for link in self.links]
         # Barriers of all servers, and the reads and pushes of operators that run at the same time. What they copy is
         # copied by them: torch's own threads would spin beside a step that has all cores.

@@ -23,6 +23,7 @@ from typing import TypeVar
 import torch
 
 from penstock.errors import PeerError, Unavailable
+from penstock.native.remote import Descriptor
 from penstock.ps.counters import Counters
 from penstock.ps.messages import Sender
 from penstock.ps.open_round import Named, OpenRound
@@ -68,18 +69,17 @@ def address_of(endpoint: str, settings: TrainerSettings) -> Address:
 
 
 class ServerLink:
-    """One server, as one trainer uses it. Thread-safe. `rounds`: sync mode; else a block's pushes have growing numbers.
+    """One server, as one trainer uses it. Thread-safe. Sync mode has rounds; else a block's pushes have growing numbers.
 
     Every call raises Unavailable naming the endpoint, or PeerError when the server refuses.
     """
 
-    def __init__(
-        self, endpoint: str, settings: TrainerSettings, sender: Sender, counters: Counters, *, rounds: bool
-    ) -> None:
-        self.endpoint, self.sender = endpoint, sender
+    def __init__(self, endpoint: str, descriptor: Descriptor, settings: TrainerSettings, counters: Counters) -> None:
+        self.endpoint, self.sender = endpoint, Sender(descriptor.trainer, settings.epoch)
+        self._mode, self._num_trainers = descriptor.mode, descriptor.num_trainers
         self._settings, self._counters = settings, counters
         self.route = Route(address_of(endpoint, settings))
-        self._round = OpenRound(endpoint) if rounds else None
+        self._round = OpenRound(endpoint) if descriptor.mode == "sync" else None
         self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._joining = threading.Lock()
         self._joined_as = 0  # counts joins; 0: not joined
@@ -354,8 +354,10 @@ class ServerLink:
             self._joining.release()
 
     def _join_and_replay(self, limit_s: float) -> None:
-        lease_s = self._settings.lease_s
-        with self._exchange(self._message("join"), min(lease_s, limit_s)) as answer:
+        lease_s, deadline = self._settings.lease_s, time.monotonic() + limit_s
+        agree = self._message("agree", mode=self._mode, trainers=self._num_trainers)
+        self._exchange(agree, min(lease_s, limit_s)).release()
+        with self._exchange(self._message("join"), min(lease_s, max(deadline - time.monotonic(), 0.05))) as answer:
             first = int(answer.fields["round"])
         if self._round is None:
             self._say_joined_again("")

@@ -43,6 +43,7 @@ class Requests:
         self._payloads, self._counters, self._checkpoints = payloads, counters, checkpoints
         self.address = ""
         self._kinds: dict[str, Callable[[Message, Sender], Message | Guarded]] = {
+            "agree": self._agree,
             "join": lambda m, s: self._plain(lambda ticket: Join(ticket, s)),
             "beat": lambda m, s: self._plain(lambda ticket: Beat(ticket, s)),
             "leave": lambda m, s: self._plain(lambda ticket: Leave(ticket, s)),
@@ -65,6 +66,16 @@ class Requests:
         if not 0 <= trainer < _MAX_TRAINER or epoch < 0:
             raise PeerError(f"trainer {trainer} of epoch {epoch} cannot be")
         return kind(message, Sender(trainer, epoch))
+
+    def _agree(self, message: Message, sender: Sender) -> Message:
+        settings, fields = self._settings, message.fields
+        if (fields["mode"], fields["trainers"]) != (settings.mode, settings.fanin):
+            raise PeerError(
+                f"trainer {sender.trainer} is of a job of {fields['trainers']} trainers in mode {fields['mode']}; this "
+                f"server is of one of {settings.fanin} in mode {settings.mode}. Give transpile(…), or the strategy, "
+                "the same sync_mode, config and number of trainers in every process"
+            )
+        return Message("answer", {"round": 0, "staleness": 0})
 
     def _plain(self, make: Callable[[Ticket], Request]) -> Message:
         return _told(self._desk.ask(make))

@@ -36,6 +36,8 @@ _SENDER = {"job": str, "trainer": int, "epoch": int}
 KINDS: Mapping[str, Mapping[str, type]] = {
     "hello": {"job": str, "token": str},
     "where": {},
+    # what the trainer's program was made for; refused if the server's was made for another job
+    "agree": {**_SENDER, "mode": str, "trainers": int},
     "join": _SENDER,
     "beat": _SENDER,
     "leave": _SENDER,
