@@ -13,7 +13,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD_TIMEOUT_S = 900  # beside the other tests, at low priority
+BUILD_TIMEOUT_S = 1800
 
 FIT_A_LINE = """
 import numpy as np
