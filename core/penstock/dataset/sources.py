@@ -43,6 +43,7 @@ class Source:
             self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise file_error(path, f"cannot be opened: {error.strerror}") from error
+        self._size = os.fstat(self.descriptor).st_size
         if path.endswith(".gz"):
             self._inflating = _Inflating(self.descriptor)
             self.descriptor = self._inflating.descriptor
@@ -75,6 +76,7 @@ class Source:
 
     def check(self) -> None:
         """After the end of the stream: raise DataError if what makes it has failed."""
+        self._check_size()
         if self._process is not None:
             status = self._process.wait()
             if self._listener is not None:
@@ -88,10 +90,17 @@ class Source:
 
     def check_after_fault(self) -> None:
         """After a line that could not be read: raise DataError if it was the last because what makes it has failed."""
+        self._check_size()
         if self.is_plain or not select.select([self.descriptor], [], [], _PATIENCE_S)[0]:
             return
         if not os.read(self.descriptor, 1):
             self.check()
+
+    def _check_size(self) -> None:
+        if self.is_plain and os.fstat(self.descriptor).st_size < self._size:
+            raise file_error(
+                self.path, f"was cut short while it was read: it had {self._size} bytes when it was opened"
+            )
 
     def interrupt(self) -> None:
         """End a command that still runs, so that whoever reads from it sees the end. Any thread."""

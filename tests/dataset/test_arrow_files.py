@@ -1,0 +1,107 @@
+"""Parquet and Arrow files give what the same rows as text give, with the same policies and positions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tests.dataset.oracle import Row, batches, dataset_of, rows
+
+from penstock.dataset import DataError, arrow
+from penstock.errors import UserError
+
+SLOTS = [(False, 1), (True, 2), (False, 0)]
+KINDS = ["QueueDataset", "InMemoryDataset"]
+
+
+def expected(count: int) -> list[Row]:
+    return [((n,), (n + 0.5, -1.0), (7,) * (n % 3 + 1)) for n in range(count)]
+
+
+def table_of(found: list[Row], **changed: Any) -> Any:
+    columns = {f"slot{i}": [list(row[i]) if i else int(row[i][0]) for row in found] for i in range(3)}
+    columns["slot2"] = [[int(v) for v in values] for values in columns["slot2"]]
+    return pyarrow.table({"other": ["x"] * len(found), **columns, **changed})
+
+
+def written(folder: Path, suffix: str, table: Any) -> Path:
+    path = folder / f"part{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+    return path
+
+
+def read(path: Path, kind: str, policy: str = "raise") -> tuple[Any, list[Row]]:
+    dataset = dataset_of([path.with_name("*" + path.suffix)], SLOTS, kind, batch_size=7)
+    dataset.set_bad_line_policy(policy)
+    if kind == "InMemoryDataset":
+        dataset.load_into_memory()
+    return dataset, rows(dataset)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_columns_are_read_by_the_names_of_the_slots(tmp_path: Path, suffix: str, kind: str) -> None:
+    path = written(tmp_path, suffix, table_of(expected(500)))
+    assert read(path, kind)[1] == expected(500)
+
+
+BAD: list[tuple[str, Any, str]] = [
+    ("slot0", None, "slot 'slot0' has no value"),
+    ("slot1", [1.0], "slot 'slot1' has another number of values than the 2"),
+    ("slot1", [1.0, float("nan")], "slot 'slot1' has a value that is no finite number"),
+    ("slot1", [1.0, None], "slot 'slot1' has a value that is no finite number"),
+    ("slot2", [], "slot 'slot2' has no values"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("column", "value", "reason"), BAD)
+def test_a_bad_row_is_named_or_left_out(tmp_path: Path, kind: str, column: str, value: Any, reason: str) -> None:
+    table = table_of(expected(20))
+    values = table.column(column).to_pylist()
+    values[11] = value
+    path = written(tmp_path, ".parquet", table.set_column(table.schema.get_field_index(column), column, [values]))
+    with pytest.raises(DataError, match=r"part\.parquet: row 12, column [123]: " + reason):
+        read(path, kind)
+    dataset, found = read(path, kind, "skip")
+    assert found == [row for n, row in enumerate(expected(20)) if n != 11]
+    assert dataset.num_skipped_lines == 1
+
+
+@pytest.mark.parametrize("at_most", [0, 1, 2, 3])
+def test_a_resumed_pass_skips_rows_also_where_bad_ones_were_left_out(
+    tmp_path: Path, at_most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow, "_ROWS", 8)
+    values = [None if n in (3, 9) else n for n in range(24)]
+    path = written(tmp_path, ".parquet", table_of(expected(24), slot0=values))
+    dataset = dataset_of([path], SLOTS, batch_size=7)
+    dataset.set_bad_line_policy("skip")
+    before = [row for batch in batches(dataset, at_most) for row in batch]
+    dataset.set_position(dataset.position())
+    assert before + rows(dataset) == [row for n, row in enumerate(expected(24)) if values[n] is not None]
+
+
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no column 'slot2'; it has 'other', 'slot0', 'slot1'"):
+        read(written(tmp_path, ".parquet", table_of(expected(3)).drop(["slot2"])), "QueueDataset")
+    with pytest.raises(DataError, match="column 'slot0' is string; expected whole numbers"):
+        read(written(tmp_path, ".parquet", table_of(expected(3), slot0=["a", "b", "c"])), "QueueDataset")
+    (tmp_path / "part.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(DataError, match=r"part\.parquet: cannot be read"):
+        read(tmp_path / "part.parquet", "QueueDataset")
+
+
+def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, ".parquet", table_of(expected(3)))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'penstock\[parquet\]'"):
+        read(path, "QueueDataset")
