@@ -8,11 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.distributed.launching import is_alive, pids, until, waits
 
 from penstock.distributed import launch_ps
 from penstock.distributed.local_job import Draining, Failed, Finished, Plan, Running, Verdict, planned, verdict
@@ -26,17 +26,6 @@ mine = {n: os.environ[n] for n in names}
 kind = os.environ["TRAINING_ROLE"]
 pathlib.Path(f"{kind}.{os.environ['PENSTOCK_INDEX']}.json").write_text(json.dumps([mine, sys.argv[1:]]))
 print(f"{kind} is here")
-"""
-WAITS = """
-import os, pathlib, subprocess, sys, time
-index, kind = os.environ["PENSTOCK_INDEX"], os.environ["PENSTOCK_ROLE"]
-grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-pathlib.Path(f"{kind}.{index}").write_text(f"{os.getpid()} {grandchild.pid}")
-pathlib.Path(f"{kind}.{index}").rename(f"{kind}.{index}.pids")
-while len(list(pathlib.Path().glob("*.pids"))) < 4:
-    time.sleep(0.02)
-%s
-time.sleep(600)
 """
 
 
@@ -69,26 +58,6 @@ def started(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in running:
         process.kill()
         process.communicate()
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def pids(folder: Path, count: int) -> list[int]:
-    files = list(folder.glob("*.pids"))
-    found = [int(pid) for file in files for pid in file.read_text().split()]
-    return found if len(found) == 2 * count else []
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 # -- what is started ---------------------------------------------------------------------------------
@@ -218,7 +187,7 @@ def test_the_first_failure_is_named_ends_the_job_and_is_the_exit_status(
     folder: Path, end: str, status: int, words: str
 ) -> None:
     fails = f"if (kind, index) == ('trainer', '1'):\n    print('last words', flush=True)\n    {end}"
-    done = launch(folder, WAITS % fails, "script.py")
+    done = launch(folder, waits(4, fails), "script.py")
     assert done.returncode == status
     assert "trainer 1 failed with" in done.stderr
     assert "workerlog.1" in done.stderr
@@ -232,7 +201,7 @@ def test_the_first_failure_is_named_ends_the_job_and_is_the_exit_status(
 def test_a_signal_stops_everything_with_all_that_it_started(
     folder: Path, started: Callable[..., subprocess.Popen[str]], number: signal.Signals
 ) -> None:
-    process = started(WAITS % "", "script.py")
+    process = started(waits(4), "script.py")
     until(lambda: bool(pids(folder, 4)))
     process.send_signal(number)
     assert process.wait(20) == 128 + number
@@ -243,7 +212,7 @@ def test_what_ignores_sigterm_is_killed(folder: Path, started: Callable[..., sub
     stubborn = (
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path(f'{kind}.{index}.up').touch()"
     )
-    process = started(WAITS % stubborn, "--stop_s", "0.3", "script.py")
+    process = started(waits(4, stubborn), "--stop_s", "0.3", "script.py")
     until(lambda: len(list(folder.glob("*.up"))) == 4)
     process.terminate()
     assert process.wait(20) == 128 + signal.SIGTERM
@@ -252,7 +221,7 @@ def test_what_ignores_sigterm_is_killed(folder: Path, started: Callable[..., sub
 
 def test_servers_that_go_on_after_the_last_trainer_are_stopped_and_named(folder: Path) -> None:
     trainers_end = "if kind == 'trainer':\n    grandchild.kill(); sys.exit(0)"
-    done = launch(folder, WAITS % trainers_end, "--server_grace_s", "0.2", "script.py")
+    done = launch(folder, waits(4, trainers_end), "--server_grace_s", "0.2", "script.py")
     assert done.returncode == 0, done.stderr
     assert "pserver 0 still served 0.2 s after the last trainer had ended, and was stopped" in done.stderr
     assert not [pid for pid in pids(folder, 4) if is_alive(pid)]

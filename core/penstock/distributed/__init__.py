@@ -1,1 +1,1 @@
-"""Launchers: `python -m penstock.distributed.launch_ps` starts a job of parameter servers on this host."""
+"""Launchers (`launch`: ranks that train collectively, `launch_ps`: parameter servers) and the ranks' own meeting."""

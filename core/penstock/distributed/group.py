@@ -1,7 +1,8 @@
 """A process with everything that it starts: a process group in a session of its own, its output in a log file.
 
-The kernel ends it (SIGTERM) when the launcher is gone, however that ends. A process that has ended is not reaped before
-`stop`, so that its number, which is the group's, is nobody else's when the group is signalled.
+The kernel ends it (SIGTERM) when the launcher is gone, however that ends, and `last_will` what it has started. A
+process that has ended is not reaped before `stop`, so that its number, which is the group's, is nobody else's when the
+group is signalled.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class Group:
                 start_new_session=True,
                 preexec_fn=end_with_parent(),  # noqa: PLW1509 the launcher has one thread
             )
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        return self._process.pid
 
     def status(self) -> int | None:
         """Return the exit status, negative for a signal; None while it runs."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from penstock.command.children import Stopped, ignore_signals, stopped_by_signal
 from penstock.distributed.group import Group, stop
+from penstock.distributed.last_will import LastWill
 from penstock.distributed.local_job import Draining, Failed, Finished, Plan, status_text, verdict
 
 _POLL_S = 0.05
@@ -40,13 +41,14 @@ class _Job:
         self._ended: list[tuple[int, int]] = []
         self._started = time.monotonic()
 
-    def start(self) -> None:
+    def start(self, will: LastWill) -> None:
         """Start all processes in the order of the plan."""
         for process in self.plan.processes:
             env = {**self._environ, **{k: v for k, v in process.env.items() if v is not None}}
             for name in (k for k, v in process.env.items() if v is None):
                 env.pop(name, None)
             self._groups.append(Group(self._command, env=env, log=process.log))
+            will.add(self._groups[-1].pid)
 
     def wait(self) -> Failed | Finished:
         """Wait until the job is over, passing on what the first trainer writes."""
@@ -111,14 +113,16 @@ def supervise(plan: Plan, command: Sequence[str], environ: Mapping[str, str], ma
     for folder in {process.log.parent for process in plan.processes}:
         folder.mkdir(parents=True, exist_ok=True)
     job = _Job(plan, command, environ, manner)
+    will = LastWill(manner.stop_s)
     try:
         with stopped_by_signal():
             try:
-                job.start()
+                job.start(will)
                 found = job.wait()
             finally:
                 ignore_signals()  # a second Ctrl-C must not leave processes behind
                 job.stop()
+                will.revoke()
     except Stopped as stopped:
         say(f"stopped by {stopped}")
         return 128 + signal.Signals[str(stopped)].value

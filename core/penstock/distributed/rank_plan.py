@@ -1,0 +1,126 @@
+"""Ranks of a job without servers: where each listens, its GPU, and what it is told by Fluid's names and torchrun's.
+
+Pure. Ranks are numbered host by host, as Fluid's launcher does: rank = host's number * ranks of a host + local number.
+Source: spec/fluid.md 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.distributed.arguments import LAST_PORT, Hosts, hosts_of
+from penstock.distributed.local_job import Plan, Process, for_all, identity
+from penstock.errors import SpecError
+from penstock.fleet.position import endpoints_problem
+
+_PROXIES = ("http_proxy", "https_proxy")
+_ELASTIC = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
+CLOUD_HOSTS, CLOUD_HOST, CLOUD_ENDPOINTS = "PADDLE_TRAINERS", "POD_IP", "DISTRIBUTED_TRAINER_ENDPOINTS"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the ranks of a job are. `endpoints`: of all ranks; each host has as many. `master`: of torch's store."""
+
+    hosts: Hosts
+    endpoints: tuple[str, ...]
+    master: str
+
+    @property
+    def num_local(self) -> int:
+        """How many ranks a host has."""
+        return len(self.endpoints) // len(self.hosts.addresses)
+
+    @property
+    def local(self) -> tuple[str, ...]:
+        """What must be free on this host: its ranks' endpoints, and on the first one the master's."""
+        first = self.hosts.here * self.num_local
+        mine = self.endpoints[first : first + self.num_local]
+        return mine if self.hosts.here else (*mine, self.master)
+
+
+def on_ports(hosts: Hosts, ports: Sequence[int]) -> Layout:
+    """Return ranks at all but the last of `ports` of every host; the last one, on the first host, is the master's."""
+    endpoints = tuple(f"{host}:{one}" for host in hosts.addresses for one in ports[:-1])
+    return Layout(hosts, endpoints, f"{hosts.addresses[0]}:{ports[-1]}")
+
+
+def cloud_hosts(environ: Mapping[str, str]) -> Hosts:
+    """Return the hosts that PaddleCloud's variables name. Raises SpecError naming the one that is missing."""
+    for name, example in ((CLOUD_HOSTS, "10.0.0.1,10.0.0.2"), (CLOUD_HOST, "10.0.0.1")):
+        if not environ.get(name):
+            raise SpecError(
+                f"--use_paddlecloud needs the environment variable {name}, for example {example}", pointer=name
+            )
+    return hosts_of(environ[CLOUD_HOSTS], environ[CLOUD_HOST], names=(CLOUD_HOSTS, CLOUD_HOST))
+
+
+def cloud_layout(hosts: Hosts, listed: str, num_local: int) -> Layout:
+    """Return ranks at the endpoints that PaddleCloud lists; torch's store comes after the first host's last port."""
+    endpoints = tuple(one.strip() for one in listed.split(","))
+    problem = endpoints_problem(endpoints)
+    if problem:
+        raise SpecError(f"{CLOUD_ENDPOINTS} is {listed!r}: {problem}", pointer=CLOUD_ENDPOINTS)
+    wanted = [host for host in hosts.addresses for _ in range(num_local)]
+    if [one.rpartition(":")[0] for one in endpoints] != wanted:
+        raise SpecError(
+            f"{CLOUD_ENDPOINTS} is {listed!r}; expected {num_local} endpoints of each of {', '.join(hosts.addresses)}, "
+            "host by host",
+            pointer=CLOUD_ENDPOINTS,
+        )
+    last = max(int(one.rpartition(":")[2]) for one in endpoints[:num_local])
+    if last == LAST_PORT:
+        raise SpecError(f"{CLOUD_ENDPOINTS} leaves no port after {last} for torch's store", pointer=CLOUD_ENDPOINTS)
+    return Layout(hosts, endpoints, f"{hosts.addresses[0]}:{last + 1}")
+
+
+def check_told(environ: Mapping[str, str], layout: Layout) -> None:
+    """Raise SpecError if PADDLE_NUM_TRAINERS tells neither the number of hosts nor of ranks."""
+    text = environ.get("PADDLE_NUM_TRAINERS", "")
+    hosts, ranks = len(layout.hosts.addresses), len(layout.endpoints)
+    if text and text not in (str(hosts), str(ranks)):
+        raise SpecError(
+            f"PADDLE_NUM_TRAINERS is {text!r}, but this is a job on {hosts} host{'s' if hosts > 1 else ''} with "
+            f"{ranks} ranks in all. Name all hosts with --cluster_node_ips, or leave the variable out",
+            pointer="PADDLE_NUM_TRAINERS",
+        )
+
+
+def planned_ranks(
+    layout: Layout, log_dir: Path, environ: Mapping[str, str], *, gpus: Sequence[str] | None, num_cores: int
+) -> Plan:
+    """Return the ranks of this host. `gpus`: one for each, in the words of CUDA_VISIBLE_DEVICES; None: on CPU."""
+    host, _, port = layout.master.rpartition(":")
+    size, num_local, here = len(layout.endpoints), layout.num_local, layout.hosts.here
+    shared: dict[str, str | None] = {
+        **for_all(),
+        **dict.fromkeys((*_PROXIES, *_ELASTIC)),
+        "PADDLE_TRAINERS_NUM": str(size),
+        "PADDLE_NUM_TRAINERS": str(size),
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(layout.endpoints),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(num_local),
+        "GROUP_RANK": str(here),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_local)),
+    }
+    if gpus is not None:
+        shared["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return Plan(tuple(_rank(layout, i, shared, log_dir, has_gpu=gpus is not None) for i in range(num_local)))
+
+
+def _rank(layout: Layout, local: int, shared: Mapping[str, str | None], log_dir: Path, *, has_gpu: bool) -> Process:
+    rank = layout.hosts.here * layout.num_local + local
+    endpoint = layout.endpoints[rank]
+    mine: dict[str, str | None] = {
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_CURRENT_ENDPOINT": endpoint,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "FLAGS_selected_gpus": str(local) if has_gpu else None,
+    }
+    env = {**shared, **mine, **identity("trainer", rank)}
+    return Process("trainer", rank, env, log_dir / f"workerlog.{local}", f"rank {rank}", endpoint)

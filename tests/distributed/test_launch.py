@@ -1,0 +1,268 @@
+"""launch: what ranks are told, that scripts for torchrun run, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tests.distributed.launching import is_alive, pids, until, waits
+from tests.distributed.scripts import torchrun_ddp
+
+from penstock.distributed import launch as launcher
+from penstock.distributed.ports import free_ports
+from penstock.errors import SpecError
+
+LAUNCH = [sys.executable, "-m", "penstock.distributed.launch"]
+SCRIPTS = Path(__file__).with_name("scripts")
+_TOLD = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "CUDA_", "http", "OMP_", "MASTER_", "TORCHELASTIC_")
+SAYS_WHO_IT_IS = f"""
+import json, os, pathlib, sys
+told = {{n: v for n, v in os.environ.items() if n.startswith({_TOLD!r}) or n.endswith(("RANK", "WORLD_SIZE"))}}
+pathlib.Path("rank." + os.environ["RANK"] + ".json").write_text(json.dumps([told, sys.argv[1:]]))
+print("rank", os.environ["RANK"], "is here")
+"""
+Told = dict[int, dict[str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, with none of the variables that a launcher reads."""
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith(("PADDLE_", "POD_", "CUDA_", "OMP_"))]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+def launch(folder: Path, script: str, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script)
+    command = [*LAUNCH, *options]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env}
+    )
+
+
+@pytest.fixture
+def started(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Launchers that run in the background, ended with the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(script: str, *options: str) -> subprocess.Popen[str]:
+        (folder / "script.py").write_text(script)
+        process = subprocess.Popen([*LAUNCH, *options], cwd=folder, stderr=subprocess.PIPE, text=True)
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def told(folder: Path) -> Told:
+    return {int(f.name.split(".")[1]): json.loads(f.read_text())[0] for f in folder.glob("rank.*.json")}
+
+
+# -- what is started ---------------------------------------------------------------------------------
+
+
+def test_rows_76_78_79_every_rank_is_told_its_place_and_gets_the_arguments(folder: Path) -> None:
+    given = {"PADDLE_NUM_TRAINERS": "1", "NCCL_SOCKET_IFNAME": "eth2", "GLOO_SOCKET_IFNAME": "lo", "http_proxy": "http://p",
+             "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+    done = launch(folder, SAYS_WHO_IT_IS, "--nproc_per_node", "3", "script.py", "--arg1", "a b", **given)
+    assert done.returncode == 0, done.stderr
+    found = told(folder)
+    assert sorted(found) == [0, 1, 2]
+    endpoints = found[0]["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    master = (found[0]["MASTER_ADDR"], found[0]["MASTER_PORT"])
+    assert len({*endpoints, ":".join(master)}) == 4, "every listener has a port of its own"
+    for rank, mine in found.items():
+        assert mine["PADDLE_TRAINER_ID"] == mine["RANK"] == mine["LOCAL_RANK"] == str(rank)
+        assert mine["PADDLE_CURRENT_ENDPOINT"] == endpoints[rank]
+        sizes = ("PADDLE_TRAINERS_NUM", "PADDLE_NUM_TRAINERS", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        assert [mine[name] for name in sizes] == ["3"] * 4
+        assert (mine["MASTER_ADDR"], mine["MASTER_PORT"]) == master
+        assert (mine["NCCL_SOCKET_IFNAME"], mine["GLOO_SOCKET_IFNAME"]) == ("eth2", "lo")
+        assert not {"http_proxy", "FLAGS_selected_gpus", "TORCHELASTIC_USE_AGENT_STORE"} & set(mine)
+        assert json.loads((folder / f"rank.{rank}.json").read_text())[1] == ["--arg1", "a b"]
+
+
+def test_row_77_each_rank_has_a_log_in_mylog_and_that_of_rank_0_is_shown(folder: Path) -> None:
+    done = launch(folder, SAYS_WHO_IT_IS, "--gpus", "2", "script.py", CUDA_VISIBLE_DEVICES="4,5,6,7")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 0 is here\n"
+    assert {f.name: f.read_text() for f in (folder / "mylog").iterdir()} == {
+        "workerlog.0": "rank 0 is here\n",
+        "workerlog.1": "rank 1 is here\n",
+    }
+    assert {rank: one["FLAGS_selected_gpus"] for rank, one in told(folder).items()} == {0: "0", 1: "1"}
+    assert told(folder)[1]["CUDA_VISIBLE_DEVICES"] == "4,5"
+
+
+def test_row_77_selected_gpus_are_the_only_ones_that_ranks_see(folder: Path) -> None:
+    options = ("--selected_gpus", "5,7", "--log_dir", "out/logs", "--log_level", "WARNING", "script.py")
+    done = launch(folder, SAYS_WHO_IT_IS, *options, CUDA_VISIBLE_DEVICES="4,5,6,7")
+    assert (done.returncode, done.stderr) == (0, ""), "above INFO only failures are told"
+    seen = [(one["CUDA_VISIBLE_DEVICES"], one["FLAGS_selected_gpus"]) for _, one in sorted(told(folder).items())]
+    assert seen == [("5,7", "0"), ("5,7", "1")]
+    assert (folder / "out/logs/workerlog.1").exists()
+
+
+def test_hosts_run_the_same_command_and_make_one_job(
+    folder: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    port = free_ports("127.0.0.1", 1)[0]
+    job = ["--cluster_node_ips", "127.0.0.1,127.0.0.2", "--started_port", str(port), "--nproc_per_node", "2"]
+    hosts = [
+        started(SAYS_WHO_IT_IS, *job, "--node_ip", f"127.0.0.{host}", "--log_dir", f"log{host}", "script.py")
+        for host in (1, 2)
+    ]
+    assert [host.wait(60) for host in hosts] == [0, 0]
+    found = told(folder)
+    endpoints = [f"127.0.0.{host}:{port + i}" for host in (1, 2) for i in (0, 1)]
+    assert {one["PADDLE_TRAINER_ENDPOINTS"] for one in found.values()} == {",".join(endpoints)}
+    assert [found[rank]["PADDLE_CURRENT_ENDPOINT"] for rank in range(4)] == endpoints
+    assert [(found[rank]["LOCAL_RANK"], found[rank]["GROUP_RANK"]) for rank in range(4)] == [
+        ("0", "0"), ("1", "0"), ("0", "1"), ("1", "1"),
+    ]  # fmt: skip
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found.values()} == {("127.0.0.1", str(port + 2))}
+    assert (folder / "log2/workerlog.1").exists(), "logs have local numbers"
+
+
+@pytest.mark.parametrize(
+    ("cloud", "expected"),
+    [
+        ({}, ["127.0.0.1:6170", "127.0.0.1:6171", "127.0.0.2:6170", "127.0.0.2:6171"]),
+        ({"PADDLE_PORT": "7000"}, ["127.0.0.1:7000", "127.0.0.1:7001", "127.0.0.2:7000", "127.0.0.2:7001"]),
+        (
+            {"DISTRIBUTED_TRAINER_ENDPOINTS": "127.0.0.1:7003,127.0.0.1:7005,127.0.0.2:7001,127.0.0.2:7004"},
+            ["127.0.0.1:7003", "127.0.0.1:7005", "127.0.0.2:7001", "127.0.0.2:7004"],
+        ),
+    ],
+)
+def test_paddlecloud_tells_hosts_and_ports(cloud: Mapping[str, str], expected: list[str]) -> None:
+    args = launcher.parser().parse_args(["--use_paddlecloud", "--nproc_per_node", "2", "script.py"])
+    environ = {"PADDLE_TRAINERS": "127.0.0.1,127.0.0.2", "POD_IP": "127.0.0.2", **cloud}
+    layout = launcher.layout_of(args, 2, environ)
+    assert layout.endpoints == tuple(expected)
+    assert layout.local == tuple(expected[2:])
+    assert layout.master == f"127.0.0.1:{int(expected[1].split(':')[1]) + 1}"
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "words"),
+    [
+        (["--nproc_per_node", "2", "missing.py"], {}, "there is no script 'missing.py'"),
+        (["--nproc_per_node", "0", "script.py"], {}, "'0' is no number from 1 on"),
+        (["--nproc_per_node", "2", "--gpus", "2", "script.py"], {}, "not allowed with argument"),
+        (["script.py"], {"CUDA_VISIBLE_DEVICES": ""}, "say how many ranks compute on CPU with --nproc_per_node N"),
+        (["--gpus", "3", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "asks for 3 GPUs, but visible here are 0, 1"),
+        (["--selected_gpus", "1,9", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "asks for GPU 9, but visible"),
+        (["--selected_gpus", "1,1", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "expected different GPUs"),
+        (["--started_port", "65535", "--nproc_per_node", "1", "script.py"], {}, "leaves no room for 2 ports"),
+        (["--nproc_per_node", "1", "--node_ip", "192.0.2.1", "script.py"], {}, "no rank can listen at 192.0.2.1"),
+        (["--cluster_node_ips", "a,b", "--nproc_per_node", "1", "script.py"], {}, "expected which of --cluster"),
+        (["--nproc_per_node", "2", "script.py"], {"PADDLE_NUM_TRAINERS": "5"}, "PADDLE_NUM_TRAINERS is '5'"),
+        (["--use_paddlecloud", "--nproc_per_node", "1", "script.py"], {}, "needs the environment variable"),
+        (["--log_level", "loud", "--nproc_per_node", "1", "script.py"], {}, "'loud' is neither a number nor one of"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    env: Mapping[str, str],
+    words: str,
+) -> None:
+    (folder / "script.py").write_text(SAYS_WHO_IT_IS)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    try:
+        status: object = launcher.main(options)
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert words in capsys.readouterr().err
+    assert not told(folder)
+
+
+def test_a_taken_port_is_named_before_anything_starts(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        args = launcher.parser().parse_args(["--started_port", str(port), "--nproc_per_node", "1", "script.py"])
+        with pytest.raises(SpecError, match=f"can listen at 127.0.0.1:{port}: Address already in use"):
+            launcher.plan_of(args, {})
+
+
+# -- scripts for torchrun ----------------------------------------------------------------------------
+
+
+def test_a_hello_world_for_torchrun_runs(folder: Path) -> None:
+    done = launch(folder, "", "--nproc_per_node", "2", str(SCRIPTS / "torchrun_hello.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "hello from rank 0 of 2: the sum is 3\n"
+    assert (folder / "mylog/workerlog.1").read_text() == "hello from rank 1 of 2: the sum is 3\n"
+
+
+def test_a_script_with_ddp_trains_like_one_process_on_the_whole_batch(folder: Path) -> None:
+    done = launch(folder, "", "--nproc_per_node", "2", str(SCRIPTS / "torchrun_ddp.py"))
+    assert done.returncode == 0, done.stderr
+    expected = torchrun_ddp.train(torchrun_ddp.model(), slice(0, 8))
+    found = torch.tensor(json.loads(done.stdout), dtype=torch.float64)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+# -- how it ends -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "words"),
+    [("sys.exit(7)", 7, "exit status 7"), ("os.kill(os.getpid(), 9)", 137, "signal 9")],
+)
+def test_the_first_rank_that_fails_is_named_ends_the_job_and_is_the_exit_status(
+    folder: Path, end: str, status: int, words: str
+) -> None:
+    fails = f"if index == '1':\n    print('last words', flush=True)\n    {end}"
+    done = launch(folder, waits(2, fails), "--nproc_per_node", "2", "--log_level", "30", "script.py")
+    assert done.returncode == status
+    assert done.stderr == f"rank 1 failed with {words}; the end of mylog/workerlog.1:\n  last words\n"
+    assert len(pids(folder, 2)) == 4, "not all ranks had started"
+    assert not [pid for pid in pids(folder, 2) if is_alive(pid)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything_with_all_that_it_started(
+    folder: Path, started: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    process = started(waits(2), "--nproc_per_node", "2", "script.py")
+    until(lambda: bool(pids(folder, 2)))
+    process.send_signal(number)
+    assert process.wait(20) == 128 + number
+    assert not [pid for pid in pids(folder, 2) if is_alive(pid)]
+
+
+def test_what_ignores_sigterm_is_killed(folder: Path, started: Callable[..., subprocess.Popen[str]]) -> None:
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path(f'{index}.up').touch()"
+    process = started(waits(2, stubborn), "--nproc_per_node", "2", "--stop_s", "0.3", "script.py")
+    until(lambda: len(list(folder.glob("*.up"))) == 2)
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert not [pid for pid in pids(folder, 2) if is_alive(pid)]
+
+
+def test_a_launcher_that_is_killed_leaves_nobody(folder: Path, started: Callable[..., subprocess.Popen[str]]) -> None:
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path(f'{index}.up').touch()"
+    process = started(waits(2, stubborn), "--nproc_per_node", "2", "--stop_s", "0.3", "script.py")
+    until(lambda: len(list(folder.glob("*.up"))) == 2)
+    process.kill()
+    until(lambda: not [pid for pid in pids(folder, 2) if is_alive(pid)])
