@@ -23,8 +23,8 @@ def expected(count: int) -> list[Row]:
 
 
 def table_of(found: list[Row], **changed: Any) -> Any:
-    columns = {f"slot{i}": [list(row[i]) if i else int(row[i][0]) for row in found] for i in range(3)}
-    columns["slot2"] = [[int(v) for v in values] for values in columns["slot2"]]
+    columns: dict[str, Any] = {"slot0": [int(row[0][0]) for row in found], "slot1": [list(row[1]) for row in found]}
+    columns["slot2"] = [[int(v) for v in row[2]] for row in found]
     return pyarrow.table({"other": ["x"] * len(found), **columns, **changed})
 
 

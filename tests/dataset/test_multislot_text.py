@@ -37,7 +37,7 @@ def lines(draw: Any) -> str:
         values = draw(st.lists(decimal if is_float else whole, min_size=width or 1, max_size=width or 5))
         for token in (str(len(values)), *values):
             parts += [token, draw(blanks)]
-    return "".join(parts) + draw(st.sampled_from(["", " ", "\r"]))
+    return "".join([*parts, draw(st.sampled_from(["", " ", "\r"]))])
 
 
 @given(text=st.lists(lines(), min_size=1, max_size=12), ending=st.sampled_from(["", "\n"]), kind=st.booleans())
