@@ -64,7 +64,7 @@ def test_a_strategy_that_an_executor_uses_does_not_change_any_more(door: Door) -
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_trainers": 2}, 'num_trainers is 2: .* collective mode, which comes with .*mode = "nccl2"'),
+        ({"num_trainers": 2}, "num_trainers is 2, but nobody has said where the trainers are: run the startup program"),
         ({"trainer_id": 1}, "trainer_id is 1, but num_trainers is 1; expected a number from 0 to 0"),
         (
             {"trainer_id": 2, "trainers_endpoints": ["a:1", "b:1"], "num_trainers": 2},
@@ -78,7 +78,7 @@ def test_a_strategy_that_an_executor_uses_does_not_change_any_more(door: Door) -
         ),
         (
             {"num_trainers": 4, "use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2},
-            "num_trainers is 4: several trainers need collective mode",
+            "num_trainers is 4, but nobody has said where the trainers are",
         ),
     ],
 )
@@ -92,7 +92,7 @@ def test_fields_of_several_trainers_fit_each_other_or_are_refused(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_trainers": 2}, "num_trainers is 2: several trainers need collective mode"),
+        ({"num_trainers": 2}, "num_trainers is 2, but nobody has said where the trainers are"),
         ({"trainer_id": 1}, "trainer_id is 1, but num_trainers is 1"),
         ({"trainer_id": -1}, "trainer_id is -1, but num_trainers is 1"),
         ({"num_trainers": 0}, "but num_trainers is 0; expected"),

@@ -140,8 +140,12 @@ def test_sync_mode_of_the_config_is_enough() -> None:
         ({"geo_sgd_mode": True}, {}, "geo_sgd_mode is True, but training is synchronous"),
         ({"enable_dc_asgd": True}, {}, "enable_dc_asgd is True, but training is synchronous"),
         ({"enable_dc_asgd": True, "half_async": True}, {"sync_mode": False}, "plain asynchronous training"),
-        ({"mode": "nccl2"}, {}, "'nccl2': collective training comes in a later version"),
-        ({"mode": "collective"}, {}, "'collective': collective training"),
+        ({"mode": "nccl2"}, {}, "trainers is 2; with mode 'nccl2' it is the endpoints of all trainers"),
+        (
+            {"mode": "collective", "collective_mode": "local_sgd"},
+            {},
+            "trainers is 2; with mode 'collective' it is the endpoints",
+        ),
     ],
 )
 def test_what_cannot_be_distributed_is_refused_and_nothing_has_changed(

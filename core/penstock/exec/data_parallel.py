@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from penstock import telemetry
-from penstock.errors import FetchError, Unavailable
+from penstock.errors import FetchError, PenstockError, Unavailable
 from penstock.exec import devices, nan_check
 from penstock.exec.device_streams import DeviceTrace, on_gpus
 from penstock.exec.drawings import write_drawings
@@ -31,8 +32,11 @@ from penstock.exec.shown_graphs import ShownGraphs
 from penstock.exec.splitting import merge
 from penstock.exec.statistics import Statistics, statistics
 from penstock.exec.temporaries import Retention, Temporaries
+from penstock.exec.trainers import SharedSteps, Trainers
+from penstock.graph.across import STEP
 from penstock.graph.operands import Shares
 from penstock.graph.passes import PassChoice, run_graph_passes, run_sized_passes
+from penstock.graph.passes.without_rows import without_rows
 from penstock.graph.ssa import Graph, Mode
 from penstock.native.engine import Engine, EngineError, EngineStateError
 from penstock.program import legality
@@ -63,9 +67,14 @@ class DataParallel:
         retention: Retention = Retention(),  # noqa: B008 - frozen
         name: str = "program",
         cores: int = 0,
+        trainers: Trainers | None = None,
     ) -> None:
         self.program, self.memory, self.mode, self.num_replicas = program, memory, mode, num_replicas
         choice = devices.passes_for(memory.devices, choice)
+        self._across = None if trainers is None else trainers.across(mean=scale_loss)
+        self._together = None if trainers is None else SharedSteps(trainers, program, self._run_without_rows)
+        if self._across is not None:
+            choice = replace(choice, rings=self._across.rings)
         self.loss_name, self.scale_loss, self.choice, self.name = loss_name, scale_loss, choice, name
         cores = cores or num_cores()
         self.num_threads = num_threads or 4 * num_replicas
@@ -84,6 +93,7 @@ class DataParallel:
         self._shown = ShownGraphs(self._watch, name=name, num_threads=self.num_threads)
         self.last_step = -1
         self._revision = -1
+        self._idle: Lowered | None = None
         self._writes = self._drawn = False
         self._follow_program()
 
@@ -99,6 +109,8 @@ class DataParallel:
         """Run one step; return, for each fetch, the tensor of each active replica (not copied)."""
         start = time.time_ns()
         self._follow_program()
+        if self._together is not None:
+            self._together.begin(self.memory.scope)
         shares_of_feed = self._inputs.shares(feed)
         names = self._expand(fetch_names(self.program, fetch_list))
         bindings = [self._inputs.bindings(s) for s in shares_of_feed]
@@ -109,10 +121,13 @@ class DataParallel:
             tensors = devices.fed(share, self.memory.device(replica))
             lowered.plan.set_all(list(slots.values()), [tensors[name] for name in slots])
         step = self.last_step = self.memory.scope.next_step(self.program)
+        first = 0 if self._together is None else self._together.say(lowered, rows)
         if lowered.random_states:
-            set_random_states(lowered, resolved_seed(self.program), step, rows)
+            set_random_states(lowered, resolved_seed(self.program), step, rows, first)
         self._shown.show(lowered, self.program, rows, step)
         self._execute(lowered, step, schedule_seed)
+        if self._together is not None:
+            self._together.done(lowered)
         fetched = [self._fetch(lowered, name, slots) for name, slots in lowered.fetches]
         for slot in lowered.passing:  # Python owns these now: the next step need not ask for its lock to replace them
             lowered.plan.clear(slot)
@@ -136,6 +151,7 @@ class DataParallel:
         self._inputs = Inputs(self.program, self.num_replicas, fed_loss_gradient=self.choice.fed_loss_gradient)
         self._graphs.clear()
         self._plans.clear()
+        self._idle = None
         self._shown.forget()
 
     def _expand(self, names: list[str]) -> list[str]:
@@ -146,7 +162,29 @@ class DataParallel:
             out += [var.rows, var.values] if var.kind == "selected_rows" else [name]
         return out
 
+    def _run_without_rows(self, said: torch.Tensor) -> None:
+        """Take part in a step of the other trainers when the data here has ended; `said`: what the ranks say of it."""
+        if self._idle is None:
+            graph = without_rows(
+                self.graph(1), self.program, updates=self._across is None or not self._across.parameters
+            )
+            self._idle = lower(self.program, graph, self.shares([{}], [0]), (), self.memory)
+        lowered = self._idle
+        bind(lowered, self.program, self.memory)
+        lowered.plan.set(lowered.slots[STEP], said)
+        self.last_step = self.memory.scope.next_step(self.program)
+        self._execute(lowered, self.last_step, 0)
+
     def _execute(self, lowered: Lowered, step: int, schedule_seed: int) -> None:
+        try:
+            self._try_execute(lowered, step, schedule_seed)
+        except PenstockError as error:
+            lost = None if self._together is None else self._together.failed(error)
+            if lost is None:
+                raise
+            raise lost from error
+
+    def _try_execute(self, lowered: Lowered, step: int, schedule_seed: int) -> None:
         try:
             if nan_check.enabled():
                 nan_check.run_checked(lowered, self.program)
@@ -200,8 +238,9 @@ class DataParallel:
         """Return the graph for `active` replicas with rows."""
         if active not in self._graphs:
             built = devices.build_for(
-                self.memory.devices, self.program, mode=self.mode, num_replicas=self.num_replicas, active=active
-            )
+                self.memory.devices, self.program, mode=self.mode, num_replicas=self.num_replicas, active=active,
+                across=self._across,
+            )  # fmt: skip
             self._graphs[active] = run_graph_passes(built, self.program, self.choice)
         return self._graphs[active]
 

@@ -16,6 +16,7 @@ from penstock.exec.device_arguments import refuse_without_kernel
 from penstock.exec.device_streams import Devices, DeviceTrace, on_gpus
 from penstock.exec.lowering import Lowered
 from penstock.exec.places import CUDAPlace
+from penstock.graph.across import Across
 from penstock.graph.build import build_graph
 from penstock.graph.devices import build_device_graph
 from penstock.graph.passes import PassChoice
@@ -32,10 +33,15 @@ def devices_of(places: Sequence[CUDAPlace]) -> Devices:
     return tuple(torch.device("cuda", place.index) for place in places)
 
 
-def build_for(devices: Devices, program: Program, *, mode: Mode, num_replicas: int, active: int) -> Graph:
-    """Build the graph for replicas that share memory (no devices), or for those that do not."""
+def build_for(
+    devices: Devices, program: Program, *, mode: Mode, num_replicas: int, active: int, across: Across | None = None
+) -> Graph:
+    """Build the graph for replicas that share memory (no devices), or for those that do not.
+
+    `across`: exchange with other processes; on CPU only, as `parallel` makes sure.
+    """
     if not devices:
-        return build_graph(program, mode=mode, num_replicas=num_replicas, active=active)
+        return build_graph(program, mode=mode, num_replicas=num_replicas, active=active, across=across)
     graph = build_device_graph(program, mode=mode, num_replicas=num_replicas, active=active)
     if on_gpus(devices):
         refuse_without_kernel(graph)

@@ -25,6 +25,7 @@ from penstock.exec.persistables import tensor_of
 from penstock.exec.places import CPUPlace, Place, device_of
 from penstock.exec.remote_use import RemoteUse
 from penstock.exec.scope import Scope, global_scope
+from penstock.native.collective_ops import COLLECTIVE
 from penstock.native.remote_ops import LISTEN_AND_SERV
 from penstock.program import legality
 from penstock.program.initializers import SEED
@@ -58,6 +59,7 @@ class Executor:
         self.place = place or CPUPlace()
         self._device = device_of(self.place)
         self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]]]] = {}
+        self._collective: dict[tuple[int, int], tuple[Program, Scope, Any]] = {}
         self._remotes = RemoteUse()
         self._closed = False
 
@@ -117,6 +119,8 @@ class Executor:
 
             serve_program(program, scope)
             return []
+        if prepared and prepared[0][0].type == COLLECTIVE:
+            return list(self._compiled(program, scope)._run_compiled(self, feed, fetch_list, scope, return_numpy, True))
         self._remotes.note(program)
         if hook is None and nan_check.enabled():
             hook = nan_check.hook_of(program)
@@ -135,6 +139,14 @@ class Executor:
         if any(program.variables[program.variables[w].storage].persistable for op, _ in prepared for w in op.writes):
             scope.written_by(self)
         return [_fetched(program, name, values, scope, return_numpy, self._device) for name in names]
+
+    def _compiled(self, program: Program, scope: Scope) -> Any:
+        """The graph of a program that several processes train (mode "collective"), which runs it with them."""
+        compiled = importlib.import_module("penstock.exec.parallel").CompiledProgram  # which runs on an Executor itself
+        key = (id(program), id(scope))
+        if key not in self._collective:
+            self._collective[key] = (program, scope, compiled(program))
+        return self._collective[key][2]
 
     def _prepare(self, program: Program) -> list[tuple[Operator, Any]]:
         known = self._checked.get(id(program))

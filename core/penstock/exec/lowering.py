@@ -16,6 +16,7 @@ from penstock.exec.device_arguments import put_on_device
 from penstock.exec.device_streams import DeviceStreams, streams_for
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.temporaries import PlannedMemory
+from penstock.graph.across import WAITS
 from penstock.graph.operands import Shares, operands
 from penstock.graph.ssa import SHARED, Graph, OpHandle
 from penstock.native.engine import TorchPlan
@@ -41,6 +42,7 @@ class Lowered:
     feed_slots: list[dict[str, int]] = field(default_factory=list)
     streams: DeviceStreams | None = None  # of a plan over GPUs
     memory: PlannedMemory = field(default_factory=PlannedMemory)
+    signature: int = -1  # of the exchanges with other processes, once it was asked for
 
 
 def lower(
@@ -56,9 +58,9 @@ def lower(
     plan = TorchPlan(len(slots))
     for handle in graph.handles:
         name, overload, args = _call(handle, shares, slots, memory.device(handle.replica))
-        index = plan.add(
-            name, overload, args, [_out(o, slots) for o in handle.op.outputs], handle.index, affinity=handle.replica
-        )
+        outputs = [_out(o, slots) for o in handle.op.outputs]
+        waits = handle.op.type in WAITS  # for other processes: not on a thread that computes
+        index = plan.add(name, overload, args, outputs, handle.index, affinity=handle.replica, host=waits)
         for before in handle.before:
             plan.edge(before, index)
     memory.settle(graph.homes)
@@ -165,9 +167,8 @@ def _random_states(lowered: Lowered) -> None:
             lowered.random_states.append(state)
 
 
-def set_random_states(lowered: Lowered, seed: int, step: int, rows: Sequence[int]) -> None:
-    """Write (seed, step, first global row) into each replica's random state."""
-    first = 0
+def set_random_states(lowered: Lowered, seed: int, step: int, rows: Sequence[int], first: int = 0) -> None:
+    """Write (seed, step, first global row) into each replica's random state. `first`: that of the first replica."""
     for replica, state in enumerate(lowered.random_states):
         state[0], state[1], state[2] = seed, step, first
         first += rows[replica]

@@ -24,6 +24,7 @@ from penstock.exec.strategies import (
     check_trainers,
 )
 from penstock.exec.temporaries import retention
+from penstock.exec.trainers import Trainers, trainers_of
 from penstock.graph.ssa import Mode
 from penstock.program.ir import Role
 from penstock.program.program import Program
@@ -60,6 +61,7 @@ def _data_parallel(
     num_replicas: int,
     *,
     needs_loss: bool = True,
+    trainers: Trainers | None = None,
 ) -> DataParallel:
     if execution.use_cuda and not memory.devices:
         gpus_for("ExecutionStrategy.use_cuda=True")
@@ -78,6 +80,11 @@ def _data_parallel(
     if loss_name and loss_name not in program.variables:
         program.var(loss_name)
     refuse_on_gpus(build, program, memory.devices)
+    if trainers is not None and memory.devices:
+        raise SpecError(
+            "several trainers with GPUs: gradients on GPUs are exchanged within one process only; use use_cuda=False, "
+            "or one process for all cards"
+        )
     name = "train" if trains else "test"
     build.used_by(f"an executor (of {num_replicas} replicas, program {name!r})")
     core = DataParallel(
@@ -91,6 +98,7 @@ def _data_parallel(
         choice=choice_of(build),
         retention=retention(execution.num_iteration_per_drop_scope),
         name=name,
+        trainers=trainers if trains else None,
     )
     say_what_has_no_effect(build, core)
     return core
@@ -143,7 +151,8 @@ class ParallelExecutor:
         gpus = devices_of(gpus_for("use_cuda=True")) if use_cuda else ()
         num_replicas = len(gpus) or cpu_num()
         memory = self._memory(share_vars_from, scope, num_replicas, gpus)
-        self._core = _data_parallel(program, loss_name, build, execution, memory, num_replicas)
+        trainers = trainers_of(program, build, num_trainers, trainer_id)
+        self._core = _data_parallel(program, loss_name, build, execution, memory, num_replicas, trainers=trainers)
         self._ran = False
 
     @staticmethod
@@ -313,6 +322,7 @@ class CompiledProgram:
             ReplicaMemory(scope, gpus) if share is None else _shared_memory(share._ran_core(), num_replicas, gpus),
             num_replicas,
             needs_loss=self._settings is not None,
+            trainers=trainers_of(self._program, build),
         )
 
     def _run_compiled(

@@ -124,9 +124,6 @@ class BuildStrategy(StrictFields):
         "fuse_relu_depthwise_conv": _NO_KERNEL,
         "enable_auto_fusion": _NO_KERNEL,
         "is_distribution": "an executor sees from a program's operators whether it sends and receives",
-        "nccl_comm_num": "it is for several trainers with GPUs",
-        "use_hierarchical_allreduce": "it is for several trainers with GPUs",
-        "hierarchical_allreduce_inter_nranks": "it is for several trainers with GPUs",
         "mkldnn_enabled_op_types": "torch chooses among oneDNN's kernels itself",
     }
 
@@ -156,7 +153,7 @@ def _wrong_trainer(trainer_id: int, num_trainers: int, endpoints: list[str]) -> 
 
 
 def check_trainers(build: BuildStrategy, num_trainers: int = 1, trainer_id: int = 0) -> None:
-    """Raise SpecError unless the fields about several trainers fit each other, and this version can run them.
+    """Raise SpecError unless the fields about several trainers fit each other.
 
     `num_trainers`, `trainer_id`: ParallelExecutor's arguments; unless they are 1 and 0 they stand above the strategy's.
     """
@@ -171,12 +168,6 @@ def check_trainers(build: BuildStrategy, num_trainers: int = 1, trainer_id: int 
         raise SpecError(
             f"use_hierarchical_allreduce needs several trainers in equal groups of more than one: num_trainers is "
             f"{trainers}, hierarchical_allreduce_inter_nranks is {inter}"
-        )
-    if trainers != 1:
-        raise SpecError(
-            f"num_trainers is {trainers}: several trainers need collective mode, which comes with "
-            'fluid.DistributeTranspilerConfig.mode = "nccl2" in a later version; use num_trainers=1',
-            got=trainers,
         )
 
 

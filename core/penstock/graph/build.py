@@ -18,23 +18,26 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.errors import ProgramError
+from penstock.graph.across import Across, begin_step, exchange_rows, exchange_sums
 from penstock.graph.placement import place_updates
 from penstock.graph.ssa import SHARED, Graph, GraphBuilder, Mode, OpHandle, Physical, SyncPlan, reduce_edges
+from penstock.native.collective_ops import COLLECTIVE
 from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
 
 _UPDATE = Role.OPTIMIZE | Role.LR_SCHED
 
 
-def build_graph(program: Program, *, mode: Mode, num_replicas: int, active: int) -> Graph:
+def build_graph(program: Program, *, mode: Mode, num_replicas: int, active: int, across: Across | None = None) -> Graph:
     """Build the graph of `program` for `num_replicas` replicas of which the first `active` have rows.
 
+    `across`: the replicas of other processes, with whom gradients are exchanged too.
     Raises ProgramError if a gradient is used before it is made, and for a program that no graph can run.
     """
     if not 1 <= active <= num_replicas:
         raise ProgramError(f"{active} of {num_replicas} replicas have rows; expected between 1 and {num_replicas}")
     check_runs_as_graph(program, mode, num_replicas)
-    return Build(program, "local" if num_replicas == 1 else mode, num_replicas, active).run()
+    return Build(program, "local" if num_replicas == 1 else mode, num_replicas, active, across).run()
 
 
 def check_runs_as_graph(program: Program, mode: Mode, num_replicas: int) -> None:
@@ -58,7 +61,10 @@ def check_runs_as_graph(program: Program, mode: Mode, num_replicas: int) -> None
 class Build:
     """One walk over a Program; `devices.py` has the one for replicas that do not share memory."""
 
-    def __init__(self, program: Program, mode: Mode, num_replicas: int, active: int) -> None:
+    def __init__(
+        self, program: Program, mode: Mode, num_replicas: int, active: int, across: Across | None = None
+    ) -> None:
+        self.across = across
         self.program, self.mode, self.num_replicas, self.active = program, mode, num_replicas, active
         self.builder = GraphBuilder()
         self.syncs: list[SyncPlan] = []
@@ -101,7 +107,11 @@ class Build:
 
     def run(self) -> Graph:
         self.pending = self._producers()
+        if self.across is not None:
+            begin_step(self.builder, self.across)
         for op in self.program.operators:
+            if op.type == COLLECTIVE:  # a mark, which executors have read
+                continue
             if op.role & _UPDATE:
                 self._update(op)
             else:
@@ -120,7 +130,13 @@ class Build:
         )
 
     def finish(self) -> None:
-        """Append what belongs after the last operator: nothing, where the memory is one."""
+        """Append what belongs after the last operator: nothing, where the memory is one and gradients are exchanged."""
+        if self.across is None or not self.across.parameters:
+            return
+        for parameter in dict.fromkeys(self.gradient_of.values()):
+            if self.program.variables[parameter].storage in self.written:
+                made = exchange_sums(self.builder, self.across, parameter, (self.physical(parameter, 0),), 1)
+                self.syncs.append(SyncPlan(parameter, parameter, SHARED, False, (made.index,)))
 
     def _producers(self) -> dict[str, int]:
         """How many operators make each parameter's gradient (two for a sparse one)."""
@@ -134,7 +150,7 @@ class Build:
         """After the exchange only the owner's buffer holds the sum, and sparse parts only the gathered rows."""
         for name in op.input_names():
             gradient = self.part_of.get(name, name)
-            whole = self.mode == "all_reduce" and name not in self.part_of
+            whole = self.mode != "reduce" and name not in self.part_of
             if gradient in self.gradient_of and not self.pending.get(gradient, 1) and not whole:
                 raise ProgramError(
                     f"operator {op.name!r} ({op.source}) computes with {gradient!r} after its exchange. On several "
@@ -145,19 +161,26 @@ class Build:
                 )
 
     def _compute(self, op: Operator) -> None:
-        if self.num_replicas > 1:
+        if self.num_replicas > 1 or self.exchanges_across:
             self._refuse_exchanged(op)
         kind = "scale_loss_grad" if op.role == Role.BACKWARD | Role.LOSS else "computation"
         for replica in range(self.active):
             self.builder.add(kind, self._on(op, lambda n, r=replica: self.physical(n, r)), replica, replica)  # type: ignore[arg-type, misc]  # kind is a literal
         for parameter, gradient in op.role_vars if op.role & Role.BACKWARD else ():
             self.pending[gradient] -= 1
-            if not self.pending[gradient] and self.active > 1:
+            if not self.pending[gradient] and (self.active > 1 or self.exchanges_across):
                 self._exchange(parameter, gradient)
+
+    @property
+    def exchanges_across(self) -> bool:
+        """Whether gradients are exchanged with other processes."""
+        return self.across is not None and not self.across.parameters
 
     def _exchange(self, parameter: str, gradient: str) -> None:
         var = self.program.variables[gradient]
-        if var.kind == "selected_rows":
+        if self.across is not None:
+            handles = self._exchange_across(self.across, parameter, gradient)
+        elif var.kind == "selected_rows":
             handles = [self._gather(part) for part in (var.rows, var.values)]
         elif self.mode == "reduce":
             handles = [self._collective("reduce", gradient, self._root(parameter))]
@@ -166,6 +189,25 @@ class Build:
         owner = self.owners.get(parameter, SHARED)
         indices = tuple(h.index for h in handles)
         self.syncs.append(SyncPlan(parameter, gradient, owner, var.kind == "selected_rows", indices))
+
+    def _exchange_across(self, across: Across, parameter: str, gradient: str) -> list[OpHandle]:
+        """Exchange with other processes: all replicas of this one at once, or what their owner has summed."""
+        var = self.program.variables[gradient]
+        if var.kind == "selected_rows":
+            own = [self._own_rows(part) for part in (var.rows, var.values)]
+            return [exchange_rows(self.builder, across, (var.rows, var.values), own)]
+        if self.mode == "reduce":
+            summed = [self._collective("reduce", gradient, self._root(parameter))] if self.active > 1 else []
+            keys: tuple[str, ...] = (self.physical(gradient, self._root(parameter)),)
+            return [*summed, exchange_sums(self.builder, across, gradient, keys, 1)]
+        keys = tuple(self.physical(gradient, r) for r in range(self.active))
+        return [exchange_sums(self.builder, across, gradient, keys, self.active)]
+
+    def _own_rows(self, part: str) -> str:
+        """The key of one part of a sparse gradient, of all replicas of this process."""
+        if self.active == 1:
+            return self.physical(part, 0)
+        return self._gather(part, f"{part}@OWN").op.output_names()[0]
 
     def _root(self, parameter: str) -> int:
         """The replica in whose buffer the sum arises: the owner, or the first one if the owner has no rows."""
@@ -180,9 +222,9 @@ class Build:
         op = Operator(f"{kind}.{gradient}", f"penstock.{kind}_.default", args, (), writes=writes, role=Role.BACKWARD)
         return self.builder.add(kind, op, root, 0)  # type: ignore[arg-type]  # kind is a literal
 
-    def _gather(self, part: str) -> OpHandle:
+    def _gather(self, part: str, key: str = "") -> OpHandle:
         keys = tuple(self.physical(part, r) for r in range(self.active))
-        out = self.builder.declare(Physical(part, part, SHARED, part, False, False))
+        out = self.builder.declare(Physical(key or part, part, SHARED, key or part, False, False))
         op = Operator(f"gather.{part}", "aten.cat.default", (tuple(Ref(k) for k in keys),), (out,), role=Role.BACKWARD)
         return self.builder.add("gather", op, SHARED, 0)
 
@@ -204,7 +246,7 @@ class Build:
         parameter = self.gradient_of.get(self.part_of.get(name, name))
         if parameter is None:
             return self.physical(name, replica)
-        if name in self.part_of and self.active > 1:
+        if name in self.part_of and (self.active > 1 or self.exchanges_across):
             return name  # gathered, shared
         if self.mode == "reduce" and self.active > 1:
             return self.physical(name, self._root(parameter))

@@ -181,7 +181,7 @@ class _DeviceBuild(Build):
     def _root(self, parameter: str) -> int:
         return super()._root(parameter) if self.mode == "reduce" else 0
 
-    def _gather(self, part: str) -> OpHandle:
+    def _gather(self, part: str, key: str = "") -> OpHandle:
         root = self._root(self.gradient_of[self.part_of[part]])
         keys = tuple(self.physical(part, r) for r in range(self.active))
         out = self.builder.declare(Physical(self._part(part, root), part, root, self._part(part, root), False, False))

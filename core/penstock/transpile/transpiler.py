@@ -14,8 +14,10 @@ import sys
 from penstock.errors import ProgramError, SpecError
 from penstock.native.remote import Descriptor, PsMode
 from penstock.program.clone import copy_structure
+from penstock.program.endpoints import checked_endpoints
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, default_startup_program
+from penstock.transpile.collective import make_collective
 from penstock.transpile.config import DistributeTranspilerConfig
 from penstock.transpile.geo import make_geo_program
 from penstock.transpile.partition import Partition
@@ -38,13 +40,14 @@ class DistributeTranspiler:
             )
         self._config = copy.copy(config) if config is not None else DistributeTranspilerConfig()
         self._done: _Transpiled | None = None
+        self._collective: Program | None = None
 
     def transpile(
         self,
         trainer_id: int,
         program: Program | None = None,
         pservers: str = "127.0.0.1:6174",
-        trainers: int = 1,
+        trainers: int | str = 1,
         sync_mode: bool = True,
         startup_program: Program | None = None,
         current_endpoint: str = "127.0.0.1:6174",
@@ -53,7 +56,8 @@ class DistributeTranspiler:
         """Rewrite `program` and `startup_program` (the default ones, if None) into the trainer's, in place.
 
         `pservers`: "ip:port,ip:port". `sync_mode=False` alone gives asynchronous training, whatever the config says of
-        `sync_mode`. `slice_var_up`: above the config's, if given. `current_endpoint`: for collective training alone.
+        `sync_mode`. `slice_var_up`: above the config's, if given. Collective training (mode "nccl2", "collective"):
+        `trainers` is "ip:port,ip:port", the endpoints of all trainers, `current_endpoint` that of this one.
         Raises SpecError, ProgramError; the programs are unchanged then.
         """
         main = default_main_program() if program is None else program
@@ -63,16 +67,15 @@ class DistributeTranspiler:
         if slice_var_up is not None:
             config.slice_var_up = slice_var_up
         if config.mode != "pserver":
-            raise SpecError(
-                f"DistributeTranspilerConfig.mode is {config.mode!r}: collective training comes in a later version; "
-                'use mode "pserver"',
-                got=config.mode,
-            )
+            self._refuse_second(main)
+            make_collective(main, startup, config, trainer_id, trainers, current_endpoint, sync_mode=sync_mode)
+            self._collective = main
+            return
         mode = _mode(config, sync_mode)
         endpoints = _endpoints(pservers)
-        _check_trainer(trainer_id, trainers)
+        number = _checked_trainers(trainer_id, trainers)
         self._refuse_second(main)
-        descriptor = Descriptor(mode, trainer_id, trainers, endpoints, config.geo_sgd_need_push_nums)
+        descriptor = Descriptor(mode, trainer_id, number, endpoints, config.geo_sgd_need_push_nums)
         origin, origin_startup = _copy(main), _copy(startup)
         partition = Partition(origin)
         _check_frozen_tables(origin, partition)
@@ -97,7 +100,7 @@ class DistributeTranspiler:
 
         `wait_port` is Fluid's: there this call waited for the servers' ports; here a trainer's first run does.
         """
-        return self._transpiled().trainer
+        return self._collective or self._transpiled().trainer
 
     def get_pserver_program(self, endpoint: str) -> Program:
         """Return the program of the server at `endpoint`. Raises SpecError for one that is no server of the job."""
@@ -151,6 +154,8 @@ class DistributeTranspiler:
     # -- checks ------------------------------------------------------------------------------------
 
     def _transpiled(self) -> _Transpiled:
+        if self._collective is not None:
+            raise SpecError(f"collective training (mode {self._config.mode!r}) has no parameter servers")
         if self._done is None:
             raise SpecError("nothing was distributed yet; call transpile(trainer_id, program=…, pservers=…) first")
         return self._done
@@ -163,7 +168,7 @@ class DistributeTranspiler:
             )
 
     def _refuse_second(self, program: Program) -> None:
-        if self._done is not None:
+        if self._done is not None or self._collective is not None:
             raise SpecError("this DistributeTranspiler has distributed a program already; make another one")
         if is_transpiled(program):
             raise ProgramError("the program talks to parameter servers already: it was transpiled before")
@@ -227,19 +232,10 @@ def _mode(config: DistributeTranspilerConfig, sync_mode: object) -> PsMode:
 def _endpoints(pservers: object) -> tuple[str, ...]:
     if not isinstance(pservers, str):
         raise SpecError(f'transpile: pservers is {pservers!r}; expected text, "ip:port,ip:port"', got=str(pservers))
-    found = tuple(part.strip() for part in pservers.split(","))
-    for endpoint in found:
-        host, _, port = endpoint.rpartition(":")
-        if not host or " " in endpoint or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise SpecError(
-                f"transpile: pservers names {endpoint!r}; expected ip:port, with a port from 1 to 65535", got=endpoint
-            )
-        if found.count(endpoint) > 1:
-            raise SpecError(f"transpile: pservers names {endpoint!r} twice; each server has an endpoint of its own")
-    return found
+    return checked_endpoints(pservers, "transpile: pservers")
 
 
-def _check_trainer(trainer_id: object, trainers: object) -> None:
+def _checked_trainers(trainer_id: object, trainers: object) -> int:
     if isinstance(trainers, str):
         raise SpecError(
             f"transpile: trainers is {trainers!r}; with parameter servers it is the number of trainers (a list of "
@@ -254,6 +250,7 @@ def _check_trainer(trainer_id: object, trainers: object) -> None:
             f"{trainers - 1}",
             got=str(trainer_id),
         )
+    return trainers
 
 
 def _check_frozen_tables(program: Program, partition: Partition) -> None:

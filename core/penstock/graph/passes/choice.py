@@ -27,7 +27,10 @@ class MatrixKernels:
 
 @dataclass(frozen=True, slots=True)
 class PassChoice:
-    """One field a pass. Defaults are those of a ParallelExecutor with default strategies."""
+    """One field a pass. Defaults are those of a ParallelExecutor with default strategies.
+
+    `rings`: names of the exchanges with other processes that may be under way at a time.
+    """
 
     sequential: bool = False
     fuse_all_reduce: bool = True
@@ -42,6 +45,7 @@ class PassChoice:
     graphviz_path: str = ""
     fed_loss_gradient: bool = False
     buckets: Buckets = Buckets()
+    rings: tuple[str, ...] = ()
     matrix: MatrixKernels = MatrixKernels()
 
 

@@ -4,7 +4,7 @@ Invariant: an exchange moves later only, to where the last gradient of its bucke
 touches the memory of a gradient in it: such a handle (an update, clipping, a user's operator) closes the bucket. The
 buckets and their order are a function of the Program and of `Buckets` alone, so every process makes the same ones.
 Sparse gradients are left alone (they are gathered), and so are large ones (`split_exchange.py` cuts them into parts),
-and graphs of one replica and of Reduce mode.
+and what Reduce mode sums for owners. Exchanges with other processes are put together in every mode.
 Sums are those of single exchanges, to the bit: each element is added in the order of the replicas. Gradients stay where
 their operators wrote them: a bucket is a list of pieces, not an array of its own.
 
@@ -13,8 +13,9 @@ Source: coalesce_grad_tensor_pass.cc, fuse_all_reduce_op_pass.cc (Fluid 1.8).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from penstock.graph.across import SUMS
 from penstock.graph.passes.choice import Buckets
 from penstock.graph.passes.gradient_bytes import gradient_bytes
 from penstock.graph.passes.rewrite import Rewriter
@@ -23,12 +24,12 @@ from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.ir import Operator, Ref
 from penstock.program.program import Program
 
-_EXCHANGE = "penstock.all_reduce_.default"
+_EXCHANGES = frozenset({"penstock.all_reduce_.default", *SUMS})
 
 
 def fuse_exchanges(graph: Graph, program: Program, buckets: Buckets) -> Graph:
     """Put the exchanges of dense gradients into buckets. O(operands of all handles)."""
-    if graph.mode != "all_reduce":
+    if not any(handle.op.type in _EXCHANGES for handle in graph.handles):
         return graph
     found = _buckets(graph, program, buckets)
     bucket_of = {h.index: bucket for bucket in found for h in bucket.handles}
@@ -44,14 +45,14 @@ def fuse_exchanges(graph: Graph, program: Program, buckets: Buckets) -> Graph:
 
 def _buckets(graph: Graph, program: Program, limits: Buckets) -> list[_Bucket]:
     """Every exchange of a dense gradient, but a large one, in its bucket: those of one dtype, as they are made."""
-    layer_of = {s.handles[0]: _layer(s.parameter) for s in graph.syncs if len(s.handles) == 1 and not s.sparse}
+    layer_of = {s.handles[-1]: _layer(s.parameter) for s in graph.syncs if not s.sparse}
     found: list[_Bucket] = []
     opened: dict[str, _Bucket] = {}  # by dtype
     for handle in graph.handles:
         touched = _storages(graph, handle)
         opened = {dtype: bucket for dtype, bucket in opened.items() if not touched & bucket.storages}
         layer = layer_of.get(handle.index)
-        gradient = graph.variables[handle.op.writes[0]].name if handle.op.type == _EXCHANGE else ""
+        gradient = graph.variables[handle.op.writes[0]].name if handle.op.type in _EXCHANGES else ""
         if layer is None or gradient not in program.variables:
             continue
         num_bytes = gradient_bytes(program, gradient)
@@ -93,14 +94,18 @@ def _put(rewriter: Rewriter, graph: Graph, bucket: _Bucket) -> None:
         return
     keys = tuple(key for h in bucket.handles for key in h.op.writes)
     name = "fused_" + first.op.name
-    op = Operator(
-        name,
-        "penstock.fused_all_reduce_.default",
-        (tuple(Ref(k) for k in keys), graph.active),
-        (),
-        writes=keys,
-        role=first.op.role,
-    )
+    refs = tuple(Ref(k) for k in keys)
+    if first.op.type in SUMS:
+        op = replace(first.op, name=name, args=(refs, *first.op.args[1:]), writes=keys)
+    else:
+        op = Operator(
+            name,
+            "penstock.fused_all_reduce_.default",
+            (refs, graph.active),
+            (),
+            writes=keys,
+            role=first.op.role,
+        )
     rewriter.put("all_reduce", op, first.replica, first.rows_of, bucket.handles)
 
 

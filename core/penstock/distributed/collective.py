@@ -1,0 +1,266 @@
+"""The group of trainers that this process belongs to: made once, when its startup program or first executor asks.
+
+Trainers exchange gradients at each step. One whose data has ended *joins*: until all have ended it takes part without
+rows, so that nobody waits for it for ever and its parameters stay those of the others. Joining happens at the end of
+the process by itself, and is said on stderr. Whoever dies, fails or stands still ends the exchange of all others with
+an error that names it. Nothing here knows programs: an executor says how it takes part without rows (`Idle`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from penstock.distributed.interfaces import check_interfaces, names
+from penstock.distributed.process_groups import ProcessGroups
+from penstock.distributed.ranks import Ranks, from_environ, ranks_of
+from penstock.distributed.rendezvous import Rendezvous, this_host
+from penstock.distributed.shared_ring import SharedRings
+from penstock.distributed.watch import Watch
+from penstock.errors import SpecError, Unavailable
+from penstock.native.collective_ops import ENDED, SIGNATURE
+from penstock.program.endpoints import checked_endpoints
+
+TRANSPORT = "PENSTOCK_COLLECTIVE_TRANSPORT"
+_TRANSPORTS = ("auto", "shared_memory", "gloo")
+_Result = TypeVar("_Result")
+_FOUND_OUT_S = 3.0  # an exchange may fail before the watch has said who is lost
+
+
+Idle = Callable[[Tensor], None]
+"""How an executor takes part in a step without rows; given what the ranks have said of the step."""
+
+
+class Group:
+    """All trainers of the job, of which this process is one. Made by `form`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        check_interfaces(os.environ, names())
+        self.ranks = ranks
+        self._meeting = meeting = Rendezvous(ranks)  # it has the store, as long as the group lives
+        label = f"job {ranks.meeting} {ranks.attempt}"
+        self._lost: str | None = None
+        self._knows = threading.Event()
+        self._watch = Watch(meeting, self._on_lost, self._on_left)
+        self._rings = _rings(meeting, label)
+        self._steppers: dict[int, Idle] = {}
+        self._told: set[int] = set()
+        self._over = False
+        meeting.say("ready")
+        meeting.wait_for("ready", "has not joined the others")
+        self._watch.start()
+        atexit.register(self._at_exit, os.getpid())
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+        return self.ranks.rank
+
+    @property
+    def kind(self) -> str:
+        """'ring': ranks of one host exchange through shared memory; 'group': through torch.distributed."""
+        return self._rings.kind
+
+    @property
+    def rings(self) -> tuple[str, ...]:
+        """Names of the exchanges that may be under way at a time, as operators know them."""
+        return tuple(self._rings.names)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: list[Tensor]) -> None:
+        """Give every rank the tensors of rank 0. Raises Unavailable."""
+        self._guarded(lambda: self._rings.broadcast(tensors))
+
+    def take_part(self, signature: int, idle: Idle) -> None:
+        """Note how this process takes part, without rows, in steps that have this signature."""
+        self._steppers[signature] = idle
+
+    def note(self, step: Tensor, steps: int) -> None:
+        """Say once who has ended, from what the ranks have said of a step."""
+        for rank in (int(r) for r in torch.nonzero(step[:, ENDED])):
+            if rank not in self._told:
+                self._told.add(rank)
+                _say(
+                    f"{self.ranks.name(rank)} has no more data after {steps} steps; the others go on, and gradients "
+                    "are means over their rows"
+                )
+
+    def step_failed(self, error: BaseException) -> None:
+        """Tell the others that this rank has not finished a step that they may be in."""
+        self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
+
+    def why(self) -> Unavailable | None:
+        """Return the error that names the lost rank, if one is lost. Waits a moment for the watch to find out."""
+        self._knows.wait(_FOUND_OUT_S)
+        return Unavailable(self._lost) if self._lost else None
+
+    def check(self) -> None:
+        """Raise Unavailable if the job cannot go on."""
+        if self._lost:
+            raise Unavailable(self._lost)
+
+    def join(self) -> None:
+        """Take part in the others' steps without rows until the data of all has ended. Raises Unavailable.
+
+        Then all may go on together, with another pass over the data.
+        """
+        told = False
+        mine = torch.zeros(3, dtype=torch.int64)
+        mine[ENDED] = 1
+        while True:
+            step = self._guarded(lambda: self._rings.meet(mine))
+            at_work = [r for r in range(self.ranks.num_ranks) if not step[r, ENDED]]
+            if not at_work:
+                self._told.clear()
+                return
+            if not told:
+                told = True
+                _say(
+                    f"{self.ranks.name(self.ranks.rank)} has no more data; it takes part without rows until "
+                    f"{', '.join(self.ranks.name(r) for r in at_work)} too ha{'s' if len(at_work) == 1 else 've'} ended"
+                )
+            stepper = self._steppers.get(int(step[at_work[0], SIGNATURE]))
+            if stepper is None:
+                error = SpecError(f"{self.ranks.name(at_work[0])} runs a program that this rank has never run")
+                self.step_failed(error)
+                raise error
+            stepper(step)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _guarded(self, exchange: Callable[[], _Result]) -> _Result:
+        self.check()
+        try:
+            return exchange()
+        except (RuntimeError, Unavailable) as error:
+            raise self.why() or Unavailable(str(error).splitlines()[0]) from error
+
+    def _on_left(self, rank: int) -> None:
+        if not self._over:
+            self._on_lost(rank, f"{self.ranks.name(rank)} has ended its part of the job, while others go on")
+
+    def _on_lost(self, rank: int, why: str) -> None:
+        self._lost = why
+        self._rings.fail(why)
+        self._knows.set()
+
+    def _give_up(self, why: str) -> None:
+        self._lost = self._lost or f"this trainer has not finished a step: {why}"
+        self._watch.fail(why)
+        self._rings.fail(self._lost)
+        self._knows.set()
+
+    def _at_exit(self, pid: int) -> None:
+        if os.getpid() != pid:
+            return  # a fork
+        error = getattr(sys, "last_value", None)
+        if error is not None and not self._lost:
+            self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
+        if self._lost:
+            self._watch.linger()
+            return
+        try:
+            self.join()
+        except (Unavailable, SpecError) as lost:
+            _say(f"the job has ended badly: {lost}")
+            self._watch.linger()
+            os._exit(1)  # an exception here would be printed, and the status still be 0
+        self._over = True  # nobody exchanges any more, so a rank that leaves is none that is missing
+        self._watch.leave()
+        self._rings.close()
+
+
+def _say(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr, flush=True)
+
+
+def _rings(meeting: Rendezvous, label: str) -> SharedRings | ProcessGroups:
+    wanted = os.environ.get(TRANSPORT, "auto")
+    if wanted not in _TRANSPORTS:
+        raise SpecError(f"{TRANSPORT} is {wanted!r}; expected one of {', '.join(_TRANSPORTS)}", got=wanted)
+    one_host = all(other.host == this_host() for other in meeting.present)
+    if wanted == "shared_memory" and not one_host:
+        raise SpecError(f"{TRANSPORT} is 'shared_memory', but the trainers are on several hosts", got=wanted)
+    if wanted != "gloo" and one_host:
+        if meeting.ranks.inter:
+            _say("hierarchical all-reduce has one level here: all trainers are on one host, and share its memory")
+        return SharedRings(meeting, label)
+    return ProcessGroups(meeting, label, "gloo")
+
+
+_group: Group | None = None
+_making = threading.Lock()
+
+
+def form(ranks: Ranks) -> Group | None:
+    """Meet the other trainers, or return the group if they have met. None: there is one trainer.
+
+    Blocks until all are there. Raises Unavailable naming who is missing; SpecError for a second, different group.
+    """
+    global _group
+    if ranks.num_ranks == 1:
+        return None
+    with _making:
+        if _group is None:
+            _group = Group(ranks)
+        known = _group.ranks
+        if (known.rank, known.num_ranks, known.endpoints) != (ranks.rank, ranks.num_ranks, ranks.endpoints):
+            raise SpecError(
+                f"this process is {known.name(known.rank)} of {known.num_ranks} trainers, and cannot be rank "
+                f"{ranks.rank} of {ranks.num_ranks} ({', '.join(ranks.endpoints)}) too"
+            )
+        return _group
+
+
+def meet(rank: int, endpoints: tuple[str, ...], *, num_rings: int = 1, inter: int = 0) -> Group | None:
+    """Meet the trainers of a list; see `form`."""
+    checked = checked_endpoints(",".join(endpoints), "trainers")
+    return form(ranks_of(rank, checked, os.environ, num_rings=num_rings, inter=inter))
+
+
+def group_of(num_trainers: int, trainer_id: int, endpoints: list[str], *, num_rings: int = 1, inter: int = 0) -> Group:
+    """Return the group that an executor of trainer `trainer_id` of `num_trainers` is in; meets the others if need be.
+
+    Where the trainers are: what the startup program met, else `endpoints`, else what a launcher has set.
+    Raises SpecError, Unavailable.
+    """
+    group = _group
+    if group is None and endpoints:
+        group = meet(trainer_id, tuple(endpoints), num_rings=num_rings, inter=inter)
+    if group is None:
+        ranks = from_environ(os.environ)
+        if ranks is None:
+            raise SpecError(
+                f"num_trainers is {num_trainers}, but nobody has said where the trainers are: run the startup program "
+                'that fluid.DistributeTranspiler made (config.mode = "nccl2"), set BuildStrategy.trainers_endpoints, '
+                "or use a launcher (PADDLE_TRAINER_ENDPOINTS; torchrun)"
+            )
+        group = form(replace(ranks, num_rings=num_rings, inter=inter))
+    if group is None or (group.ranks.rank, group.ranks.num_ranks) != (trainer_id, num_trainers):
+        met = "1 trainer" if group is None else f"rank {group.ranks.rank} of {group.ranks.num_ranks}"
+        raise SpecError(f"num_trainers={num_trainers}, trainer_id={trainer_id}, but this process is {met}")
+    return group
+
+
+def current() -> Group | None:
+    """Return the group of this process, if it has met the others."""
+    return _group
+
+
+def join() -> None:
+    """Say that the data of this trainer has ended, and take part in the others' steps until theirs has.
+
+    Then the parameters of all trainers are equal: what is saved after this is the whole job's. All may begin another
+    pass. Without this call it happens at the end of the process. Raises Unavailable.
+    """
+    if _group is not None:
+        _group.join()

@@ -1,0 +1,160 @@
+"""Exchange through torch.distributed: ranks on several hosts (Gloo), or with GPUs (NCCL).
+
+The operators `group_*` call it. A gradient bucket travels as one flat tensor. Gloo cannot be told to stop, so a waiting
+exchange looks every tenth of a millisecond whether somebody has been lost; NCCL's work is enqueued on the current
+stream and checked by the library itself. A hierarchical exchange sums within groups of `inter` ranks, then among their
+first ranks, then hands the result back. Not run on a machine with several cards so far.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+
+from penstock.distributed import interfaces
+from penstock.distributed.ranks import Ranks
+from penstock.distributed.rendezvous import Rendezvous
+from penstock.errors import Unavailable
+from penstock.native import collective_ops
+
+_LOOK_S = 1e-4
+_TIMEOUT = timedelta(minutes=30)  # ours is the watch
+_pause = threading.Event()  # never set
+
+
+class ProcessGroups:
+    """One process group for each ring, and two more where the exchange is hierarchical."""
+
+    kind = "group"
+
+    def __init__(self, meeting: Rendezvous, label: str, backend: str) -> None:
+        self._ranks = ranks = meeting.ranks
+        self._why = ""
+        if backend == "gloo":
+            interfaces.choose_for_gloo(
+                ranks.endpoints[ranks.rank].rpartition(":")[0] if ranks.endpoints else "localhost"
+            )
+        if not dist.is_initialized():
+            store = PrefixStore("torch", meeting.store)
+            dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.num_ranks, timeout=_TIMEOUT)
+        everybody = list(range(ranks.num_ranks))
+        self._groups = [dist.new_group(everybody, timeout=_TIMEOUT, backend=backend) for _ in range(ranks.num_rings)]
+        self._levels = [_levels(ranks, backend) for _ in range(ranks.num_rings)] if ranks.inter else []
+        self.names = [f"{label}.{number}" for number in range(ranks.num_rings)]
+        for number, name in enumerate(self.names):
+            collective_ops.register_exchanger(name, self, number)
+
+    # -- what the operators call -----------------------------------------------------------------------
+
+    def step(self, mine: Tensor, ring: int) -> Tensor:
+        """See `Exchanger.step`. Raises RuntimeError naming a rank that begins a step of another program."""
+        step = self._all(mine, ring)
+        for rank in range(self._ranks.num_ranks):
+            if not step[rank, 1] and step[rank, 2] != mine[2]:
+                raise RuntimeError(
+                    f"rank {rank} begins a step of another program: its parameters, or their order, differ from those "
+                    f"of rank {self._ranks.rank}"
+                )
+        return step
+
+    def all_reduce(self, tensors: list[Tensor], replicas: int, step: Tensor, ring: int, *, mean: bool) -> None:
+        """See `Exchanger.all_reduce`."""
+        sums = [_summed(tensors[at : at + replicas]) for at in range(0, len(tensors), replicas)]
+        weight = self._weight(step, mean=mean)
+        flat = torch.cat([s.reshape(-1) for s in sums])
+        flat = torch.zeros_like(flat) if weight == 0 else flat.mul_(weight)
+        self._reduce(flat, ring)
+        for position, part in enumerate(torch.split(flat, [s.numel() for s in sums])):
+            for tensor in tensors[position * replicas : (position + 1) * replicas]:
+                tensor.copy_(part.view(tensor.shape))
+
+    def gather(self, rows: Tensor, values: Tensor, step: Tensor, ring: int, *, mean: bool) -> tuple[Tensor, Tensor]:
+        """See `Exchanger.gather`."""
+        counts = [int(n) for n in self._all(torch.tensor([len(rows)]), ring)]
+        weighted = values * self._weight(step, mean=mean)
+        return self._all_rows(rows, counts, ring), self._all_rows(weighted, counts, ring)
+
+    # -- what a job calls between steps ----------------------------------------------------------------
+
+    def meet(self, mine: Tensor) -> Tensor:
+        """Return what every rank gave, int64[ranks, n]."""
+        return self._all(mine, 0)
+
+    def broadcast(self, tensors: list[Tensor]) -> None:
+        """Copy rank 0's tensors to every rank."""
+        for tensor in tensors:
+            self._wait(dist.broadcast(tensor, src=0, group=self._groups[0], async_op=True))
+
+    def fail(self, why: str) -> None:
+        """End whatever waits in an exchange with this message. Any thread."""
+        self._why = why
+
+    def close(self) -> None:
+        """Forget the groups; torch ends them with the process."""
+        for name in self.names:
+            collective_ops.forget_exchanger(name)
+
+    # -- parts -------------------------------------------------------------------------------------------
+
+    def _weight(self, step: Tensor, *, mean: bool) -> float:
+        mine, total = int(step[self._ranks.rank, 0]), int(step[:, 0].sum())
+        return mine / total if mean and total else float(mine > 0)
+
+    def _all(self, mine: Tensor, ring: int) -> Tensor:
+        out = [torch.empty_like(mine) for _ in range(self._ranks.num_ranks)]
+        self._wait(dist.all_gather(out, mine, group=self._groups[ring], async_op=True))
+        return torch.stack(out)
+
+    def _all_rows(self, mine: Tensor, counts: Sequence[int], ring: int) -> Tensor:
+        """Ranks have different numbers of rows: each gives as many as the one with the most."""
+        padded = mine.new_zeros((max(counts), *mine.shape[1:]))
+        padded[: len(mine)] = mine
+        out = [torch.empty_like(padded) for _ in counts]
+        self._wait(dist.all_gather(out, padded, group=self._groups[ring], async_op=True))
+        return torch.cat([part[:n] for part, n in zip(out, counts, strict=True)])
+
+    def _reduce(self, flat: Tensor, ring: int) -> None:
+        if not self._levels:
+            self._wait(dist.all_reduce(flat, group=self._groups[ring], async_op=True))
+            return
+        inner, leaders = self._levels[ring]
+        first = self._ranks.rank - self._ranks.rank % self._ranks.inter
+        self._wait(dist.all_reduce(flat, group=inner, async_op=True))
+        if first == self._ranks.rank:
+            self._wait(dist.all_reduce(flat, group=leaders, async_op=True))
+        self._wait(dist.broadcast(flat, src=first, group=inner, async_op=True))
+
+    def _wait(self, work: Any) -> None:
+        while not self._why and not work.is_completed():
+            _pause.wait(_LOOK_S)
+        if self._why:
+            raise Unavailable(self._why)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise Unavailable(f"the exchange failed: {str(error).splitlines()[0]}") from error
+
+
+def _summed(replicas: Sequence[Tensor]) -> Tensor:
+    total = replicas[0].clone() if len(replicas) > 1 else replicas[0]
+    for other in replicas[1:]:
+        total += other
+    return total
+
+
+def _levels(ranks: Ranks, backend: str) -> tuple[Any, Any]:
+    """This rank's inner group and the group of first ranks. Every rank makes every group, in the same order."""
+    mine = None
+    for first in range(0, ranks.num_ranks, ranks.inter):
+        group = dist.new_group(list(range(first, first + ranks.inter)), timeout=_TIMEOUT, backend=backend)
+        if first <= ranks.rank < first + ranks.inter:
+            mine = group
+    leaders = dist.new_group(list(range(0, ranks.num_ranks, ranks.inter)), timeout=_TIMEOUT, backend=backend)
+    return mine, leaders

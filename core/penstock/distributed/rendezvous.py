@@ -1,0 +1,139 @@
+"""How the ranks of a job find each other: a store that trainer 0 serves, a bounded wait, and names for who is missing.
+
+Each rank claims its number, says where it is, and waits until all have; whoever waits longer than
+PENSTOCK_COLLECTIVE_START_S (default 300) says which ranks have not come. Blocks the calling thread; other threads run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from penstock.distributed.ranks import Ranks
+from penstock.errors import PeerError, SpecError, Unavailable
+
+START_S = "PENSTOCK_COLLECTIVE_START_S"
+_DEFAULT_START_S = 300.0
+_POLL_S = 0.02
+_pause = threading.Event()  # never set: a wait that gives way to other threads
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What a rank says of itself. `host`: equal for processes that can share memory. `endpoints`: as it knows them."""
+
+    host: str
+    pid: int
+    endpoints: str
+
+
+def seconds(name: str, default: float) -> float:
+    """Return a time limit from the environment. Raises SpecError unless it is a number above 0."""
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise SpecError(f"{name} is {text!r}; expected seconds, above 0", got=text)
+    return value
+
+
+def this_host() -> str:
+    """Name the kernel and the process namespace: processes that agree can open each other's memory."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
+
+
+class Rendezvous:
+    """The store and who is there. `present[r]`: what rank r has said."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._deadline = time.monotonic() + seconds(START_S, _DEFAULT_START_S)
+        self.base = _open_store(ranks, self._left())
+        self.store = PrefixStore(f"penstock/{ranks.attempt}", self.base)
+        if self.store.add(f"claim/{ranks.rank}", 1) > 1:
+            raise SpecError(
+                f"two processes say that they are {ranks.name(ranks.rank)} of {ranks.num_ranks}; each trainer has a "
+                "number of its own (trainer_id, PADDLE_TRAINER_ID)"
+            )
+        mine = Presence(this_host(), os.getpid(), ",".join(ranks.endpoints))
+        self.store.set(f"here/{ranks.rank}", json.dumps(asdict(mine)))
+        self.wait_for("here", "has not come")
+        self.present = [Presence(**json.loads(self.store.get(f"here/{r}"))) for r in range(ranks.num_ranks)]
+        for rank, other in enumerate(self.present):
+            if other.endpoints != mine.endpoints:
+                raise PeerError(
+                    f"{ranks.name(rank)} trains with the trainers {other.endpoints!r}, {ranks.name(ranks.rank)} with "
+                    f"{mine.endpoints!r}; all trainers of a job are given the same list"
+                )
+
+    def _left(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.01)
+
+    def say(self, what: str) -> None:
+        """Note that this rank has done something."""
+        self.store.set(f"{what}/{self.ranks.rank}", "yes")
+
+    def wait_for(self, what: str, words: str) -> None:
+        """Wait until every rank has done something. Raises Unavailable naming those that have not (`words`)."""
+        missing = set(range(self.ranks.num_ranks))
+        began = time.monotonic()
+        while True:
+            missing = {r for r in missing if not self._has(f"{what}/{r}")}
+            if not missing:
+                return
+            if time.monotonic() > self._deadline:
+                names = ", ".join(self.ranks.name(r) for r in sorted(missing))
+                raise Unavailable(
+                    f"{names} {words} within {time.monotonic() - began:.0f} s ({START_S}); {self.ranks.num_ranks} "
+                    f"trainers were told to meet at {self.ranks.meeting}. Was it started, and can it reach that?",
+                    ranks=sorted(missing),
+                )
+            _pause.wait(_POLL_S)
+
+    def wait_for_key(self, key: str) -> None:
+        """Wait for what rank 0 puts under a key. Raises Unavailable."""
+        while not self._has(key):
+            if time.monotonic() > self._deadline:
+                raise Unavailable(f"{self.ranks.name(0)} has not said {key!r} in time ({START_S})", ranks=[0])
+            _pause.wait(_POLL_S)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return self.store.check([key])
+        except dist.DistError as error:
+            raise Unavailable(
+                f"{self.ranks.name(0)}, at whose store the trainers meet, is gone: {_first_line(error)}", ranks=[0]
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _open_store(ranks: Ranks, timeout_s: float) -> TCPStore:
+    host, _, port = ranks.meeting.rpartition(":")
+    serves = ranks.rank == 0 and not ranks.is_served
+    try:
+        return TCPStore(host, int(port), is_master=serves, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    except dist.DistError as error:
+        if serves:
+            raise SpecError(
+                f"{ranks.name(0)} cannot serve the trainers' store at {ranks.meeting}: {_first_line(error)}",
+                got=ranks.meeting,
+            ) from error
+        raise Unavailable(
+            f"{ranks.name(0)} has not come within {timeout_s:.0f} s ({START_S}): nobody serves the trainers' store at "
+            f"{ranks.meeting} ({_first_line(error)})",
+            ranks=[0],
+        ) from error

@@ -1,0 +1,263 @@
+#include "ops/ring/ring.h"
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "ops/ring/sums.h"
+
+namespace penstock::ring {
+namespace {
+
+constexpr long kPollNs = 50'000'000;
+// Longer than a hand-over between two cores, shorter than a wake-up in a virtual machine: where ranks share cores, who
+// spins keeps the one that it waits for from running.
+constexpr int kSpins = 400;
+constexpr std::size_t kMostMet = 64;
+// Below this, a chunk is summed whole by every rank: a second stage costs more than the sums.
+constexpr std::int64_t kSmallBytes = 16 << 10;
+constexpr std::size_t kAlign = 64;
+
+void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::uint32_t* word_of(std::atomic<std::uint32_t>& value) noexcept {
+  return reinterpret_cast<std::uint32_t*>(&value);
+}
+
+std::string said(std::uint64_t tag) {
+  static const char* const kNames[] = {"nothing", "an all-reduce", "a meeting", "a gathering", "a broadcast"};
+  const std::uint64_t kind = std::min<std::uint64_t>(tag >> 56, 4);
+  return std::string(kNames[kind]) + " of " + std::to_string(tag & ((std::uint64_t{1} << 56) - 1)) + " bytes";
+}
+
+}  // namespace
+
+// What a rank says to the others. `tags` by turns: a rank is never more than one stage ahead of another.
+struct alignas(128) Ring::Line {
+  std::atomic<std::uint32_t> stage;
+  std::atomic<std::uint32_t> waiters;
+  std::atomic<std::uint64_t> tags[2];
+};
+
+std::size_t Ring::size_bytes(std::uint32_t num_ranks, std::size_t slot_bytes) {
+  return num_ranks * (sizeof(Line) + 2 * slot_bytes);
+}
+
+Ring::Ring(int descriptor, std::uint32_t rank, std::uint32_t num_ranks, std::size_t slot_bytes)
+    : rank_(rank), num_ranks_(num_ranks), slot_bytes_(slot_bytes) {
+  static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
+  const std::size_t size = size_bytes(num_ranks, slot_bytes);
+  struct stat found{};
+  if (rank >= num_ranks || slot_bytes < kMostMet * sizeof(std::int64_t) || slot_bytes % kAlign != 0) {
+    throw RingError("a ring needs a rank below the number of ranks, and slots of a multiple of 64 bytes, from 512 on");
+  }
+  if (fstat(descriptor, &found) != 0 || static_cast<std::size_t>(found.st_size) < size) {
+    throw RingError("the shared memory has " + std::to_string(found.st_size) + " bytes; expected " +
+                    std::to_string(size));
+  }
+  void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (mapped == MAP_FAILED) throw RingError(std::string("the shared memory cannot be mapped: ") + strerror(errno));
+  base_ = static_cast<char*>(mapped);
+}
+
+Ring::~Ring() {
+  munmap(base_, size_bytes(num_ranks_, slot_bytes_));
+}
+
+Ring::Line& Ring::line(std::uint32_t rank) const noexcept {
+  return reinterpret_cast<Line*>(base_)[rank];
+}
+
+char* Ring::half(std::uint32_t rank) const noexcept {
+  return base_ + num_ranks_ * sizeof(Line) + (2 * std::size_t{rank} + (chunk_ & 1)) * slot_bytes_;
+}
+
+void Ring::fail(const std::string& why) {
+  {
+    const std::lock_guard guard(why_lock_);
+    if (why_.empty()) why_ = why;
+  }
+  failed_.store(true);
+}
+
+void Ring::throw_if_failed() const {
+  if (!failed_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard guard(why_lock_);
+  throw RingError(why_);
+}
+
+void Ring::publish(const Call& call) {
+  Line& mine = line(rank_);
+  ++stage_;
+  mine.tags[stage_ & 1].store(static_cast<std::uint64_t>(call.kind) << 56 | call.size, std::memory_order_relaxed);
+  mine.stage.store(stage_);  // sequentially consistent, as `waiters` is: either sees the other
+  if (mine.waiters.load() != 0) {
+    syscall(SYS_futex, word_of(mine.stage), FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0);
+  }
+}
+
+void Ring::await(std::uint32_t rank, const Call& call) {
+  Line& other = line(rank);
+  const auto reached = [&] { return static_cast<std::int32_t>(other.stage.load() - stage_) >= 0; };
+  for (int i = 0; i < kSpins && !reached(); ++i) pause();
+  while (!reached()) {
+    throw_if_failed();
+    other.waiters.fetch_add(1);
+    const std::uint32_t seen = other.stage.load();
+    if (static_cast<std::int32_t>(seen - stage_) < 0) {
+      const timespec limit{0, kPollNs};
+      syscall(SYS_futex, word_of(other.stage), FUTEX_WAIT, seen, &limit, nullptr, 0);
+    }
+    other.waiters.fetch_sub(1);
+  }
+  check(rank, call);
+}
+
+void Ring::check(std::uint32_t rank, const Call& call) const {
+  const std::uint64_t mine = static_cast<std::uint64_t>(call.kind) << 56 | call.size;
+  const std::uint64_t theirs = line(rank).tags[stage_ & 1].load(std::memory_order_relaxed);
+  if (theirs != mine) {
+    throw RingError("rank " + std::to_string(rank) + " takes part in " + said(theirs) + " where rank " +
+                    std::to_string(rank_) + " takes part in " + said(mine) + ": the ranks run different programs");
+  }
+}
+
+void Ring::stage(const Call& call) {
+  throw_if_failed();
+  publish(call);
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) {
+    if (rank != rank_) await(rank, call);
+  }
+}
+
+namespace {
+
+// Calls body(piece, first, count, at): elements [first, first + count) of a piece are [at, at + count) of the chunk.
+template <typename T, typename Body>
+void each_piece(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, const Body& body) {
+  std::int64_t start = 0;
+  for (const Piece<T>& piece : pieces) {
+    const std::int64_t low = std::max(begin, start), high = std::min(end, start + piece.size);
+    if (low < high) body(piece, low - start, high - low, low - begin);
+    start += piece.size;
+  }
+}
+
+template <typename T>
+std::vector<const T*> at_offset(const std::vector<T*>& arrays, std::int64_t offset) {
+  std::vector<const T*> moved;
+  for (const T* array : arrays) moved.push_back(array + offset);
+  return moved;
+}
+
+}  // namespace
+
+template <typename T>
+void Ring::reduce_chunk(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, double weight,
+                        const Call& call) {
+  auto* own = reinterpret_cast<T*>(half(rank_));
+  each_piece(pieces, begin, end, [&](const Piece<T>& piece, std::int64_t first, std::int64_t n, std::int64_t at) {
+    const std::vector<const T*> sources = at_offset(piece.replicas, first);
+    weigh(own + at, sources.data(), static_cast<std::int64_t>(sources.size()), weight, n);
+  });
+  stage(call);
+  std::vector<T*> slots;
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) slots.push_back(reinterpret_cast<T*>(half(rank)));
+  const std::int64_t n = end - begin, line_elements = static_cast<std::int64_t>(kAlign / sizeof(T));
+  const std::int64_t share = (n / num_ranks_ / line_elements + 1) * line_elements;
+  const bool whole = num_ranks_ <= 2 || n * static_cast<std::int64_t>(sizeof(T)) <= kSmallBytes;
+  if (!whole) {  // each rank sums its own part, in its own slot
+    const std::int64_t low = std::min<std::int64_t>(n, rank_ * share), high = std::min<std::int64_t>(n, low + share);
+    const std::vector<const T*> sources = at_offset(slots, low);
+    sum(own + low, sources.data(), num_ranks_, high - low);
+    stage(call);
+  }
+  each_piece(pieces, begin, end, [&](const Piece<T>& piece, std::int64_t first, std::int64_t count, std::int64_t at) {
+    T* out = piece.replicas[0] + first;
+    if (whole) {
+      const std::vector<const T*> sources = at_offset(slots, at);
+      sum(out, sources.data(), num_ranks_, count);
+    } else {
+      for (std::int64_t i = at; i < at + count;) {
+        const std::int64_t owner = i / share, stop = std::min(at + count, (owner + 1) * share);
+        std::memcpy(out + (i - at), slots[static_cast<std::size_t>(owner)] + i,
+                    static_cast<std::size_t>(stop - i) * sizeof(T));
+        i = stop;
+      }
+    }
+    for (std::size_t k = 1; k < piece.replicas.size(); ++k) {
+      std::memcpy(piece.replicas[k] + first, out, static_cast<std::size_t>(count) * sizeof(T));
+    }
+  });
+  ++chunk_;
+}
+
+template <typename T>
+void Ring::all_reduce(const std::vector<Piece<T>>& pieces, double weight) {
+  const std::lock_guard guard(busy_);
+  std::int64_t total = 0;
+  for (const Piece<T>& piece : pieces) total += piece.size;
+  const Call call{Kind::kAllReduce, static_cast<std::uint64_t>(total) * sizeof(T)};
+  const auto room = static_cast<std::int64_t>(slot_bytes_ / sizeof(T));
+  for (std::int64_t begin = 0; begin < total; begin += room) {
+    reduce_chunk(pieces, begin, std::min(total, begin + room), weight, call);
+  }
+}
+
+template void Ring::all_reduce(const std::vector<Piece<float>>&, double);
+template void Ring::all_reduce(const std::vector<Piece<double>>&, double);
+template void Ring::all_reduce(const std::vector<Piece<std::int32_t>>&, double);
+template void Ring::all_reduce(const std::vector<Piece<std::int64_t>>&, double);
+
+void Ring::meet(const std::int64_t* mine, std::size_t count, std::int64_t* all) {
+  if (count > kMostMet) throw RingError("a meeting exchanges at most 64 numbers");
+  const std::lock_guard guard(busy_);
+  const std::size_t size = count * sizeof(std::int64_t);
+  std::memcpy(half(rank_), mine, size);
+  stage(Call{Kind::kMeet, size});
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) std::memcpy(all + rank * count, half(rank), size);
+  ++chunk_;
+}
+
+void Ring::gather(const Fill& fill, const std::vector<std::size_t>& sizes, char* all) {
+  const std::lock_guard guard(busy_);
+  const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
+  for (std::size_t begin = 0; begin < most; begin += slot_bytes_) {
+    const std::size_t mine = std::min(sizes[rank_], begin + slot_bytes_);
+    if (begin < mine) fill(half(rank_), begin, mine);
+    stage(Call{Kind::kGather, most});
+    std::size_t start = 0;
+    for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) {
+      const std::size_t end = std::min(sizes[rank], begin + slot_bytes_);
+      if (begin < end) std::memcpy(all + start + begin, half(rank), end - begin);
+      start += sizes[rank];
+    }
+    ++chunk_;
+  }
+}
+
+void Ring::broadcast(char* bytes, std::size_t size, std::uint32_t root) {
+  const std::lock_guard guard(busy_);
+  for (std::size_t begin = 0; begin < size; begin += slot_bytes_) {
+    const std::size_t count = std::min(slot_bytes_, size - begin);
+    if (rank_ == root) std::memcpy(half(rank_), bytes + begin, count);
+    stage(Call{Kind::kBroadcast, size});
+    if (rank_ != root) std::memcpy(bytes + begin, half(root), count);
+    ++chunk_;
+  }
+}
+
+}  // namespace penstock::ring

@@ -1,0 +1,101 @@
+// Exchange among the processes of one host, through memory that they share: all-reduce, all-gather, broadcast.
+// Torch-free; waits on futexes, takes no lock that another process could die with.
+//
+// A *stage* is one publication of every rank: a rank writes its slot, counts its stage up, and waits until all have.
+// Each message is cut into chunks that fit a slot; a slot has two halves, used by turns, so that a rank fills one while
+// others still read the other: nobody fills a half again before all have passed the stage after its last use, hence
+// one or two stages a chunk, and none to give a half back.
+//
+// Invariants
+//  * All ranks make the same calls in the same order. Each publication carries the call's kind and size, and a rank
+//    that differs is an error that names it, in every process that sees it.
+//  * Every rank ends a call with the same bits: sums are made in the order of the ranks.
+//  * No call waits for a rank after `fail`: it throws what was given there, at the latest kPollNs later. A ring that
+//  has
+//    thrown is of no more use: ranks are at different stages.
+//  * One call at a time (a second one waits for the first).
+// A rank that dies holds nothing up but its own stage: somebody else has to notice (distributed/watch.py) and `fail`.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace penstock::ring {
+
+class RingError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Some arrays of equal length, one for each replica of this process: their sum goes out, the result comes into each.
+template <typename T>
+struct Piece {
+  std::vector<T*> replicas;
+  std::int64_t size;
+};
+
+class Ring {
+ public:
+  // Maps the memory behind `descriptor` (which stays the caller's), of at least size_bytes(), zero-filled by its maker.
+  // Throws RingError.
+  Ring(int descriptor, std::uint32_t rank, std::uint32_t num_ranks, std::size_t slot_bytes);
+  ~Ring();
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+
+  static std::size_t size_bytes(std::uint32_t num_ranks, std::size_t slot_bytes);
+
+  // Every replica of every piece becomes the sum over ranks of weight * (sum over its replicas).
+  template <typename T>
+  void all_reduce(const std::vector<Piece<T>>& pieces, double weight);
+  // all[r * count + i] = what rank r gave as mine[i]. `count` of at most 64.
+  void meet(const std::int64_t* mine, std::size_t count, std::int64_t* all);
+  // Puts what the ranks give one after another into `all`; `sizes[r]` is the bytes of rank r, known to everybody.
+  // `fill(to, begin, end)` writes bytes [begin, end) of this rank's part.
+  using Fill = std::function<void(char* to, std::size_t begin, std::size_t end)>;
+  void gather(const Fill& fill, const std::vector<std::size_t>& sizes, char* all);
+  // Copies `bytes` of rank `root` to everybody.
+  void broadcast(char* bytes, std::size_t size, std::uint32_t root);
+
+  // Ends whatever waits, now and later, with this message. Any thread; the first message stays.
+  void fail(const std::string& why);
+  std::uint32_t rank() const noexcept { return rank_; }
+  std::uint32_t num_ranks() const noexcept { return num_ranks_; }
+
+ private:
+  struct Line;
+  enum class Kind : std::uint64_t { kAllReduce = 1, kMeet, kGather, kBroadcast };
+  struct Call {
+    Kind kind;
+    std::uint64_t size;
+  };
+
+  Line& line(std::uint32_t rank) const noexcept;
+  char* half(std::uint32_t rank) const noexcept;  // of the chunk at work
+  void stage(const Call& call);
+  void publish(const Call& call);
+  void await(std::uint32_t rank, const Call& call);
+  void check(std::uint32_t rank, const Call& call) const;
+  void throw_if_failed() const;
+  template <typename T>
+  void reduce_chunk(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, double weight,
+                    const Call& call);
+
+  const std::uint32_t rank_, num_ranks_;
+  const std::size_t slot_bytes_;
+  char* base_ = nullptr;
+  std::uint32_t stage_ = 0;
+  std::uint32_t chunk_ = 0;
+  std::mutex busy_;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex why_lock_;
+  std::string why_;
+};
+
+}  // namespace penstock::ring

@@ -1,0 +1,135 @@
+"""A trainer of a collective job, in the words of the manual's "Training Using NCCL2 Communication".
+
+`nccl2_job.py FOLDER [options]`: reads who it is from a launcher's variables, trains on its share of the rows, and
+leaves its parameters and what it fetched in FOLDER. One trainer alone trains on the whole batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as fluid
+from penstock.distributed import collective
+
+FEATURES, IDS, WIDTH = 6, 50, 4
+_MEAN_LR = 0.1
+
+
+def network(*, sparse: bool, dropout: float) -> Any:
+    """Record a small model in float64; return its loss."""
+    x = fluid.layers.data(name="x", shape=[FEATURES], dtype="float64")
+    y = fluid.layers.data(name="y", shape=[1], dtype="float64")
+    hidden: Any = fluid.layers.fc(input=x, size=8, act="relu")
+    if sparse:
+        ids = fluid.layers.data(name="ids", shape=[1], dtype="int64")
+        rows = fluid.layers.embedding(input=ids, size=[IDS, WIDTH], is_sparse=True, dtype="float64")
+        hidden = fluid.layers.concat([hidden, rows.reshape(-1, WIDTH)], axis=1)
+    if dropout:
+        hidden = fluid.layers.dropout(hidden, dropout)
+    prediction = fluid.layers.fc(input=hidden, size=1)
+    return fluid.layers.mean(fluid.layers.square_error_cost(input=prediction, label=y))
+
+
+def optimizer(name: str) -> Any:
+    """Make the optimizer; Adam's rate falls as steps go by."""
+    if name == "sgd":
+        return fluid.optimizer.SGD(learning_rate=_MEAN_LR)
+    rate = fluid.layers.exponential_decay(0.01, decay_steps=3, decay_rate=0.9)
+    return fluid.optimizer.Adam(learning_rate=rate)
+
+
+def batch(step: int, rows: int) -> dict[str, np.ndarray]:
+    """Return the whole batch of a step."""
+    drawn = np.random.default_rng(step)
+    x = drawn.normal(size=(rows, FEATURES))
+    ids = drawn.integers(0, IDS, size=(rows, 1))
+    return {"x": x, "y": x.sum(1, keepdims=True) + 0.1 * ids, "ids": ids}
+
+
+def share(whole: dict[str, np.ndarray], rank: int, ranks: int) -> dict[str, np.ndarray]:
+    """Return the rows of a rank: equally many, or the last one has what is left."""
+    size = len(whole["x"])
+    return {n: v[rank * size // ranks : (rank + 1) * size // ranks] for n, v in whole.items()}
+
+
+def options(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, nargs="+", default=[4], help="of every rank, or of each")
+    parser.add_argument("--rows", type=int, default=12, help="of the whole batch")
+    parser.add_argument("--optimizer", default="sgd")
+    parser.add_argument("--mode", default="nccl2", help="nccl2, grad_allreduce, local_sgd")
+    parser.add_argument("--reduce", action="store_true")
+    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--rings", type=int, default=1)
+    parser.add_argument("--inter", type=int, default=0)
+    parser.add_argument("--width", type=int, default=0, help="of one rank's own network: another program")
+    parser.add_argument("--fail", type=int, default=-1, help="raise before this step")
+    parser.add_argument("--join", action="store_true")
+    return parser.parse_args(arguments)
+
+
+def prepared(asked: argparse.Namespace, rank: int, endpoints: list[str]) -> tuple[Any, fluid.Executor]:
+    """Record, transpile, and run the startup program; return the loss."""
+    fluid.default_startup_program().random_seed = 1 + rank  # the first one's values count
+    fluid.default_main_program().random_seed = 5
+    loss = network(sparse=not asked.dense, dropout=asked.dropout)
+    if asked.width:
+        loss = loss + fluid.layers.mean(fluid.layers.fc(input=loss.reshape(1, 1), size=asked.width))
+    optimizer(asked.optimizer).minimize(loss)
+    if len(endpoints) > 1:
+        config = fluid.DistributeTranspilerConfig()
+        config.mode = "nccl2" if asked.mode == "nccl2" else "collective"
+        if asked.mode != "nccl2":
+            config.collective_mode = asked.mode
+        config.nccl_comm_num = asked.rings
+        if asked.inter:
+            config.use_hierarchical_allreduce = True
+            config.hierarchical_allreduce_inter_nranks = asked.inter
+        t = fluid.DistributeTranspiler(config=config)
+        t.transpile(rank, trainers=",".join(endpoints), current_endpoint=endpoints[rank])
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    return loss, exe
+
+
+def main(arguments: list[str]) -> None:
+    """Train."""
+    asked = options(arguments)
+    rank = int(os.environ["PADDLE_TRAINER_ID"])
+    endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    loss, exe = prepared(asked, rank, endpoints)
+    strategy = fluid.BuildStrategy()
+    if asked.reduce:
+        strategy.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+    executor = None
+    if asked.mode == "nccl2":
+        executor = fluid.ParallelExecutor(
+            False, loss_name=loss.name, build_strategy=strategy, num_trainers=len(endpoints), trainer_id=rank
+        )
+    steps = asked.steps[rank] if len(asked.steps) > 1 else asked.steps[0]
+    for step in range(steps):
+        if step == asked.fail:
+            raise ValueError("this rank was told to fail")
+        feed = share(batch(step, asked.rows), rank, len(endpoints))
+        if asked.dense:
+            del feed["ids"]
+        fetched = exe.run(feed=feed, fetch_list=[loss]) if executor is None else executor.run([loss], feed)
+        print(step, float(np.mean(fetched[0])), flush=True)
+    if asked.join:
+        collective.join()
+    scope = fluid.global_scope()
+    values: Any = {n: np.array(scope.find_var(n)) for n in scope.names()}
+    np.savez(asked.folder / f"rank{rank}.npz", **values)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
