@@ -69,7 +69,7 @@ def address_of(endpoint: str, settings: TrainerSettings) -> Address:
 
 
 class ServerLink:
-    """One server, as one trainer uses it. Thread-safe. Sync mode has rounds; else a block's pushes have growing numbers.
+    """One server, as one trainer uses it. Thread-safe. Sync mode has rounds; in others a block's pushes are numbered.
 
     Every call raises Unavailable naming the endpoint, or PeerError when the server refuses.
     """
