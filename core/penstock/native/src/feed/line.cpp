@@ -121,9 +121,10 @@ inline const char* read_column(const char* p, const char* end, const Slot& slot,
   return p;
 }
 
-// The values of one slot, with their number before them.
-const char* read_slot(const char* p, const char* end, const std::vector<Slot>& slots, std::size_t i, Column& column,
-                      Failed& failed) {
+// The values of one slot, with their number before them.  Apart from the loop over the slots, which then keeps what it
+// needs in registers.
+[[gnu::noinline]] const char* read_slot(const char* p, const char* end, const std::vector<Slot>& slots, std::size_t i,
+                                        Column& column, Failed& failed) {
   const Slot& slot = slots[i];
   const char* const at = skip_blanks(p);
   uint64_t count = 0;
@@ -142,6 +143,21 @@ const char* read_slot(const char* p, const char* end, const std::vector<Slot>& s
   return p;
 }
 
+[[gnu::cold, gnu::noinline]] const char* refuse(const char* begin, const std::vector<Slot>& slots, std::size_t slot,
+                                                Rows& rows, Failed& failed, Fault& fault) {
+  rows.cut(slots, slot);
+  fault.column = static_cast<uint64_t>(failed.at - begin) + 1;
+  fault.reason = std::move(failed.reason);
+  return nullptr;
+}
+
+[[gnu::cold, gnu::noinline]] const char* refuse_more(const char* begin, const char* p, const std::vector<Slot>& slots,
+                                                     Rows& rows, Fault& fault) {
+  Failed failed{
+      p, "the line goes on with " + token_at(p) + " after the last of the " + std::to_string(slots.size()) + " slots"};
+  return refuse(begin, slots, slots.size(), rows, failed, fault);
+}
+
 // " 1 " and a whole number: most of what click data consists of.  nullptr: it is something else.
 inline const char* read_single(const char* p, Buffer<int64_t>& values) {
   uint32_t head;
@@ -157,37 +173,28 @@ inline const char* read_single(const char* p, Buffer<int64_t>& values) {
 
 const char* read_line(const char* p, const char* end, const std::vector<Slot>& slots, Rows& rows, Fault& fault) {
   const char* const begin = p;
-  const std::size_t num_slots = slots.size();
-  Failed failed{nullptr, {}};
-  std::size_t i = 0;
-  for (; i < num_slots; ++i) {
-    const Slot& slot = slots[i];
-    Column& column = rows.columns[i];
-    if (!slot.is_float && slot.width <= 1) {
-      const char* const next = read_single(p, column.ids);
+  const Slot* const last = slots.data() + slots.size();
+  Column* column = rows.columns.data();
+  for (const Slot* slot = slots.data(); slot != last; ++slot, ++column) {
+    if (!slot->is_float && slot->width <= 1) {
+      const char* const next = read_single(p, column->ids);
       if (next != nullptr) [[likely]] {
-        if (slot.width == 0) column.lengths.push(1);
+        if (slot->width == 0) column->lengths.push(1);
         p = next;
         continue;
       }
     }
-    p = read_slot(p, end, slots, i, column, failed);
+    Failed failed{nullptr, {}};
+    const auto i = static_cast<std::size_t>(slot - slots.data());
+    p = read_slot(p, end, slots, i, *column, failed);
     if (p == nullptr) [[unlikely]]
-      break;
+      return refuse(begin, slots, i, rows, failed, fault);
   }
-  if (i == num_slots) [[likely]] {
-    p = skip_blanks(p);
-    if (*p == '\n') [[likely]] {
-      ++rows.count;
-      return p + 1;
-    }
-    failed = {
-        p, "the line goes on with " + token_at(p) + " after the last of the " + std::to_string(num_slots) + " slots"};
-  }
-  rows.cut(slots, i);
-  fault.column = static_cast<uint64_t>(failed.at - begin) + 1;
-  fault.reason = std::move(failed.reason);
-  return nullptr;
+  p = skip_blanks(p);
+  if (*p != '\n') [[unlikely]]
+    return refuse_more(begin, p, slots, rows, fault);
+  ++rows.count;
+  return p + 1;
 }
 
 }  // namespace penstock::feed

@@ -36,9 +36,9 @@ class Parser {
       const Blocks::Block block = blocks.next();
       if (block.begin == block.end) return std::nullopt;
       const uint64_t lines = place.lines;
+      Fault fault;
       for (const char* p = block.begin; p != block.end;) {
         if (place.offset >= end) return std::nullopt;
-        Fault fault;
         const char* next = read_line(p, block.end, slots_, sink.rows(), fault);
         const bool good = next != nullptr;
         if (!good) [[unlikely]] {
@@ -46,7 +46,7 @@ class Parser {
           fault.line = place.lines + 1;
           fault.text.assign(p, std::min<std::size_t>(static_cast<std::size_t>(next - 1 - p), kShownOfLine));
           if (!skips_bad_lines_) return fault;
-          note(std::move(fault));
+          note(std::exchange(fault, {}));
         }
         place.offset = block.offset + static_cast<uint64_t>(next - block.begin);
         ++place.lines;
