@@ -1,8 +1,9 @@
 """Who of the ranks is still there: each says so in the store, and a thread notices who does not any more.
 
 A rank of this host that ends is noticed at once (its process descriptor), another one, or one that stands still, when
-it has said nothing for PENSTOCK_COLLECTIVE_LEASE_S (default 6). The first finding is the last: it is given to `lost`
-once, and the thread ends. Owner: the thread `penstock-ranks`; `state`, `stop` are for other threads.
+it has said nothing for PENSTOCK_COLLECTIVE_LEASE_S (default 5). The first finding is the last: it is given to `lost`
+once, and the thread ends. Owners: the thread `penstock-beats` talks to the store, `penstock-ranks` decides; the rest is
+for other threads.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from torch._C._distributed_c10d import PrefixStore
 from penstock.distributed.rendezvous import Rendezvous, seconds, this_host
 
 LEASE_S = "PENSTOCK_COLLECTIVE_LEASE_S"
-_DEFAULT_LEASE_S = 6.0
+_DEFAULT_LEASE_S = 5.0
 _BEAT_S = 0.5
-_STORE_S = 2.0  # a store that does not answer for so long is silent
+_STORE_S = 2.0  # torch gives most answers of a store up after this, but not all
 _LEAVE_S = 5.0  # so long the one who has the store waits for the others' goodbye
 
 State = Literal["works", "leaves", "failed"]
@@ -50,12 +51,19 @@ class Watch:
         self._wake_in, self._wake_out = os.pipe()
         self._poll.register(self._wake_in, select.POLLIN)
         self._follow(meeting)
+        self._news: tuple[dict[int, str], float, str] = ({}, time.monotonic(), "")  # heard, when, error of the store
+        self._round, self._spoken = threading.Event(), threading.Event()
         self._say()
-        self._thread = threading.Thread(target=self._run, name="penstock-ranks", daemon=True)
+        self._threads = [
+            threading.Thread(target=run, name=f"penstock-{name}", daemon=True)
+            for run, name in ((self._run, "ranks"), (self._talk, "beats"))
+        ]
 
     def start(self) -> None:
         """Begin to listen; every rank has said something by now."""
-        self._thread.start()
+        self._news = ({}, time.monotonic(), "")
+        for thread in self._threads:
+            thread.start()
 
     def _follow(self, meeting: Rendezvous) -> None:
         for rank, other in enumerate(meeting.present):
@@ -74,20 +82,21 @@ class Watch:
 
     def linger(self) -> None:
         """Let the others hear what this rank has said last, before its process, and perhaps the store, is gone."""
-        self._ended.wait(3 * _BEAT_S)
+        self._ended.wait(2 * _BEAT_S)
 
     def leave(self) -> None:
         """Tell the others that this rank ends well; whoever has the store waits until they know."""
         if self._state[0] == "works":
             self._state = ("leaves", "")
         self._wake()
-        self._thread.join(timeout=_LEAVE_S + 2 * _STORE_S)
+        for thread in self._threads:
+            thread.join(timeout=_LEAVE_S + 2 * _STORE_S)
 
     def _wake(self) -> None:
-        if self._wake_out >= 0:
-            os.write(self._wake_out, b"x")
+        self._spoken.set()
+        os.write(self._wake_out, b"x")
 
-    # -- the thread ----------------------------------------------------------------------------------
+    # -- the thread that decides -------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -96,12 +105,9 @@ class Watch:
                 found = self._pass_time()
             if found is not None:
                 self._lost(*found)
-            else:
-                self._say_goodbye()
         finally:
-            for descriptor in (*self._processes, self._wake_in, self._wake_out):
+            for descriptor in (*self._processes, self._wake_in):
                 os.close(descriptor)
-            self._wake_out = -1
 
     def _pass_time(self) -> tuple[int, str] | None:
         """Wait for an end or the next beat; return who is lost, and why."""
@@ -109,11 +115,9 @@ class Watch:
         ended = [self._processes[fd] for fd, _ in ready if fd in self._processes]
         if any(fd == self._wake_in for fd, _ in ready):
             os.read(self._wake_in, 4096)
-        try:
-            self._say()
-            found = self._listen()
-        except dist.DistError as error:
-            return self._storeless(ended, error)
+        if ended:
+            self._round.wait(_BEAT_S)  # it may have said why
+        found = self._judge()
         if found is not None:
             return found
         for rank in ended:
@@ -121,55 +125,75 @@ class Watch:
                 return rank, f"{self._ranks.name(rank)} has ended in the middle of the job"
         return None
 
-    def _storeless(self, ended: list[int], error: Exception) -> tuple[int, str] | None:
-        for rank in ended:
-            if rank not in self._gone:
-                return rank, f"{self._ranks.name(rank)} has ended in the middle of the job"
-        if 0 in self._gone:
-            return None
-        first = str(error).splitlines()[0]
-        return 0, f"{self._ranks.name(0)}, at whose store the trainers meet, does not answer any more: {first}"
+    def _judge(self) -> tuple[int, str] | None:
+        """Look at what was heard last. Silence of the store is that of rank 0, whoever serves it."""
+        now, (texts, at, error) = time.monotonic(), self._news
+        for rank, text in texts.items():
+            if rank in self._gone:
+                continue
+            state, why, _ = json.loads(text)
+            if state == "leaves":
+                self._forget(rank)
+                continue
+            if state == "failed":
+                return rank, f"{self._ranks.name(rank)} has failed: {why}"
+            before, since = self._heard.setdefault(rank, (text, at))
+            if before != text:
+                self._heard[rank] = (text, at)
+            elif at - since > self._lease_s:
+                return rank, self._silent(rank, at - since)
+        if error and 0 not in self._gone:
+            return 0, f"{self._ranks.name(0)}, at whose store the trainers meet, does not answer any more: {error}"
+        return (0, self._silent(0, now - at)) if now - at > self._lease_s and 0 not in self._gone else None
+
+    def _silent(self, rank: int, for_s: float) -> str:
+        return (
+            f"{self._ranks.name(rank)} has said nothing for {for_s:.1f} s ({LEASE_S}={self._lease_s:g}): it stands "
+            "still, or cannot be reached"
+        )
+
+    def _forget(self, rank: int) -> None:
+        self._gone.add(rank)
+        self._left(rank)
+        for descriptor in [fd for fd, r in self._processes.items() if r == rank]:
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+            del self._processes[descriptor]
+
+    # -- the thread that talks to the store ----------------------------------------------------------
+
+    def _talk(self) -> None:
+        """Say and listen until this rank leaves; an answer of the store may take for ever, so nobody waits for it."""
+        try:
+            while self._state[0] != "leaves":
+                self._say()
+                self._listen()
+                self._round.set()
+                self._spoken.wait(_BEAT_S)
+                self._spoken.clear()
+                self._round.clear()
+            self._say_goodbye()
+        except dist.DistError as error:
+            self._news = (self._news[0], self._news[1], str(error).splitlines()[0] or "no answer")
+        self._round.set()
 
     def _say(self) -> None:
         self._beats += 1
         state, why = self._state
         self._store.set(f"state/{self._ranks.rank}", json.dumps([state, why, self._beats]))
 
-    def _listen(self) -> tuple[int, str] | None:
+    def _listen(self) -> None:
         others = [r for r in range(self._ranks.num_ranks) if r != self._ranks.rank and r not in self._gone]
         texts = self._store.multi_get([f"state/{r}" for r in others]) if others else []
-        now = time.monotonic()
-        for rank, raw in zip(others, texts, strict=True):
-            text = raw.decode()
-            state, why, _ = json.loads(text)
-            if state == "leaves":
-                self._gone.add(rank)
-                self._left(rank)
-                continue
-            if state == "failed":
-                return rank, f"{self._ranks.name(rank)} has failed: {why}"
-            before, since = self._heard.setdefault(rank, (text, now))
-            if before != text:
-                self._heard[rank] = (text, now)
-            elif now - since > self._lease_s:
-                return rank, (
-                    f"{self._ranks.name(rank)} has said nothing for {now - since:.1f} s ({LEASE_S}={self._lease_s:g}): "
-                    "it stands still, or cannot be reached"
-                )
-        for descriptor in [fd for fd, rank in self._processes.items() if rank in self._gone]:
-            self._poll.unregister(descriptor)
-            os.close(descriptor)
-            del self._processes[descriptor]
-        return None
+        heard = {rank: raw.decode() for rank, raw in zip(others, texts, strict=True)}
+        self._news = (heard, time.monotonic(), "")
 
     def _say_goodbye(self) -> None:
+        """Tell the others; whoever serves the store stays until they have left, too."""
         until = time.monotonic() + _LEAVE_S
-        try:
-            self._say()
-            serves = self._ranks.rank == 0 and not self._ranks.is_served
-            while serves and len(self._gone) < self._ranks.num_ranks - 1 and time.monotonic() < until:
-                if self._listen() is not None:
-                    return
-                self._ended.wait(0.02)
-        except dist.DistError:
-            return  # the one who has the store has ended before: it waited long enough
+        self._say()
+        waits = self._ranks.rank == 0 and not self._ranks.is_served
+        while waits and time.monotonic() < until:
+            self._listen()
+            waits = any(json.loads(text)[0] == "works" for text in self._news[0].values())
+            self._ended.wait(0.02)

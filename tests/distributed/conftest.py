@@ -1,0 +1,111 @@
+"""Collective jobs of real processes, forked from one that has imported what they need."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.endpoints import free_endpoints
+from tests.faults.fluid_jobs import Nursery, until
+
+SCRIPT = Path(__file__).with_name("nccl2_job.py")
+BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else to do
+
+
+class Rank:
+    """One trainer."""
+
+    def __init__(self, nursery: Nursery, folder: Path, number: int, arguments: list[str], environ: dict[str, str]):
+        self._nursery, self.number = nursery, number
+        self._out, self._errors = folder / f"out{number}", folder / f"err{number}"
+        self._left = folder / f"rank{number}.npz"
+        told = {**environ, "PADDLE_TRAINER_ID": str(number), "OMP_NUM_THREADS": "1"}
+        self.pid = nursery.ask(
+            argv=[str(SCRIPT), str(folder), *arguments], environ=told, limits={}, out=str(self._out),
+            errors=str(self._errors),
+        )  # fmt: skip
+        self._descriptor = os.pidfd_open(self.pid)
+        self.status: int | None = None
+
+    @property
+    def errors(self) -> str:
+        """What it said on stderr so far."""
+        return self._errors.read_text() if self._errors.exists() else ""
+
+    @property
+    def steps(self) -> int:
+        """Steps that it has finished."""
+        return self._out.read_text().count("\n") if self._out.exists() else 0
+
+    def reaches(self, steps: int) -> None:
+        """Wait for a step."""
+        until(lambda: self.steps >= steps, f"step {steps} of rank {self.number}: {self.errors}")
+
+    def kill(self) -> None:
+        """Kill it as a machine would."""
+        signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def end(self) -> int:
+        """Wait for its end; return its exit status."""
+        if self.status is None:
+            ended = select.select([self._descriptor], [], [], BOUND_S)[0]
+            if not ended:
+                self.kill()
+            self.status = int(self._nursery.ask(reap=self.pid))
+            os.close(self._descriptor)
+            assert ended, f"rank {self.number} hung: {self.errors}"
+        return self.status
+
+    def values(self) -> dict[str, np.ndarray]:
+        """Return the variables that it has left; it has ended well."""
+        assert self.end() == 0, self.errors
+        with np.load(self._left) as found:
+            return dict(found)
+
+
+Start = Callable[..., list[Rank]]
+
+
+@pytest.fixture(scope="session")
+def collective_nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def trainers(collective_nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
+    """Start trainers: `trainers(2, "--steps", 4)`. `only`: numbers of those that are; `own`: options of one."""
+    made: list[Rank] = []
+
+    def start(
+        count: int, *options: object, only: tuple[int, ...] | None = None, own: dict[int, list[str]] | None = None,
+        **environ: str,
+    ) -> list[Rank]:  # fmt: skip
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        told = {"PADDLE_TRAINER_ENDPOINTS": ",".join(free_endpoints(count)), "CPU_NUM": "1", **environ}
+        ranks = []
+        for number in range(count) if only is None else only:
+            arguments = [*(str(o) for o in options), *(own or {}).get(number, [])]
+            ranks.append(Rank(collective_nursery, folder, number, arguments, told))
+        made.extend(ranks)
+        return ranks
+
+    yield start
+    for rank in made:
+        if rank.status is None:
+            rank.kill()
+            rank.end()
+
+
+def differences(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the largest difference of each variable."""
+    assert left.keys() == right.keys()
+    return {name: float(np.abs(left[name] - right[name]).max(initial=0)) for name in left}

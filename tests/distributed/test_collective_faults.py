@@ -1,0 +1,55 @@
+"""What becomes of the others when a trainer of a collective job dies, never comes, fails or is another one."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tests.distributed.conftest import Start
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_that_is_killed_in_a_step_is_named_by_all_others_soon(trainers: Start, victim: int) -> None:
+    ranks = trainers(3, "--steps", 1_000_000)
+    for rank in ranks:
+        rank.reaches(3)
+    began = time.monotonic()
+    ranks[victim].kill()
+    for rank in ranks:
+        if rank is not ranks[victim]:
+            assert rank.end() == 1
+            assert f"Unavailable: rank {victim} (127.0.0.1:" in rank.errors
+            assert "has ended in the middle of the job" in rank.errors
+    assert time.monotonic() - began < 100  # 10 s are promised, on a machine with nothing else to do
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_rank_that_was_never_started_is_named_after_a_bounded_wait(trainers: Start, missing: int) -> None:
+    (alone,) = trainers(2, only=(1 - missing,), PENSTOCK_COLLECTIVE_START_S="3")
+    assert alone.end() == 1
+    assert f"rank {missing} (127.0.0.1:" in alone.errors
+    assert "PENSTOCK_COLLECTIVE_START_S" in alone.errors
+    assert "has not come within" in alone.errors
+
+
+@pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_row_82_a_wrong_network_interface_is_named_beside_those_that_there_are(trainers: Start, variable: str) -> None:
+    (rank,) = trainers(2, only=(0,), **{variable: "eth77"})
+    assert rank.end() == 1
+    assert f"{variable} asks for the network interface 'eth77', but this machine" in rank.errors
+    assert "lo" in rank.errors.rpartition("has ")[2]
+
+
+def test_a_rank_that_fails_is_named_with_its_error(trainers: Start) -> None:
+    first, second = trainers(2, "--steps", 1_000_000, own={1: ["--fail", "3"]})
+    assert (first.end(), second.end()) == (1, 1)
+    assert "rank 1" in first.errors
+    assert "has failed: ValueError: this rank was told to fail" in first.errors
+
+
+def test_two_ranks_that_train_different_programs_are_told_so(trainers: Start) -> None:
+    ranks = trainers(2, "--steps", 3, own={1: ["--dense"]})
+    assert [rank.end() for rank in ranks] == [1, 1]
+    assert any("begins a step of another program" in r.errors or "run different programs" in r.errors for r in ranks)

@@ -1,0 +1,50 @@
+"""Several trainers learn what one learns from all their rows: judged by one process on the whole batch, in float64."""
+
+from __future__ import annotations
+
+import pytest
+from tests.distributed.conftest import Start, differences
+
+pytestmark = pytest.mark.slow
+TOLERANCE = 1e-9
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "environ"),
+    [
+        (2, [], {}),
+        (3, ["--optimizer", "adam", "--dropout", "0.2"], {}),
+        (2, ["--rows", "11"], {}),
+        (2, ["--reduce", "--rings", "2"], {"CPU_NUM": "2"}),
+        (2, ["--dropout", "0.3", "--optimizer", "adam"], {"CPU_NUM": "2"}),
+        (2, ["--mode", "grad_allreduce"], {}),
+        (2, ["--mode", "local_sgd", "--dense"], {}),
+        (2, ["--optimizer", "adam"], {"PENSTOCK_COLLECTIVE_TRANSPORT": "gloo"}),
+        (4, ["--dense", "--inter", "2"], {"PENSTOCK_COLLECTIVE_TRANSPORT": "gloo"}),
+    ],
+    ids=str,
+)
+def test_rows_47_and_74_parameters_are_those_of_one_process_with_the_whole_batch(
+    trainers: Start, count: int, options: list[str], environ: dict[str, str]
+) -> None:
+    if "--rows" in options:
+        options = [*options, "--dense"]
+    ranks = trainers(count, *options, **environ)
+    (alone,) = trainers(1, *options, **environ)
+    expected, first = alone.values(), ranks[0].values()
+    assert max(differences(expected, first).values()) <= TOLERANCE
+    for other in ranks[1:]:
+        assert set(differences(first, other.values()).values()) == {0.0}  # to the bit
+
+
+def test_row_80_a_rank_whose_data_ends_first_goes_on_without_rows_and_says_so(trainers: Start) -> None:
+    first, second = trainers(2, "--steps", 10, 7, "--join", "--optimizer", "adam")
+    assert set(differences(first.values(), second.values()).values()) == {0.0}
+    assert (first.steps, second.steps) == (10, 7)
+    assert "rank 1" in second.errors
+    assert "has no more data; it takes part without rows until rank 0" in second.errors
+    assert "has no more data after 7 steps" in first.errors
+
+
+def test_row_80_a_trainer_that_ends_first_holds_up_nobody(trainers: Start) -> None:
+    assert [rank.end() for rank in trainers(2, "--steps", 2, 5)] == [0, 0]
