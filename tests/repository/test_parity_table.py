@@ -12,7 +12,8 @@ PAGE = ROOT / "docs" / "fluid-parity.md"
 SINGLE_NODE = {*range(1, 35), 36, *range(39, 44), 83, 84}
 PARAMETER_SERVERS = {37, *range(44, 47), *range(48, 52), *range(53, 72), *range(94, 104)}
 LAUNCH = {*range(76, 80)}
-ROWS = SINGLE_NODE | PARAMETER_SERVERS | LAUNCH
+DATA_SETS = set(range(85, 94))
+ROWS = SINGLE_NODE | PARAMETER_SERVERS | DATA_SETS | LAUNCH
 _TEST = re.compile(r"tests/[\w/]+\.py::test_\w+")
 
 
