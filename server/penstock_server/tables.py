@@ -124,6 +124,7 @@ class NodeRow(Base):
 class ReplicaRow(Base):
     """One process of one attempt: trainer or pserver. `stream` stands for it in telemetry frames.
 
+    `meeting_port`: besides its own, where the first rank of a collective job lets `torch.distributed` meet.
     Of several with one role and index in one attempt the newest counts: the others were replaced by it.
     """
 
@@ -145,6 +146,7 @@ class ReplicaRow(Base):
     pid: Mapped[int | None]
     endpoint: Mapped[str | None]
     port: Mapped[int | None]
+    meeting_port: Mapped[int | None]
     exit_code: Mapped[int | None]
     signal: Mapped[int | None]
     reason: Mapped[str] = mapped_column(Text, default="")

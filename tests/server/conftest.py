@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
+from asyncio.subprocess import DEVNULL, create_subprocess_exec
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from tests.server.harness import FakeClock, Server, running, settings_for
 from tests.server.postgres_cluster import cluster
 
 from penstock_server.db import Database
+from penstock_worker import lease
 
 # The default renderer of exceptions prints every local of every frame, which takes seconds.
 structlog.configure(
@@ -63,6 +66,21 @@ async def sqlite_server(tmp_path: Path) -> AsyncIterator[Server]:
     """A server on SQLite, for behaviour that the database has no part in."""
     async with running(settings_for(tmp_path)) as running_server:
         yield running_server
+
+
+@pytest_asyncio.fixture
+async def node(sqlite_server: Server, tmp_path: Path) -> AsyncIterator[Path]:
+    """A real agent; its state folder."""
+    state = tmp_path / "agent"
+    state.mkdir()
+    node_id, token = await sqlite_server.join(cpus=8)  # by hand: a machine with few cores holds no whole group
+    lease.write_json(state / "node.json", {"url": sqlite_server.url, "node_id": node_id, "token": token})
+    process = await create_subprocess_exec(
+        sys.executable, "-m", "penstock_worker", "--state-dir", str(state), stderr=DEVNULL
+    )
+    yield state
+    process.terminate()
+    await process.wait()
 
 
 @pytest.fixture

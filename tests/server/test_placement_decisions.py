@@ -44,7 +44,7 @@ def test_gpus_are_kept_for_those_who_ask_for_them() -> None:
 
 
 def listener(index: int = 0) -> Need:
-    return Need("pserver", index, (1, 0, GIB), listens=True)
+    return Need("pserver", index, (1, 0, GIB), num_ports=1)
 
 
 def test_port_is_given_once_on_a_host_that_two_nodes_share() -> None:
@@ -53,7 +53,7 @@ def test_port_is_given_once_on_a_host_that_two_nodes_share() -> None:
     placed = place([listener(0), need(1), listener(1), listener(2)], rooms)
     assert isinstance(placed, Placed)
     assert sorted(placed.ports) == [0, 2, 3]
-    assert sorted(placed.ports.values()) == [7001, 7002, 7003]
+    assert sorted(placed.ports.values()) == [(7001,), (7002,), (7003,)]
     left = take(rooms, [listener(0), need(1), listener(1), listener(2)], placed)
     assert [r.ports for r in left] == [(), ()]
     idle = [replace(one, free=one.total) for one in left]
@@ -78,6 +78,16 @@ def test_more_pservers_than_there_are_ports_wait_for_nothing() -> None:
         assert answer.forever
 
 
+def test_ranks_of_a_collective_job_are_told_apart_from_their_ports() -> None:
+    ranks = [Need("trainer", 0, (1, 0, GIB), num_ports=2), Need("trainer", 1, (1, 0, GIB), num_ports=1)]
+    ports = (7001, 7002, 7003)
+    placed = place(ranks, [replace(room("a", 2), ports=ports, offered=ports)])
+    assert isinstance(placed, Placed)
+    assert placed.ports == {0: (7001, 7002), 1: (7003,)}
+    answer = waits(place(ranks, [replace(room("a", 2), ports=ports[:2], offered=ports)]))
+    assert "2 trainers, which need 3 ports, for 2 free of 3 ports" in answer.why
+
+
 def test_busy_cores_are_named_where_ports_are_free() -> None:
     full = replace(room("a", 2, used=2), ports=(7001,), offered=(7001,))
     answer = waits(place([listener()], [full]))
@@ -90,7 +100,7 @@ def test_two_hosts_may_give_the_same_port() -> None:
     placed = place([listener(0), listener(1)], rooms)
     assert isinstance(placed, Placed)
     assert set(placed.node_ids) == {"a", "b"}
-    assert placed.ports == {0: 7001, 1: 7001}
+    assert placed.ports == {0: (7001,), 1: (7001,)}
 
 
 def test_no_node_says_how_to_get_one() -> None:

@@ -9,36 +9,16 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, create_subprocess_exec
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from tests.server.harness import Server, until
-
-from penstock_worker import lease
 
 pytestmark = pytest.mark.asyncio
 
 SCRIPT = Path(__file__).with_name("pserver_script.py")
 Told = dict[str, Any]
-
-
-@pytest_asyncio.fixture
-async def node(sqlite_server: Server, tmp_path: Path) -> AsyncIterator[Path]:
-    """A real agent; its state folder."""
-    state = tmp_path / "agent"
-    state.mkdir()
-    node_id, token = await sqlite_server.join(cpus=8)  # by hand: a machine with few cores holds no whole group
-    lease.write_json(state / "node.json", {"url": sqlite_server.url, "node_id": node_id, "token": token})
-    process = await create_subprocess_exec(
-        sys.executable, "-m", "penstock_worker", "--state-dir", str(state), stderr=DEVNULL
-    )
-    yield state
-    process.terminate()
-    await process.wait()
 
 
 class Group:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.protocol import contract
-from penstock_worker.messages import Desired, PserverJob
+from penstock_worker.messages import CollectiveJob, Desired, PserverJob
 
 RESERVED_PREFIX = "PENSTOCK_"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -40,7 +40,21 @@ def entrypoint_environment(
     if desired.pserver_job is not None:
         environ.update(_pserver_job(desired, desired.pserver_job, state_dir))
         environ.setdefault(contract.PS_LEASE_S, f"{contract.DEFAULT_PS_LEASE_S:g}")
+    if desired.collective_job is not None:
+        environ.update(_collective_job(desired.collective_job).environ(desired.index))
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, desired.cpus)))  # ranks share the cores of their node
     return environ
+
+
+def _collective_job(told: CollectiveJob) -> contract.CollectiveJob:
+    return contract.CollectiveJob(
+        endpoints=tuple(told.endpoints),
+        master=told.master,
+        local_rank=told.local_rank,
+        num_local=told.num_local,
+        node=told.node,
+        gpus=tuple(told.gpus),
+    )
 
 
 def _pserver_job(desired: Desired, told: PserverJob, state_dir: Path | None) -> dict[str, str]:

@@ -36,6 +36,18 @@ class PserverJob(_Message):
     port: int | None = None
 
 
+class CollectiveJob(_Message):
+    """What a rank of a collective job is told besides. `ports`: at which it listens."""
+
+    endpoints: list[Text]
+    master: Text
+    local_rank: int
+    num_local: int
+    node: int
+    gpus: list[int] = Field(default_factory=list)
+    ports: list[int] = Field(default_factory=list)
+
+
 class Desired(_Message):
     """One replica that the server wants here. `snapshot`: SHA-256 of the tar.gz in which it runs."""
 
@@ -53,13 +65,21 @@ class Desired(_Message):
     stop_grace_s: float = 5.0
     attempt: int = 1
     pserver_job: PserverJob | None = None
+    collective_job: CollectiveJob | None = None
 
     @model_validator(mode="after")
     def _endpoint(self) -> Desired:
-        told = self.pserver_job
-        if told is not None and self.role == "pserver" and not 0 <= self.index < len(told.endpoints):
-            raise ValueError(f"pserver {self.index} is none of the {len(told.endpoints)} endpoints of its job")
+        told = self.collective_job or (self.pserver_job if self.role == "pserver" else None)
+        if told is not None and not 0 <= self.index < len(told.endpoints):
+            raise ValueError(f"{self.role} {self.index} is none of the {len(told.endpoints)} endpoints of its job")
         return self
+
+    @property
+    def ports(self) -> list[int]:
+        """At which this replica listens."""
+        if self.collective_job is not None:
+            return self.collective_job.ports
+        return [self.pserver_job.port] if self.pserver_job is not None and self.pserver_job.port is not None else []
 
 
 class Welcome(_Message):

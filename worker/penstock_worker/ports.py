@@ -1,7 +1,7 @@
-"""Which ports this node offers to pservers: some that are free now, drawn from a range of their own.
+"""Which ports this node offers to pservers and ranks: some that are free now, drawn from a range of their own.
 
 The range lies below what the kernel gives to outgoing connections, so that nothing takes an offered port by chance. The
-server gives each to one pserver at a time; what else listens on this machine is seen by trying.
+server gives each to one process at a time; what else listens on this machine is seen by trying.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ class Replica:
         state_dir = statedirs.state_dir(self.folder.parent.parent, self.desired)
         if state_dir is not None:
             state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            await self._until_port_is_free()
+        for port in self.desired.ports:
+            await self._until_free(port)
         environ = entrypoint_environment(
             os.environ,
             self.desired,
@@ -116,15 +117,12 @@ class Replica:
         }
         lease.write_json(self.folder / guard.ORDER, order)
 
-    async def _until_port_is_free(self) -> None:
-        """Wait a moment for the end of who had this pserver's port before. Raises Unavailable if it stays taken."""
-        told = self.desired.pserver_job
-        if told is None or told.port is None:
-            return
+    async def _until_free(self, port: int) -> None:
+        """Wait a moment for the end of who had this replica's port before. Raises Unavailable if it stays taken."""
         end = lease.now() + PORT_WAIT_S
-        while not self.stopping and not ports.is_free(told.port):
+        while not self.stopping and not ports.is_free(port):
             if lease.now() >= end:
-                raise Unavailable(f"port {told.port} is taken by another process on this node")
+                raise Unavailable(f"port {port} is taken by another process on this node")
             await asyncio.sleep(POLL_S)
 
     async def watch(self) -> None:

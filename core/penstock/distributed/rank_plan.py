@@ -14,6 +14,7 @@ from penstock.distributed.arguments import LAST_PORT, Hosts, hosts_of
 from penstock.distributed.local_job import Plan, Process, for_all, identity
 from penstock.errors import SpecError
 from penstock.fleet.position import endpoints_problem
+from penstock.protocol import contract
 
 _PROXIES = ("http_proxy", "https_proxy")
 _ELASTIC = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
@@ -92,19 +93,10 @@ def planned_ranks(
     layout: Layout, log_dir: Path, environ: Mapping[str, str], *, gpus: Sequence[str] | None, num_cores: int
 ) -> Plan:
     """Return the ranks of this host. `gpus`: one for each, in the words of CUDA_VISIBLE_DEVICES; None: on CPU."""
-    host, _, port = layout.master.rpartition(":")
-    size, num_local, here = len(layout.endpoints), layout.num_local, layout.hosts.here
+    num_local = layout.num_local
     shared: dict[str, str | None] = {
         **for_all(),
-        **dict.fromkeys((*_PROXIES, *_ELASTIC)),
-        "PADDLE_TRAINERS_NUM": str(size),
-        "PADDLE_NUM_TRAINERS": str(size),
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(layout.endpoints),
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(num_local),
-        "GROUP_RANK": str(here),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
+        **dict.fromkeys((*_PROXIES, *_ELASTIC, "FLAGS_selected_gpus")),
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_local)),
     }
     if gpus is not None:
@@ -113,14 +105,10 @@ def planned_ranks(
 
 
 def _rank(layout: Layout, local: int, shared: Mapping[str, str | None], log_dir: Path, *, has_gpu: bool) -> Process:
-    rank = layout.hosts.here * layout.num_local + local
-    endpoint = layout.endpoints[rank]
-    mine: dict[str, str | None] = {
-        "PADDLE_TRAINER_ID": str(rank),
-        "PADDLE_CURRENT_ENDPOINT": endpoint,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local),
-        "FLAGS_selected_gpus": str(local) if has_gpu else None,
-    }
-    env = {**shared, **mine, **identity("trainer", rank)}
-    return Process("trainer", rank, env, log_dir / f"workerlog.{local}", f"rank {rank}", endpoint)
+    here, num_local = layout.hosts.here, layout.num_local
+    rank = here * num_local + local
+    job = contract.CollectiveJob(
+        layout.endpoints, layout.master, local, num_local, node=here, gpus=(local,) if has_gpu else ()
+    )
+    env = {**shared, **job.environ(rank), **identity("trainer", rank)}
+    return Process("trainer", rank, env, log_dir / f"workerlog.{local}", f"rank {rank}", layout.endpoints[rank])

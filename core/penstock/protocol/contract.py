@@ -92,6 +92,42 @@ class PserverJob:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveJob:
+    """What a rank of a job without servers is told, in the words that scripts for Fluid and for torchrun read.
+
+    `endpoints`: of rank 0, 1, …. `master`: host:port at which `torch.distributed` meets. `local_rank`, `num_local`:
+    among the ranks of its node; `node`: that node's number. `gpus`: the rank's own, counted among those that it sees.
+    """
+
+    endpoints: tuple[str, ...]
+    master: str
+    local_rank: int
+    num_local: int
+    node: int
+    gpus: tuple[int, ...] = ()
+
+    def environ(self, rank: int) -> dict[str, str]:
+        """Return the variables to put into the process's environment."""
+        host, _, port = self.master.rpartition(":")
+        size = str(len(self.endpoints))
+        found = {
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_CURRENT_ENDPOINT": self.endpoints[rank],
+            "PADDLE_TRAINERS_NUM": size,
+            "PADDLE_NUM_TRAINERS": size,  # the manual's name for it
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(self.endpoints),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "GROUP_RANK": str(self.node),
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": str(self.num_local),
+            "MASTER_ADDR": host.removeprefix("[").removesuffix("]"),
+            "MASTER_PORT": port,
+        }
+        return {**found, "FLAGS_selected_gpus": ",".join(map(str, self.gpus))} if self.gpus else found
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
     """A process that a person started. `url`: the server's base URL; `token`: a bearer token."""
 

@@ -21,14 +21,18 @@ from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 
 _BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 _OVER = [s.value for s in TERMINAL_JOB]
+_GROUPED = ("pserver", "collective")
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The attempt of a job with parameter servers. `addresses`: of its nodes; `starts_at`: of its newest processes."""
+    """The attempt of a job whose processes talk to each other. `trainers`, `servers`: the newest ones, by index.
 
-    endpoints: list[str]
-    num_trainers: int
+    `addresses`: of its nodes; `starts_at`: of its newest processes.
+    """
+
+    trainers: list[ReplicaRow]
+    servers: list[ReplicaRow]
     secret: str
     addresses: dict[str, str]
     starts_at: dict[str, datetime]
@@ -73,7 +77,7 @@ async def desired(
         pairs: Sequence[Any] = (await session.execute(statement)).all()
         wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, now - pserver_grace)]
         jobs = {job.id: job for _, job in wanted}
-        groups = await _groups(session, [job.id for job in jobs.values() if job.spec.get("mode") == "pserver"])
+        groups = await _groups(session, [job.id for job in jobs.values() if job.spec.get("mode") in _GROUPED])
         keep = (await session.execute(kept)).scalars().all()
     specs = {job.id: JobSpec.model_validate(job.spec) for job in jobs.values()}
     later = [at for r, job in wanted if (at := _starts_at(r, groups.get(job.id))) > now]
@@ -127,10 +131,10 @@ async def _groups(session: AsyncSession, job_ids: Collection[str]) -> dict[str, 
 
 def _group(places: Mapping[tuple[str, int], Sequence[ReplicaRow]], secret: str, where: dict[str, str]) -> _Group:
     """Put a group together. `places`: the processes of each role and index, oldest first."""
-    servers = [rows[-1] for (role, _), rows in sorted(places.items()) if role == "pserver"]
+    newest = [(role, rows[-1]) for (role, _), rows in sorted(places.items())]
     return _Group(
-        endpoints=[row.endpoint or "" for row in servers],
-        num_trainers=sum(role == "trainer" for role, _ in places),
+        trainers=[row for role, row in newest if role == "trainer"],
+        servers=[row for role, row in newest if role == "pserver"],
         secret=secret,
         addresses=where,
         starts_at={
@@ -158,5 +162,28 @@ def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> dict[str
     }
     if group is None or replica.node_id is None:
         return order
-    told = {"endpoints": group.endpoints, "num_trainers": group.num_trainers, "token": group.secret}
+    if spec.mode == "collective":
+        return {**order, "collective_job": _collective_job(replica, group.trainers)}
+    told = {"endpoints": _endpoints(group.servers), "num_trainers": len(group.trainers), "token": group.secret}
     return {**order, "pserver_job": {**told, "address": group.addresses[replica.node_id], "port": replica.port}}
+
+
+def _collective_job(replica: ReplicaRow, ranks: Sequence[ReplicaRow]) -> dict[str, Any]:
+    """Return what a rank is told of the others. Its GPUs come after those of the ranks before it on its node."""
+    endpoints = _endpoints(ranks)
+    beside = [rank for rank in ranks if rank.node_id == replica.node_id]
+    local_rank = [rank.index for rank in beside].index(replica.index)
+    first_gpu = sum(rank.gpus for rank in beside[:local_rank])
+    return {
+        "endpoints": endpoints,
+        "master": f"{endpoints[0].rpartition(':')[0]}:{ranks[0].meeting_port}",
+        "local_rank": local_rank,
+        "num_local": len(beside),
+        "node": list(dict.fromkeys(rank.node_id for rank in ranks)).index(replica.node_id),
+        "gpus": list(range(first_gpu, first_gpu + replica.gpus)),
+        "ports": [port for port in (replica.port, replica.meeting_port) if port is not None],
+    }
+
+
+def _endpoints(rows: Sequence[ReplicaRow]) -> list[str]:
+    return [row.endpoint or "" for row in rows]

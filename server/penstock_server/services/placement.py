@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import islice, product
 
 Amounts = tuple[int, int, int]
 """CPUs, GPUs, bytes of memory."""
@@ -17,12 +18,12 @@ Amounts = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one replica asks for. `listens`: a port besides."""
+    """What one replica asks for. `num_ports`: at which it listens."""
 
     role: str
     index: int
     amounts: Amounts
-    listens: bool = False
+    num_ports: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Placed:
     """A node for each need, in the order of the needs. `ports`: by position, for the needs that listen."""
 
     node_ids: tuple[str, ...]
-    ports: Mapping[int, int] = field(default_factory=dict)
+    ports: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +62,20 @@ def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Placed | Waits:
     free = {room.node_id: room.free for room in rooms}
     left = {room.node_id: dict.fromkeys(room.ports) for room in rooms}
     chosen: dict[int, str] = {}
-    ports: dict[int, int] = {}
+    ports: dict[int, tuple[int, ...]] = {}
     order = sorted(range(len(needs)), key=lambda i: (_weight(needs[i].amounts), -i), reverse=True)
     for i in order:
-        listens = needs[i].listens
-        fitting = [r for r in rooms if _fits(needs[i].amounts, free[r.node_id]) and (left[r.node_id] or not listens)]
+        count = needs[i].num_ports
+        fitting = [r for r in rooms if _fits(needs[i].amounts, free[r.node_id]) and len(left[r.node_id]) >= count]
         if not fitting:
             return _explain(needs, needs[i], rooms)
         best = min(fitting, key=lambda room: (_weight(free[room.node_id]), room.name, room.node_id))
         chosen[i] = best.node_id
-        if listens:
-            ports[i] = next(iter(left[best.node_id]))
-            for room in rooms:
+        if count:
+            ports[i] = tuple(islice(left[best.node_id], count))
+            for port, room in product(ports[i], rooms):
                 if room.host == best.host:
-                    left[room.node_id].pop(ports[i], None)
+                    left[room.node_id].pop(port, None)
         free[best.node_id] = _minus(free[best.node_id], needs[i].amounts)
     return Placed(tuple(chosen[i] for i in range(len(needs))), ports)
 
@@ -85,7 +86,7 @@ def take(rooms: Sequence[Room], needs: Sequence[Need], placed: Placed) -> list[R
     host = {room.node_id: room.host for room in rooms}
     for need, node_id in zip(needs, placed.node_ids, strict=True):
         free[node_id] = _minus(free[node_id], need.amounts)
-    taken = {(host[placed.node_ids[i]], port) for i, port in placed.ports.items()}
+    taken = {(host[placed.node_ids[i]], port) for i, ports in placed.ports.items() for port in ports}
     return [replace(room, free=free[room.node_id], ports=_free_ports(room, taken)) for room in rooms]
 
 
@@ -103,7 +104,7 @@ def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits
             f"has {_say(largest.total)}. Ask for less, or join a larger node.",
             forever=True,
         )
-    is_port = stuck.listens and isinstance(place([replace(need, listens=False) for need in needs], rooms), Placed)
+    is_port = stuck.num_ports > 0 and isinstance(place([replace(need, num_ports=0) for need in needs], rooms), Placed)
     if _is_placeable(needs, [replace(room, free=room.total, ports=room.offered) for room in rooms], rooms):
         free = f"asks for {what}; free are {_list_free(rooms)}"
         if is_port:
@@ -112,7 +113,7 @@ def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits
     if is_port:
         return Waits(
             f"asks for more ports than READY nodes offer: {_num_ports(needs, rooms)}. "
-            "Ask for fewer pservers, or join another node.",
+            f"Ask for fewer {stuck.role}s, or join another node.",
             forever=True,
         )
     return Waits(
@@ -128,10 +129,13 @@ def _is_placeable(needs: Sequence[Need], whole: Sequence[Room], now: Sequence[Ro
 
 
 def _num_ports(needs: Sequence[Need], rooms: Sequence[Room]) -> str:
-    wanted = sum(need.listens for need in needs)
+    listeners = [need for need in needs if need.num_ports]
+    wanted = sum(need.num_ports for need in listeners)
     offered = {(room.host, port) for room in rooms for port in room.offered}
     free = {(room.host, port) for room in rooms for port in room.ports}
-    return f"{wanted} pserver{'s' if wanted != 1 else ''} for {len(free)} free of {len(offered)} ports"
+    who = f"{len(listeners)} {listeners[0].role}{'s' if len(listeners) != 1 else ''}"
+    who += "" if wanted == len(listeners) else f", which need {wanted} ports,"
+    return f"{who} for {len(free)} free of {len(offered)} ports"
 
 
 def _list_free(rooms: Sequence[Room]) -> str:

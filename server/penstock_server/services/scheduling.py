@@ -90,12 +90,19 @@ class Scheduling:
 
 
 def needs_of(spec: JobSpec) -> list[Need]:
-    """Return what each replica of a job needs: trainers first, then pservers, which listen."""
+    """Return what each replica of a job needs: trainers first, then pservers."""
     return [
-        Need(role, index, _amounts(resources), listens=role == "pserver")
+        Need(role, index, _amounts(resources), num_ports=_num_ports(spec, role, index))
         for role, resources in (("trainer", spec.trainers), ("pserver", spec.pservers))
         for index in range(resources.count)
     ]
+
+
+def _num_ports(spec: JobSpec, role: str, index: int) -> int:
+    """Pservers listen, and the ranks of a collective job; the first one also at the port where torch's ranks meet."""
+    if role == "pserver":
+        return 1
+    return 0 if spec.mode != "collective" else 1 + (index == 0)
 
 
 def _amounts(resources: Resources) -> Amounts:
@@ -130,13 +137,14 @@ async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:
     """
     over = [s.value for s in TERMINAL_JOB]
     statement = (
-        select(NodeRow.host, ReplicaRow.port)
+        select(NodeRow.host, ReplicaRow.port, ReplicaRow.meeting_port)
         .join(NodeRow, NodeRow.id == ReplicaRow.node_id)
         .join(JobRow, JobRow.id == ReplicaRow.job_id)
         .where(ReplicaRow.port.is_not(None))
         .where(ReplicaRow.state.in_(_BUSY) | JobRow.state.not_in(over))
     )
-    return {(host, port) for host, port in await tx.session.execute(statement) if port is not None}
+    found = await tx.session.execute(statement)
+    return {(host, port) for host, *ports in found for port in ports if port is not None}
 
 
 async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now: datetime) -> None:
@@ -153,7 +161,7 @@ async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now
     where = addresses([Site(node.id, node.host, node.address) for node in nodes.values()])
     first = await next_numbers(tx, "stream", len(needs))
     for offset, (need, node_id) in enumerate(zip(needs, placed.node_ids, strict=True)):
-        port = placed.ports.get(offset)
+        port, meeting_port = (*placed.ports.get(offset, ()), None, None)[:2]
         row = ReplicaRow(
             id=uuid7(),
             job_id=job.id,
@@ -166,6 +174,7 @@ async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now
             node_id=node_id,
             host=nodes[node_id].host,
             port=port,
+            meeting_port=meeting_port,
             endpoint=None if port is None else endpoint(where[node_id], port),
             stream=first + offset,
             cpus=need.amounts[0],
