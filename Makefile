@@ -87,6 +87,7 @@ else
 	$(BIN)/python -m bench ctr --workload transformer
 	$(BIN)/python -m bench pserver
 	$(BIN)/python -m bench table
+	$(BIN)/python -m bench datafeed
 	$(BIN)/python -m bench transport
 endif
 
