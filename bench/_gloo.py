@@ -34,7 +34,7 @@ def serve(rank: int, store: str, commands: Connection) -> None:
     torch.set_num_threads(1)  # two processes on two cores
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=NUM_PROCESSES)
     commands.send("ready")
-    while (command := _next(commands)) is not None:
+    while (command := next_command(commands)) is not None:
         size_bytes, repeats = command
         gradient = torch.zeros(size_bytes // ELEMENT_BYTES)
         gradient.fill_(rank + 1)
@@ -51,7 +51,7 @@ def serve(rank: int, store: str, commands: Connection) -> None:
     dist.destroy_process_group()
 
 
-def _next(commands: Connection) -> tuple[int, int] | None:
+def next_command(commands: Connection) -> tuple[int, int] | None:
     """Return the next command; None at the end of the pipe, which is the parent's end."""
     try:
         command: tuple[int, int] | None = commands.recv()
@@ -62,6 +62,9 @@ def _next(commands: Connection) -> tuple[int, int] | None:
 
 class GlooPair:
     """Both processes. Enter to start them; `all_reduce` measures. Raises RuntimeError if one dies or is silent."""
+
+    target = staticmethod(serve)
+    """What each process runs."""
 
     def __init__(self) -> None:
         self._processes: list[BaseProcess] = []
@@ -74,7 +77,7 @@ class GlooPair:
             for rank in range(NUM_PROCESSES):
                 ours, theirs = context.Pipe()
                 store = str(Path(self._folder.name) / "store")
-                process = context.Process(target=serve, args=(rank, store, theirs), daemon=True)
+                process = context.Process(target=self.target, args=(rank, store, theirs), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes.append(process)
@@ -102,7 +105,7 @@ class GlooPair:
             _send(pipe, (size_bytes, repeats))
         replies = [_reply(pipe, REPLY_TIMEOUT_S) for pipe in self._pipes]
         if not all(right for right, _ in replies):
-            raise RuntimeError("Gloo's all-reduce did not give the sum, so its time says nothing")
+            raise RuntimeError("the all-reduce did not give the sum, so its time says nothing")
         runs = zip(*(times for _, times in replies), strict=True)
         return [max(end for _, end in run) - max(begin for begin, _ in run) for run in runs]
 

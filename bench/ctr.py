@@ -25,7 +25,7 @@ from pathlib import Path
 from bench import workloads
 from bench.peers import PeerMissing
 from bench.peers.agreement import check_same_training
-from bench.peers.contender import CONTENDERS, OURS, PADDLE_MODES, ROOF
+from bench.peers.contender import COLLECTIVE, CONTENDERS, OURS, PADDLE_MODES, ROOF
 from bench.peers.kernels import Column
 from bench.peers.race import Results, race
 from bench.peers.remote import PeerFailed
@@ -37,7 +37,7 @@ ROUNDS = 7
 STEPS = {"criteo": 50, "flights": 50, "lenet": 100, "transformer": 25}
 SUFFIX: dict[Column, str] = {"installed": "", "equal": "_equal", "foreign": "_foreign"}
 COLUMNS: dict[str, list[Column]] = {"both": ["installed", "equal"], "all": list(SUFFIX)}
-PEERS = [key for key, kind in CONTENDERS.items() if key not in (OURS, ROOF) and not kind.served]
+PEERS = [key for key, kind in CONTENDERS.items() if key not in (OURS, ROOF, COLLECTIVE) and not kind.served]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -77,6 +77,7 @@ CONTENDERS: Mapping[str, Kind] = {
     "torch_zero1": Kind("torch_distributed", "zero1", PROJECT, "the same with ZeroRedundancyOptimizer"),
     "paddle_pe_all_reduce": Kind("paddle_executor", "all_reduce", "paddle", "original ParallelExecutor, AllReduce"),
     "paddle_pe_reduce": Kind("paddle_executor", "reduce", "paddle", "original ParallelExecutor, Reduce"),
+    "penstock_collective": Kind("penstock_collective", "", PROJECT, "collective mode, a trainer a core"),
     "penstock_ps": Kind("penstock_pserver", "sync1", PROJECT, "a parameter server and a trainer, sync", served=True),
     "penstock_ps_async": Kind("penstock_pserver", "async1", PROJECT, "the same, async", served=True),
     "penstock_ps_two": Kind("penstock_pserver", "sync2", PROJECT, "a server and two trainers, sync", served=True),
@@ -88,4 +89,6 @@ CONTENDERS: Mapping[str, Kind] = {
     "matrix_roof": Kind("matrix_roof", "", PROJECT, "the workload's main matrix product and nothing else, all cores"),
 }
 OURS, ROOF = "penstock", "matrix_roof"
+COLLECTIVE = "penstock_collective"
+"""Races in `bench collective` alone."""
 PADDLE_MODES = ("paddle_pe_all_reduce", "paddle_pe_reduce")
