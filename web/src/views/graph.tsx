@@ -6,6 +6,7 @@ import { integer, plural } from "../format";
 import type { GraphController } from "../graph/controller";
 import { Empty, ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
+import { isCommand } from "../store/figures";
 import { isTerminal, type JobStore } from "../store/job";
 import type { JobParts } from "./job";
 import { OperatorTable } from "./operators";
@@ -59,6 +60,13 @@ function NoGraph({ store }: { store: JobStore }) {
         <ErrorCard error={failure} retry={() => store.documents.retry(hash)} />
         <span class="muted">The graph could not be loaded. The page tries again by itself.</span>
       </div>
+    );
+  }
+  if (job !== null && isCommand(job)) {
+    return (
+      <Empty title="A command has no graph">
+        <span>What it reports by penstock.telemetry.log stands under Metrics, what it writes under Logs.</span>
+      </Empty>
     );
   }
   if (job !== null && isTerminal(job)) {

@@ -6,6 +6,7 @@ import { BUCKETS } from "../graph/group";
 import { Empty, ErrorCard, Link } from "../parts/basics";
 import { jobHref, route, TABS, type Tab } from "../router";
 import { currentGraph, currentJob, currentTimeline } from "../store/current";
+import { isCommand, standsOnFigures } from "../store/figures";
 import { JobStore } from "../store/job";
 import { TimelineController } from "../timeline/controller";
 import { ConfigView, EventsView } from "./facts";
@@ -62,7 +63,7 @@ export function JobPage({ jobId }: { jobId: string }) {
           The server slowed this page's event stream down: {store.degraded.value}
         </div>
       )}
-      <Tabs jobId={jobId} />
+      <Tabs jobId={jobId} store={store} />
       <TabBody parts={parts} />
     </>
   );
@@ -86,11 +87,16 @@ function currentTab(): Tab {
   return route.value.page === "job" ? route.value.tab : "overview";
 }
 
-function Tabs({ jobId }: { jobId: string }) {
+/** Views of a graph: a command without one has none of them. */
+const OF_GRAPH: readonly Tab[] = ["graph", "timeline", "sync"];
+
+function Tabs({ jobId, store }: { jobId: string; store: JobStore }) {
   const tab = currentTab();
+  const job = store.job.value;
+  const hasGraph = store.shownHash.value !== null || job === null || !isCommand(job);
   return (
     <nav class="tabs" role="tablist" aria-label="Views of the job">
-      {TABS.map(([id, label]) => (
+      {TABS.filter(([id]) => hasGraph || id === tab || !OF_GRAPH.includes(id)).map(([id, label]) => (
         <Link
           key={id}
           role="tab"
@@ -103,15 +109,21 @@ function Tabs({ jobId }: { jobId: string }) {
           {label}
         </Link>
       ))}
-      <div class="legend" role="note" aria-label="Colours of operator roles">
-        {BUCKETS.map((bucket) => (
-          <span key={bucket}>
-            <i class={`swatch c-${bucket}`} />
-            {bucket}
-          </span>
-        ))}
-      </div>
+      {hasGraph && <Legend />}
     </nav>
+  );
+}
+
+function Legend() {
+  return (
+    <div class="legend" role="note" aria-label="Colours of operator roles">
+      {BUCKETS.map((bucket) => (
+        <span key={bucket}>
+          <i class={`swatch c-${bucket}`} />
+          {bucket}
+        </span>
+      ))}
+    </div>
   );
 }
 
@@ -131,6 +143,15 @@ function View({ tab, parts }: { tab: Tab; parts: JobParts }) {
   const { store } = parts;
   switch (tab) {
     case "overview":
+      store.metricsVersion.value;
+      if (standsOnFigures(store.job.value, store.shownHash.value, store.series.byName.size)) {
+        return (
+          <>
+            <MetricsView store={store} />
+            <SidePanel parts={parts} what="all" />
+          </>
+        );
+      }
       return (
         <>
           <GraphView parts={parts} />

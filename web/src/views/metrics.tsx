@@ -3,6 +3,7 @@
 import { bytes, figure } from "../format";
 import { Empty } from "../parts/basics";
 import { Chart } from "../parts/chart";
+import { isCommand } from "../store/figures";
 import type { JobStore } from "../store/job";
 
 const FIRST = ["loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
@@ -27,8 +28,8 @@ export function MetricsView({ store }: { store: JobStore }) {
       </div>
       {names.length === 0 ? (
         <Empty title="No metrics yet">
-          <span>Steps report loss and speed by themselves; add your own with</span>
-          <code>penstock.telemetry.log(name=value)</code>
+          <span>{whence(store)}</span>
+          <code>penstock.telemetry.log(name=value, step=…)</code>
         </Empty>
       ) : (
         <div class="scroll">
@@ -41,6 +42,12 @@ export function MetricsView({ store }: { store: JobStore }) {
       )}
     </section>
   );
+}
+
+function whence(store: JobStore): string {
+  const job = store.job.value;
+  if (job !== null && isCommand(job)) return "A command reports what it wants to have drawn with";
+  return "Steps report loss and speed by themselves; add your own with";
 }
 
 function place(name: string): number {

@@ -1,0 +1,59 @@
+"""A command that an agent runs, in a real Chromium: its figures stand where others have a graph."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from tests.e2e.conftest import Open, RunningServer, stop
+
+expect.set_options(timeout=30_000)
+REPORTS = """
+from penstock import telemetry
+for step in range(5):
+    telemetry.log(accuracy=0.2 * step, step=step)
+print("has reported")
+"""
+
+
+@pytest.fixture
+def node(server: RunningServer, tmp_path: Path) -> Iterator[None]:
+    """A real agent."""
+    token = server.call("POST", "/join-tokens")["token"]
+    command = [sys.executable, "-m", "penstock_worker", "--url", server.url, "--state-dir", str(tmp_path / "agent")]
+    process = subprocess.Popen([*command, "--join-token", token], stderr=subprocess.DEVNULL)
+    yield
+    stop(process)
+
+
+def test_command_is_shown_by_its_figures_and_logs(open_page: Open, server: RunningServer) -> None:
+    page = open_page(f"/jobs/{submit(server)}").page
+    expect(page.get_by_role("heading", name="Metrics")).to_be_visible()
+    expect(page.get_by_text("A command reports what it wants to have drawn")).to_be_visible()
+    for tab in ("graph", "timeline", "sync"):
+        expect(page.get_by_test_id(f"tab-{tab}")).to_have_count(0)
+    expect(page.get_by_role("heading", name="SSA graph")).to_have_count(0)
+
+
+def test_command_that_has_run_has_its_chart_and_says_why_there_is_no_graph(
+    open_page: Open, server: RunningServer, node: None
+) -> None:
+    job_id = submit(server)
+    page = open_page(f"/jobs/{job_id}").page
+    expect(page.get_by_role("region", name="accuracy").locator("b")).to_have_text("0.8000")
+    expect(page.get_by_role("region", name="accuracy").locator("canvas")).to_be_visible()
+    page.goto(f"{server.url}/jobs/{job_id}?tab=graph")
+    expect(page.get_by_text("A command has no graph")).to_be_visible()
+    page.get_by_test_id("tab-logs").click()
+    expect(page.get_by_text("has reported")).to_be_visible()
+
+
+def submit(server: RunningServer) -> str:
+    spec = {"name": "report", "mode": "command", "entrypoint": [sys.executable, "-c", REPORTS]}
+    spec = {**spec, "trainers": {"count": 1, "cpus": 0, "memory": "1MiB"}}
+    job_id: str = server.call("POST", "/jobs", {"spec": spec})["id"]
+    return job_id
