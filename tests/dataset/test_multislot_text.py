@@ -61,6 +61,8 @@ def test_a_decimal_number_is_the_nearest_float(tmp_path_factory: pytest.TempPath
 
 def test_a_number_half_way_between_two_floats_is_rounded_once(tmp_path: Path) -> None:
     texts = ["1.000000059604644775390625", "1.0000000596046448", "8388609.5", "16777219.0", "4503599627370497.5"]
+    # 16 digits near the middle of two floats: the nearest double is the middle itself, on whichever side the text lies.
+    texts += [f"{n / (1 << 25):.16f}" for n in range((1 << 24) + 1, (1 << 24) + 400, 2)]
     (tmp_path / "part").write_text("".join(f"1 {text}\n" for text in texts))
     assert rows(dataset_of([tmp_path / "part"], [(True, 1)])) == [((float32(text.encode()),),) for text in texts]
 

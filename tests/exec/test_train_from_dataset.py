@@ -235,6 +235,24 @@ def test_an_interrupted_pass_that_is_resumed_trains_like_a_whole_one(model: Mode
     assert equal(model.parameters(), expected)
 
 
+def test_a_pass_that_a_bad_line_has_ended_goes_on_where_it_was_and_trains_like_a_whole_one(model: Model) -> None:
+    model.exe.train_from_dataset(model.main, model.dataset(), scope=model.scope)
+    expected = model.parameters()
+    model.scope.set_steps(model.main, 0)
+    model.start()
+    good = model.files[1].read_text()
+    model.files[1].write_text(good[: good.index("\n", 5000)] + "x\n" + good[5000:])
+    dataset = model.dataset()
+    with pytest.raises(fluid.dataset.DataError, match="part-1"):
+        model.exe.train_from_dataset(model.main, dataset, scope=model.scope)
+    position = dataset.position()
+    model.files[1].write_text(good)
+    dataset.set_position(position)
+    model.exe.train_from_dataset(model.main, dataset, scope=model.scope)
+    assert equal(model.parameters(), expected)
+    assert all(ended for _, _, _, ended in dataset.position()["files"])
+
+
 def test_a_compiled_program_runs_each_batch_on_its_replicas(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_NUM", "2")
     compiled = fluid.CompiledProgram(model.main).with_data_parallel(loss_name=model.loss.name)

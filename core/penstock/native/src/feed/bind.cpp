@@ -62,7 +62,7 @@ py::array array_of(const Buffer<T>& values, std::vector<py::ssize_t> shape, py::
 }
 
 py::array values(py::object self, std::size_t slot, uint32_t width, bool is_float) {
-  const Column& column = column_of(*self.cast<const std::shared_ptr<Batch>&>(), slot);
+  const Column& column = column_of(self.cast<const Batch&>(), slot);
   const uint64_t size = is_float ? column.numbers.size() : column.ids.size();
   std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(width == 0 ? size : size / width)};
   if (width != 0) shape.push_back(width);
@@ -70,7 +70,7 @@ py::array values(py::object self, std::size_t slot, uint32_t width, bool is_floa
 }
 
 py::array lengths(py::object self, std::size_t slot) {
-  const Column& column = column_of(*self.cast<const std::shared_ptr<Batch>&>(), slot);
+  const Column& column = column_of(self.cast<const Batch&>(), slot);
   return array_of(column.lengths, {static_cast<py::ssize_t>(column.lengths.size())}, self);
 }
 
