@@ -5,8 +5,8 @@ file in the page cache and ends with a tensor for each input of each batch: ours
 (`penstock_queue`), or through an InMemoryDataset that is loaded, shuffled and gone through once (`penstock_memory`);
 `torch_dataloader` the same text, split in Python in an IterableDataset with the default collate function; `pandas` and
 `pyarrow` CSV of the same rows, `penstock_parquet` our reading of a Parquet file. Times are the processor's, of all
-threads of the process, so that a rate is one of a core; rates are given in MB of the MultiSlot text a second, whatever somebody
-reads. `read` is the ceiling of the same run: the text read into a buffer, block by block.
+threads of the process, so that a rate is one of a core; rates are given in MB of the MultiSlot text a second, whatever
+somebody reads. `read` is the ceiling of the same run: the text read into a buffer, block by block.
 
 `train_N_threads_k_samples_per_s` is `train_from_dataset` of CTR-DNN (the workload `criteo` of `bench ctr`) on N
 threads, by the wall's clock.
