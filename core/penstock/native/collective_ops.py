@@ -95,6 +95,7 @@ _KERNELS: dict[str, tuple[str, Any]] = {
     "gen_nccl_id": ("(int rank, str[] endpoints, int num_rings, int inter) -> Tensor[]", _gen_nccl_id),
     "collective": ("(str mode, int rank, str[] endpoints, int num_rings, int inter) -> Tensor", _collective),
 }  # fmt: skip
+COLLECTIVE_NAMES = frozenset(_KERNELS)
 _library: Any = torch.library.Library("penstock", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has not typed it
 for _name, (_schema, _kernel) in _KERNELS.items():
     _library.define(_name + _schema)
