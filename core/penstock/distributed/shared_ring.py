@@ -17,8 +17,8 @@ from penstock.distributed.rendezvous import Rendezvous
 from penstock.errors import Unavailable
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators
 
-SLOT_BYTES = 256 << 10
-"""Of a rank, twice: what it hands over at a time. The slots of all ranks fit into caches; docs/collective.md."""
+SLOT_BYTES = 64 << 10
+"""Of a rank, four times: what it hands over at a time. The slots of all ranks fit into caches; docs/collective.md."""
 _OPS: Any = torch.ops.penstock
 
 

@@ -21,6 +21,7 @@ constexpr long kPollNs = 50'000'000;
 // spins keeps the one that it waits for from running.
 constexpr int kSpins = 400;
 constexpr std::size_t kMostMet = 64;
+constexpr std::uint32_t kSlots = 4;
 // Below this, a chunk is summed whole by every rank: a second stage costs more than the sums.
 constexpr std::int64_t kSmallBytes = 16 << 10;
 constexpr std::size_t kAlign = 64;
@@ -45,15 +46,15 @@ std::string said(std::uint64_t tag) {
 
 }  // namespace
 
-// What a rank says to the others. `tags` by turns: a rank is never more than one stage ahead of another.
+// What a rank says to the others. `tags` by turns: a rank is never more than three stages ahead of another.
 struct alignas(128) Ring::Line {
   std::atomic<std::uint32_t> stage;
   std::atomic<std::uint32_t> waiters;
-  std::atomic<std::uint64_t> tags[2];
+  std::atomic<std::uint64_t> tags[kSlots];
 };
 
 std::size_t Ring::size_bytes(std::uint32_t num_ranks, std::size_t slot_bytes) {
-  return num_ranks * (sizeof(Line) + 2 * slot_bytes);
+  return num_ranks * (sizeof(Line) + kSlots * slot_bytes);
 }
 
 Ring::Ring(int descriptor, std::uint32_t rank, std::uint32_t num_ranks, std::size_t slot_bytes)
@@ -81,8 +82,8 @@ Ring::Line& Ring::line(std::uint32_t rank) const noexcept {
   return reinterpret_cast<Line*>(base_)[rank];
 }
 
-char* Ring::half(std::uint32_t rank) const noexcept {
-  return base_ + num_ranks_ * sizeof(Line) + (2 * std::size_t{rank} + (chunk_ & 1)) * slot_bytes_;
+char* Ring::slot(std::uint32_t rank, std::uint32_t chunk) const noexcept {
+  return base_ + num_ranks_ * sizeof(Line) + (kSlots * std::size_t{rank} + chunk % kSlots) * slot_bytes_;
 }
 
 void Ring::fail(const std::string& why) {
@@ -102,33 +103,39 @@ void Ring::throw_if_failed() const {
 void Ring::publish(const Call& call) {
   Line& mine = line(rank_);
   ++stage_;
-  mine.tags[stage_ & 1].store(static_cast<std::uint64_t>(call.kind) << 56 | call.size, std::memory_order_relaxed);
+  mine.tags[stage_ % kSlots].store(static_cast<std::uint64_t>(call.kind) << 56 | call.size, std::memory_order_relaxed);
   mine.stage.store(stage_);  // sequentially consistent, as `waiters` is: either sees the other
   if (mine.waiters.load() != 0) {
     syscall(SYS_futex, word_of(mine.stage), FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0);
   }
 }
 
-void Ring::await(std::uint32_t rank, const Call& call) {
+void Ring::await(std::uint32_t rank, std::uint32_t stage, const Call& call) {
   Line& other = line(rank);
-  const auto reached = [&] { return static_cast<std::int32_t>(other.stage.load() - stage_) >= 0; };
+  const auto reached = [&] { return static_cast<std::int32_t>(other.stage.load() - stage) >= 0; };
   for (int i = 0; i < kSpins && !reached(); ++i) pause();
   while (!reached()) {
     throw_if_failed();
     other.waiters.fetch_add(1);
     const std::uint32_t seen = other.stage.load();
-    if (static_cast<std::int32_t>(seen - stage_) < 0) {
+    if (static_cast<std::int32_t>(seen - stage) < 0) {
       const timespec limit{0, kPollNs};
       syscall(SYS_futex, word_of(other.stage), FUTEX_WAIT, seen, &limit, nullptr, 0);
     }
     other.waiters.fetch_sub(1);
   }
-  check(rank, call);
+  check(rank, stage, call);
 }
 
-void Ring::check(std::uint32_t rank, const Call& call) const {
+void Ring::await_all(std::uint32_t stage, const Call& call) {
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) {
+    if (rank != rank_) await(rank, stage, call);
+  }
+}
+
+void Ring::check(std::uint32_t rank, std::uint32_t stage, const Call& call) const {
   const std::uint64_t mine = static_cast<std::uint64_t>(call.kind) << 56 | call.size;
-  const std::uint64_t theirs = line(rank).tags[stage_ & 1].load(std::memory_order_relaxed);
+  const std::uint64_t theirs = line(rank).tags[stage % kSlots].load(std::memory_order_relaxed);
   if (theirs != mine) {
     throw RingError("rank " + std::to_string(rank) + " takes part in " + said(theirs) + " where rank " +
                     std::to_string(rank_) + " takes part in " + said(mine) + ": the ranks run different programs");
@@ -138,9 +145,7 @@ void Ring::check(std::uint32_t rank, const Call& call) const {
 void Ring::stage(const Call& call) {
   throw_if_failed();
   publish(call);
-  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) {
-    if (rank != rank_) await(rank, call);
-  }
+  await_all(stage_, call);
 }
 
 namespace {
@@ -166,43 +171,58 @@ std::vector<const T*> at_offset(const std::vector<T*>& arrays, std::int64_t offs
 }  // namespace
 
 template <typename T>
-void Ring::reduce_chunk(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, double weight,
-                        const Call& call) {
-  auto* own = reinterpret_cast<T*>(half(rank_));
+void Ring::fill(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, double weight) {
+  auto* own = reinterpret_cast<T*>(slot(rank_, chunk_));
   each_piece(pieces, begin, end, [&](const Piece<T>& piece, std::int64_t first, std::int64_t n, std::int64_t at) {
     const std::vector<const T*> sources = at_offset(piece.replicas, first);
     weigh(own + at, sources.data(), static_cast<std::int64_t>(sources.size()), weight, n);
   });
-  stage(call);
+}
+
+namespace {
+
+// Hands the result of the first replica to the others.
+template <typename T>
+void spread(const Piece<T>& piece, std::int64_t first, std::int64_t count) {
+  for (std::size_t k = 1; k < piece.replicas.size(); ++k) {
+    std::memcpy(piece.replicas[k] + first, piece.replicas[0] + first, static_cast<std::size_t>(count) * sizeof(T));
+  }
+}
+
+}  // namespace
+
+template <typename T>
+void Ring::sum_whole(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, std::uint32_t chunk) {
   std::vector<T*> slots;
-  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) slots.push_back(reinterpret_cast<T*>(half(rank)));
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) slots.push_back(reinterpret_cast<T*>(slot(rank, chunk)));
+  each_piece(pieces, begin, end, [&](const Piece<T>& piece, std::int64_t first, std::int64_t count, std::int64_t at) {
+    const std::vector<const T*> sources = at_offset(slots, at);
+    sum(piece.replicas[0] + first, sources.data(), num_ranks_, count);
+    spread(piece, first, count);
+  });
+}
+
+// Each rank sums its own part, in its own slot, and takes the others' from theirs.
+template <typename T>
+void Ring::sum_by_parts(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, const Call& call) {
+  std::vector<T*> slots;
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) slots.push_back(reinterpret_cast<T*>(slot(rank, chunk_)));
   const std::int64_t n = end - begin, line_elements = static_cast<std::int64_t>(kAlign / sizeof(T));
   const std::int64_t share = (n / num_ranks_ / line_elements + 1) * line_elements;
-  const bool whole = num_ranks_ <= 2 || n * static_cast<std::int64_t>(sizeof(T)) <= kSmallBytes;
-  if (!whole) {  // each rank sums its own part, in its own slot
-    const std::int64_t low = std::min<std::int64_t>(n, rank_ * share), high = std::min<std::int64_t>(n, low + share);
-    const std::vector<const T*> sources = at_offset(slots, low);
-    sum(own + low, sources.data(), num_ranks_, high - low);
-    stage(call);
-  }
+  const std::int64_t low = std::min<std::int64_t>(n, rank_ * share), high = std::min<std::int64_t>(n, low + share);
+  const std::vector<const T*> parts = at_offset(slots, low);
+  sum(slots[rank_] + low, parts.data(), num_ranks_, high - low);
+  stage(call);
   each_piece(pieces, begin, end, [&](const Piece<T>& piece, std::int64_t first, std::int64_t count, std::int64_t at) {
     T* out = piece.replicas[0] + first;
-    if (whole) {
-      const std::vector<const T*> sources = at_offset(slots, at);
-      sum(out, sources.data(), num_ranks_, count);
-    } else {
-      for (std::int64_t i = at; i < at + count;) {
-        const std::int64_t owner = i / share, stop = std::min(at + count, (owner + 1) * share);
-        std::memcpy(out + (i - at), slots[static_cast<std::size_t>(owner)] + i,
-                    static_cast<std::size_t>(stop - i) * sizeof(T));
-        i = stop;
-      }
+    for (std::int64_t i = at; i < at + count;) {
+      const std::int64_t owner = i / share, stop = std::min(at + count, (owner + 1) * share);
+      std::memcpy(out + (i - at), slots[static_cast<std::size_t>(owner)] + i,
+                  static_cast<std::size_t>(stop - i) * sizeof(T));
+      i = stop;
     }
-    for (std::size_t k = 1; k < piece.replicas.size(); ++k) {
-      std::memcpy(piece.replicas[k] + first, out, static_cast<std::size_t>(count) * sizeof(T));
-    }
+    spread(piece, first, count);
   });
-  ++chunk_;
 }
 
 template <typename T>
@@ -212,8 +232,28 @@ void Ring::all_reduce(const std::vector<Piece<T>>& pieces, double weight) {
   for (const Piece<T>& piece : pieces) total += piece.size;
   const Call call{Kind::kAllReduce, static_cast<std::uint64_t>(total) * sizeof(T)};
   const auto room = static_cast<std::int64_t>(slot_bytes_ / sizeof(T));
-  for (std::int64_t begin = 0; begin < total; begin += room) {
-    reduce_chunk(pieces, begin, std::min(total, begin + room), weight, call);
+  if (num_ranks_ > 2 && total * static_cast<std::int64_t>(sizeof(T)) > kSmallBytes) {
+    for (std::int64_t begin = 0; begin < total; begin += room) {
+      const std::int64_t end = std::min(total, begin + room);
+      fill(pieces, begin, end, weight);
+      stage(call);
+      sum_by_parts(pieces, begin, end, call);
+      ++chunk_;
+    }
+    return;
+  }
+  for (std::int64_t begin = 0; begin < total + room; begin += room) {  // one chunk ahead of the sums
+    throw_if_failed();
+    const bool more = begin < total;
+    if (more) {
+      fill(pieces, begin, std::min(total, begin + room), weight);
+      publish(call);
+      ++chunk_;
+    }
+    if (begin == 0) continue;
+    const std::uint32_t ahead = more ? 1 : 0;
+    await_all(stage_ - ahead, call);
+    sum_whole(pieces, begin - room, std::min(total, begin), chunk_ - 1 - ahead);
   }
 }
 
@@ -226,9 +266,9 @@ void Ring::meet(const std::int64_t* mine, std::size_t count, std::int64_t* all) 
   if (count > kMostMet) throw RingError("a meeting exchanges at most 64 numbers");
   const std::lock_guard guard(busy_);
   const std::size_t size = count * sizeof(std::int64_t);
-  std::memcpy(half(rank_), mine, size);
+  std::memcpy(slot(rank_, chunk_), mine, size);
   stage(Call{Kind::kMeet, size});
-  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) std::memcpy(all + rank * count, half(rank), size);
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) std::memcpy(all + rank * count, slot(rank, chunk_), size);
   ++chunk_;
 }
 
@@ -237,12 +277,12 @@ void Ring::gather(const Fill& fill, const std::vector<std::size_t>& sizes, char*
   const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
   for (std::size_t begin = 0; begin < most; begin += slot_bytes_) {
     const std::size_t mine = std::min(sizes[rank_], begin + slot_bytes_);
-    if (begin < mine) fill(half(rank_), begin, mine);
+    if (begin < mine) fill(slot(rank_, chunk_), begin, mine);
     stage(Call{Kind::kGather, most});
     std::size_t start = 0;
     for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) {
       const std::size_t end = std::min(sizes[rank], begin + slot_bytes_);
-      if (begin < end) std::memcpy(all + start + begin, half(rank), end - begin);
+      if (begin < end) std::memcpy(all + start + begin, slot(rank, chunk_), end - begin);
       start += sizes[rank];
     }
     ++chunk_;
@@ -253,9 +293,9 @@ void Ring::broadcast(char* bytes, std::size_t size, std::uint32_t root) {
   const std::lock_guard guard(busy_);
   for (std::size_t begin = 0; begin < size; begin += slot_bytes_) {
     const std::size_t count = std::min(slot_bytes_, size - begin);
-    if (rank_ == root) std::memcpy(half(rank_), bytes + begin, count);
+    if (rank_ == root) std::memcpy(slot(rank_, chunk_), bytes + begin, count);
     stage(Call{Kind::kBroadcast, size});
-    if (rank_ != root) std::memcpy(bytes + begin, half(root), count);
+    if (rank_ != root) std::memcpy(bytes + begin, slot(root, chunk_), count);
     ++chunk_;
   }
 }

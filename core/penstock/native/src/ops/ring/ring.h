@@ -2,9 +2,10 @@
 // Torch-free; waits on futexes, takes no lock that another process could die with.
 //
 // A *stage* is one publication of every rank: a rank writes its slot, counts its stage up, and waits until all have.
-// Each message is cut into chunks that fit a slot; a slot has two halves, used by turns, so that a rank fills one while
-// others still read the other: nobody fills a half again before all have passed the stage after its last use, hence
-// one or two stages a chunk, and none to give a half back.
+// Each message is cut into chunks that fit a slot, of which every rank has four, used by turns. Where every rank sums
+// all by itself (two of them) it publishes a chunk before it waits for the one before: a rank that is late for a moment
+// holds nobody up. At the stage of chunk k a rank has read all chunks up to k - 2, so that chunk k + 2 may take the
+// slot of k - 2 without anybody giving it back.
 //
 // Invariants
 //  * All ranks make the same calls in the same order. Each publication carries the call's kind and size, and a rank
@@ -77,15 +78,19 @@ class Ring {
   };
 
   Line& line(std::uint32_t rank) const noexcept;
-  char* half(std::uint32_t rank) const noexcept;  // of the chunk at work
+  char* slot(std::uint32_t rank, std::uint32_t chunk) const noexcept;
   void stage(const Call& call);
   void publish(const Call& call);
-  void await(std::uint32_t rank, const Call& call);
-  void check(std::uint32_t rank, const Call& call) const;
+  void await_all(std::uint32_t stage, const Call& call);
+  void await(std::uint32_t rank, std::uint32_t stage, const Call& call);
+  void check(std::uint32_t rank, std::uint32_t stage, const Call& call) const;
   void throw_if_failed() const;
   template <typename T>
-  void reduce_chunk(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, double weight,
-                    const Call& call);
+  void fill(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, double weight);
+  template <typename T>
+  void sum_whole(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, std::uint32_t chunk);
+  template <typename T>
+  void sum_by_parts(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, const Call& call);
 
   const std::uint32_t rank_, num_ranks_;
   const std::size_t slot_bytes_;
