@@ -11,6 +11,7 @@ import argparse
 import os
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench import workloads
@@ -40,18 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help=f"steps of one turn ({STEPS})")
 
 
+def _median_s(pair: GlooPair, size: int) -> float:
+    return statistics.median(pair.all_reduce(size * MIB, REPEATS))
+
+
 def measure_sizes(sizes: list[int], rounds: int, report: Report) -> None:
     """Add the times of each size and the ratios to Gloo's."""
     endpoints = ",".join(f"127.0.0.1:{port}" for port in free_ports("127.0.0.1", 2))
     with variable_set("PENSTOCK_BENCH_ENDPOINTS", endpoints), RingPair() as ring, GlooPair() as gloo:
         for size in sizes:
-            samples = alternating_blocks(
-                {
-                    "ring": lambda n=size: statistics.median(ring.all_reduce(n * MIB, REPEATS)),
-                    "gloo": lambda n=size: statistics.median(gloo.all_reduce(n * MIB, REPEATS)),
-                },
-                rounds,
-            )
+            pairs: dict[str, GlooPair] = {"ring": ring, "gloo": gloo}
+            samples = alternating_blocks({name: partial(_median_s, of, size) for name, of in pairs.items()}, rounds)
             for name, seconds in samples.items():
                 report.add(f"{name}_{size}mb_ms", [1e3 * s for s in seconds])
             ratios = [g / r for g, r in zip(samples["gloo"], samples["ring"], strict=True)]

@@ -53,7 +53,9 @@ def test_command_that_has_run_has_its_chart_and_says_why_there_is_no_graph(
 
 
 def submit(server: RunningServer) -> str:
-    spec = {"name": "report", "mode": "command", "entrypoint": [sys.executable, "-c", REPORTS]}
-    spec = {**spec, "trainers": {"count": 1, "cpus": 0, "memory": "1MiB"}}
+    spec = {
+        "name": "report", "mode": "command", "entrypoint": [sys.executable, "-c", REPORTS],
+        "trainers": {"count": 1, "cpus": 0, "memory": "1MiB"},
+    }  # fmt: skip
     job_id: str = server.call("POST", "/jobs", {"spec": spec})["id"]
     return job_id
