@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.distributed.launching import is_alive, pids, until, waits
@@ -22,6 +23,7 @@ from penstock.errors import SpecError
 
 LAUNCH = [sys.executable, "-m", "penstock.distributed.launch"]
 SCRIPTS = Path(__file__).with_name("scripts")
+ROOT = Path(__file__).parents[2]
 _TOLD = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "CUDA_", "http", "OMP_", "MASTER_", "TORCHELASTIC_")
 SAYS_WHO_IT_IS = f"""
 import json, os, pathlib, sys
@@ -202,6 +204,25 @@ def test_a_taken_port_is_named_before_anything_starts(folder: Path) -> None:
         args = launcher.parser().parse_args(["--started_port", str(port), "--nproc_per_node", "1", "script.py"])
         with pytest.raises(SpecError, match=f"can listen at 127.0.0.1:{port}: Address already in use"):
             launcher.plan_of(args, {})
+
+
+def test_the_manuals_command_line_trains_ranks_like_one_process_on_the_whole_batch(folder: Path) -> None:
+    """`PADDLE_NUM_TRAINERS=… launch --gpus N script args` where there is no GPU; Penstock exchanges the gradients."""
+    script = str(Path(__file__).with_name("nccl2_job.py"))
+    env = {"CPU_NUM": "1", "CUDA_VISIBLE_DEVICES": "", "PADDLE_NUM_TRAINERS": "1", "PYTHONPATH": str(ROOT)}
+    for ranks in (3, 1):
+        (folder / f"of{ranks}").mkdir()
+        done = launch(folder, "", "--gpus", str(ranks), script, f"of{ranks}", **env)
+        assert done.returncode == 0, done.stderr
+        assert f"what --gpus {ranks} starts computes on CPU" in done.stderr
+    with np.load("of1/rank0.npz") as file:
+        alone = dict(file)
+    assert alone
+    for rank in range(3):
+        with np.load(f"of3/rank{rank}.npz") as file:
+            for name, value in alone.items():
+                if np.issubdtype(value.dtype, np.floating):
+                    np.testing.assert_allclose(file[name], value, rtol=0, atol=1e-9, err_msg=f"{name} of rank {rank}")
 
 
 # -- scripts for torchrun ----------------------------------------------------------------------------

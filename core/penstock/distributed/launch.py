@@ -151,7 +151,7 @@ def plan_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     check_free(layout.local)
     if chosen is None and args.gpus is not None:
         say(
-            f"this host shows no GPU: the {num_local} ranks of --gpus compute on CPU (--nproc_per_node says so at once)"
+            f"this host shows no GPU: what --gpus {num_local} starts computes on CPU (--nproc_per_node says so at once)"
         )
     return planned_ranks(layout, args.log_dir, environ, gpus=chosen, num_cores=len(os.sched_getaffinity(0)))
 
