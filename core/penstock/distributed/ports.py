@@ -10,7 +10,6 @@ from contextlib import ExitStack
 
 from penstock.errors import SpecError
 
-
 FIRST, LAST = 20_000, 29_999
 """Below what the kernel gives to outgoing connections: nothing takes, by chance, the port of a server that is down."""
 
