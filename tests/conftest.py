@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,6 +12,9 @@ from penstock.exec import flags
 
 # Here and not in a fixture: processes that tests start inherit it. A test that wants another kernel forces it.
 os.environ.setdefault("PENSTOCK_MATRIX_KERNELS", "torch")
+
+# A shell that runs the tests in the background has told them to ignore it, and processes that tests start inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that is busy with other things draws and runs examples slowly.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from bench.ctr import chosen
 from bench.peers import PeerMissing, environment
-from bench.peers.contender import CONTENDERS, OURS, ROOF
+from bench.peers.contender import COLLECTIVE, CONTENDERS, OURS, ROOF
 from bench.peers.kernels import Column, preloaded
 from bench.peers.race import check_losses, race
 from bench.peers.remote import PeerFailed, Remote, child_environment, session_members
@@ -161,6 +161,6 @@ def test_a_column_answers_the_vendor_check(column: Column, answer: int) -> None:
 def test_peers_are_chosen_by_name() -> None:
     assert chosen("torch_eager,paddle_pe") == ["torch_eager", "paddle_pe_all_reduce", "paddle_pe_reduce"]
     served = {key for key, kind in CONTENDERS.items() if kind.served}
-    assert set(chosen(None)) == set(CONTENDERS) - served - {OURS, ROOF}
+    assert set(chosen(None)) == set(CONTENDERS) - served - {OURS, ROOF, COLLECTIVE}
     with pytest.raises(SystemExit, match="unknown peer torch_lazy"):
         chosen("torch_lazy")

@@ -24,7 +24,7 @@ from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
 
 T = TypeVar("T")
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 PLACE = {"address": "127.0.0.1", "ports": [20_000, 20_001, 20_002, 20_003]}
 """What a fake agent says of its node."""
 
