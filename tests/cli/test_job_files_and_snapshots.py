@@ -13,6 +13,8 @@ from penstock.command.demo import example, with_passes
 from penstock.command.specfile import load
 from penstock.errors import SpecError
 
+PSERVERS = "name: x\nentrypoint: [a]\nmode: pserver\npservers: {count: 1}\n"
+
 
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
@@ -39,6 +41,16 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
         ("name: x\nentrypoint: [a]\ncheckpoint: {every_step: 2}", "did you mean 'every_steps'?"),
         ("name: x\nentrypoint: [a]\nenv: {CPU_NUM: 1}", "/env/CPU_NUM: expected text, got 1; put it in quotes"),
         ("name: x\nentrypoint: [a]\nenv: {DEBUG: true}", "/env/DEBUG: expected text, got true; put it in quotes"),
+        (
+            "name: x\nentrypoint: [a]\nenv: {PENSTOCK_REPLICA_ID: r}",
+            "/env/PENSTOCK_REPLICA_ID: .*set by the agent; leave",
+        ),
+        (f"{PSERVERS}env: {{POD_IP: 10.0.0.1}}", "/env/POD_IP: POD_IP tells a process its place in the job"),
+        (f"{PSERVERS}env: {{PENSTOCK_PS_TOKEN: s, A: b}}", "/env/PENSTOCK_PS_TOKEN: "),
+        (
+            "name: x\nentrypoint: [a]\nmode: collective\nenv: {MASTER_PORT: '1', RANK: '0'}",
+            "/env/MASTER_PORT: .*\n.*/env/RANK",
+        ),
         ("- a\n- b", "holds a list; expected fields"),
         ("name: [", "is no YAML and no JSON"),
     ],
@@ -47,6 +59,14 @@ def test_a_wrong_job_file_is_refused_with_its_place(tmp_path: Path, text: str, s
     with pytest.raises(SpecError, match=said) as caught:
         load(write(tmp_path / "job.yaml", text))
     assert "job.yaml" in str(caught.value)
+
+
+def test_variables_that_an_agent_leaves_alone_are_the_job_s(tmp_path: Path) -> None:
+    """A script of a single process may be told a role by hand; settings are no place in the job."""
+    alone = load(write(tmp_path / "a.yaml", "name: x\nentrypoint: [a]\nenv: {PADDLE_TRAINER_ID: '3', RANK: '1'}\n"))
+    assert alone.env == {"PADDLE_TRAINER_ID": "3", "RANK": "1"}
+    settings = "env: {PENSTOCK_PS_LEASE_S: '5', PENSTOCK_PS_TLS_CA: /ca.pem, CPU_NUM: '2'}\n"
+    assert len(load(write(tmp_path / "b.yaml", PSERVERS + settings)).env) == 3
 
 
 def test_words_that_only_old_yaml_takes_for_booleans_are_text(tmp_path: Path) -> None:

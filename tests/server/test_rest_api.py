@@ -65,6 +65,11 @@ async def test_jobs_are_filtered_by_state_and_name(server: Server) -> None:
         ({"name": "x", "entrypoint": ["x"], "trainrs": {}}, "/spec/trainrs", "not permitted"),
         ({"name": "x", "entrypoint": ["x"], "mode": "pserver"}, "/spec", "at least one pserver"),
         ({"entrypoint": ["x"]}, "/spec/name", "required"),
+        (
+            {"name": "x", "entrypoint": ["x"], "env": {"PENSTOCK_EPOCH": "9"}},
+            "/spec/env/PENSTOCK_EPOCH",
+            "leave it out",
+        ),
     ],
 )
 async def test_wrong_field_is_a_problem_with_its_pointer(

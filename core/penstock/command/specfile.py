@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from penstock.command.snapshot import pack
 from penstock.errors import SpecError
-from penstock.protocol.jobspec import JobSpec, pointer
+from penstock.protocol.jobspec import JobSpec, pointer, without_reserved
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -48,7 +48,7 @@ def check(fields: Any, *, name: str) -> JobSpec:
     if not isinstance(fields, dict):
         raise SpecError(f"job file {name!r} holds a {type(fields).__name__}; expected fields such as 'name: my-job'")
     try:
-        return JobSpec.model_validate(fields)
+        return without_reserved(JobSpec.model_validate(fields))
     except ValidationError as error:
         faults = [{"pointer": pointer(item["loc"]), "message": _message(dict(item))} for item in error.errors()]
         lines = "".join(f"\n  {fault['pointer'] or '/'}: {fault['message']}" for fault in faults)

@@ -26,6 +26,7 @@ PS_LEASE_S = "PENSTOCK_PS_LEASE_S"
 DEFAULT_PS_LEASE_S = 20.0
 
 Role = Literal["trainer", "pserver"]
+Mode = Literal["local", "pserver", "collective", "command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,21 @@ class CollectiveJob:
             "MASTER_PORT": port,
         }
         return {**found, "FLAGS_selected_gpus": ",".join(map(str, self.gpus))} if self.gpus else found
+
+
+def reserved(mode: Mode, *, gpus: int = 0) -> frozenset[str]:
+    """Return the variables that an agent sets for a process of such a job, whatever else is asked for.
+
+    `gpus`: of each trainer. Variables that an agent only sets where they are missing are not among them.
+    """
+    names = set(Managed("", "", "", "trainer", 0, 1, 0, "").environ())
+    if mode == "pserver":
+        job = PserverJob(("127.0.0.1:1",), 1, "127.0.0.1", "", port=1)
+        names |= job.environ("trainer", 0).keys() | job.environ("pserver", 0).keys()
+    if mode == "collective":
+        rank = CollectiveJob(("127.0.0.1:1",), "127.0.0.1:2", 0, 1, 0, gpus=tuple(range(gpus)))
+        names |= rank.environ(0).keys()
+    return frozenset(names)
 
 
 @dataclass(frozen=True, slots=True)

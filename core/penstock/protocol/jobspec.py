@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-Mode = Literal["local", "pserver", "collective", "command"]
-Role = Literal["trainer", "pserver"]
+from penstock.protocol.contract import Mode, reserved
+
 RetryClass = Literal["infra", "user"]
 
 _MEMORY = re.compile(r"^(\d+)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?$")
@@ -106,6 +116,26 @@ class JobSpec(_Strict):
         if any("=" in key or not key for key in self.env):
             raise ValueError("a name in env is empty or holds '='")
         return self
+
+
+def without_reserved(spec: JobSpec) -> JobSpec:
+    """Return `spec`. Raises ValidationError, at each variable of `env` that an agent would override without a word.
+
+    Asked where a job is submitted, not by `JobSpec` itself: a job that is stored already has to stay readable.
+    """
+    found = sorted(spec.env.keys() & reserved(spec.mode, gpus=spec.trainers.gpus))
+    if found:
+        raise ValidationError.from_exception_data("JobSpec", [_reserved(name, spec.env) for name in found])
+    return spec
+
+
+def _reserved(name: str, env: dict[str, str]) -> InitErrorDetails:
+    said = "{name} tells a process its place in the job, and is set by the agent; leave it out"
+    error = PydanticCustomError("reserved_variable", said, {"name": name})
+    return InitErrorDetails(type=error, loc=("env", name), input=env)  # not its value, which may be a secret
+
+
+SubmittedSpec = Annotated[JobSpec, AfterValidator(without_reserved)]
 
 
 def pointer(loc: tuple[int | str, ...]) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from penstock.protocol.jobspec import JobSpec, Role, Text
+from penstock.protocol.contract import Role
+from penstock.protocol.jobspec import JobSpec, SubmittedSpec, Text
 from penstock.protocol.states import JobState, NodeState, ReplicaState
 
 
@@ -96,7 +97,7 @@ class Job(Answer):
 class Submission(Request):
     """A job to run."""
 
-    spec: JobSpec
+    spec: SubmittedSpec
 
 
 class Event(Answer):
