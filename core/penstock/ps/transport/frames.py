@@ -27,6 +27,10 @@ _INLINE_BELOW = 16 << 10  # bytes: a copy through the socket costs less than loo
 MAX_BODY_BYTES = 1 << 36
 _CHUNK = 2 << 20
 _AT_ONCE = 16 << 20
+_MOST = 32 << 10  # bytes of a frame that are received at once: a head and a body that follows it
+_TIMEVAL = struct.Struct("@ll")
+_LONGEST_S = 1 << 30
+_DIRECTIONS = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
 
 
 class Closed(Unavailable):
@@ -40,7 +44,8 @@ class Line:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+        connection.setblocking(True)  # the limits are the kernel's: Python's own take two system calls for each
+        self._socket, self._limits = connection, dict.fromkeys(_DIRECTIONS, float("inf"))
         self._mine: Region | None = None
         self._theirs: Region | None = None
         self.shared_memory_is_short = False
@@ -62,16 +67,16 @@ class Line:
         start = _PREFIX.pack(_MAGIC, flags, len(head), length) + head
         if length < _INLINE_BELOW:
             start, parts = b"".join([start, *parts]), []
-        self._limit(deadline)
+        self._limit(socket.SO_SNDTIMEO, deadline)
         try:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
             sent = self._socket.sendmsg([start], ancillary)
             if sent < len(start):
                 self._socket.sendall(start[sent:])
             for part in () if flags & _SHARED else parts:
-                self._limit(deadline)
+                self._limit(socket.SO_SNDTIMEO, deadline)
                 self._socket.sendall(part)
-        except TimeoutError as error:
+        except BlockingIOError as error:
             raise Unavailable("the other side did not take the message within the deadline") from error
         except OSError as error:
             raise Closed(f"the connection broke while sending: {error}") from error
@@ -99,12 +104,11 @@ class Line:
 
         Raises Unavailable (no frame in time), Closed, PeerError (not a frame, or too large).
         """
-        self._limit(deadline)
         try:
-            head, flags, length = self._head(deadline, max_body)
+            head, behind, flags, length = self._head(deadline, max_body)
             if not flags & _SHARED:
-                return decode(head, memoryview(self._exactly(length, deadline)))
-        except TimeoutError as error:
+                return decode(head, memoryview(self._exactly(length, deadline, behind)))
+        except BlockingIOError as error:
             raise Unavailable("no answer within the deadline") from error
         except OSError as error:
             raise Closed(f"the connection broke while receiving: {error}") from error
@@ -112,60 +116,81 @@ class Line:
             raise PeerError(f"a frame names {length} bytes of shared memory that it has not passed")
         return decode(head, self._theirs.view[:length])
 
-    def _head(self, deadline: float, max_body: int) -> tuple[bytes, int, int]:
-        """Receive all but the body, and the region that comes with it; return (head, flags, length of the body)."""
-        start, descriptors = self._start()
+    def _head(self, deadline: float, max_body: int) -> tuple[bytes, bytes, int, int]:
+        """Receive all but the body, and the region that comes with it.
+
+        Return (head, what has come of the body, flags, length of the body).
+        """
+        start, descriptors = self._start(deadline)
         with contextlib.ExitStack() as received:
             for descriptor in descriptors:
                 received.callback(os.close, descriptor)
             if not start:
                 raise Closed("the other side has closed the connection")
-            prefix = start + self._exactly(_PREFIX.size - len(start), deadline)
-            magic, flags, head_length, length = _PREFIX.unpack(prefix)
+            start = bytes(self._exactly(max(_PREFIX.size, len(start)), deadline, start))
+            magic, flags, head_length, length = _PREFIX.unpack_from(start)
             if magic != _MAGIC or head_length > MAX_HEAD_BYTES + 8:
                 raise PeerError("what came over the socket is no frame")
             if length > max_body or (flags & _REGION and not max_body):
                 raise PeerError(f"a frame has a body of {length} bytes; at most {max_body} are taken here")
             if bool(flags & _REGION) != (len(descriptors) == 1):
                 raise PeerError("a frame's descriptors are not those that it announces")
-            head = self._exactly(head_length, deadline)
+            end = _PREFIX.size + head_length
+            start = bytes(self._exactly(max(end, len(start)), deadline, start))
+            if len(start) - end > (0 if flags & _SHARED else length):
+                raise PeerError("more came over the socket than one frame")
             received.pop_all()
         if descriptors:
             region = receive_region(descriptors[0])
             if self._theirs is not None:
                 self._theirs.close()
             self._theirs = region
-        return head, flags, length
+        return start[_PREFIX.size : end], start[end:], flags, length
 
-    def _start(self) -> tuple[bytes, list[int]]:
-        """Return what has come of a prefix, and the descriptors that came with it."""
+    def _start(self, deadline: float) -> tuple[bytes, list[int]]:
+        """Return what has come of a frame, most often all of it, and the descriptors that came with it."""
         descriptors = array.array("i")
         room = socket.CMSG_LEN(descriptors.itemsize)
-        data, ancillary, _, _ = self._socket.recvmsg(_PREFIX.size, room)
+        self._limit(socket.SO_RCVTIMEO, deadline)
+        data, ancillary, _, _ = self._socket.recvmsg(_MOST, room)
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
         return data, list(descriptors)
 
-    def _exactly(self, length: int, deadline: float) -> bytes:
+    def _exactly(self, length: int, deadline: float, start: bytes) -> bytes | bytearray:
+        """Return `length` bytes, of which `start` came already."""
+        if len(start) == length:
+            return start
         # A length is only a claim: memory is taken as bytes come.
-        data, got = bytearray(min(length, _AT_ONCE)), 0
+        data, got = bytearray(min(length, max(_AT_ONCE, len(start)))), len(start)
+        data[:got] = start
         while got < length:
             if got == len(data):
                 data.extend(bytes(min(got, length - got)))
-            self._limit(deadline)
+            self._limit(socket.SO_RCVTIMEO, deadline)
             with memoryview(data) as view:
                 count = self._socket.recv_into(view[got : got + _CHUNK])
             if not count:
                 raise Closed("the other side has closed the connection within a frame")
             got += count
-        return bytes(data) if length < _INLINE_BELOW else data  # type: ignore[return-value]  # as good as bytes, uncopied
+        return data
 
-    def _limit(self, deadline: float) -> None:
+    def _limit(self, direction: int, deadline: float) -> None:
+        """Bound the next call of the socket in a direction, SO_RCVTIMEO or SO_SNDTIMEO: the kernel keeps the limit.
+
+        One that is at most a tenth too late stays as it is: a deadline is the same time ahead in most calls, and a
+        system call for each would cost more than the others of a frame.
+        """
         left = deadline - time.monotonic()
         if left <= 0:
             raise Unavailable("the deadline has passed")
-        self._socket.settimeout(None if left == float("inf") else left)
+        if 0.9 * self._limits[direction] <= left <= self._limits[direction]:
+            return
+        whole = 0 if left == float("inf") else min(int(left), _LONGEST_S)
+        part = 0 if left == float("inf") else max(int((left - int(left)) * 1e6), 0 if whole else 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, direction, _TIMEVAL.pack(whole, part))
+        self._limits[direction] = left
 
     def stop_receiving(self) -> None:
         """Take nothing more, from another thread: who waits for a frame gets Closed. Frames may still be sent."""
