@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.endpoints import free_endpoint
+from typer.testing import CliRunner
 
 from penstock.client import AuthError
 from penstock.command import profile
+from penstock.command.app import app
 from penstock.command.output import duration
 
 
@@ -73,6 +75,14 @@ def test_an_unknown_url_without_a_token_is_an_authentication_error(tmp_path: Pat
 def test_a_wrong_option_is_a_usage_error(tmp_path: Path) -> None:
     assert penstock("jobs", "--sate", "x", home=tmp_path).returncode == 2
     assert penstock("submit", str(tmp_path / "no.yaml"), home=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+@pytest.mark.parametrize("text", ["99999", "-1", "abc"])
+def test_a_port_that_cannot_be_is_a_usage_error(command: str, text: str) -> None:
+    result = CliRunner().invoke(app, [command, f"--port={text}"])
+    assert result.exit_code == 2
+    assert f"'--port': {text!r} is no port number from 0 to 65535" in " ".join(result.output.split())
 
 
 def test_text_in_a_job_file_that_cannot_be_stored_is_named(tmp_path: Path) -> None:

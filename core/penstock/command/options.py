@@ -20,4 +20,16 @@ JobName = Annotated[str, typer.Argument(metavar="JOB", help="id of a job, or its
 Timeout = Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="give up after this long (exit 7)")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="folder for everything that is kept")]
 Host = Annotated[str, typer.Option("--host", help="address to listen on")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="port to listen on; 0: any free one")]
+LAST_PORT = 65535
+
+
+def port_number(text: str | int) -> int:
+    """Return a port to listen on. Raises BadParameter, which names the option."""
+    if not str(text).isdecimal() or int(text) > LAST_PORT:
+        raise typer.BadParameter(f"{str(text)!r} is no port number from 0 to {LAST_PORT}")
+    return int(text)
+
+
+Port = Annotated[
+    int, typer.Option("--port", parser=port_number, metavar="PORT", help="port to listen on; 0: any free one")
+]

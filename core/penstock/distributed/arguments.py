@@ -54,7 +54,7 @@ def count(text: str) -> int:
 def port(text: str) -> int:
     """Return the number of a port."""
     if not text.isdecimal() or not 0 < int(text) <= LAST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port from 1 to {LAST_PORT}")
+        raise argparse.ArgumentTypeError(f"{text!r} is no port number from 1 to {LAST_PORT}")
     return int(text)
 
 
