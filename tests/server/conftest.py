@@ -62,9 +62,9 @@ async def server(database_url: str, tmp_path: Path) -> AsyncIterator[Server]:
 
 
 @pytest_asyncio.fixture
-async def sqlite_server(tmp_path: Path) -> AsyncIterator[Server]:
-    """A server on SQLite, for behaviour that the database has no part in."""
-    async with running(settings_for(tmp_path)) as running_server:
+async def sqlite_server(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Server]:
+    """A server on SQLite, for behaviour that the database has no part in. Its parameter: settings that are changed."""
+    async with running(settings_for(tmp_path, **getattr(request, "param", {}))) as running_server:
         yield running_server
 
 

@@ -31,7 +31,9 @@ def main() -> None:
         end = folder / f"{role}-{index}.end"
         while not end.exists():
             time.sleep(0.02)
-        sys.exit(int(end.read_text() or 0))
+        code = int(end.read_text() or 0)
+        print(f"{role.lower()} ends with code {code}", file=sys.stderr)
+        sys.exit(code)
 
 
 def _tell_exchange(role: str, index: int) -> None:

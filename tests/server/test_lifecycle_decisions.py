@@ -13,7 +13,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState, StopReason, terminal_of
 from penstock_server.services.leases import Leases, Standing
-from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, may_linger, watching
+from penstock_server.services.lifecycle import (
+    NOT_WANTED,
+    JobFacts,
+    Replace,
+    ReplicaFacts,
+    Step,
+    decide,
+    may_linger,
+    watching,
+)
 from penstock_server.services.transitions import allowed
 
 J, R = JobState, ReplicaState
@@ -153,9 +162,38 @@ def test_only_pservers_of_a_completed_job_may_linger() -> None:
     assert not may_linger(J.RUNNING, StopReason.COMPLETED, "pserver")
 
 
-def test_pserver_that_fails_after_its_trainers_are_done_fails_nobody() -> None:
-    facts = with_pservers(exited(0), exited(0, 1, role="pserver"), state=J.STOPPING, reason="completed")
-    assert step_of(facts).to is J.SUCCEEDED
+DONE: dict[str, Any] = {"state": J.STOPPING, "reason": "completed", "detail": "every trainer is done"}
+
+
+@pytest.mark.parametrize("end", [{"exit_code": 1}, {"signal": 11}, {"exit_code": 3, "detail": "the disk is full"}])
+def test_pserver_that_crashes_after_its_trainers_are_done_fails_the_job(end: dict[str, Any]) -> None:
+    killed = replica(0, R.EXITED, role="pserver", signal=9, ended_at=START)
+    crash = replica(1, R.EXITED, role="pserver", ended_at=START + timedelta(seconds=1), **end)
+    step = step_of(with_pservers(exited(0), killed, crash, **DONE))
+    assert (step.to, step.reason, step.culprit) == (J.FAILED, StopReason.REPLICA_FAILED, "pserver1")
+    assert step.why.startswith("every trainer is done, but then pserver 1 on node 'n' ")
+
+
+@pytest.mark.parametrize("end", [*ENDS, {"state": R.LOST, "detail": "gone"}])
+def test_pserver_that_is_killed_or_lost_after_its_trainers_are_done_is_told_of(end: dict[str, Any]) -> None:
+    step = step_of(with_pservers(exited(0), exited(0, role="pserver"), replica(1, role="pserver", **end), **DONE))
+    assert (step.to, step.reason) == (J.SUCCEEDED, StopReason.COMPLETED)
+    assert step.why.startswith("every trainer is done; after that pserver 1 on node 'n' ")
+
+
+@pytest.mark.parametrize("detail", sorted(NOT_WANTED))
+def test_pserver_that_was_stopped_after_its_trainers_says_nothing(detail: str) -> None:
+    stopped = replica(0, R.KILLED, role="pserver", exit_code=1, detail=detail)
+    step = step_of(with_pservers(exited(0), stopped, **DONE))
+    assert (step.to, step.why) == (J.SUCCEEDED, "every trainer is done")
+
+
+def test_pserver_whose_place_could_not_be_taken_again_fails_no_job_that_is_done() -> None:
+    taken = exited(0, 125, detail="port 20001 is taken", role="pserver", started=False)
+    step = step_of(with_pservers(exited(0), taken, **DONE))
+    assert (step.to, step.why) == (
+        J.SUCCEEDED, "every trainer is done; after that pserver 0 on node 'n' could not start: port 20001 is taken"
+    )  # fmt: skip
 
 
 def test_exit_code_127_of_a_program_that_ran_is_an_ordinary_crash() -> None:
@@ -261,6 +299,7 @@ class JobMachine(RuleBasedStateMachine):
         if facts.state is J.SUCCEEDED:
             trainers = [r for r in facts.replicas if r.role == "trainer"]
             assert all(r.state is R.EXITED and r.exit_code == 0 for r in trainers)
+            assert not any(r.exit_code == 1 for r in facts.replicas if r.role == "pserver")
         if facts.state is J.RUNNING:
             assert self.live()
             assert not any(r.state in (R.LOST, R.KILLED) for r in facts.replicas)

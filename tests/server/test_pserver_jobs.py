@@ -172,6 +172,24 @@ async def test_pservers_that_stay_are_stopped_and_state_is_removed_at_the_end(
     await until(kept, lambda there: not there)
 
 
+@pytest.mark.parametrize("sqlite_server", [{"pserver_grace_s": 60.0}], indirect=True)
+async def test_pserver_that_crashes_after_its_trainers_fails_the_job_with_its_log(
+    sqlite_server: Server, node: Path, tmp_path: Path
+) -> None:
+    group = await submit(sqlite_server, tmp_path / "said")
+    await group.all_told(4)
+    for index in range(2):
+        group.release("TRAINER", index)
+    await group.state("STOPPING")
+    group.release("PSERVER", 1, code=3)
+    group.release("PSERVER", 0)
+    job = await group.state("FAILED")
+    assert job["reason"] == "replica_failed"
+    said = "every trainer ended with exit code 0, but then pserver 1 on node 'n1' exited with code 3"
+    assert (job["why"].splitlines()[0], job["reason_detail"]) == (said, said)
+    assert "pserver ends with code 3" in job["why"]
+
+
 async def test_counters_of_all_processes_come_together(sqlite_server: Server, node: Path, tmp_path: Path) -> None:
     group = await submit(sqlite_server, tmp_path / "said", env={"TELL_EXCHANGE": "1"})
 

@@ -12,6 +12,7 @@ lasts and its node is there; only a lost node makes a new attempt of the whole.
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -29,6 +30,11 @@ NOT_EXECUTED = frozenset({126, 127})
 
 NOT_PREPARED = 125
 """Exit code with which an agent reports that its node failed before that: no space, no snapshot, the port is taken."""
+
+STOPPED = "stopped"
+NEVER_STARTED = "it was never started"
+NOT_WANTED = frozenset({STOPPED, NEVER_STARTED})
+"""What stands in the detail of a process that ended because its job wanted it no more."""
 
 CLOSED = "closed its telemetry"
 FAILED = "failed: "
@@ -172,9 +178,33 @@ def _finish(job: JobFacts) -> Step | None:
     if any(r.state not in TERMINAL_REPLICA for r in job.replicas):
         return None
     reason = StopReason(job.reason)
+    if reason is StopReason.COMPLETED:
+        return _complete(job)
     failed = reason is StopReason.REPLICA_FAILED and not job.attached  # the server has no log of an attached process
     failure = _first_failure(job.replicas) if failed else None
     return Step(terminal_of(reason), reason, job.detail, failure.replica.id if failure is not None else None)
+
+
+def _complete(job: JobFacts) -> Step:
+    """End a job whose trainers are done, by how its pservers ended.
+
+    One that crashed fails the job: what its script does after serving (a save of its own, say) may be missing. One that
+    was killed or lost is only told of: what trainers had saved was acknowledged to them before they ended.
+    """
+    failures = [_failure(r) for r in job.replicas if r.role == "pserver" and r.detail not in NOT_WANTED]
+    crash = _earliest([f for f in failures if f is not None and _is_crash(f)])
+    if crash is not None:
+        why = f"{job.detail}, but then {sentence(crash.replica)}"
+        return Step(JobState.FAILED, StopReason.REPLICA_FAILED, why, crash.replica.id)
+    other = _earliest([f for f in failures if f is not None])
+    why = job.detail if other is None else f"{job.detail}; after that {sentence(other.replica)}"
+    return Step(JobState.SUCCEEDED, StopReason.COMPLETED, why)
+
+
+def _is_crash(failure: _Failure) -> bool:
+    """Whether a process that ran ended badly by itself."""
+    ended_itself = failure.reason is StopReason.REPLICA_FAILED and failure.retry_class == "user"
+    return ended_itself and not _was_killed(failure.replica)
 
 
 def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
@@ -204,8 +234,10 @@ def _was_killed(replica: ReplicaFacts) -> bool:
 
 
 def _first_failure(replicas: tuple[ReplicaFacts, ...]) -> _Failure | None:
-    failures = [found for r in replicas if (found := _failure(r)) is not None]
+    return _earliest([found for r in replicas if (found := _failure(r)) is not None])
 
+
+def _earliest(failures: Sequence[_Failure]) -> _Failure | None:
     def order(failure: _Failure) -> tuple[bool, float, int]:
         at = failure.replica.ended_at
         return failure.reason is StopReason.NODE_LOST, at.timestamp() if at else 0.0, failure.replica.index

@@ -12,7 +12,7 @@ from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, Repl
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.schemas import wire
-from penstock_server.services.lifecycle import may_linger
+from penstock_server.services.lifecycle import NEVER_STARTED, may_linger
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.settle import LogTail, locked_job, settle
 from penstock_server.services.transitions import allowed, transition
@@ -162,7 +162,7 @@ class Reports:
                 if row is None or ReplicaState(row.state) in TERMINAL_REPLICA:
                     continue
                 if row.state == ReplicaState.ASSIGNED:
-                    transition(tx, row, ReplicaState.KILLED, at=now, reason="stopped", detail="it was never started")
+                    transition(tx, row, ReplicaState.KILLED, at=now, reason="stopped", detail=NEVER_STARTED)
                 else:
                     detail = "its agent did not report its end in time"
                     transition(tx, row, ReplicaState.LOST, at=now, reason="stopped", detail=detail)
