@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ class Scope:
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
+        self._counting = threading.Lock()  # Hogwild threads count steps of one program
         self._steps: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
         self._makers: dict[str, weakref.ref[Program]] = {}
         self.revision = 0
@@ -62,9 +64,10 @@ class Scope:
         return ScopeVariable(self, name) if name in self._tensors else None
 
     def next_step(self, program: Program) -> int:
-        """Return the number of this run of `program` (from 0) and count it."""
-        step = self._steps.get(program, 0)
-        self._steps[program] = step + 1
+        """Return the number of this run of `program` (from 0) and count it. Any thread: each number is given once."""
+        with self._counting:
+            step = self._steps.get(program, 0)
+            self._steps[program] = step + 1
         return step
 
     def steps(self, program: Program) -> int:
