@@ -1,7 +1,8 @@
 """How the ranks of a job find each other: a store that trainer 0 serves, a bounded wait, and names for who is missing.
 
-Each rank claims its number, says where it is, and waits until all have; whoever waits longer than
-PENSTOCK_COLLECTIVE_START_S (default 300) says which ranks have not come. Blocks the calling thread; other threads run.
+Each rank claims its number, says where it is and how it means to exchange, and waits until all have. Whoever waits
+longer than PENSTOCK_COLLECTIVE_START_S (default 300) says which ranks have not come; a rank of this host that ends
+meanwhile is noticed at once. Blocks the calling thread; other threads run.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ _pause = threading.Event()  # never set: a wait that gives way to other threads
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a rank says of itself. `host`: equal for processes that can share memory. `endpoints`: as it knows them."""
+    """What a rank says of itself. `host`: equal for processes that can share memory. `endpoints`: as it knows them.
+
+    `exchange`: settings that all ranks must share, in words.
+    """
 
     host: str
     pid: int
     endpoints: str
+    exchange: str = ""
 
 
 def seconds(name: str, default: float) -> float:
@@ -53,20 +58,33 @@ def this_host() -> str:
     return f"{boot} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
 
 
-class Rendezvous:
-    """The store and who is there. `present[r]`: what rank r has said."""
+def has_ended(pid: int) -> bool:
+    """Return whether a process of this host is gone, or waits for its parent only (a zombie)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
 
-    def __init__(self, ranks: Ranks) -> None:
+
+class Rendezvous:
+    """The store and who is there. `present[r]`: what rank r has said.
+
+    `exchange`: what this rank says of how it exchanges. Raises Unavailable, PeerError (a rank says something else),
+    SpecError.
+    """
+
+    def __init__(self, ranks: Ranks, exchange: str = "") -> None:
         self.ranks = ranks
+        self.present: list[Presence] = []
         self._deadline = time.monotonic() + seconds(START_S, _DEFAULT_START_S)
-        self.base = _open_store(ranks, self._left())
+        self.base = _open_store(ranks, self.left_s())
         self.store = PrefixStore(f"penstock/{ranks.attempt}", self.base)
         if self.store.add(f"claim/{ranks.rank}", 1) > 1:
             raise SpecError(
                 f"two processes say that they are {ranks.name(ranks.rank)} of {ranks.num_ranks}; each trainer has a "
                 "number of its own (trainer_id, PADDLE_TRAINER_ID)"
             )
-        mine = Presence(this_host(), os.getpid(), ",".join(ranks.endpoints))
+        mine = Presence(this_host(), os.getpid(), ",".join(ranks.endpoints), exchange)
         self.store.set(f"here/{ranks.rank}", json.dumps(asdict(mine)))
         self.wait_for("here", "has not come")
         self.present = [Presence(**json.loads(self.store.get(f"here/{r}"))) for r in range(ranks.num_ranks)]
@@ -76,8 +94,14 @@ class Rendezvous:
                     f"{ranks.name(rank)} trains with the trainers {other.endpoints!r}, {ranks.name(ranks.rank)} with "
                     f"{mine.endpoints!r}; all trainers of a job are given the same list"
                 )
+            if other.exchange != mine.exchange:
+                raise PeerError(
+                    f"{ranks.name(rank)} would exchange by {other.exchange}, {ranks.name(ranks.rank)} by "
+                    f"{mine.exchange}; all trainers of a job are set up alike"
+                )
 
-    def _left(self) -> float:
+    def left_s(self) -> float:
+        """Seconds until whoever has not come is given up; a little above 0 when that is over."""
         return max(self._deadline - time.monotonic(), 0.01)
 
     def say(self, what: str) -> None:
@@ -92,6 +116,7 @@ class Rendezvous:
             missing = {r for r in missing if not self._has(f"{what}/{r}")}
             if not missing:
                 return
+            self._check_alive(missing, what)
             if time.monotonic() > self._deadline:
                 names = ", ".join(self.ranks.name(r) for r in sorted(missing))
                 raise Unavailable(
@@ -104,9 +129,17 @@ class Rendezvous:
     def wait_for_key(self, key: str) -> None:
         """Wait for what rank 0 puts under a key. Raises Unavailable."""
         while not self._has(key):
+            self._check_alive({0}, key)
             if time.monotonic() > self._deadline:
                 raise Unavailable(f"{self.ranks.name(0)} has not said {key!r} in time ({START_S})", ranks=[0])
             _pause.wait(_POLL_S)
+
+    def _check_alive(self, missing: set[int], what: str) -> None:
+        """Raise Unavailable if a rank of this host that is waited for has ended."""
+        for rank in sorted(missing if self.present else ()):
+            other = self.present[rank]
+            if other.host == this_host() and has_ended(other.pid) and not self._has(f"{what}/{rank}"):
+                raise Unavailable(f"{self.ranks.name(rank)} has ended before all were ready", ranks=[rank])
 
     def _has(self, key: str) -> bool:
         try:

@@ -35,15 +35,10 @@ class SharedRings:
             descriptor = self._make(meeting, name, size) if ranks.rank == 0 else self._open(meeting, name)
             try:
                 _OPS.ring_open(name, descriptor, ranks.rank, ranks.num_ranks, SLOT_BYTES)
+                meeting.say(f"open/{name}")
+                meeting.wait_for(f"open/{name}", "has not opened the shared memory")
             finally:
-                if ranks.rank:
-                    os.close(descriptor)
-                else:
-                    self._kept = descriptor
-            meeting.say(f"open/{name}")
-            meeting.wait_for(f"open/{name}", "has not opened the shared memory")
-            if not ranks.rank:
-                os.close(self._kept)  # all have mapped it
+                os.close(descriptor)  # all have mapped it
 
     @staticmethod
     def _make(meeting: Rendezvous, name: str, size: int) -> int:

@@ -2,12 +2,13 @@
 
 A rank of this host that ends is noticed at once (its process descriptor), another one, or one that stands still, when
 it has said nothing for PENSTOCK_COLLECTIVE_LEASE_S (default 5). The first finding is the last: it is given to `lost`
-once, and the thread ends. Owners: the thread `penstock-beats` talks to the store, `penstock-ranks` decides; the rest is
-for other threads.
+once, and said to the others, so that all name the same rank; and the thread ends. Owners: the thread `penstock-beats`
+talks to the store, `penstock-ranks` decides; the rest is for other threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from penstock.distributed.rendezvous import Rendezvous, seconds, this_host
+from penstock.errors import Unavailable
 
 LEASE_S = "PENSTOCK_COLLECTIVE_LEASE_S"
 _DEFAULT_LEASE_S = 5.0
@@ -28,12 +30,13 @@ _BEAT_S = 0.5
 _STORE_S = 2.0  # torch gives most answers of a store up after this, but not all
 _LEAVE_S = 5.0  # so long the one who has the store waits for the others' goodbye
 
-State = Literal["works", "leaves", "failed"]
+State = Literal["works", "leaves", "failed", "lost"]
+"""`lost`: another rank is missed, or has failed; the words that go with it name it."""
 
 
 class Watch:
     """Beats for this rank and listens to the others. `lost(rank, text)` is called once, `left(rank)` for each
-    that ends well; on the watch's thread."""
+    that ends well; on the watch's thread. Raises Unavailable if a rank of this host has ended already."""
 
     def __init__(self, meeting: Rendezvous, lost: Callable[[int, str], None], left: Callable[[int], None]) -> None:
         self._ranks, self._lost, self._left = meeting.ranks, lost, left
@@ -41,7 +44,7 @@ class Watch:
         base = meeting.base.clone()  # type: ignore[attr-defined]  # torch has not typed it
         base.set_timeout(timedelta(seconds=_STORE_S))
         self._store = PrefixStore(f"penstock/{meeting.ranks.attempt}", base)
-        self._state: tuple[State, str] = ("works", "")
+        self._state: tuple[State, str, int] = ("works", "", self._ranks.rank)  # the last one: whom the words are about
         self._beats = 0
         self._heard: dict[int, tuple[str, float]] = {}
         self._gone: set[int] = set()
@@ -68,42 +71,65 @@ class Watch:
     def _follow(self, meeting: Rendezvous) -> None:
         for rank, other in enumerate(meeting.present):
             if rank != self._ranks.rank and other.host == this_host():
-                descriptor = os.pidfd_open(other.pid)
+                try:
+                    descriptor = os.pidfd_open(other.pid)
+                except ProcessLookupError as error:
+                    self.close()
+                    ended = f"{self._ranks.name(rank)} has ended before all were ready"
+                    raise Unavailable(ended, ranks=[rank]) from error
                 self._processes[descriptor] = rank
                 self._poll.register(descriptor, select.POLLIN)
 
     # -- what other threads ask for ----------------------------------------------------------------
 
+    def close(self) -> None:
+        """Release the descriptors of a watch that was never started."""
+        for descriptor in (*self._processes, self._wake_in, self._wake_out):
+            os.close(descriptor)
+        self._processes.clear()
+
     def fail(self, why: str) -> None:
         """Tell the others that this rank cannot go on."""
         if self._state[0] == "works":
-            self._state = ("failed", why)
+            self._state = ("failed", why, self._ranks.rank)
             self._wake()
 
     def linger(self) -> None:
-        """Let the others hear what this rank has said last, before its process, and perhaps the store, is gone."""
+        """Let the others hear what this rank has said last, before its process, and perhaps the store, is gone.
+
+        Then end the threads: one that came back from the store into an interpreter that ends would abort the process.
+        """
         self._ended.wait(2 * _BEAT_S)
+        self._ended.set()
+        self._wake()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=_STORE_S)
 
     def leave(self) -> None:
         """Tell the others that this rank ends well; whoever has the store waits until they know."""
         if self._state[0] == "works":
-            self._state = ("leaves", "")
+            self._state = ("leaves", "", self._ranks.rank)
         self._wake()
         for thread in self._threads:
             thread.join(timeout=_LEAVE_S + 2 * _STORE_S)
 
     def _wake(self) -> None:
         self._spoken.set()
-        os.write(self._wake_out, b"x")
+        with contextlib.suppress(BrokenPipeError):  # that thread has ended already
+            os.write(self._wake_out, b"x")
 
     # -- the thread that decides -------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             found = None
-            while found is None and self._state[0] != "leaves":
+            while found is None and self._state[0] != "leaves" and not self._ended.is_set():
                 found = self._pass_time()
             if found is not None:
+                if self._state[0] == "works":
+                    self._state = ("lost", found[1], found[0])
+                    self._spoken.set()
                 self._lost(*found)
         finally:
             for descriptor in (*self._processes, self._wake_in):
@@ -131,12 +157,14 @@ class Watch:
         for rank, text in texts.items():
             if rank in self._gone:
                 continue
-            state, why, _ = json.loads(text)
+            state, why, about, _ = json.loads(text)
             if state == "leaves":
                 self._forget(rank)
                 continue
             if state == "failed":
                 return rank, f"{self._ranks.name(rank)} has failed: {why}"
+            if state == "lost":
+                return about, why
             before, since = self._heard.setdefault(rank, (text, at))
             if before != text:
                 self._heard[rank] = (text, at)
@@ -165,22 +193,22 @@ class Watch:
     def _talk(self) -> None:
         """Say and listen until this rank leaves; an answer of the store may take for ever, so nobody waits for it."""
         try:
-            while self._state[0] != "leaves":
+            while self._state[0] != "leaves" and not self._ended.is_set():
                 self._say()
                 self._listen()
                 self._round.set()
                 self._spoken.wait(_BEAT_S)
                 self._spoken.clear()
                 self._round.clear()
-            self._say_goodbye()
+            if self._state[0] == "leaves":
+                self._say_goodbye()
         except dist.DistError as error:
             self._news = (self._news[0], self._news[1], str(error).splitlines()[0] or "no answer")
         self._round.set()
 
     def _say(self) -> None:
         self._beats += 1
-        state, why = self._state
-        self._store.set(f"state/{self._ranks.rank}", json.dumps([state, why, self._beats]))
+        self._store.set(f"state/{self._ranks.rank}", json.dumps([*self._state, self._beats]))
 
     def _listen(self) -> None:
         others = [r for r in range(self._ranks.num_ranks) if r != self._ranks.rank and r not in self._gone]

@@ -1,0 +1,150 @@
+"""The ranks' meeting and watch, several of them in one process; a rank that dies is a process of its own."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.endpoints import free_endpoints
+
+from penstock.distributed.ranks import Ranks, ranks_of
+from penstock.distributed.rendezvous import START_S, Rendezvous, this_host
+from penstock.distributed.watch import LEASE_S, Watch
+from penstock.errors import PeerError, Unavailable
+
+BOUND_S = 60.0
+
+
+def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
+    """Call all in threads; return the results, or what was raised."""
+    found: list[Any] = [None] * len(calls)
+
+    def run(number: int) -> None:
+        try:
+            found[number] = calls[number]()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+        assert not thread.is_alive()
+    return found
+
+
+def ranks(count: int) -> list[Ranks]:
+    endpoints = tuple(free_endpoints(count))
+    return [ranks_of(rank, endpoints, {}) for rank in range(count)]
+
+
+def met(count: int) -> list[Rendezvous]:
+    return at_once([partial(Rendezvous, mine) for mine in ranks(count)])
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+class Seen:
+    """A watch, and what it has found."""
+
+    def __init__(self, meeting: Rendezvous) -> None:
+        self.meeting = meeting  # it has the store
+        self.found: queue.Queue[tuple[int, str]] = queue.Queue()
+        self.left: queue.Queue[int] = queue.Queue()
+        self.watch = Watch(meeting, lambda rank, why: self.found.put((rank, why)), self.left.put)
+
+
+def test_a_rank_that_says_nothing_is_named_by_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LEASE_S, "2")
+    first, second, _silent = (Seen(meeting) for meeting in met(3))
+    for seen in (first, second):
+        seen.watch.start()
+    for seen in (first, second):
+        rank, why = seen.found.get(timeout=BOUND_S)
+        assert rank == 2
+        assert "has said nothing for" in why
+        assert "rank 2 (127.0.0.1:" in why
+
+
+def test_the_rank_that_one_has_lost_is_named_by_those_that_could_not_see_it(
+    monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setenv(LEASE_S, str(10 * BOUND_S))
+    meetings = met(3)
+    for rank, meeting in enumerate(meetings):
+        here = [this_host(), "far away", this_host()] if rank == 0 else ["far away", this_host(), "far away"]
+        meeting.present = [replace(p, host=h) for p, h in zip(meeting.present, here, strict=True)]
+        meeting.present[2] = replace(meeting.present[2], pid=child.pid)
+    near, far = Seen(meetings[0]), Seen(meetings[1])
+    meetings[2].store.set("state/2", '["works", "", 2, 1]')
+    near.watch.start()
+    far.watch.start()
+    child.kill()
+    for seen in (near, far):
+        rank, why = seen.found.get(timeout=BOUND_S)
+        assert rank == 2
+        assert "rank 2 (127.0.0.1:" in why
+        assert "has ended in the middle of the job" in why
+    near.watch.fail("something that came of it")  # of no more interest, and no error
+    assert near.watch._state[0] == "lost"
+
+
+def test_a_rank_that_has_ended_before_the_watch_begins_is_named(child: subprocess.Popen[bytes]) -> None:
+    first, _ = met(2)
+    first.present[1] = replace(first.present[1], pid=child.pid)
+    child.kill()
+    child.wait()
+    with pytest.raises(Unavailable, match=r"rank 1 .* has ended before all were ready"):
+        Seen(first)
+
+
+def test_a_rank_that_ends_while_others_wait_for_it_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setenv(START_S, str(10 * BOUND_S))
+    first, second = met(2)
+    first.present[1] = replace(first.present[1], pid=child.pid)
+    second.present[0] = replace(second.present[0], pid=child.pid)
+    child.kill()  # and not reaped, as by a launcher
+    for error in at_once([lambda: first.wait_for("open", "is late"), lambda: second.wait_for_key("memory")]):
+        assert isinstance(error, Unavailable)
+        assert "has ended before all were ready" in str(error)
+
+
+def test_ranks_that_are_set_up_differently_are_told_so() -> None:
+    both = ranks(2)
+    first, second = at_once(
+        [lambda: Rendezvous(both[0], "transport=auto"), lambda: Rendezvous(both[1], "transport=gloo")]
+    )
+    assert isinstance(first, PeerError)
+    assert isinstance(second, PeerError)
+    assert "rank 1" in str(first)
+    assert "would exchange by transport=gloo" in str(first)
+
+
+def test_ranks_that_leave_are_not_missed() -> None:
+    first, second = (Seen(meeting) for meeting in met(2))
+    first.watch.start()
+    second.watch.start()
+    leaving = threading.Thread(target=second.watch.leave)
+    leaving.start()
+    assert first.left.get(timeout=BOUND_S) == 1
+    first.watch.leave()
+    leaving.join(BOUND_S)
+    assert not leaving.is_alive()
+    assert first.found.empty()
+    assert second.found.empty()
