@@ -16,6 +16,7 @@ import numpy as np
 
 import penstock as fluid
 from penstock.distributed import collective
+from penstock.errors import ProgramError
 
 FEATURES, IDS, WIDTH = 6, 50, 4
 _MEAN_LR = 0.1
@@ -73,6 +74,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--inter", type=int, default=0)
     parser.add_argument("--width", type=int, default=0, help="of one rank's own network: another program")
     parser.add_argument("--fail", type=int, default=-1, help="raise before this step")
+    parser.add_argument("--stuck", action="store_true", help="fail when taking part without rows")
     parser.add_argument("--join", action="store_true")
     return parser.parse_args(arguments)
 
@@ -101,6 +103,11 @@ def prepared(asked: argparse.Namespace, rank: int, endpoints: list[str]) -> tupl
     return loss, exe
 
 
+def cannot(step: object) -> None:
+    """Take part without rows, in vain."""
+    raise ProgramError("this rank was told not to take part without rows")
+
+
 def main(arguments: list[str]) -> None:
     """Train."""
     asked = options(arguments)
@@ -124,6 +131,9 @@ def main(arguments: list[str]) -> None:
             del feed["ids"]
         fetched = exe.run(feed=feed, fetch_list=[loss]) if executor is None else executor.run([loss], feed)
         print(step, float(np.mean(fetched[0])), flush=True)
+    if asked.stuck:
+        group: Any = collective.current()
+        group._steppers = dict.fromkeys(group._steppers, cannot)
     if asked.join:
         collective.join()
     scope = fluid.global_scope()

@@ -53,3 +53,20 @@ def test_two_ranks_that_train_different_programs_are_told_so(trainers: Start) ->
     ranks = trainers(2, "--steps", 3, own={1: ["--dense"]})
     assert [rank.end() for rank in ranks] == [1, 1]
     assert any("begins a step of another program" in r.errors or "run different programs" in r.errors for r in ranks)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "gloo"])
+def test_a_rank_without_a_single_batch_is_named_and_nobody_hangs(trainers: Start, transport: str) -> None:
+    ranks = trainers(2, "--steps", 3, 0, PENSTOCK_COLLECTIVE_TRANSPORT=transport)
+    assert [rank.end() for rank in ranks] == [1, 1]
+    for rank in ranks:
+        assert "has ended without a step of the program that rank 0" in rank.errors
+
+
+def test_a_rank_that_cannot_go_on_without_rows_fails_and_the_others_name_it(trainers: Start) -> None:
+    first, second = trainers(2, "--steps", 5, 2, own={1: ["--stuck"]})
+    assert [first.end(), second.end()] == [1, 1]
+    assert "the job has ended badly: this rank was told not to take part without rows" in second.errors
+    assert "rank 1" in first.errors
+    assert "has failed: ProgramError" in first.errors
+    assert second.steps == 2  # what it has printed is not lost

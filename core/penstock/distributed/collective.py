@@ -26,12 +26,13 @@ from penstock.distributed.rendezvous import Rendezvous, this_host
 from penstock.distributed.shared_ring import SharedRings
 from penstock.distributed.watch import Watch
 from penstock.errors import SpecError, Unavailable
-from penstock.native.collective_ops import ENDED, SIGNATURE
+from penstock.native.collective_ops import BEGINS, ENDED, HAS_ENDED, SIGNATURE
 from penstock.program.endpoints import checked_endpoints
 
 TRANSPORT = "PENSTOCK_COLLECTIVE_TRANSPORT"
 _TRANSPORTS = ("auto", "shared_memory", "gloo")
 _Result = TypeVar("_Result")
+_MOST_RINGS = 64  # each has a thread that waits, of which an engine has a limited number
 _FOUND_OUT_S = 3.0  # an exchange may fail before the watch has said who is lost
 
 
@@ -45,17 +46,23 @@ class Group:
     def __init__(self, ranks: Ranks) -> None:
         check_interfaces(os.environ, names())
         self.ranks = ranks
-        self._meeting = meeting = Rendezvous(ranks)  # it has the store, as long as the group lives
+        transport = _transport()
+        exchange = f"{TRANSPORT}={transport}, nccl_comm_num={ranks.num_rings}, groups of {ranks.inter or 'all'}"
+        self._meeting = meeting = Rendezvous(ranks, exchange)  # it has the store, as long as the group lives
         label = f"job {ranks.meeting} {ranks.attempt}"
         self._lost: str | None = None
         self._knows = threading.Event()
         self._watch = Watch(meeting, self._on_lost, self._on_left)
-        self._rings = _rings(meeting, label)
         self._steppers: dict[int, Idle] = {}
         self._told: set[int] = set()
         self._over = False
-        meeting.say("ready")
-        meeting.wait_for("ready", "has not joined the others")
+        try:
+            self._rings = _rings(meeting, label, transport)
+            meeting.say("ready")
+            meeting.wait_for("ready", "has not joined the others")
+        except BaseException:
+            self._watch.close()
+            raise
         self._watch.start()
         atexit.register(self._at_exit, os.getpid())
 
@@ -77,7 +84,9 @@ class Group:
     # -- steps -------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: list[Tensor]) -> None:
-        """Give every rank the tensors of rank 0. Raises Unavailable."""
+        """Give every rank the tensors of rank 0, before the first step of a program. Raises Unavailable, SpecError."""
+        mine = torch.tensor([sum(t.nbytes for t in tensors), BEGINS, len(tensors)])
+        self._check_begun(self._guarded(lambda: self._rings.meet(mine)))
         self._guarded(lambda: self._rings.broadcast(tensors))
 
     def take_part(self, signature: int, idle: Idle) -> None:
@@ -115,9 +124,10 @@ class Group:
         """
         told = False
         mine = torch.zeros(3, dtype=torch.int64)
-        mine[ENDED] = 1
+        mine[ENDED] = HAS_ENDED
         while True:
             step = self._guarded(lambda: self._rings.meet(mine))
+            self._check_begun(step)
             at_work = [r for r in range(self.ranks.num_ranks) if not step[r, ENDED]]
             if not at_work:
                 self._told.clear()
@@ -133,16 +143,40 @@ class Group:
                 error = SpecError(f"{self.ranks.name(at_work[0])} runs a program that this rank has never run")
                 self.step_failed(error)
                 raise error
-            stepper(step)
+            try:
+                stepper(step)
+            except Exception as error:
+                self.step_failed(error)
+                raise
+
+    def _check_begun(self, step: Tensor) -> None:
+        """Raise SpecError if some ranks begin a program, and others have ended without it or begin another."""
+        begins = [r for r in range(self.ranks.num_ranks) if step[r, ENDED] == BEGINS]
+        others = [r for r in range(self.ranks.num_ranks) if not torch.equal(step[r], step[begins[0]])] if begins else []
+        if not others:
+            return
+        first, other = self.ranks.name(begins[0]), self.ranks.name(others[0])
+        if step[others[0], ENDED] == HAS_ENDED:
+            text = f"{other} has ended without a step of the program that {first} begins; each needs a batch at least"
+        else:
+            text = f"{first} begins a program that {other} does not begin: the ranks run different programs"
+        error = SpecError(text)
+        self.step_failed(error)
+        raise error
 
     # -- the end -----------------------------------------------------------------------------------
 
     def _guarded(self, exchange: Callable[[], _Result]) -> _Result:
+        """Exchange outside of a step."""
         self.check()
         try:
             return exchange()
         except (RuntimeError, Unavailable) as error:
-            raise self.why() or Unavailable(str(error).splitlines()[0]) from error
+            lost = self.why()
+            if lost is None:
+                self.step_failed(error)
+                lost = Unavailable(str(error).splitlines()[0])
+            raise lost from error
 
     def _on_left(self, rank: int) -> None:
         if not self._over:
@@ -154,7 +188,7 @@ class Group:
         self._knows.set()
 
     def _give_up(self, why: str) -> None:
-        self._lost = self._lost or f"this trainer has not finished a step: {why}"
+        self._lost = self._lost or f"this trainer has not gone on: {why}"
         self._watch.fail(why)
         self._rings.fail(self._lost)
         self._knows.set()
@@ -170,9 +204,11 @@ class Group:
             return
         try:
             self.join()
-        except (Unavailable, SpecError) as lost:
+        except Exception as lost:  # noqa: BLE001 - the process's boundary: it is printed, and the status says so
             _say(f"the job has ended badly: {lost}")
             self._watch.linger()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
             os._exit(1)  # an exception here would be printed, and the status still be 0
         self._over = True  # nobody exchanges any more, so a rank that leaves is none that is missing
         self._watch.leave()
@@ -183,10 +219,14 @@ def _say(text: str) -> None:
     print(f"penstock: {text}", file=sys.stderr, flush=True)
 
 
-def _rings(meeting: Rendezvous, label: str) -> SharedRings | ProcessGroups:
+def _transport() -> str:
     wanted = os.environ.get(TRANSPORT, "auto")
     if wanted not in _TRANSPORTS:
         raise SpecError(f"{TRANSPORT} is {wanted!r}; expected one of {', '.join(_TRANSPORTS)}", got=wanted)
+    return wanted
+
+
+def _rings(meeting: Rendezvous, label: str, wanted: str) -> SharedRings | ProcessGroups:
     one_host = all(other.host == this_host() for other in meeting.present)
     if wanted == "shared_memory" and not one_host:
         raise SpecError(f"{TRANSPORT} is 'shared_memory', but the trainers are on several hosts", got=wanted)
@@ -209,6 +249,8 @@ def form(ranks: Ranks) -> Group | None:
     global _group
     if ranks.num_ranks == 1:
         return None
+    if ranks.num_rings > _MOST_RINGS:
+        raise SpecError(f"nccl_comm_num is {ranks.num_rings}; expected at most {_MOST_RINGS}", got=ranks.num_rings)
     with _making:
         if _group is None:
             _group = Group(ranks)
@@ -248,7 +290,23 @@ def group_of(num_trainers: int, trainer_id: int, endpoints: list[str], *, num_ri
     if group is None or (group.ranks.rank, group.ranks.num_ranks) != (trainer_id, num_trainers):
         met = "1 trainer" if group is None else f"rank {group.ranks.rank} of {group.ranks.num_ranks}"
         raise SpecError(f"num_trainers={num_trainers}, trainer_id={trainer_id}, but this process is {met}")
+    _check_met_so(group.ranks, num_rings, inter)
     return group
+
+
+def _check_met_so(met: Ranks, num_rings: int, inter: int) -> None:
+    """Raise SpecError if the trainers have met with other settings than an executor asks for (1 and 0: for none)."""
+    asked = {
+        "nccl_comm_num": (num_rings, met.num_rings, 1),
+        "hierarchical_allreduce_inter_nranks": (inter, met.inter, 0),
+    }
+    for name, (wanted, found, nothing) in asked.items():
+        if wanted not in (found, nothing):
+            raise SpecError(
+                f"BuildStrategy asks for {name} = {wanted}, but the trainers have met with {found}: set it for "
+                "DistributeTranspilerConfig, too",
+                got=wanted,
+            )
 
 
 def current() -> Group | None:

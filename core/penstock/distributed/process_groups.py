@@ -21,8 +21,9 @@ from torch._C._distributed_c10d import PrefixStore
 from penstock.distributed import interfaces
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous
-from penstock.errors import Unavailable
+from penstock.errors import SpecError, Unavailable
 from penstock.native import collective_ops
+from penstock.native.collective_ops import ENDED, HAS_ENDED
 
 _LOOK_S = 1e-4
 _TIMEOUT = timedelta(minutes=30)  # ours is the watch
@@ -41,12 +42,22 @@ class ProcessGroups:
             interfaces.choose_for_gloo(
                 ranks.endpoints[ranks.rank].rpartition(":")[0] if ranks.endpoints else "localhost"
             )
-        if not dist.is_initialized():
-            store = PrefixStore("torch", meeting.store)
-            dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.num_ranks, timeout=_TIMEOUT)
-        everybody = list(range(ranks.num_ranks))
-        self._groups = [dist.new_group(everybody, timeout=_TIMEOUT, backend=backend) for _ in range(ranks.num_rings)]
-        self._levels = [_levels(ranks, backend) for _ in range(ranks.num_rings)] if ranks.inter else []
+        if dist.is_initialized():
+            _check_default(ranks)
+        timeout = timedelta(seconds=meeting.left_s())  # a rank that ends now would be waited for
+        try:
+            if not dist.is_initialized():
+                store = PrefixStore("torch", meeting.store)
+                dist.init_process_group(
+                    backend, store=store, rank=ranks.rank, world_size=ranks.num_ranks, timeout=timeout
+                )
+            everybody = list(range(ranks.num_ranks))
+            self._groups = [dist.new_group(everybody, timeout=timeout, backend=backend) for _ in range(ranks.num_rings)]
+            self._levels = [_levels(ranks, backend, timeout) for _ in range(ranks.num_rings)] if ranks.inter else []
+        except (RuntimeError, ValueError) as error:
+            raise Unavailable(f"the trainers cannot connect by {backend}: {str(error).splitlines()[0]}") from error
+        for group in {*self._groups, *(g for pair in self._levels for g in pair if g is not None)}:
+            _wait_long(group)
         self.names = [f"{label}.{number}" for number in range(ranks.num_rings)]
         for number, name in enumerate(self.names):
             collective_ops.register_exchanger(name, self, number)
@@ -57,7 +68,7 @@ class ProcessGroups:
         """See `Exchanger.step`. Raises RuntimeError naming a rank that begins a step of another program."""
         step = self._all(mine, ring)
         for rank in range(self._ranks.num_ranks):
-            if not step[rank, 1] and step[rank, 2] != mine[2]:
+            if step[rank, ENDED] != HAS_ENDED and not torch.equal(step[rank, ENDED:], mine[ENDED:]):
                 raise RuntimeError(
                     f"rank {rank} begins a step of another program: its parameters, or their order, differ from those "
                     f"of rank {self._ranks.rank}"
@@ -149,12 +160,28 @@ def _summed(replicas: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _levels(ranks: Ranks, backend: str) -> tuple[Any, Any]:
+def _check_default(ranks: Ranks) -> None:
+    """Raise SpecError if the script has made torch's default group of other ranks: new groups count by it."""
+    found = dist.get_rank(), dist.get_world_size()
+    if found != (ranks.rank, ranks.num_ranks):
+        raise SpecError(
+            f"this process is rank {found[0]} of {found[1]} for torch.distributed, but "
+            f"{ranks.name(ranks.rank)} of {ranks.num_ranks} here; give both the same numbers"
+        )
+
+
+def _wait_long(group: Any) -> None:
+    """Let exchanges of a group take any time, once it is made."""
+    if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        dist.distributed_c10d._set_pg_timeout(_TIMEOUT, group)
+
+
+def _levels(ranks: Ranks, backend: str, timeout: timedelta) -> tuple[Any, Any]:
     """This rank's inner group and the group of first ranks. Every rank makes every group, in the same order."""
     mine = None
     for first in range(0, ranks.num_ranks, ranks.inter):
-        group = dist.new_group(list(range(first, first + ranks.inter)), timeout=_TIMEOUT, backend=backend)
+        group = dist.new_group(list(range(first, first + ranks.inter)), timeout=timeout, backend=backend)
         if first <= ranks.rank < first + ranks.inter:
             mine = group
-    leaders = dist.new_group(list(range(0, ranks.num_ranks, ranks.inter)), timeout=_TIMEOUT, backend=backend)
+    leaders = dist.new_group(list(range(0, ranks.num_ranks, ranks.inter)), timeout=timeout, backend=backend)
     return mine, leaders

@@ -18,6 +18,9 @@ GEN_ID = "penstock.gen_nccl_id.default"
 COLLECTIVE = "penstock.collective.default"
 ROWS, ENDED, SIGNATURE = 0, 1, 2
 """Columns of what a rank says of a step; see src/ops/ring_ops.cpp."""
+HAS_ENDED, BEGINS = 1, 2
+"""What ENDED says, else 0: the rank has no more data; it brings the values of a program that it begins (SIGNATURE: how
+many variables, ROWS: their bytes)."""
 
 
 class Exchanger(Protocol):

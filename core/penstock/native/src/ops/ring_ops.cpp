@@ -23,6 +23,7 @@ using ring::Piece;
 using ring::Ring;
 
 enum Column : int64_t { kRows, kEnded, kSignature, kColumns };
+constexpr int64_t kHasEnded = 1;  // in the column kEnded; see native/collective_ops.py
 
 class Rings {
  public:
@@ -107,7 +108,7 @@ Tensor ring_step(const Tensor& mine, const std::string& name) {
   const int64_t signature = mine.const_data_ptr<int64_t>()[kSignature];
   for (int64_t r = 0; r < all.size(0); ++r) {
     const int64_t* theirs = said + r * kColumns;
-    TORCH_CHECK(theirs[kEnded] != 0 || theirs[kSignature] == signature, "rank ", r,
+    TORCH_CHECK(theirs[kEnded] == kHasEnded || (theirs[kEnded] == 0 && theirs[kSignature] == signature), "rank ", r,
                 " begins a step of another program: its parameters, or their order, differ from those of rank ",
                 rings().find(name)->rank());
   }

@@ -1,0 +1,33 @@
+"""What trainers agree on before they exchange anything: settings without a group of processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.distributed import collective
+from penstock.distributed.ranks import Ranks
+from penstock.errors import SpecError
+
+
+@pytest.mark.parametrize(("num_rings", "inter"), [(1, 0), (2, 4), (1, 4), (2, 0)])
+def test_an_executor_takes_the_settings_with_which_the_trainers_have_met(num_rings: int, inter: int) -> None:
+    collective._check_met_so(Ranks(0, 8, "127.0.0.1:1", num_rings=2, inter=4), num_rings, inter)
+
+
+@pytest.mark.parametrize(
+    ("num_rings", "inter", "name"), [(3, 0, "nccl_comm_num = 3"), (1, 2, "hierarchical_allreduce_inter_nranks = 2")]
+)
+def test_other_settings_are_refused_and_not_ignored(num_rings: int, inter: int, name: str) -> None:
+    with pytest.raises(SpecError, match=f"BuildStrategy asks for {name}, but the trainers have met with"):
+        collective._check_met_so(Ranks(0, 8, "127.0.0.1:1", num_rings=2, inter=4), num_rings, inter)
+
+
+def test_more_rings_than_threads_may_wait_are_refused_before_anybody_meets() -> None:
+    with pytest.raises(SpecError, match="nccl_comm_num is 300; expected at most 64"):
+        collective.form(Ranks(0, 2, "127.0.0.1:1", num_rings=300))
+
+
+def test_an_unknown_transport_is_refused_before_anybody_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(collective.TRANSPORT, "carrier pigeon")
+    with pytest.raises(SpecError, match="'carrier pigeon'; expected one of auto, shared_memory, gloo"):
+        collective.form(Ranks(0, 2, "127.0.0.1:1"))
