@@ -11,11 +11,12 @@ import torch
 from tests.ps.small_server import SmallServer
 from torch import Tensor
 
-from penstock.errors import FeedError, PeerError, ProgramError
-from penstock.native.remote import Descriptor, PsMode
+from penstock.errors import FeedError, PeerError, ProgramError, Unavailable
+from penstock.native.remote import Descriptor, PsMode, Push
 from penstock.ps import link
 from penstock.ps.client import TrainerClient
 from penstock.ps.settings import TrainerSettings
+from penstock.ps.tensors import from_wire
 from penstock.ps.wire import Message
 
 Make = Callable[..., SmallServer]
@@ -311,3 +312,38 @@ def _until(holds: Callable[[], bool]) -> None:
             return
         waited.wait(0.01)
     raise AssertionError("it did not come about")
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_whole_step_takes_the_gradients_where_they_lie(serve: Make, connect: Connect, local: bool) -> None:
+    servers = [
+        serve({"w.block0": torch.ones(2, 3), "t.block0": torch.zeros(4, 2)}, local=local, lr=1),
+        serve({"w.block1": torch.ones(1, 3)}, local=local, lr=1),
+    ]
+    client = connect(servers)
+    out = [torch.empty(2, 3), torch.empty(1, 3)]
+    for step in range(3):
+        gradients = [torch.full((2, 3), 1.0 + step), torch.full((1, 3), 2.0 + step)]
+        rows = Push("t", ["t.block0"], [0], [torch.ones(3, 2)], [4], torch.tensor([1, 1, 3]))
+        client.send_step([Push("w", ["w.block0", "w.block1"], [0, 1], gradients), rows])
+        for gradient in gradients:
+            gradient.fill_(1e9)  # the step is over: the memory is somebody else's
+        client.recv_step(["w.block0", "w.block1"], [0, 1], out)
+    assert [float(o[0, 0]) for o in out] == [1 - 6, 1 - 9]
+    looked_up = torch.empty(4, 2)
+    client.prefetch("t", ["t.block0"], [0], [4], torch.arange(4), looked_up)
+    assert looked_up[:, 0].tolist() == [0, -6, 0, -3]
+
+
+def test_a_step_that_failed_is_kept_for_a_replay_as_it_was(connect: Connect, serve: Make) -> None:
+    server = serve({"w": torch.ones(3)}, lr=1)
+    client = connect([server])
+    gradient = torch.full((3,), 2.0)
+    server.close()
+    with pytest.raises(Unavailable):
+        client.send_step([Push("w", ["w"], [0], [gradient])])
+    gradient.fill_(1e9)
+    open_round: Any = client.links[0]._round
+    ((block, (kept,)),) = open_round.pushes()[1]
+    assert block == "w"
+    assert from_wire(kept).tolist() == [2, 2, 2]

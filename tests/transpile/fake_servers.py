@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import penstock as fluid
-from penstock.native.remote import Descriptor
+from penstock.native.remote import Descriptor, Push
 from penstock.transpile.placement import Placement
 
 
@@ -56,11 +56,27 @@ class FakeServers:
         self.calls.append(("send_barrier", ""))
         self._apply()
 
+    def send_step(self, pushes: Sequence[Push]) -> None:
+        self.calls.append(("send_step", ""))
+        for push in pushes:
+            if push.rows is None:
+                self.send(push.variable, push.blocks, push.at, push.values)
+            else:
+                self.send_rows(push.variable, push.blocks, push.at, push.heights, push.rows, *push.values)
+        self.send_barrier()
+
     def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[torch.Tensor]) -> None:
         self._expect(variable, blocks, at)
         self.calls.append(("recv", variable))
         for block, tensor in zip(blocks, out, strict=True):
             tensor.copy_(self.values[block])
+
+    def recv_step(self, blocks: Sequence[str], at: Sequence[int], out: Sequence[torch.Tensor]) -> None:
+        self.calls.append(("recv_step", ""))
+        for placed, server, tensor in zip(blocks, at, out, strict=True):
+            (block,) = [p for p in self.placement.blocks if p.name == placed]
+            assert self.placement.endpoints[server] == block.endpoint
+            tensor.copy_(self.values[placed])
 
     def fetch_barrier(self) -> None:
         self.calls.append(("fetch_barrier", ""))

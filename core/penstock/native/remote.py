@@ -12,9 +12,9 @@ import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
-from penstock.errors import ProgramError
+from penstock.errors import Bug, ProgramError
 
 PsMode = Literal["sync", "half_async", "async", "geo"]
 
@@ -33,6 +33,12 @@ class Descriptor:
         every = f" every={self.push_every}" if self.mode == "geo" else ""
         return f"{self.mode} {self.trainer}/{self.num_trainers} {','.join(self.endpoints)}{every}"
 
+    @property
+    def is_on_this_host(self) -> bool:
+        """Whether every server is named by an address of the loopback interface."""
+        hosts = (endpoint.rpartition(":")[0] for endpoint in self.endpoints)
+        return all(host in {"localhost", "[::1]"} or host.startswith("127.") for host in hosts)
+
     @staticmethod
     def parse(text: str) -> Descriptor:
         """Read the text form. Raises ProgramError."""
@@ -46,6 +52,18 @@ class Descriptor:
             )
         endpoints = tuple(parts[2].split(","))
         return Descriptor(cast(PsMode, parts[0]), int(trainer), int(trainers), endpoints, int(every))
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """What one `send` or, with `rows`, `send_rows` is told. `values`: of each block, or of the rows."""
+
+    variable: str
+    blocks: Sequence[str]
+    at: Sequence[int]
+    values: Sequence[Any]
+    heights: Sequence[int] = ()
+    rows: Any = None
 
 
 class Remote(Protocol):
@@ -93,6 +111,17 @@ class Remote(Protocol):
         """Push what waits to be pushed, leave every server, and end."""
 
 
+@runtime_checkable
+class StepRemote(Remote, Protocol):
+    """One that takes all of a sync step at once."""
+
+    def send_step(self, pushes: Sequence[Push]) -> None:
+        """Sync: all pushes and the send barrier at once. Nobody changes the tensors before it returns: no copies."""
+
+    def recv_step(self, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        """`recv` of all that a step pulls, of any variables, and the fetch barrier."""
+
+
 Opener = Callable[[Descriptor], Remote]
 
 _lock = threading.Lock()
@@ -114,6 +143,14 @@ def remote(descriptor: str) -> Remote:
             opener = _opener[0] if _opener else importlib.import_module("penstock.ps.opening").open_remote
             found = _open[descriptor] = opener(Descriptor.parse(descriptor))
         return found
+
+
+def step_remote(descriptor: str) -> StepRemote:
+    """Return the remote of a descriptor of sync mode. Raises Bug, and as `remote` does."""
+    found = remote(descriptor)
+    if not isinstance(found, StepRemote):
+        raise Bug(f"the remote {descriptor!r} takes no whole steps, but a graph was built for one that does")
+    return found
 
 
 def close(descriptor: str) -> None:

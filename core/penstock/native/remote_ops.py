@@ -8,6 +8,8 @@ they wait.
 
 from __future__ import annotations
 
+import json
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from penstock.native import remote as remotes
 SEND = "penstock.send.default"
 SEND_ROWS = "penstock.send_rows.default"
 SEND_BARRIER = "penstock.send_barrier.default"
+SEND_STEP = "penstock.send_step.default"  # of graphs only, as RECV_STEP: `graph/passes/fuse_remote.py`
+RECV_STEP = "penstock.recv_step.default"
 RECV = "penstock.recv.default"
 FETCH_BARRIER = "penstock.fetch_barrier.default"
 PREFETCH = "penstock.prefetch.default"
@@ -52,11 +56,50 @@ def _send_barrier(after: list[Tensor], remote: str) -> Tensor:
     return _token()
 
 
+@cache
+def _specs(
+    spec: str,
+) -> tuple[list[tuple[str, list[str], list[int], int]], list[tuple[str, list[str], list[int], list[int]]]]:
+    """Read what `send_step` is told about its tensors: of dense gradients (variable, blocks, servers, how many)."""
+    found = json.loads(spec)
+    return [tuple(of) for of in found["dense"]], [tuple(of) for of in found["sparse"]]
+
+
+def _send_step(
+    values: list[Tensor], rows: list[Tensor], row_values: list[Tensor], after: list[Tensor], remote: str, spec: str
+) -> Tensor:
+    dense, sparse = _specs(spec)
+    on_cpu, first = _cpu(values), 0
+    pushes = []
+    for variable, blocks, at, count in dense:
+        pushes.append(remotes.Push(variable, blocks, at, on_cpu[first : first + count]))
+        first += count
+    for (variable, blocks, at, heights), ids, of_ids in zip(sparse, _cpu(rows), _cpu(row_values), strict=True):
+        pushes.append(remotes.Push(variable, blocks, at, [of_ids], heights, ids))
+    remotes.step_remote(remote).send_step(pushes)
+    return _token()
+
+
 def _recv(
     out: list[Tensor], after: list[Tensor], remote: str, variable: str, blocks: list[str], at: list[int]
 ) -> Tensor:
-    on_cpu = [t if t.device.type == "cpu" and t.is_contiguous() else torch.empty(t.shape, dtype=t.dtype) for t in out]
+    on_cpu = _writable(out)
     remotes.remote(remote).recv(variable, blocks, at, on_cpu)
+    return _written(out, on_cpu)
+
+
+def _recv_step(out: list[Tensor], after: list[Tensor], remote: str, blocks: list[str], at: list[int]) -> Tensor:
+    on_cpu = _writable(out)
+    remotes.step_remote(remote).recv_step(blocks, at, on_cpu)
+    return _written(out, on_cpu)
+
+
+def _writable(out: list[Tensor]) -> list[Tensor]:
+    """Return contiguous tensors on the CPU: those of `out` that are, and others to copy from."""
+    return [t if t.device.type == "cpu" and t.is_contiguous() else torch.empty(t.shape, dtype=t.dtype) for t in out]
+
+
+def _written(out: list[Tensor], on_cpu: list[Tensor]) -> Tensor:
     for mine, pulled in zip(out, on_cpu, strict=True):
         if mine is not pulled:
             mine.copy_(pulled)
@@ -121,6 +164,14 @@ _KERNELS: dict[str, tuple[str, Any]] = {
     "recv": (
         "(Tensor(a!)[] out, Tensor[] after, str remote, str variable, str[] blocks, int[] at) -> Tensor",
         _recv,
+    ),
+    "send_step": (
+        "(Tensor[] values, Tensor[] rows, Tensor[] row_values, Tensor[] after, str remote, str spec) -> Tensor",
+        _send_step,
+    ),
+    "recv_step": (
+        "(Tensor(a!)[] out, Tensor[] after, str remote, str[] blocks, int[] at) -> Tensor",
+        _recv_step,
     ),
     "fetch_barrier": ("(Tensor[] after, str remote) -> Tensor", _fetch_barrier),
     "prefetch": (

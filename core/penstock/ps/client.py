@@ -20,7 +20,7 @@ import torch
 
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.native.intra_op import use_intra_op_threads_here
-from penstock.native.remote import Descriptor
+from penstock.native.remote import Descriptor, Push
 from penstock.ps.ahead import Ahead
 from penstock.ps.beating import Beating
 from penstock.ps.counters import Counters
@@ -33,6 +33,7 @@ from penstock.ps.tensors import bytes_of, from_wire
 from penstock.ps.wire import Message, WireTensor
 
 Tensor = torch.Tensor
+_Call = tuple[int, Callable[[], None]]  # a server, and what is asked of it
 _SMALL = 1024  # elements
 SAY_S = 3.0  # between two lines about servers that are not ready
 
@@ -85,14 +86,7 @@ class TrainerClient:
 
     def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Tensor]) -> None:
         """Push the gradient of each block. Returns when the servers have it."""
-        calls: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
-        for block, server, value in zip(blocks, at, values, strict=True):
-            calls[server].append(partial(self.links[server].push, block, [("values", value)]))
-        self._at_servers(calls.values())
-
-    def _at_servers(self, calls: Iterable[Sequence[Callable[[], None]]]) -> None:
-        """Make each server's calls one after another, those of several servers at the same time."""
-        at_once(self._pool, [partial(_in_order, of_one) for of_one in calls])
+        self._at_servers(self._calls(Push(variable, blocks, at, values)))
 
     def send_rows(
         self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Tensor,
@@ -104,20 +98,51 @@ class TrainerClient:
         A part without rows is pushed only where a round of the server has to advance the block's optimizer with it:
         ranges of rows in sync mode.
         """
-        table = Table.of(variable, blocks, at, heights)
+        self._at_servers(self._calls(Push(variable, blocks, at, [values], heights, rows)))
+
+    def send_step(self, pushes: Sequence[Push]) -> None:
+        """Sync: push everything and wait until every server has applied the round, without copies of the gradients."""
+        try:
+            self._at_servers([call for push in pushes for call in self._calls(push, owned=True)])
+            self.send_barrier()
+        except BaseException:
+            for link in self.links:  # a replay must not find memory that is somebody else's by then
+                link.copy_open_round()
+            raise
+
+    def _at_servers(self, calls: Iterable[_Call]) -> None:
+        """Make each server's calls one after another, those of several servers at the same time."""
+        of_server: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+        for server, call in calls:
+            of_server[server].append(call)
+        at_once(self._pool, [partial(_in_order, of_one) for of_one in of_server.values()])
+
+    def _calls(self, push: Push, *, owned: bool = False) -> list[_Call]:
+        """Return (server, call) for each block. `owned`: nobody changes the tensors before the barrier is answered."""
+        if push.rows is not None:
+            return self._calls_with_rows(push, owned=owned)
+        return [
+            (server, partial(self.links[server].push, block, [("values", value)], owned=owned))
+            for block, server, value in zip(push.blocks, push.at, push.values, strict=True)
+        ]
+
+    def _calls_with_rows(self, push: Push, *, owned: bool) -> list[_Call]:
+        table = Table.of(push.variable, push.blocks, push.at, push.heights)
+        (values,) = push.values
         if self._sync and self._is_near(table):
-            check_rows(table, rows)
-            self.links[at[0]].push(blocks[0], [("rows", rows), ("values", values)])
-            return
-        different, sums = summed(rows, values)
-        self.counters.add(self.links[at[0]].endpoint, blocks[0], merges=len(rows) - len(different))
-        calls: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+            check_rows(table, push.rows)
+            tensors = [("rows", push.rows), ("values", values)]
+            return [(table.at[0], partial(self.links[table.at[0]].push, table.blocks[0], tensors, owned=owned))]
+        different, sums = summed(push.rows, values)
+        merges = len(push.rows) - len(different)
+        self.counters.add(self.links[table.at[0]].endpoint, table.blocks[0], merges=merges)
+        calls: list[_Call] = []
         for part in parts_of(table, different):
-            if len(part.rows) or (self._sync and heights):
+            if len(part.rows) or (self._sync and push.heights):
                 tensors = [("rows", part.rows), ("values", sums[part.positions])]
                 server = table.at[part.index]
-                calls[server].append(partial(self.links[server].push, table.blocks[part.index], tensors, owned=True))
-        self._at_servers(calls.values())
+                calls.append((server, partial(self.links[server].push, table.blocks[part.index], tensors, owned=True)))
+        return calls
 
     def _is_near(self, table: Table) -> bool:
         return is_whole(table) and self.links[table.at[0]].route.is_local
@@ -141,6 +166,11 @@ class TrainerClient:
                 for server, indices in of_server.items()
             ],
         )
+
+    def recv_step(self, blocks: Sequence[str], at: Sequence[int], out: Sequence[Tensor]) -> None:
+        """Pull all that a step reads, and end its reads."""
+        self.recv("", blocks, at, out)
+        self.fetch_barrier()
 
     def _recv_from(self, server: int, blocks: Sequence[str], out: Sequence[Tensor]) -> None:
         link, began = self.links[server], time.perf_counter_ns()

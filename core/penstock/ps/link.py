@@ -148,6 +148,12 @@ class ServerLink:
         answered.release()  # a trainer that was away goes on with a later round, or reads nothing
         return None
 
+    def copy_open_round(self) -> None:
+        """Keep copies of what was pushed to the open round: memory that was not to change may change from now on."""
+        if self._round is not None:
+            with self._joining:  # no replay reads it meanwhile
+                self._round.copy()
+
     def pull(self, blocks: Sequence[str]) -> Answered:
         """Read blocks: a tensor each, valid until the answer is released. Sync: as they begin the open round.
 

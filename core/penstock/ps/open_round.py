@@ -37,6 +37,10 @@ def _room_for(name: str, tensor: torch.Tensor) -> _Room:
     return _Room(room, replace(to_wire(name, tensor), data=memory[: tensor.nbytes].data))
 
 
+def _copies(kept: Kept) -> Kept:
+    return tuple(replace(t, data=memoryview(bytes(t.data))) for t in kept)
+
+
 class OpenRound:
     """The open round of one trainer at one server. Thread-safe."""
 
@@ -114,6 +118,12 @@ class OpenRound:
             room = self._rooms[block, name] = _room_for(name, tensor)
         room.tensor.copy_(tensor)
         return room.wire
+
+    def copy(self) -> None:
+        """Look at nobody's memory any more: copy what was pushed."""
+        with self._lock:
+            self._pushed = {block: _copies(kept) for block, kept in self._pushed.items()}
+            self._waiting = {block: self._pushed[block] for block in self._waiting}
 
     def waiting(self) -> tuple[int, list[tuple[str, Kept]]]:
         """Return (round, what waits to be pushed to it)."""

@@ -12,6 +12,7 @@ with `rewrite.Rewriter`; edges are derived again, never carried over.
 | graph | parts of large exchanges | split_exchange.py | (always, on CPU) |
 | graph | order of exchanges with other processes | order_exchanges.py | num_trainers |
 | graph | one broadcast an owner | fuse_broadcast.py | fuse_broadcast_ops (GPU, Reduce) |
+| graph | one push and one pull a step | fuse_remote.py | (sync mode, servers of this host) |
 | sizes | updates of one kind | fuse_optimizer.py | fuse_all_optimizer_ops |
 | sizes | sum and activation in one operator | fuse_add_act.py | fuse_elewise_add_act_ops |
 | sizes | kernels of matrix products | matrix_kernels.py | (PENSTOCK_MATRIX_KERNELS) |
@@ -29,6 +30,7 @@ from penstock.graph.passes.fuse_add_act import fuse_add_act
 from penstock.graph.passes.fuse_all_reduce import fuse_exchanges
 from penstock.graph.passes.fuse_broadcast import fuse_broadcasts
 from penstock.graph.passes.fuse_optimizer import fuse_updates
+from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.passes.matrix_kernels import choose_matrix_kernels
 from penstock.graph.passes.order_exchanges import order_exchanges
 from penstock.graph.passes.sequential import run_in_program_order
@@ -51,6 +53,8 @@ def run_graph_passes(graph: Graph, program: Program, choice: PassChoice) -> Grap
     if choice.split_exchange:
         graph = split_exchanges(graph, program, choice.matrix.at_once)
     graph = order_exchanges(graph, choice.rings)
+    if choice.fuse_remote:
+        graph = fuse_remote(graph)
     if choice.fuse_broadcast:
         graph = fuse_broadcasts(graph)
     return graph

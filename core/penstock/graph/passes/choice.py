@@ -38,6 +38,7 @@ class PassChoice:
     fuse_optimizer: bool = False
     fuse_add_act: bool = False
     fuse_broadcast: bool = False
+    fuse_remote: bool = True
     sync_batch_norm: bool = False
     matrix_kernels: bool = True
     reuse_buffers: bool = True
@@ -50,6 +51,11 @@ class PassChoice:
 
 
 PLAIN = PassChoice(
-    fuse_all_reduce=False, split_exchange=False, matrix_kernels=False, reuse_buffers=False, inplace=False
+    fuse_all_reduce=False,
+    split_exchange=False,
+    fuse_remote=False,
+    matrix_kernels=False,
+    reuse_buffers=False,
+    inplace=False,
 )
 """No pass at all: the graph as it is built. What passes are tested against."""
