@@ -77,6 +77,9 @@ class Job(TypedDict):
     reason_detail: str | None
     epoch: int
     attempt: int
+    restarts: int
+    restarts_left: int
+    next_attempt_at: str | None
     created_at: str
     started_at: str | None
     finished_at: str | None

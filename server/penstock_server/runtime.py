@@ -156,6 +156,8 @@ def _wire(runtime: Runtime, live: Live) -> None:
         await runtime.held.step()
         if runtime.publisher.look_at_clock():
             publisher.wake()
+        if runtime.scheduling.look_at_clock():
+            scheduler.wake()
 
     def on_commit(effects: Effects) -> None:
         for event in effects.events:

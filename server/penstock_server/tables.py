@@ -54,7 +54,7 @@ class JobRow(Base):
     """A job. `epoch` fences: the newest number that was given to a process of it, 0 before the first attempt.
 
     `attempt`: number of the latest attempt, 0 before the first. A trainer that is started again within an attempt gets
-    a new epoch too, so epochs run ahead of attempts.
+    a new epoch too, so epochs run ahead of attempts. `next_attempt_at`: before this a job that recovers is not placed.
     """
 
     __tablename__ = "jobs"
@@ -69,6 +69,7 @@ class JobRow(Base):
     epoch: Mapped[int] = mapped_column(default=0)
     attempt: Mapped[int] = mapped_column(default=0)
     restarts: Mapped[int] = mapped_column(default=0)
+    next_attempt_at: Mapped[datetime | None]
     created_at: Mapped[datetime]
     state_at: Mapped[datetime]
     started_at: Mapped[datetime | None]

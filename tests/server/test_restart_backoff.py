@@ -1,4 +1,4 @@
-"""A process that fails again and again is started after ever longer pauses; the first time at once."""
+"""What fails again and again, a process or a whole attempt, is started after ever longer pauses; first at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.server.harness import FakeAgent, FakeClock, Server, running, settings_for, until
 
-from penstock_server.services.backoff import FIRST, LONGEST, STEADY, Life, starts_at
+from penstock_server.services.backoff import FIRST, LONGEST, LONGEST_OF_ATTEMPTS, STEADY, Life, starts_at
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MOMENT = timedelta(milliseconds=10)
@@ -35,6 +35,8 @@ def test_long_life_wipes_out_what_was_before() -> None:
 
 def test_thousand_failures_pause_no_longer() -> None:
     assert pause_after(*[MOMENT] * 1000) == LONGEST
+    attempts = lives(*[MOMENT] * 1000)
+    assert starts_at(attempts, START, longest=LONGEST_OF_ATTEMPTS) - START == LONGEST_OF_ATTEMPTS
 
 
 @pytest.mark.asyncio
@@ -53,6 +55,47 @@ async def test_agent_is_told_of_the_third_process_only_after_a_pause(tmp_path: P
             clock.advance(FIRST.total_seconds())
             orders = await agent.desired(2)
     assert {one["role"] for one in orders} == {"trainer", "pserver"}
+
+
+@pytest.mark.asyncio
+async def test_third_attempt_waits_and_says_so_while_other_jobs_go_on(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running(settings_for(tmp_path), clock) as server:
+        node = await server.join()
+        async with server.agent(node) as agent:
+            job = await server.submit(restart={"max_restarts": 5, "on": ["user"]})
+            for attempt in (1, 2):
+                await fail_trainer(agent, attempt)
+            waits = await server.job_in(job["id"], "RECOVERING")
+            due = clock.now() + FIRST
+            assert datetime.fromisoformat(waits["next_attempt_at"]) == due
+            assert (waits["restarts"], waits["restarts_left"], waits["attempt"]) == (2, 3, 2)
+            assert "restart 2 of 5 follows after a pause of 1 s, since attempts failed soon" in waits["why"]
+            other = await server.submit(name="other")
+            await server.job_in(other["id"], "STARTING")
+            assert (await server.job(job["id"]))["state"] == "RECOVERING"
+            clock.advance(FIRST.total_seconds())
+            again = await server.job_in(job["id"], "STARTING")
+    assert (again["attempt"], again["next_attempt_at"]) == (3, None)
+
+
+@pytest.mark.asyncio
+async def test_job_may_be_cancelled_during_its_pause(tmp_path: Path) -> None:
+    async with running(settings_for(tmp_path), FakeClock()) as server, server.agent(await server.join()) as agent:
+        job = await server.submit(restart={"max_restarts": 5, "on": ["user"]})
+        for attempt in (1, 2):
+            await fail_trainer(agent, attempt)
+        await server.job_in(job["id"], "RECOVERING")
+        await server.http.post(f"/api/v1/jobs/{job['id']}:cancel")
+        over = await server.job_in(job["id"], "CANCELLED")
+    assert over["next_attempt_at"] is None
+
+
+async def fail_trainer(agent: FakeAgent, attempt: int) -> None:
+    """Have the only replica of this attempt end with exit code 1."""
+    [order] = await until(agent.get_desired, lambda orders: [one["attempt"] for one in orders] == [attempt])
+    await agent.start(order)
+    await agent.report(order, "EXITED", exit_code=1)
 
 
 async def start(server: Server, agent: FakeAgent) -> dict[str, Any]:

@@ -739,6 +739,11 @@ export interface components {
             };
             /** Name */
             readonly name: string;
+            /**
+             * Next Attempt At
+             * @description before this a job that recovers is not placed again
+             */
+            readonly next_attempt_at: string | null;
             readonly progress: components["schemas"]["Progress"] | null;
             /** Reason */
             readonly reason: string;
@@ -746,6 +751,16 @@ export interface components {
             readonly reason_detail: string;
             /** Replicas */
             readonly replicas: readonly components["schemas"]["Replica"][];
+            /**
+             * Restarts
+             * @description processes and attempts that were started again so far
+             */
+            readonly restarts: number;
+            /**
+             * Restarts Left
+             * @description of the job's restart.max_restarts
+             */
+            readonly restarts_left: number;
             readonly spec: components["schemas"]["JobSpec"];
             /** Started At */
             readonly started_at: string | null;

@@ -76,9 +76,19 @@ def show_job(job: JobName, url: Url = None, token: Token = None, json: Json = Fa
     if json:
         emit_json(found)
         return
-    print(f"{found['id']}  attempt {found['attempt']}\n{describe(found)}\n{found['why']}")
+    print(f"{found['id']}  {_attempts(found)}\n{describe(found)}\n{found['why']}")
     rows = [[label(r), r["state"], r["host"] or "-", str(r["pid"] or "-"), _outcome(r)] for r in found["replicas"]]
     emit_table(["REPLICA", "STATE", "HOST", "PID", "ENDED"], rows, empty="no replicas yet")
+
+
+def _attempts(job: Job) -> str:
+    parts = [f"attempt {job['attempt']}"]
+    allowed = job["restarts"] + job["restarts_left"]
+    if allowed:
+        parts.append(f"{job['restarts']} of {allowed} restarts used")
+    if job["next_attempt_at"] is not None:
+        parts.append(f"next attempt not before {job['next_attempt_at']}")
+    return " · ".join(parts)
 
 
 def _outcome(replica: Replica) -> str:

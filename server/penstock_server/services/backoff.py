@@ -1,8 +1,8 @@
-"""When a process that took another's place may start: at once, unless those before it failed soon after each other.
+"""When what takes the place of something that failed may start: at once, unless those before failed soon as well.
 
-Pure. A process that fails as soon as it runs would use up its job's restarts within seconds, long before what is wrong
-(a full disk, a file system that is away) can pass. The longest pause is well below the 30 s that trainers wait for a
-server (`PENSTOCK_PS_DEADLINE_S`).
+Pure. A process, or a whole attempt, that fails as soon as it runs would use up its job's restarts within seconds, long
+before what is wrong (a full disk, a file system that is away) can pass. The longest pause of one process is well below
+the 30 s that trainers wait for a server (`PENSTOCK_PS_DEADLINE_S`); for a whole attempt nobody waits.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from datetime import datetime, timedelta
 
 FIRST = timedelta(seconds=1)
 LONGEST = timedelta(seconds=8)
+LONGEST_OF_ATTEMPTS = timedelta(seconds=128)
 STEADY = timedelta(seconds=30)
 """Who ran so long has not failed soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """From when to when a process was there."""
+    """From when to when a process, or an attempt, was there."""
 
     created_at: datetime
     finished_at: datetime | None
 
 
-def starts_at(former: Sequence[Life], created_at: datetime) -> datetime:
-    """Return when a process may start. `former`: those in whose place it is, oldest first."""
+def starts_at(former: Sequence[Life], created_at: datetime, *, longest: timedelta = LONGEST) -> datetime:
+    """Return when a process or an attempt may start. `former`: those in whose place it is, oldest first."""
     soon = 0
     for life in former:
         is_steady = life.finished_at is not None and life.finished_at - life.created_at >= STEADY
         soon = 1 if is_steady else soon + 1
     if soon < 2:
         return created_at
-    return created_at + min(FIRST * (1 << min(soon - 2, 10)), LONGEST)
+    return created_at + min(FIRST * (1 << min(soon - 2, 10)), longest)

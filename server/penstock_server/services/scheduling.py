@@ -22,10 +22,12 @@ from penstock_server.uuid7 import uuid7
 
 _BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 
-_WAITING = (JobRow.state == JobState.QUEUED) | (
-    (JobRow.state == JobState.RECOVERING)  # once nothing of the old attempt is left
-    & JobRow.id.not_in(select(ReplicaRow.job_id).where(ReplicaRow.state.in_(_BUSY)))
-)
+
+def _waiting(now: datetime) -> ColumnElement[bool]:
+    """Select jobs to be placed; those that recover, once nothing of the old attempt is left and their pause is over."""
+    is_free = JobRow.id.not_in(select(ReplicaRow.job_id).where(ReplicaRow.state.in_(_BUSY)))
+    is_due = JobRow.next_attempt_at.is_(None) | (JobRow.next_attempt_at <= now)
+    return (JobRow.state == JobState.QUEUED) | ((JobRow.state == JobState.RECOVERING) & is_due & is_free)
 
 
 class Scheduling:
@@ -33,55 +35,69 @@ class Scheduling:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._db, self._clock = database, clock
+        self._again_at: datetime | None = None
 
     async def run(self) -> int:
         """Place what fits; return how many jobs were placed. All or nothing for each job.
 
         Jobs behind one that waits for room are not even loaded: they only learn whom they wait for.
         """
+        now = self._clock.now()
+        self._again_at = await self._next_pause_ends(now)
         if not await self._any_waiting():
             return 0
         placed = 0
         async with self._db.write() as tx:
             rooms = await _rooms(tx)
             after = ""
-            while (job := await self._next(tx, after)) is not None:
+            while (job := await self._next(tx, now, after)) is not None:
                 after = job.id
                 needs = needs_of(JobSpec.model_validate(job.spec))
                 answer = place(needs, rooms)
                 if isinstance(answer, Placed):
                     rooms = take(rooms, needs, answer)
-                    await _start(tx, job, needs, answer, self._clock.now())
+                    await _start(tx, job, needs, answer, now)
                     placed += 1
                     continue
                 if not rooms:
-                    await self._explain(tx, answer.why, JobRow.id >= job.id)
+                    await self._explain(tx, now, answer.why, JobRow.id >= job.id)
                     break
-                await self._explain(tx, answer.why, JobRow.id == job.id)
+                await self._explain(tx, now, answer.why, JobRow.id == job.id)
                 if not answer.forever:
-                    await self._explain(tx, behind(job.name), JobRow.id > job.id)
+                    await self._explain(tx, now, behind(job.name), JobRow.id > job.id)
                     break
         return placed
+
+    def look_at_clock(self) -> bool:
+        """Return whether a job's pause has ended since the last pass."""
+        return self._again_at is not None and self._again_at <= self._clock.now()
+
+    async def _next_pause_ends(self, now: datetime) -> datetime | None:
+        statement = select(func.min(JobRow.next_attempt_at)).where(
+            JobRow.state == JobState.RECOVERING, JobRow.next_attempt_at > now
+        )
+        async with self._db.glance() as session:
+            return (await session.execute(statement)).scalar_one()
 
     async def _any_waiting(self) -> bool:
         statement = select(JobRow.id).where(JobRow.state.in_([JobState.QUEUED, JobState.RECOVERING])).limit(1)
         async with self._db.glance() as session:
             return (await session.execute(statement)).first() is not None
 
-    async def _next(self, tx: Tx, after: str) -> JobRow | None:
+    async def _next(self, tx: Tx, now: datetime, after: str) -> JobRow | None:
         statement = (
             select(JobRow)
-            .where(_WAITING, JobRow.id > after)
+            .where(_waiting(now), JobRow.id > after)
             .order_by(JobRow.id)
             .limit(1)
             .with_for_update(key_share=True)
         )
         return (await tx.session.execute(statement)).scalar_one_or_none()
 
-    async def _explain(self, tx: Tx, why: str, which: ColumnElement[bool]) -> None:
+    async def _explain(self, tx: Tx, now: datetime, why: str, which: ColumnElement[bool]) -> None:
         statement = (
             update(JobRow)
-            .where(_WAITING, which, JobRow.why != why)
+            .where(_waiting(now), which, JobRow.why != why)
             .values(why=why, version=JobRow.version + 1)
             .returning(JobRow.id)
             .execution_options(synchronize_session=False)
@@ -150,6 +166,7 @@ async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:
 async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now: datetime) -> None:
     job.epoch += 1
     job.attempt += 1
+    job.next_attempt_at = None
     job.reason = job.reason_detail = ""  # those of the attempt before stand in its row
     attempt = AttemptRow(
         id=uuid7(), job_id=job.id, number=job.attempt, epoch=job.epoch, created_at=now, secret=secrets.token_urlsafe(32)

@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.db import Tx
+from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS, Life, starts_at
 from penstock_server.services.counters import next_numbers
 from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, watching
 from penstock_server.services.transitions import created, transition
@@ -52,13 +53,15 @@ async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: f
 
 
 async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail) -> None:
-    transition(tx, job, step.to, at=at, reason=step.reason, detail=step.why)
-    job.why = step.why
-    if step.culprit is not None:
-        lines = tail(job.id, step.culprit)
-        job.why = f"{step.why}\n{lines}" if lines else step.why
+    why = step.why
     if step.to is JobState.RECOVERING:
         job.restarts += 1
+        why += await _pause(tx, job, at)
+    transition(tx, job, step.to, at=at, reason=step.reason, detail=why)
+    job.why = why
+    if step.culprit is not None:
+        lines = tail(job.id, step.culprit)
+        job.why = f"{why}\n{lines}" if lines else why
     if step.to in TERMINAL_JOB or step.to is JobState.RECOVERING:
         await _close_attempt(tx, job, at)
     if step.to in TERMINAL_JOB and job.attempt > 1:
@@ -83,6 +86,17 @@ async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[Replic
         memory_bytes=former.memory_bytes, created_at=at, state_at=at, reason="",
     )  # fmt: skip
     created(tx, row, at=at, reason="replaces", detail=step.why)
+
+
+async def _pause(tx: Tx, job: JobRow, at: datetime) -> str:
+    """Note when the next attempt may start; return what there is to say of it."""
+    statement = select(AttemptRow).where(AttemptRow.job_id == job.id).order_by(AttemptRow.number)
+    attempts = (await tx.session.execute(statement)).scalars()
+    former = [Life(one.created_at, one.finished_at or at) for one in attempts]
+    next_at = starts_at(former, at, longest=LONGEST_OF_ATTEMPTS)
+    job.next_attempt_at = next_at if next_at > at else None
+    seconds = (next_at - at).total_seconds()
+    return f" after a pause of {seconds:g} s, since attempts failed soon after each other" if seconds else ""
 
 
 async def _close_attempt(tx: Tx, job: JobRow, at: datetime) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from penstock.protocol.states import TERMINAL_REPLICA, NodeState, ReplicaState
+from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
 from penstock_server.schemas import api
 from penstock_server.streams.live import Live, LiveJob
 from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
@@ -96,6 +96,9 @@ def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None) 
             "spec": row.spec,
             "epoch": row.epoch,
             "attempt": row.attempt,
+            "restarts": row.restarts,
+            "restarts_left": max(0, row.spec.get("restart", {}).get("max_restarts", 0) - row.restarts),
+            "next_attempt_at": row.next_attempt_at if row.state == JobState.RECOVERING else None,
             "created_at": row.created_at,
             "started_at": row.started_at,
             "finished_at": row.finished_at,

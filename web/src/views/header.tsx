@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 import { ApiError, api } from "../api";
 import { age, clock, compact, figure, integer, millis, percent, plural, seconds } from "../format";
 import { Dialog, ErrorCard, Progress, StateChip, toneOf } from "../parts/basics";
+import { attemptWords } from "../store/attempts";
 import { isTerminal, type JobStore } from "../store/job";
 import type { Job } from "../types";
 import { exchangeOf, hasPservers, longestWaitNs } from "./exchange";
@@ -56,7 +57,7 @@ function subtitle(job: Job): string {
       .size;
   const trainers = count("trainer");
   const pservers = count("pserver");
-  const parts = [`attempt ${job.attempt}`, `epoch ${job.epoch}`, plural(trainers, "trainer")];
+  const parts = [...attemptWords(job), plural(trainers, "trainer")];
   if (pservers > 0) parts.push(plural(pservers, "pserver"));
   if (job.kind === "attached") parts.push("attached");
   if (job.started_at !== null) parts.push(`started ${clock(job.started_at)}`);

@@ -1,0 +1,11 @@
+/** A job's attempts in words: which one, what may still be started again, and until when the next one waits. */
+import { clock, integer, plural } from "../format";
+import type { Job } from "../types";
+
+export function attemptWords(job: Job): string[] {
+  const parts = [`attempt ${job.attempt}`, `epoch ${job.epoch}`];
+  const allowed = job.restarts + job.restarts_left;
+  if (allowed > 0) parts.push(`${integer(job.restarts)} of ${plural(allowed, "restart")} used`);
+  if (job.next_attempt_at !== null) parts.push(`next attempt not before ${clock(job.next_attempt_at)}`);
+  return parts;
+}
