@@ -22,7 +22,6 @@ import torch
 from penstock.errors import SpecError
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.scope import Scope, global_scope
-from penstock.fleet.remote_variables import RemoteVariable, remote_variables
 from penstock.fleet.strategy import StrategyTypeError
 from penstock.io import inference
 from penstock.io.prune import pruned
@@ -32,6 +31,7 @@ from penstock.program.strict_fields import say_once
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of
 from penstock.ps.opening import opened_client
+from penstock.transpile.remote_variables import RemoteVariable, remote_variables
 
 SERVERS, POINTER = "servers", "servers.json"
 _ROWS_AT_ONCE = 1 << 16

@@ -1,4 +1,4 @@
-"""Save and load: variables, inference models, whole Programs. Fluid's `fluid.io`.
+"""Save and load: variables, inference models, whole Programs, checkpoints of a training. Fluid's `fluid.io`.
 
 A save is a manifest (JSON) beside a safetensors file and, where a Program belongs to it, the Program's text.
 Nothing is pickled or unpickled. Source: python/paddle/fluid/io.py (Fluid 1.8); the formats are Penstock's own.
@@ -6,6 +6,8 @@ Nothing is pickled or unpickled. Source: python/paddle/fluid/io.py (Fluid 1.8); 
 
 from __future__ import annotations
 
+from penstock.io.checkpoints.restoring import Restored
+from penstock.io.checkpoints.saving import CheckpointManager
 from penstock.io.inference import load_inference_model, save_inference_model
 from penstock.io.variables import (
     load,
@@ -19,6 +21,6 @@ from penstock.io.variables import (
 )
 
 __all__ = [
-    "load", "load_inference_model", "load_params", "load_persistables", "load_vars",
+    "CheckpointManager", "Restored", "load", "load_inference_model", "load_params", "load_persistables", "load_vars",
     "save", "save_inference_model", "save_params", "save_persistables", "save_vars",
 ]  # fmt: skip

@@ -36,9 +36,9 @@ def write_save(
     manifest = describe(values)
     temporary = manifest_path.with_name(f".{stem}.{os.getpid()}.tmp")
     temporary.write_text(render(manifest))
-    _flush(temporary)
+    flush(temporary)
     os.replace(temporary, manifest_path)
-    _flush(manifest_path.parent)
+    flush(manifest_path.parent)
     _sweep(manifest_path.parent, stem, manifest.files())
 
 
@@ -83,17 +83,18 @@ def _store(folder: Path, stem: str, suffix: str, write: Callable[[Path], None]) 
     temporary = folder / f".{stem}.{os.getpid()}.tmp"
     try:
         write(temporary)
-        _flush(temporary)
+        flush(temporary)
         digest = digest_of(temporary)
         stored = StoredFile(f"{stem}.{digest[:16]}.{suffix}", temporary.stat().st_size, digest)
         os.replace(temporary, folder / stored.name)
-        _flush(folder)  # before the manifest, which must never be on the disk without its files
+        flush(folder)  # before the manifest, which must never be on the disk without its files
     finally:
         temporary.unlink(missing_ok=True)
     return stored
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -132,11 +133,12 @@ def read_manifest(path: Path) -> Manifest:
     manifest = parse(text, str(path))
     for stored in (manifest.values, manifest.program):
         if stored is not None:
-            _verify(path.parent / stored.name, stored)
+            verify(path.parent / stored.name, stored)
     return manifest
 
 
-def _verify(path: Path, stored: StoredFile) -> None:
+def verify(path: Path, stored: StoredFile) -> None:
+    """Raise UserError unless a file has the size and the digest that it was stored with."""
     try:
         size, digest = path.stat().st_size, digest_of(path)
     except OSError as error:

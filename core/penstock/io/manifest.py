@@ -59,22 +59,32 @@ class Manifest:
 
 def render(manifest: Manifest) -> str:
     """Return the JSON text, digest included. No newline at its end: every shorter text is invalid."""
-    content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
-    return json.dumps({**content, "sha256": _digest(content)}, indent=1)
+    return sealed(asdict(manifest), FORMAT, VERSION)
+
+
+def sealed(content: Mapping[str, Any], kind: str, version: int) -> str:
+    """Return JSON text with the format's name, its version, and a digest of it all. `unsealed` takes it back."""
+    whole = {"format": kind, "version": version, **content}
+    return json.dumps({**whole, "sha256": _digest(whole)}, indent=1)
 
 
 def parse(text: str | bytes, path: str) -> Manifest:
     """Return the manifest in `text`, read from `path`. Raises UserError for one that is damaged or foreign."""
+    return _manifest(unsealed(text, FORMAT, VERSION, path), path)
+
+
+def unsealed(text: str | bytes, kind: str, version: int, path: str) -> dict[str, Any]:
+    """Return what was sealed, read from `path`. Raises UserError for what is damaged, or of another format."""
     try:
         content = json.loads(text)
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
         raise UserError(f"{path} is damaged or no manifest of a save: {error}; expected JSON", file=path) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != kind:
         got = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise UserError(f"{path} is no manifest of a save: its format is {got!r}; expected {FORMAT!r}", file=path)
-    if content.get("version") != VERSION:
+        raise UserError(f"{path} is no manifest of a save: its format is {got!r}; expected {kind!r}", file=path)
+    if content.get("version") != version:
         raise UserError(
-            f"{path} has version {content.get('version')!r}; this Penstock reads version {VERSION}", file=path
+            f"{path} has version {content.get('version')!r}; this Penstock reads version {version}", file=path
         )
     said, computed = content.pop("sha256", None), _digest(content)
     if said != computed:
@@ -82,7 +92,7 @@ def parse(text: str | bytes, path: str) -> Manifest:
             f"{path} is damaged: its content has sha256 {computed}, but it says {said!r}. Use another copy of the save",
             file=path, got=computed, expected=said,
         )  # fmt: skip
-    return _manifest(content, path)
+    return content
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -91,15 +101,16 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _manifest(content: Mapping[str, Any], path: str) -> Manifest:
-    values = _file(_expect(content, "values", dict, path), path)
+    values = _file(expect(content, "values", dict, path), path)
     program = _file(content["program"], path) if content.get("program") is not None else None
-    variables = tuple(_variable(v, path) for v in _expect(content, "variables", list, path))
-    step, seed = _expect(content, "step", int, path), _expect(content, "seed", int, path)
-    feeds, fetches = (tuple(map(str, _expect(content, key, list, path))) for key in ("feeds", "fetches"))
+    variables = tuple(stored_variable(v, path) for v in expect(content, "variables", list, path))
+    step, seed = expect(content, "step", int, path), expect(content, "seed", int, path)
+    feeds, fetches = (tuple(map(str, expect(content, key, list, path))) for key in ("feeds", "fetches"))
     return Manifest(values, variables, program, step, seed, feeds, fetches)
 
 
-def _expect(content: Any, key: str, kind: type, path: str) -> Any:
+def expect(content: Any, key: str, kind: type, path: str) -> Any:
+    """Return the field `key` of an object. Raises UserError unless it is of this kind."""
     value = content.get(key) if isinstance(content, dict) else None
     if not isinstance(value, kind):
         raise UserError(
@@ -109,20 +120,21 @@ def _expect(content: Any, key: str, kind: type, path: str) -> Any:
 
 
 def _file(content: Any, path: str) -> StoredFile:
-    name, digest = _expect(content, "name", str, path), _expect(content, "sha256", str, path)
+    name, digest = expect(content, "name", str, path), expect(content, "sha256", str, path)
     if not name or "/" in name or "\\" in name or name in (".", ".."):
         raise UserError(f"{path} names the file {name!r}; expected a name in its own folder", file=path)
     if len(digest) != _DIGEST:
         raise UserError(f"{path}: the digest of {name!r} has {len(digest)} characters; expected {_DIGEST}", file=path)
-    return StoredFile(name, _expect(content, "size_bytes", int, path), digest)
+    return StoredFile(name, expect(content, "size_bytes", int, path), digest)
 
 
-def _variable(content: Any, path: str) -> StoredVariable:
-    shape = _expect(content, "shape", list, path)
+def stored_variable(content: Any, path: str) -> StoredVariable:
+    """Return a variable of a manifest. Raises UserError for what is none."""
+    shape = expect(content, "shape", list, path)
     if not all(isinstance(d, int) and d >= 0 for d in shape):
         raise UserError(f"{path}: the shape of {content.get('name')!r} is {shape}; expected sizes", file=path)
     return StoredVariable(
-        _expect(content, "name", str, path), _expect(content, "dtype", str, path), tuple(map(int, shape))
+        expect(content, "name", str, path), expect(content, "dtype", str, path), tuple(map(int, shape))
     )
 
 

@@ -207,7 +207,7 @@ def write_variables(
     fetches: Sequence[str] = (),
 ) -> None:
     """Write a save. `resumes`: with step and seed, so that training goes on where it was."""
-    tensors = {var.name: _value(program, var, scope) for var in variables}
+    tensors = {var.name: value_of(program, var, scope) for var in variables}
     stored = tuple(
         StoredVariable(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()
     )
@@ -220,7 +220,8 @@ def write_variables(
     write_save(place, tensors, describe)
 
 
-def _value(program: Program, var: VarDesc, scope: Scope) -> torch.Tensor:
+def value_of(program: Program, var: VarDesc, scope: Scope) -> torch.Tensor:
+    """Return the value of a persistable variable. Raises UserError if it has none yet."""
     tensor = scope.find(var.name)
     tensor = program.captured.get(var.name) if tensor is None else tensor
     if tensor is None:

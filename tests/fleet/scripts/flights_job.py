@@ -26,13 +26,13 @@ import penstock as fluid
 import penstock.incubate.fleet.base.role_maker as role_maker
 import train
 from penstock.fleet import saving
-from penstock.fleet.remote_variables import remote_variables
 from penstock.incubate.fleet.parameter_server.distribute_transpiler import fleet
 from penstock.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy_factory import (
     DistributedStrategyFactory,
 )
 from penstock.ps.communicator import descriptor_of
 from penstock.ps.opening import opened_client
+from penstock.transpile.remote_variables import remote_variables
 
 Values = dict[str, Any]
 SEED, BATCH = 7, 1000

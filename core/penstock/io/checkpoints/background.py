@@ -1,0 +1,53 @@
+"""One job at a time on a thread of its own; what goes wrong there is said at once, and raised by the next call.
+
+Each job has its own thread, which is not a daemon: a process that ends waits until its last checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+
+class Background:
+    """Owner: the training thread; `run` alone is the job's thread's."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job runs."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def wait(self) -> float:
+        """Wait until no job runs; return for how many seconds that was. Raises what the job raised."""
+        begin = time.perf_counter()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        took = time.perf_counter() - begin
+        self.check()
+        return took
+
+    def check(self) -> None:
+        """Raise, once, what a job has raised."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def start(self, job: Callable[[], object], name: str) -> None:
+        """Begin a job; the one before has been waited for. `name`: of what is done, for errors."""
+
+        def run() -> None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - the thread's boundary: the next call raises it
+                print(f"penstock: {name} has failed: {error}", file=sys.stderr, flush=True)
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="penstock-checkpoint")
+        self._thread.start()

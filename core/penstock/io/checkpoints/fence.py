@@ -1,0 +1,125 @@
+"""Who may commit into a folder of checkpoints: the newest attempt, and nobody else.
+
+Whoever begins to use the folder *claims* it: it gets the next number, and every attempt before it is refused from then
+on. Processes of one job and epoch (a trainer that is started again in its place) have one number. Within one job an
+epoch below the one that has claimed last is refused at once. A claim and a commit exclude each other by a lock that the
+kernel lets go when a process dies, so a commit that has begun is finished before the next claim.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from penstock.errors import PeerError, SpecError
+from penstock.io.files import flush
+from penstock.io.manifest import expect, sealed, unsealed
+from penstock.protocol import contract
+
+_FILE, _LOCK = "attempt.json", "attempt.lock"
+_FORMAT, _VERSION = "penstock-attempt", 1
+
+
+class StaleAttempt(PeerError):
+    """A newer attempt has begun to use the checkpoints; this one has to end. Fields: attempt, newest."""
+
+    code = "stale_attempt"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An attempt. `job` '', `epoch` -1: of no control plane."""
+
+    number: int
+    job: str
+    epoch: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        of = f" (job {self.job}, epoch {self.epoch})" if self.job else ""
+        return f"attempt {self.number}{of} of process {self.pid} on {self.host}"
+
+
+def identity(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the job and its epoch, as the control plane says. Raises SpecError for an epoch that is no number."""
+    job, epoch = environ.get(contract.JOB_ID, ""), environ.get(contract.EPOCH, "")
+    if not job or not epoch:
+        return "", -1
+    if not epoch.isdecimal():
+        raise SpecError(f"{contract.EPOCH} is {epoch!r}; expected a number", got=epoch)
+    return job, int(epoch)
+
+
+class Fence:
+    """The claim of this process on a folder. Raises OSError, and UserError for a damaged file."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        """Claim the folder, which is made if need be. Raises StaleAttempt."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        job, epoch = identity(environ)
+        with self._locked():
+            newest = self._newest()
+            if newest is not None and job and newest.job == job and newest.epoch > epoch:
+                raise _stale(f"job {job}, epoch {epoch},", folder, newest)
+            number = 1 if newest is None else newest.number + 1
+            if newest is not None and job and (newest.job, newest.epoch) == (job, epoch):
+                number = newest.number
+            self.claim = Claim(number, job, epoch, socket.gethostname(), os.getpid())
+            self._write()
+
+    def check(self) -> None:
+        """Raise StaleAttempt if a newer attempt has claimed the folder."""
+        with self._locked():
+            self._check()
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Commit within: no other attempt can claim the folder meanwhile. Raises StaleAttempt."""
+        with self._locked():
+            self._check()
+            yield
+
+    def _check(self) -> None:
+        newest = self._newest()
+        if newest is None or newest.number != self.claim.number:
+            raise _stale(str(self.claim), self.folder, newest)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _newest(self) -> Claim | None:
+        path = self.folder / _FILE
+        if not path.exists():
+            return None
+        content = unsealed(path.read_bytes(), _FORMAT, _VERSION, str(path))
+        kinds = (("number", int), ("job", str), ("epoch", int), ("host", str), ("pid", int))
+        return Claim(*(expect(content, name, kind, str(path)) for name, kind in kinds))
+
+    def _write(self) -> None:
+        temporary = self.folder / f".{_FILE}.tmp"  # one: the lock is held
+        temporary.write_text(sealed(asdict(self.claim), _FORMAT, _VERSION))
+        flush(temporary)
+        temporary.replace(self.folder / _FILE)
+        flush(self.folder)
+
+
+def _stale(who: str, folder: Path, newest: Claim | None) -> StaleAttempt:
+    return StaleAttempt(
+        f"{who} may not write checkpoints into {folder} any more: {newest or 'somebody has removed its claim, and'} "
+        "has taken over. Only the newest attempt commits, so that two never mix; end this process, or give it a "
+        "folder of its own",
+        newest=None if newest is None else newest.number,
+    )

@@ -1,0 +1,47 @@
+"""Where the readers of a job go on, if it goes on with another number of trainers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.errors import UserError
+
+
+def of_rank(positions: Sequence[Any], rank: int, num_ranks: int) -> Any:
+    """Return the position of a rank; None if the job had another number of ranks, which stood at different places."""
+    if len(positions) == num_ranks:
+        return positions[rank]
+    return positions[0] if all(one == positions[0] for one in positions) else None
+
+
+def of_files(positions: Sequence[Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position of a reader whose files, those of `fresh`, were shared out differently before.
+
+    Each file is where whoever had it has left it. Raises UserError for a file that several had read, or nobody had,
+    and for readers that do not go file by file.
+    """
+    if fresh.get("kind") != "files" or any(not one or one.get("kind") != "files" for one in positions):
+        raise UserError(
+            f"the checkpoint is of {len(positions)} readers, whose data was shared out among them in memory; with "
+            "another number of trainers only a QueueDataset can go on in the middle of a pass. Restore without the "
+            "data set, and begin the pass anew"
+        )
+    places: dict[str, Sequence[Any]] = {}
+    for one in positions:
+        for place in one["files"]:
+            if place[0] in places:
+                raise UserError(
+                    f"several of the {len(positions)} readers of the checkpoint had read {place[0]!r}, so nobody can "
+                    "tell which lines are left of it for another number of trainers. Restore without the data set",
+                    file=place[0],
+                )
+            places[place[0]] = place
+    unknown = [place[0] for place in fresh["files"] if place[0] not in places]
+    if unknown:
+        raise UserError(
+            f"{unknown[0]!r} was no file of the {len(positions)} readers of the checkpoint; give the trainers together "
+            "the files that they had",
+            file=unknown[0],
+        )
+    return {"kind": "files", "files": [list(places[place[0]]) for place in fresh["files"]]}

@@ -1,0 +1,118 @@
+"""Finding the newest checkpoint that is whole, and clearing up what dead writers left.
+
+Every byte is checked against sizes and digests before anything is restored.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.errors import UserError
+from penstock.io.checkpoints.layout import DAMAGED, REPLACED, Place, is_leftover, newest_first
+from penstock.io.checkpoints.record import MANIFEST, PROGRAM, RankState, Record, parse, rank_file, rank_state
+from penstock.io.files import read_tensors, verify
+from penstock.io.manifest import check_wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose every byte is what was written."""
+
+    path: Path
+    record: Record
+
+    def program_text(self) -> str:
+        """Return what its program was (`fingerprint.normal_text`)."""
+        return (self.path / PROGRAM).read_text(encoding="utf-8")
+
+    def ranks(self) -> list[RankState]:
+        """Return the states of its ranks."""
+        paths = [self.path / rank_file(rank) for rank in range(self.record.num_ranks)]
+        return [rank_state(path.read_text(encoding="utf-8"), str(path)) for path in paths]
+
+    def values(
+        self, wanted: Mapping[str, tuple[str, tuple[int, ...]]], created: Callable[[str], str]
+    ) -> dict[str, torch.Tensor]:
+        """Return the values of all of `wanted` (dtype and shape by name). Raises UserError if they do not fit."""
+        stored = {v.name: (shard.file, v) for shard in self.record.shards for v in shard.variables}
+        check_wanted(wanted, {name: v for name, (_, v) in stored.items()}, str(self.path), created)
+        found: dict[str, torch.Tensor] = {}
+        for shard in self.record.shards:
+            mine = {v.name: v for v in shard.variables if v.name in wanted}
+            found |= read_tensors(self.path / shard.file, mine)
+        return found
+
+
+def opened(path: Path) -> Checkpoint:
+    """Return a checkpoint after reading all of it. Raises UserError naming the file that is missing or damaged."""
+    manifest = path / MANIFEST
+    try:
+        text = manifest.read_bytes()
+    except OSError as error:
+        raise UserError(f"{manifest} cannot be read: {error.strerror}", file=str(manifest)) from error
+    record = parse(text, str(manifest))
+    for stored in record.files:
+        verify(path / stored.name, stored)
+    return Checkpoint(path, record)
+
+
+def places(folder: Path) -> list[Place]:
+    """Return the checkpoints of a folder, newest first."""
+    return newest_first([path.name for path in folder.iterdir()]) if folder.is_dir() else []
+
+
+def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None:
+    """Return the newest checkpoint that is whole; None if there is none at all.
+
+    A damaged one is named on stderr, and the one before it tried; `sets_aside`: it gets another name, so that it is
+    not met again. Raises UserError for a damaged one if `strict`, and if all are damaged.
+    """
+    found = places(folder)
+    damaged: list[str] = []
+    for place in found:
+        path = folder / place.name
+        try:
+            return opened(path)
+        except UserError as error:
+            if strict:
+                raise
+            damaged.append(str(error))
+            _say(f"the checkpoint {path} is damaged and is passed over: {error}")
+            if sets_aside and len(damaged) < len(found):  # the last one stays, to be named again at the next start
+                _set_aside(path)
+    if damaged:
+        raise UserError(
+            f"{folder} has {len(damaged)} checkpoints, and none is whole: {'; '.join(damaged)}. To begin anew, give "
+            "another folder or remove them",
+            file=str(folder),
+        )
+    return None
+
+
+def clear_up(folder: Path, attempt: int) -> None:
+    """Remove what attempts up to this one have not finished, and put back what nothing has replaced."""
+    for path in list(folder.iterdir()):
+        if is_leftover(path.name, attempt):
+            shutil.rmtree(path)
+        elif path.name.startswith(REPLACED):
+            target = folder / path.name.removeprefix(REPLACED)
+            if target.exists():
+                shutil.rmtree(path)
+            else:
+                path.rename(target)
+
+
+def _set_aside(path: Path) -> None:
+    aside = path.with_name(DAMAGED + path.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+
+
+def _say(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,144 @@
+"""From a checkpoint back into a scope, on every rank of a job.
+
+Everything is read and checked before anything changes. Ranks of a collective job get what rank 0 has read; trainers of
+a job with servers read for themselves, and find the same: nobody commits before all have begun.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penstock.dataset import Dataset
+from penstock.errors import PenstockError, UserError
+from penstock.exec.scope import Scope
+from penstock.io.checkpoints import fingerprint, generators, positions
+from penstock.io.checkpoints.reading import Checkpoint, newest
+from penstock.io.checkpoints.record import Kind, RankState, rank_state
+from penstock.io.checkpoints.teams import Team
+from penstock.io.checkpoints.values import empty, put, wanted
+from penstock.program.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was restored. `step`: how many steps the training has made; `passes`: of those over the data that it has
+    finished. `position`: of this rank's reader; None at the beginning of a pass, or if the job has another number of
+    ranks now and they stood at different places: `positions` has those of all. `metric`: what the save was given.
+    """
+
+    path: Path
+    step: int
+    passes: int = 0
+    position: Any = None
+    positions: tuple[Any, ...] = ()
+    metric: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a checkpoint goes. `text`: what the program's fingerprint is of."""
+
+    program: Program
+    text: str
+    scope: Scope
+    dataset: Dataset | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What ranks are told of a checkpoint; `states`: a text for each rank that it was saved by."""
+
+    path: str
+    step: int
+    metric: float | None
+    fingerprint: str
+    states: list[str]
+
+
+def restore(directory: Path, team: Team, target: Target, *, strict: bool) -> Restored | None:
+    """Restore the newest checkpoint that is whole; see `CheckpointManager.restore`."""
+    if team.kind == "collective":
+        return _together(directory, team, target, strict)
+    found = newest(directory, strict=strict, sets_aside=team.rank == 0)
+    if found is None:
+        return None
+    return _take(_said(found), _values(found, target, team.kind), team, target)
+
+
+def _together(directory: Path, team: Team, target: Target, strict: bool) -> Restored | None:
+    if team.rank:
+        content = json.loads(team.share(""))
+        if content is None:
+            return None
+        if "error" in content:
+            raise UserError(f"rank 0 cannot restore: {content['error']}")
+        said = _Said(**content)
+        if said.fingerprint != fingerprint.fingerprint(target.text):
+            raise UserError(f"this rank trains another program than rank 0, which restores {said.path}", file=said.path)
+        values = empty(target.program, wanted(target.program, team.kind, set()))
+    else:
+        try:
+            found = newest(directory, strict=strict, sets_aside=True)
+            values = {} if found is None else _values(found, target, team.kind)
+            told = None if found is None else _said(found)
+        except PenstockError as error:
+            team.share(json.dumps({"error": str(error)}))
+            raise
+        team.share(json.dumps(None if told is None else _plain(told)))
+        if told is None:
+            return None
+        said = told
+    team.broadcast([values[name] for name in sorted(values)])
+    return _take(said, values, team, target)
+
+
+def _values(found: Checkpoint, target: Target, kind: Kind) -> dict[str, torch.Tensor]:
+    """Return the values of a checkpoint. Raises UserError if it is not of this program."""
+    record = found.record
+    if (record.kind == "pserver") != (kind == "pserver"):
+        raise UserError(
+            f"the checkpoint {found.path} is of a training of kind {record.kind!r}, and this one is {kind!r}: what "
+            "parameter servers have written can be restored by such a job alone",
+            file=str(found.path), got=record.kind, expected=kind,
+        )  # fmt: skip
+    if record.fingerprint != fingerprint.fingerprint(target.text):
+        fingerprint.check_same(target.text, found.program_text(), str(found.path))
+    stored = {v.name for shard in record.shards for v in shard.variables}
+    return found.values(wanted(target.program, kind, stored), lambda name: target.program.variables[name].source)
+
+
+def _said(found: Checkpoint) -> _Said:
+    record = found.record
+    return _Said(str(found.path), record.step, record.metric, record.fingerprint, [s.text() for s in found.ranks()])
+
+
+def _plain(said: _Said) -> Mapping[str, Any]:
+    return {name: getattr(said, name) for name in _Said.__slots__}
+
+
+def _take(said: _Said, values: Mapping[str, torch.Tensor], team: Team, target: Target) -> Restored:
+    states = [rank_state(text, said.path) for text in said.states]
+    mine = states[team.rank] if team.rank < len(states) else states[0]
+    all_positions = tuple(state.position for state in states)
+    position = positions.of_rank(all_positions, team.rank, team.num_ranks)
+    if target.dataset is not None and len(states) != team.num_ranks and any(all_positions):
+        position = positions.of_files(all_positions, target.dataset.position())
+    if target.dataset is not None and position is not None:
+        target.dataset.set_position(position)
+    put(values, target.scope)
+    _go_on(target, mine if mine.program_steps >= 0 else states[0])
+    passes = max(state.passes for state in states)
+    return Restored(Path(said.path), said.step, passes, position, all_positions, said.metric)
+
+
+def _go_on(target: Target, state: RankState) -> None:
+    target.scope.set_steps(target.program, state.program_steps)
+    if target.program.seed == 0:
+        target.program.fresh_seed = state.seed
+    generators.put_back(state.generators)

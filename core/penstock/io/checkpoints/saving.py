@@ -1,0 +1,281 @@
+"""CheckpointManager: a training that can be interrupted at any moment and goes on as if it had not been.
+
+    manager = fluid.io.CheckpointManager("checkpoints", every_steps=500, keep=3)
+    start = manager.restore()
+    for step in range(start.step if start else 0, 10_000):
+        exe.run(feed=batch(step), fetch_list=[loss])
+        manager.step()
+    manager.close()
+
+The training thread copies tensors; everything else is done by a thread that writes. There is one checkpoint under way
+at a time: where the next is due before it is written, the training waits, and the wait is counted. What the writer
+meets is said on stderr at once, and raised by the next call. Owner: the training thread.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.dataset import Dataset
+from penstock.errors import PenstockError, SpecError, Unavailable, UserError
+from penstock.exec.executor import resolved_seed
+from penstock.exec.parallel import CompiledProgram, ParallelExecutor
+from penstock.exec.scope import Scope, global_scope
+from penstock.io.checkpoints import fingerprint, generators, settings, shards
+from penstock.io.checkpoints.background import Background
+from penstock.io.checkpoints.fence import Fence, StaleAttempt
+from penstock.io.checkpoints.layout import Best
+from penstock.io.checkpoints.reading import clear_up
+from penstock.io.checkpoints.record import RankState
+from penstock.io.checkpoints.restoring import Restored, Target, restore
+from penstock.io.checkpoints.schedule import Schedule
+from penstock.io.checkpoints.staging import Staging
+from penstock.io.checkpoints.teams import Collect, Team, team_of
+from penstock.io.checkpoints.values import values_of
+from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer
+from penstock.io.variables import Folder, plain
+from penstock.program.program import Program
+
+
+@dataclass(slots=True)
+class SaveStatistics:
+    """What checkpoints have cost. `held_s`: for how long the training thread was held, `waited_s` of that by a
+    checkpoint before that was not written yet; `last_held_s`: by the last one. `written`: committed ones."""
+
+    begun: int = 0
+    written: int = 0
+    held_s: float = 0.0
+    last_held_s: float = 0.0
+    waited_s: float = 0.0
+
+
+class CheckpointManager:
+    """See the module. One for each training program of a process; every rank of a job makes its own.
+
+    `directory`: of nothing but checkpoints; in a job, None for the job's own. `program`: what is trained, by default
+    the default main program; `scope`: where its variables are; `executor`: a ParallelExecutor, whose both are taken.
+    `every_steps`, `every_s`: how often `step` saves; in a job, None for what the job says. `keep`: the latest so many
+    stay (3), and the best `keep_best` by the metric that `step` is given, the least or the greatest of them.
+    Raises SpecError.
+    """
+
+    def __init__(
+        self,
+        directory: Folder | None = None,
+        program: Program | CompiledProgram | None = None,
+        *,
+        executor: object = None,
+        scope: Scope | None = None,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+        keep: int | None = None,
+        keep_best: int = 0,
+        best: Best = "min",
+    ) -> None:
+        told = settings.from_environ(os.environ)
+        self.directory = settings.folder(directory, told)
+        settings.at_least(0, "keep_best", keep_best)
+        if best not in ("min", "max"):
+            raise SpecError(f"best is {best!r}; expected 'min' or 'max': which metric is the best", got=best)
+        kept = settings.at_least(1, "keep", told.keep if keep is None else keep)
+        self._retention = Retention(kept, keep_best, best)
+        says_nothing = every_steps is None and every_s is None
+        self._schedule = Schedule(told.every_steps if says_nothing else every_steps, every_s)
+        core = executor.core if isinstance(executor, ParallelExecutor) else None
+        self.program = plain(program) if program is not None or core is None else core.program
+        self._scope = scope or (core.memory.scope if core is not None else None)
+        self._background, self._staging = Background(), Staging()
+        self._team_found: Team | None = None
+        self._writer: Writer | None = None
+        self._text: tuple[int, str] = (-1, "")
+        self._steps = self._passes = 0
+        self._position: Any = None
+        self._closed = False
+        self.statistics = SaveStatistics()
+        self.at_phase: AtPhase = lambda phase: None
+        """Called on the writer's thread before each of `writing.PHASES`; what it raises ends the writing."""
+
+    # -- going on --------------------------------------------------------------------------------
+
+    def restore(self, *, dataset: Dataset | None = None, strict: bool = False) -> Restored | None:
+        """Go on from the newest checkpoint that is whole: return what was restored; None if there is none.
+
+        Sets the program's persistable variables, its count of steps and its seed, the random generators of Python,
+        numpy and torch, and the position of `dataset`. To be called after the startup program and before the first
+        step, by every process of the job. From here on attempts before this one are refused.
+
+        A damaged checkpoint is named on stderr, and the one before it taken; with `strict`, or if none is whole, it is
+        a UserError. One of another program is a UserError. Nothing has changed then.
+        """
+        self._open()
+        target = Target(self.program, self.program_text, self.scope, dataset)
+        found = restore(self.directory, self.team, target, strict=strict)
+        if found is not None:
+            self._steps, self._passes, self._position = found.step, found.passes, found.position
+        return found
+
+    def _open(self) -> None:
+        if self._closed:
+            raise UserError("this CheckpointManager was closed; make another one")
+        if self._writer is None and self.team.rank == 0:
+            fence = Fence(self.directory, os.environ)
+            clear_up(self.directory, fence.claim.number)
+            self._writer = Writer(fence, self._retention, self._reached)
+
+    def _reached(self, phase: str) -> None:
+        self.at_phase(phase)
+
+    @property
+    def team(self) -> Team:
+        """Who takes part; found at the first call. Raises SpecError."""
+        if self._team_found is None:
+            self._team_found = team_of(self.program)
+        return self._team_found
+
+    @property
+    def scope(self) -> Scope:
+        """Where the variables are."""
+        return self._scope or global_scope()
+
+    @property
+    def program_text(self) -> str:
+        """What the fingerprint is of."""
+        if self._text[0] != self.program.revision:
+            self._text = (self.program.revision, fingerprint.normal_text(self.program))
+        return self._text[1]
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were counted, those before a restore included."""
+        return self._steps
+
+    def step(self, *, position: Any = None, metric: float | None = None) -> bool:
+        """Count a step that is over; save if a checkpoint is due, and return whether that was so.
+
+        `position`: where the reader is, in plain types. In a job every rank calls this after each step. Raises what the
+        writer has met since the last call: Unavailable (the disk is full, say), StaleAttempt.
+        """
+        if not self.advance():
+            return False
+        self.save(position=position, metric=metric)
+        return True
+
+    def advance(self) -> bool:
+        """Count a step; return whether a checkpoint is due, which the caller then saves."""
+        if self._closed:
+            raise UserError("this CheckpointManager was closed; make another one")
+        self._steps += 1
+        self._background.check()
+        return self.team.is_due(self._schedule, self._steps)
+
+    def pass_ended(self) -> None:
+        """Count a pass over the data; the next one begins at its start."""
+        self._passes += 1
+        self._position = None
+
+    def save(self, *, position: Any = None, metric: float | None = None) -> None:
+        """Begin a checkpoint now; it is written while the training goes on. In a job, by all ranks after the same step.
+
+        Waits for the one before. Raises as `step`; SpecError for a position that is more than plain types.
+        """
+        begin = time.perf_counter()
+        self._open()
+        self._position = position
+        state = self._state().text()
+        self.statistics.waited_s += self._background.wait()
+        collect = self.team.hand_in(state)
+        self._begin(collect, None if metric is None else float(metric))
+        self._schedule.saved()
+        self.statistics.begun += 1
+        self.statistics.last_held_s = time.perf_counter() - begin
+        self.statistics.held_s += self.statistics.last_held_s
+
+    def _state(self) -> RankState:
+        program = self.program
+        return RankState(
+            self.scope.steps(program), resolved_seed(program), self._passes, self._position, generators.captured()
+        )
+
+    def _begin(self, collect: Collect, metric: float | None) -> None:
+        writer, step = self._writer, self._steps
+        try:
+            servers = self.team.save_servers(lambda: _checked(writer).begin(step))
+        except (PenstockError, OSError) as error:
+            raise _failed(step, error) from error
+        if writer is None:
+            return
+        tensors = values_of(self.program, self.scope, self.team.kind)
+        shards.check_dtypes(tensors)
+        make = partial(
+            Contents, self.team.kind, step, fingerprint.fingerprint(self.program_text), self.program_text,
+            self._staging.copy(tensors), metric=metric, servers=servers,
+        )  # fmt: skip
+        self._background.start(partial(self._write, writer, collect, make), f"the checkpoint of step {step}")
+
+    def _write(self, writer: Writer, collect: Collect, make: Callable[..., Contents]) -> None:
+        try:
+            contents = make(ranks=collect())
+            writer.write(contents)
+        except (PenstockError, OSError) as error:
+            self._tell(str(error))
+            raise _failed(self._steps, error) from error
+        self.statistics.written += 1
+        self._tell("")
+
+    def _tell(self, error: str) -> None:
+        try:
+            self.team.outcome(error)
+        except Unavailable as lost:  # whoever is to be told is gone, which the training meets by itself
+            print(f"penstock: {lost}", file=sys.stderr, flush=True)
+
+    def wait(self) -> None:
+        """Wait until what was begun is written. Raises what the writer has met."""
+        self._background.wait()
+
+    def close(self) -> None:
+        """Wait until what was begun is written, by all ranks of a job. Raises what the writer has met. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._background.wait()
+        finally:
+            if self._team_found is not None:
+                self._team_found.close(self._state().text())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+
+def _checked(writer: Writer | None) -> Writer:
+    if writer is None:
+        raise SpecError("only the first rank writes")
+    return writer
+
+
+def _failed(step: int, error: PenstockError | OSError) -> PenstockError:
+    if isinstance(error, StaleAttempt):
+        return error
+    return Unavailable(
+        f"the checkpoint of step {step} was not written: {error}. Those before it are whole, and the training has not "
+        "changed: it may go on, and save again",
+        step=step,
+    )
+
+
+__all__ = ["CheckpointManager", "Restored", "SaveStatistics"]

@@ -1,0 +1,116 @@
+"""Who takes part in a checkpoint: this process alone, the ranks of a collective job, or a job's trainers and servers.
+
+Each rank hands in its own state, a text; the first one writes them, and the values that all have. A team says when a
+checkpoint is due for all of its ranks, brings their texts to the first, and tells the others what came of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from penstock.errors import SpecError
+from penstock.exec.remote_use import descriptors
+from penstock.exec.strategies import BuildStrategy
+from penstock.exec.trainers import mark_of, trainers_of
+from penstock.io.checkpoints.record import Kind, Servers
+from penstock.io.checkpoints.schedule import Schedule
+from penstock.native.collective_ops import job
+from penstock.program.program import Program
+
+Collect = Callable[[], list[str]]
+"""Returns the texts of all ranks, in order; waits for them. For the writer's thread."""
+
+
+class Team(Protocol):
+    """See the module. Methods are called on the training thread, but for `outcome` and a `Collect`."""
+
+    @property
+    def kind(self) -> Kind: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    def is_due(self, schedule: Schedule, steps: int) -> bool:
+        """Whether all ranks save now, after `steps` steps of this one; all come to the same answer."""
+
+    def hand_in(self, mine: str) -> Collect:
+        """Give this rank's text for the next checkpoint. Raises what the first rank has met since the last call."""
+
+    def save_servers(self, work: Callable[[], Path]) -> Servers | None:
+        """Have servers write their part into the unfinished folder that `work` makes, on rank 0. After `hand_in`."""
+
+    def outcome(self, error: str) -> None:
+        """Tell the others what came of the checkpoint: '' if it was written. First rank."""
+
+    def share(self, text: str) -> str:
+        """Return the first rank's text, on every rank."""
+
+    def broadcast(self, tensors: list[torch.Tensor]) -> None:
+        """Give every rank the tensors of the first one."""
+
+    def close(self, last: str) -> None:
+        """End, with this rank's last text. Waits until what it has handed in is written, and raises if it is not."""
+
+
+class Alone:
+    """One process."""
+
+    kind: Kind = "local"
+    rank = 0
+    num_ranks = 1
+
+    def is_due(self, schedule: Schedule, steps: int) -> bool:
+        return schedule.by_steps(steps) or schedule.by_time()
+
+    def hand_in(self, mine: str) -> Collect:
+        return lambda: [mine]
+
+    def save_servers(self, work: Callable[[], Path]) -> Servers | None:
+        return None
+
+    def outcome(self, error: str) -> None:
+        return
+
+    def share(self, text: str) -> str:
+        return text
+
+    def broadcast(self, tensors: list[torch.Tensor]) -> None:
+        return
+
+    def close(self, last: str) -> None:
+        return
+
+
+def team_of(program: Program) -> Team:
+    """Return the team of a program that this process trains. Meets the other trainers if they have not met.
+
+    Raises SpecError in a job whose trainers have not met.
+    """
+    if descriptors(program):
+        module = importlib.import_module("penstock.io.checkpoints.trainers_team")  # loads a client of servers
+        return module.TrainersTeam(program)  # type: ignore[no-any-return]
+    if mark_of(program) is not None:
+        trainers_of(program, BuildStrategy())
+    has_met = "penstock.distributed.collective" in sys.modules  # which takes long to load
+    group = job().current() if has_met else None
+    if group is not None:
+        module = importlib.import_module("penstock.io.checkpoints.ranks_team")
+        return module.RanksTeam(group)  # type: ignore[no-any-return]
+    told = importlib.import_module("penstock.distributed.ranks").from_environ(os.environ)  # it stands above io
+    if told is not None and told.num_ranks > 1:
+        raise SpecError(
+            f"this process is {told.name(told.rank)} of {told.num_ranks} trainers, but has not met the others, so it "
+            "cannot save or restore with them. Transpile the program, or make the ParallelExecutor, before. If each "
+            "process trains for itself, take PADDLE_TRAINER_ENDPOINTS and WORLD_SIZE out of its environment"
+        )
+    return Alone()

@@ -1,0 +1,59 @@
+"""Which values of a training a checkpoint holds, and how they come back into a scope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from penstock.errors import UserError
+from penstock.exec.scope import Scope
+from penstock.io.checkpoints.record import Kind
+from penstock.io.variables import persistables, value_of
+from penstock.program.ir import VarDesc
+from penstock.program.program import Program
+from penstock.transpile.remote_variables import remote_variables
+
+
+def saved_variables(program: Program, kind: Kind) -> list[VarDesc]:
+    """Return the persistable variables that are this process's: those that servers keep are in the servers' part."""
+    remote = {variable.name for variable in remote_variables([program])} if kind == "pserver" else set()
+    return [var for var in persistables(program) if var.name not in remote]
+
+
+def values_of(program: Program, scope: Scope, kind: Kind) -> dict[str, torch.Tensor]:
+    """Return the tensors that a checkpoint holds. Raises UserError for a variable that has none yet.
+
+    A trainer's program has variables that only servers use, and of those there is nothing here to save.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for var in saved_variables(program, kind):
+        if kind == "pserver" and scope.find(var.name) is None and var.name not in program.captured:
+            continue
+        found[var.name] = value_of(program, var, scope)
+    return found
+
+
+def wanted(program: Program, kind: Kind, stored: set[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape, by name, of what is restored. Trainers of servers take what there is."""
+    variables = saved_variables(program, kind)
+    if kind == "pserver":
+        variables = [var for var in variables if var.name in stored]
+    return {var.name: (var.dtype, tuple(int(str(d)) for d in var.shape)) for var in variables}
+
+
+def empty(program: Program, names: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, torch.Tensor]:
+    """Return tensors to receive values into. Raises UserError for a dtype that torch does not have."""
+    found: dict[str, torch.Tensor] = {}
+    for name, (dtype, shape) in names.items():
+        made = getattr(torch, dtype, None)
+        if not isinstance(made, torch.dtype):
+            raise UserError(f"variable {name!r} is {dtype!r}, which is no dtype", variable=name)
+        found[name] = torch.empty(shape, dtype=made)
+    return found
+
+
+def put(values: Mapping[str, torch.Tensor], scope: Scope) -> None:
+    """Replace variables of a scope, so that whoever has copies of them makes new ones."""
+    for name, tensor in values.items():
+        scope.set(name, tensor)

@@ -1,0 +1,163 @@
+"""Writing a checkpoint so that a process which dies at any moment leaves those before it, and no half of a new one.
+
+Everything is written into a folder whose name says that it is not finished, and brought to the disk; the manifest comes
+last; then one rename, which only the newest attempt may make (`fence`), commits it. What is needed no more is removed
+after that, and is renamed first, so that what has a checkpoint's name is whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.errors import UserError
+from penstock.io.checkpoints import shards
+from penstock.io.checkpoints.fence import Fence
+from penstock.io.checkpoints.layout import (
+    REMOVED,
+    REPLACED,
+    UNFINISHED,
+    Best,
+    Place,
+    newest_first,
+    to_remove,
+)
+from penstock.io.checkpoints.record import MANIFEST, PROGRAM, Kind, Record, Servers, Shard, parse, rank_file, render
+from penstock.io.files import digest_of, flush
+from penstock.io.manifest import StoredFile
+
+PHASES = ("begin", "values", "ranks", "program", "manifest", "commit", "committed", "removal")
+"""What `at_phase` is called with, before each: "committed" comes after the rename, before it is sure to be on disk."""
+
+AtPhase = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Keep the latest `keep`, and the best `keep_best` by the metric that was given to them."""
+
+    keep: int = 3
+    keep_best: int = 0
+    best: Best = "min"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is written. `tensors`: contiguous, in the processor's memory, changed by nobody. `ranks`: a text for each.
+
+    `servers`: their part lies in the unfinished folder already.
+    """
+
+    kind: Kind
+    step: int
+    fingerprint: str
+    text: str
+    tensors: Mapping[str, torch.Tensor]
+    ranks: Sequence[str]
+    metric: float | None = None
+    servers: Servers | None = None
+
+
+class Writer:
+    """Writes checkpoints of one attempt into its folder. One at a time."""
+
+    def __init__(self, fence: Fence, retention: Retention, at_phase: AtPhase = lambda phase: None) -> None:
+        self.folder, self._fence, self._retention = fence.folder, fence, retention
+        self.at_phase = at_phase
+
+    def place(self, step: int) -> Place:
+        """Return where the checkpoint of a step will lie."""
+        return Place(self._fence.claim.number, step)
+
+    def begin(self, step: int) -> Path:
+        """Make the unfinished folder of a step and return it. Raises OSError."""
+        work = self.folder / (UNFINISHED + self.place(step).name)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        return work
+
+    def write(self, contents: Contents) -> Path:
+        """Write and commit a checkpoint; return its folder. Raises OSError, and StaleAttempt with nothing committed."""
+        place = self.place(contents.step)
+        work = self.folder / (UNFINISHED + place.name)
+        try:
+            self.at_phase("begin")
+            if contents.servers is None:
+                self.begin(contents.step)
+            self._fill(work, contents)
+            self._commit(work, place)
+        except OSError:
+            self._fence.check()  # a newer attempt has removed what this one was writing
+            raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        self._remove_needless()
+        return self.folder / place.name
+
+    def _fill(self, work: Path, contents: Contents) -> None:
+        files: list[StoredFile] = []
+        listed: list[Shard] = []
+        for number, part in enumerate(shards.shares(contents.tensors)):
+            self.at_phase("values")
+            name = f"values-{number:05d}.safetensors"
+            files.append(shards.write(work / name, part))
+            listed.append(Shard(name, shards.described(part)))
+        self.at_phase("ranks")
+        files += [_write_text(work / rank_file(rank), text) for rank, text in enumerate(contents.ranks)]
+        self.at_phase("program")
+        files.append(_write_text(work / PROGRAM, contents.text))
+        files += _files_of_servers(work, contents.servers)
+        claim = self._fence.claim
+        record = Record(
+            contents.kind, contents.step, claim.number, len(contents.ranks), contents.fingerprint, tuple(files),
+            tuple(listed), claim.job, claim.epoch, contents.metric, contents.servers,
+        )  # fmt: skip
+        self.at_phase("manifest")
+        _write_text(work / MANIFEST, render(record))
+        flush(work)
+
+    def _commit(self, work: Path, place: Place) -> None:
+        self.at_phase("commit")
+        target = self.folder / place.name
+        with self._fence.committing():
+            if target.exists():  # the same step again, of a process that was started again in its place
+                target.rename(self.folder / (REPLACED + place.name))
+            work.rename(target)
+            self.at_phase("committed")
+            flush(self.folder)
+
+    def _remove_needless(self) -> None:
+        self.at_phase("removal")
+        places = newest_first([path.name for path in self.folder.iterdir()])
+        retention = self._retention
+        found = [(place, metric_of(self.folder / place.name)) for place in places]
+        for place in to_remove(found, keep=retention.keep, keep_best=retention.keep_best, best=retention.best):
+            (self.folder / place.name).rename(self.folder / (REMOVED + place.name))
+        for path in self.folder.iterdir():
+            if path.name.startswith((REMOVED, REPLACED)):
+                shutil.rmtree(path)
+
+
+def metric_of(path: Path) -> float | None:
+    """Return the metric of a checkpoint; None for one without, or with a damaged manifest."""
+    try:
+        return parse((path / MANIFEST).read_bytes(), str(path)).metric
+    except (OSError, UserError):
+        return None
+
+
+def _write_text(path: Path, text: str) -> StoredFile:
+    path.write_text(text, encoding="utf-8")
+    flush(path)
+    return StoredFile(path.name, path.stat().st_size, digest_of(path))
+
+
+def _files_of_servers(work: Path, servers: Servers | None) -> list[StoredFile]:
+    if servers is None:
+        return []
+    found = sorted(path for path in (work / servers.folder).rglob("*") if path.is_file())
+    return [StoredFile(path.relative_to(work).as_posix(), path.stat().st_size, digest_of(path)) for path in found]
