@@ -49,13 +49,27 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Let no signal come between a child's start and the note of it, which would leave the child to nobody."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def end_with_parent() -> Callable[[], None]:
-    """Return what a forked child calls so that it gets SIGTERM when we are gone, however we end."""
+    """Return what a forked child calls so that it gets SIGTERM when we are gone, however we end.
+
+    It hears signals, also where its parent holds them (`signals_held`).
+    """
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up before the fork
 
     def call() -> None:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # we ended before the call
             os._exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ def add_running(found: argparse.ArgumentParser, *, log_dir: str) -> None:
         "--print_config", type=claim, nargs="?", const=True, default=True, metavar="true|false",
         help="show the processes before they start (%(default)s); with false they start all the same",
     )  # fmt: skip
-    add("--stop_s", type=float, default=10.0, metavar="S", help="seconds from SIGTERM to SIGKILL (%(default)s)")
+    add("--stop_s", type=seconds, default=10.0, metavar="S", help="seconds from SIGTERM to SIGKILL (%(default)s)")
     add("script", type=Path, help="the training script")
     add("script_args", nargs=argparse.REMAINDER, metavar="…", help="its arguments")
 
@@ -56,6 +57,17 @@ def port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= LAST_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is no port number from 1 to {LAST_PORT}")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return a time that is not negative; inf is for ever."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not found >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 on")
+    return found
 
 
 def claim(text: str) -> bool:

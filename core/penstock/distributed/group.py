@@ -8,6 +8,7 @@ group is signalled.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import time
@@ -36,6 +37,11 @@ class Group:
                 start_new_session=True,
                 preexec_fn=end_with_parent(),  # noqa: PLW1509 the launcher has one thread
             )
+        self._end = os.pidfd_open(self._process.pid)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable from the end of the process on, until `reap`."""
+        return self._end
 
     @property
     def pid(self) -> int:
@@ -69,8 +75,17 @@ class Group:
             os.killpg(self._process.pid, number)
 
     def reap(self) -> None:
-        """Wait for the end of the process."""
+        """Wait for the end of the process. Call once."""
         self._process.wait()
+        os.close(self._end)
+
+
+def wait_for_an_end(groups: Sequence[Group], timeout_s: float) -> None:
+    """Return when the process of one of the groups, which have not been seen to end, has ended, or after a while."""
+    ends = select.poll()
+    for group in groups:
+        ends.register(group, select.POLLIN)
+    ends.poll(timeout_s * 1000)
 
 
 def stop(groups: Sequence[Group], timeout_s: float) -> None:

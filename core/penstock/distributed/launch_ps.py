@@ -23,7 +23,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.distributed.arguments import Hosts, add_hosts, add_running, check_script, count, hosts_of, port
+from penstock.distributed.arguments import Hosts, add_hosts, add_running, check_script, count, hosts_of, port, seconds
 from penstock.distributed.arguments import parser as empty_parser
 from penstock.distributed.local_job import Plan, Share, planned
 from penstock.distributed.ports import check_free, free_ports
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--endpoints", metavar="HOST:PORT,…", help="where all servers listen, those of one host together"
     )
-    add("--server_grace_s", type=float, metavar="S",
+    add("--server_grace_s", type=seconds, metavar="S",
         help=f"how long servers may take to end after the last trainer of this host ({_SERVER_GRACE_S:g}; on several "
         "hosts any time, since trainers of the others may go on)")  # fmt: skip
     add_running(found, log_dir="logs")

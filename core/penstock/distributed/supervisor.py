@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
-from penstock.command.children import Stopped, ignore_signals, stopped_by_signal
-from penstock.distributed.group import Group, stop
+from penstock.command.children import Stopped, ignore_signals, signals_held, stopped_by_signal
+from penstock.distributed.group import Group, stop, wait_for_an_end
 from penstock.distributed.last_will import LastWill
 from penstock.distributed.local_job import Draining, Failed, Finished, Plan, status_text, verdict
+from penstock.distributed.log_files import claimed
 
 _POLL_S = 0.05
 _TAIL_LINES = 20
@@ -47,8 +50,9 @@ class _Job:
             env = {**self._environ, **{k: v for k, v in process.env.items() if v is not None}}
             for name in (k for k, v in process.env.items() if v is None):
                 env.pop(name, None)
-            self._groups.append(Group(self._command, env=env, log=process.log))
-            will.add(self._groups[-1].pid)
+            with signals_held():
+                self._groups.append(Group(self._command, env=env, log=process.log))
+                will.add(self._groups[-1].pid)
 
     def wait(self) -> Failed | Finished:
         """Wait until the job is over, passing on what the first trainer writes."""
@@ -60,7 +64,8 @@ class _Job:
                 return found
             if isinstance(found, Draining) and until is None:
                 until = time.monotonic() + self._manner.server_grace_s
-            time.sleep(_POLL_S)
+            # At once, and not at the next look: the others of a job often fail a moment after the first.
+            wait_for_an_end([g for place, g in enumerate(self._groups) if place not in self._over()], _POLL_S)
 
     def stop(self) -> None:
         """End what still runs, and pass on the rest of the first trainer's output."""
@@ -82,12 +87,16 @@ class _Job:
             )
         return 0
 
+    def _over(self) -> set[int]:
+        """Return the places of those that were seen to end."""
+        return {place for place, _ in self._ended}
+
     def _look(self) -> None:
         self._pass_on()
-        known = {place for place, _ in self._ended}
+        over = self._over()
         for place, group in enumerate(self._groups):
             status = group.status()
-            if status is None or place in known:
+            if status is None or place in over:
                 continue
             self._ended.append((place, status))
             if self._manner.shows_ends:
@@ -98,21 +107,39 @@ class _Job:
     def _pass_on(self) -> int:
         first = next(place for place, p in enumerate(self.plan.processes) if p.kind == "trainer")
         output = self._groups[first].new_output() if first < len(self._groups) else b""
-        sys.stdout.buffer.write(output)
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(output)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            _write_to_nobody(sys.stdout)
         return len(output)
 
 
 def say(text: str) -> None:
     """Tell the person at the launcher."""
-    print(text, file=sys.stderr, flush=True)
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _write_to_nobody(sys.stderr)
+
+
+def _write_to_nobody(stream: IO[str]) -> None:
+    """Go on though the reader of a stream has ended (`launch … | head`): the log files have it all."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def supervise(plan: Plan, command: Sequence[str], environ: Mapping[str, str], manner: Manner) -> int:
-    """Run a plan on this host to its end, in the main thread, and return the exit status. A signal stops everything."""
-    for folder in {process.log.parent for process in plan.processes}:
-        folder.mkdir(parents=True, exist_ok=True)
-    job = _Job(plan, command, environ, manner)
+    """Run a plan on this host to its end, in the main thread, and return the exit status. A signal stops everything.
+
+    Raises SpecError before anything was started if a log file cannot be had.
+    """
+    with claimed([process.log for process in plan.processes]):
+        return _supervise(_Job(plan, command, environ, manner), manner)
+
+
+def _supervise(job: _Job, manner: Manner) -> int:
     will = LastWill(manner.stop_s)
     try:
         with stopped_by_signal():
