@@ -18,8 +18,11 @@ from tests.distributed.launching import is_alive, pids, until, waits
 from tests.distributed.scripts import torchrun_ddp
 
 from penstock.distributed import launch as launcher
+from penstock.distributed.group import Group, stop, wait_for_an_end
+from penstock.distributed.log_files import claimed
 from penstock.distributed.ports import free_ports
 from penstock.errors import SpecError
+from penstock.protocol import contract
 
 LAUNCH = [sys.executable, "-m", "penstock.distributed.launch"]
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -30,6 +33,18 @@ import json, os, pathlib, sys
 told = {{n: v for n, v in os.environ.items() if n.startswith({_TOLD!r}) or n.endswith(("RANK", "WORLD_SIZE"))}}
 pathlib.Path("rank." + os.environ["RANK"] + ".json").write_text(json.dumps([told, sys.argv[1:]]))
 print("rank", os.environ["RANK"], "is here")
+"""
+SIGNALLED = """
+import os, pathlib, signal, sys, time
+from penstock.distributed import group, launch
+ends_with_parent = group.end_with_parent()
+def forked():
+    pathlib.Path("forked").write_text(str(os.getpid()))
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(0.5)
+    ends_with_parent()
+group.end_with_parent = lambda: forked
+sys.exit(launch.main(sys.argv[1:]))
 """
 Told = dict[int, dict[str, str]]
 
@@ -77,7 +92,7 @@ def told(folder: Path) -> Told:
 
 def test_rows_76_78_79_every_rank_is_told_its_place_and_gets_the_arguments(folder: Path) -> None:
     given = {"PADDLE_NUM_TRAINERS": "1", "NCCL_SOCKET_IFNAME": "eth2", "GLOO_SOCKET_IFNAME": "lo", "http_proxy": "http://p",
-             "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
+             "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "7", "ROLE_RANK": "6"}  # fmt: skip
     done = launch(folder, SAYS_WHO_IT_IS, "--nproc_per_node", "3", "script.py", "--arg1", "a b", **given)
     assert done.returncode == 0, done.stderr
     found = told(folder)
@@ -86,13 +101,17 @@ def test_rows_76_78_79_every_rank_is_told_its_place_and_gets_the_arguments(folde
     master = (found[0]["MASTER_ADDR"], found[0]["MASTER_PORT"])
     assert len({*endpoints, ":".join(master)}) == 4, "every listener has a port of its own"
     for rank, mine in found.items():
-        assert mine["PADDLE_TRAINER_ID"] == mine["RANK"] == mine["LOCAL_RANK"] == str(rank)
+        assert {mine[n] for n in ("PADDLE_TRAINER_ID", "RANK", "LOCAL_RANK", "ROLE_RANK")} == {str(rank)}
         assert mine["PADDLE_CURRENT_ENDPOINT"] == endpoints[rank]
-        sizes = ("PADDLE_TRAINERS_NUM", "PADDLE_NUM_TRAINERS", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        assert [mine[name] for name in sizes] == ["3"] * 4
+        sizes = (
+            "PADDLE_TRAINERS_NUM", "PADDLE_NUM_TRAINERS", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"
+        )  # fmt: skip
+        assert [mine[name] for name in sizes] == ["3"] * 5
         assert (mine["MASTER_ADDR"], mine["MASTER_PORT"]) == master
         assert (mine["NCCL_SOCKET_IFNAME"], mine["GLOO_SOCKET_IFNAME"]) == ("eth2", "lo")
-        assert not {"http_proxy", "FLAGS_selected_gpus", "TORCHELASTIC_USE_AGENT_STORE"} & set(mine)
+        absent = {"http_proxy", "FLAGS_selected_gpus", "TORCHELASTIC_USE_AGENT_STORE", "GROUP_WORLD_SIZE"}
+        assert not absent & set(mine)
+        assert mine["TORCHELASTIC_RUN_ID"], "torch.distributed.is_torchelastic_launched() would say no"
         assert json.loads((folder / f"rank.{rank}.json").read_text())[1] == ["--arg1", "a b"]
 
 
@@ -173,6 +192,13 @@ def test_paddlecloud_tells_hosts_and_ports(cloud: Mapping[str, str], expected: l
         (["--cluster_node_ips", "a,b", "--nproc_per_node", "1", "script.py"], {}, "expected which of --cluster"),
         (["--nproc_per_node", "2", "script.py"], {"PADDLE_NUM_TRAINERS": "5"}, "PADDLE_NUM_TRAINERS is '5'"),
         (["--use_paddlecloud", "--nproc_per_node", "1", "script.py"], {}, "needs the environment variable"),
+        (["--nproc_per_node", "1", "script.py"], {"PADDLE_TRAINERS": "a,b"}, "Add --use_paddlecloud to take the hosts"),
+        (["--use_paddlecloud", "--nproc_per_node", "1", "script.py"],
+         {"PADDLE_TRAINERS": "a,b", "POD_IP": "b", "PADDLE_TRAINER_ID": "0"}, "POD_IP b is number 1 of"),
+        (["--use_paddlecloud", "--nproc_per_node", "2", "script.py"],
+         {"PADDLE_TRAINERS": "a", "POD_IP": "a", "TRAINER_PORTS_NUM": "1"}, "TRAINER_PORTS_NUM is '1', but"),
+        (["--nproc_per_node", "1", "--stop_s", "nan", "script.py"], {}, "'nan' is no number of seconds from 0 on"),
+        (["--nproc_per_node", "1", "--log_dir", "script.py", "script.py"], {}, "script.py/workerlog.0 cannot be"),
         (["--log_level", "loud", "--nproc_per_node", "1", "script.py"], {}, "'loud' is neither a number nor one of"),
     ],
 )  # fmt: skip
@@ -204,6 +230,27 @@ def test_a_taken_port_is_named_before_anything_starts(folder: Path) -> None:
         args = launcher.parser().parse_args(["--started_port", str(port), "--nproc_per_node", "1", "script.py"])
         with pytest.raises(SpecError, match=f"can listen at 127.0.0.1:{port}: Address already in use"):
             launcher.plan_of(args, {})
+
+
+def test_a_log_file_has_one_launcher(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "script.py").write_text(SAYS_WHO_IT_IS)
+    log = folder / "mylog/workerlog.1"
+    with claimed([log]):
+        log.write_text("of another job\n")
+        assert launcher.main(["--nproc_per_node", "2", "script.py"]) == 2
+    assert "another launcher writes to mylog/workerlog.1" in capsys.readouterr().err
+    assert (log.read_text(), told(folder)) == ("of another job\n", {})
+
+
+def test_the_first_rank_of_a_launcher_in_a_job_reports_for_the_job() -> None:
+    replica = contract.Managed("j", "job", "r1", "trainer", 3, 1, 9, "/agent.sock")
+    args = launcher.parser().parse_args(["--nproc_per_node", "2", "script.py"])
+    environs: list[dict[str, str]] = []
+    for process in launcher.plan_of(args, replica.environ()).processes:
+        given = {**replica.environ(), **process.env}
+        environs.append({name: value for name, value in given.items() if value is not None})
+    assert [contract.from_environ(one) for one in environs] == [replica, contract.Unwatched()]
+    assert [one[contract.REPLICA_ID] for one in environs] == ["r1", "r1"], "an agent could not find what is left"
 
 
 def test_the_manuals_command_line_trains_ranks_like_one_process_on_the_whole_batch(folder: Path) -> None:
@@ -270,6 +317,38 @@ def test_a_signal_stops_everything_with_all_that_it_started(
     process.send_signal(number)
     assert process.wait(20) == 128 + number
     assert not [pid for pid in pids(folder, 2) if is_alive(pid)]
+
+
+def test_a_signal_while_ranks_are_started_leaves_nobody(folder: Path) -> None:
+    """The signal comes between the fork of the first rank and the start of its program."""
+    (folder / "launcher.py").write_text(SIGNALLED)
+    (folder / "script.py").write_text("import time; time.sleep(600)")
+    command = [sys.executable, "launcher.py", "--nproc_per_node", "2", "script.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (128 + signal.SIGTERM, "stopped by SIGTERM")
+    assert not is_alive(int((folder / "forked").read_text()))
+
+
+def test_an_end_is_seen_at_once(tmp_path: Path) -> None:
+    ends = Group(["sleep", "0.1"], env=os.environ, log=tmp_path / "ends")
+    stays = Group(["sleep", "600"], env=os.environ, log=tmp_path / "stays")
+    try:
+        wait_for_an_end([stays, ends], 300)  # the test's own limit ends it, if this is not so
+        assert (ends.status(), stays.status()) == (0, None)
+    finally:
+        stop([ends, stays], 5)
+
+
+def test_ranks_go_on_when_nobody_reads_what_the_launcher_shows(folder: Path) -> None:
+    lines = "import time\nfor i in range(20):\n    print(i, flush=True)\n    time.sleep(0.02)"
+    (folder / "script.py").write_text(lines)
+    command = [*LAUNCH, "--nproc_per_node", "1", "script.py"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(60) == 0
+    assert (folder / "mylog/workerlog.0").read_text().split() == [str(i) for i in range(20)]
 
 
 def test_what_ignores_sigterm_is_killed(folder: Path, started: Callable[..., subprocess.Popen[str]]) -> None:

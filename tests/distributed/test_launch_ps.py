@@ -17,6 +17,7 @@ from tests.distributed.launching import is_alive, pids, until, waits
 from penstock.distributed import launch_ps
 from penstock.distributed.local_job import Draining, Failed, Finished, Plan, Running, Verdict, planned, verdict
 from penstock.distributed.ports import free_ports
+from penstock.protocol import contract
 
 LAUNCH = [sys.executable, "-m", "penstock.distributed.launch_ps"]
 SAYS_WHO_IT_IS = """
@@ -256,8 +257,14 @@ def test_a_job_is_over_when_its_trainers_are(
 
 
 def test_what_the_launcher_was_told_stands_above_its_defaults() -> None:
-    told = {"PENSTOCK_PS_TOKEN": "mine", "PENSTOCK_REPLICA_ID": "r1"}
+    told = {"PENSTOCK_PS_TOKEN": "mine"}
     made = planned(["a:1"], 1, Path("logs"), told, defaults={"PENSTOCK_PS_TOKEN": "new", "PENSTOCK_JOB_ID": "job"})
     for process in made.processes:
         assert (process.env["PENSTOCK_PS_TOKEN"], process.env["PENSTOCK_JOB_ID"]) == ("mine", "job")
-        assert process.env["PENSTOCK_REPLICA_ID"] is None
+
+
+def test_the_first_trainer_of_a_launcher_in_a_job_reports_for_the_job() -> None:
+    replica = contract.Managed("j", "job", "r1", "trainer", 0, 1, 9, "/agent.sock").environ()
+    made = planned(["a:1"], 2, Path("logs"), replica, defaults={})
+    reports = [process.env.get(contract.SOCKET, "the launcher's") for process in made.processes]
+    assert reports == [None, "the launcher's", None]

@@ -34,6 +34,13 @@ for step in range(3):
     telemetry.log(accuracy=0.25 * step, step=10 * step)
 print("has reported", os.environ["PENSTOCK_INDEX"])
 """
+RANKS_REPORT = """
+import os
+from penstock import telemetry
+for step in range(2):
+    telemetry.log(rank=int(os.environ["RANK"]), step=step)
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"])
+"""
 
 
 async def run(server: Server, mode: str, *argv: str, count: int = 2, state: str = "SUCCEEDED") -> dict[str, Any]:
@@ -122,6 +129,19 @@ async def test_a_command_reports_figures_and_logs_and_no_graph(sqlite_server: Se
     for name in ("accuracy", "accuracy.trainer1"):
         assert (series[name]["step"], series[name]["value"]) == ([0, 10, 20], [0, 0.25, 0.5])
     assert not any(one["graph_hash"] for one in job["replicas"])
+
+
+@pytest.mark.usefixtures("node")
+async def test_a_launcher_runs_as_a_command_and_its_first_rank_reports(sqlite_server: Server, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(RANKS_REPORT)
+    job = await run(
+        sqlite_server, "command", "-m", "penstock.distributed.launch", "--nproc_per_node", "2", str(script), count=1
+    )
+    log = (await log_of(sqlite_server, job, 0)).splitlines()
+    assert "rank 0 of 2" in log and "rank 1 of 2" not in log
+    series = await metrics(sqlite_server, job, 1)
+    assert (series["rank"]["step"], series["rank"]["value"]) == ([0, 1], [0, 0])
 
 
 async def metrics(server: Server, job: dict[str, Any], count: int) -> dict[str, Any]:

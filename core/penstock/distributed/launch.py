@@ -30,6 +30,8 @@ from penstock.distributed.ports import check_free, free_ports
 from penstock.distributed.rank_plan import (
     CLOUD_ENDPOINTS,
     Layout,
+    check_alone,
+    check_cloud_ports,
     check_told,
     cloud_hosts,
     cloud_layout,
@@ -106,6 +108,8 @@ def gpus_of(args: argparse.Namespace, environ: Mapping[str, str], installed: int
 def layout_of(args: argparse.Namespace, num_local: int, environ: Mapping[str, str]) -> Layout:
     """Return where all ranks are. Raises SpecError for what cannot be."""
     if not args.use_paddlecloud:
+        if args.cluster_node_ips is None:
+            check_alone(environ)
         return _on_ports(args.started_port, hosts_of(args.cluster_node_ips, args.node_ip), num_local)
     hosts = cloud_hosts(environ)
     if args.cluster_node_ips not in (None, ",".join(hosts.addresses)):
@@ -117,6 +121,7 @@ def layout_of(args: argparse.Namespace, num_local: int, environ: Mapping[str, st
     listed = environ.get(CLOUD_ENDPOINTS, "")
     if listed:
         return cloud_layout(hosts, listed, num_local)
+    check_cloud_ports(environ, num_local)
     return _on_ports(args.started_port or _cloud_port(environ), hosts, num_local)
 
 

@@ -8,14 +8,14 @@ with another status than 0 ends the job.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from penstock.protocol import contract
 
 Kind = Literal["pserver", "trainer"]
-_WATCHED = (contract.SOCKET, contract.REPLICA_ID)  # several processes cannot be one replica
+_OF_A_REPLICA = (contract.SOCKET, contract.ROLE, contract.INDEX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,26 @@ def planned(
         own = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index), "POD_IP": None, "PADDLE_PORT": None}
         env = {**shared, **own, **identity("trainer", index)}
         trainers.append(Process("trainer", index, env, log_dir / f"workerlog.{index}", f"trainer {index}"))
-    return Plan((*servers, *trainers))
+    return Plan((*servers, *with_one_watched(trainers, environ)))
 
 
 def for_all() -> dict[str, str | None]:
-    """Return what every process of a launcher is told: to write at once, and not to pose as the launcher's replica."""
-    return {"PYTHONUNBUFFERED": "1", **dict.fromkeys(_WATCHED)}
+    """Return what every process of a launcher is told: to write at once, and not to report as the launcher's replica.
+
+    The replica's id stays: by it an agent finds what is left of a launcher that was killed.
+    """
+    return {"PYTHONUNBUFFERED": "1", contract.SOCKET: None}
+
+
+def with_one_watched(trainers: Sequence[Process], environ: Mapping[str, str]) -> list[Process]:
+    """Let the first trainer report in the place of its launcher, if that is a replica of a job.
+
+    Not all of them: the steps of several processes would mix in the figures of one replica.
+    """
+    if not (environ.get(contract.SOCKET) and environ.get(contract.REPLICA_ID)):
+        return list(trainers)
+    env = {name: value for name, value in trainers[0].env.items() if name not in _OF_A_REPLICA}
+    return [replace(trainers[0], env=env), *trainers[1:]]
 
 
 def identity(kind: Kind, index: int) -> dict[str, str | None]:

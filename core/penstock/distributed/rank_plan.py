@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.distributed.arguments import LAST_PORT, Hosts, hosts_of
-from penstock.distributed.local_job import Plan, Process, for_all, identity
+from penstock.distributed.local_job import Plan, Process, for_all, identity, with_one_watched
 from penstock.errors import SpecError
 from penstock.fleet.position import endpoints_problem
 from penstock.protocol import contract
 
 _PROXIES = ("http_proxy", "https_proxy")
-_ELASTIC = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID")
+_ELASTIC = "TORCHELASTIC_"  # what a launcher of torch above us has told us is not so for our ranks
+_OF_TORCHRUN = ("GROUP_WORLD_SIZE",)
 CLOUD_HOSTS, CLOUD_HOST, CLOUD_ENDPOINTS = "PADDLE_TRAINERS", "POD_IP", "DISTRIBUTED_TRAINER_ENDPOINTS"
+CLOUD_NUM_PORTS = "TRAINER_PORTS_NUM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,36 @@ def cloud_hosts(environ: Mapping[str, str]) -> Hosts:
             raise SpecError(
                 f"--use_paddlecloud needs the environment variable {name}, for example {example}", pointer=name
             )
-    return hosts_of(environ[CLOUD_HOSTS], environ[CLOUD_HOST], names=(CLOUD_HOSTS, CLOUD_HOST))
+    hosts = hosts_of(environ[CLOUD_HOSTS], environ[CLOUD_HOST], names=(CLOUD_HOSTS, CLOUD_HOST))
+    told = environ.get("PADDLE_TRAINER_ID", "")
+    if told not in ("", str(hosts.here)):
+        raise SpecError(
+            f"PADDLE_TRAINER_ID is {told!r}, but {CLOUD_HOST} {hosts.address} is number {hosts.here} of {CLOUD_HOSTS} "
+            f"({', '.join(hosts.addresses)}). With --use_paddlecloud it is the host's number; correct one of the two",
+            pointer="PADDLE_TRAINER_ID",
+        )
+    return hosts
+
+
+def check_cloud_ports(environ: Mapping[str, str], num_local: int) -> None:
+    """Raise SpecError if TRAINER_PORTS_NUM leaves a host fewer ports than it has ranks."""
+    text = environ.get(CLOUD_NUM_PORTS, "")
+    if text and (not text.isdecimal() or int(text) < num_local):
+        raise SpecError(
+            f"{CLOUD_NUM_PORTS} is {text!r}, but the {num_local} ranks of a host need a port each",
+            pointer=CLOUD_NUM_PORTS,
+        )
+
+
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Raise SpecError if PADDLE_TRAINERS names several hosts, which nobody asked us to read."""
+    listed = environ.get(CLOUD_HOSTS, "")
+    if "," in listed:
+        raise SpecError(
+            f"{CLOUD_HOSTS} is {listed!r}, but this would be a job on this host alone. Add --use_paddlecloud to "
+            "take the hosts from there, or name them with --cluster_node_ips, or leave the variable out",
+            pointer=CLOUD_HOSTS,
+        )
 
 
 def cloud_layout(hosts: Hosts, listed: str, num_local: int) -> Layout:
@@ -96,12 +127,14 @@ def planned_ranks(
     num_local = layout.num_local
     shared: dict[str, str | None] = {
         **for_all(),
-        **dict.fromkeys((*_PROXIES, *_ELASTIC, "FLAGS_selected_gpus")),
+        **dict.fromkeys((*_PROXIES, *_OF_TORCHRUN, "FLAGS_selected_gpus")),
+        **dict.fromkeys(name for name in environ if name.startswith(_ELASTIC)),
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_local)),
     }
     if gpus is not None:
         shared["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return Plan(tuple(_rank(layout, i, shared, log_dir, has_gpu=gpus is not None) for i in range(num_local)))
+    ranks = [_rank(layout, i, shared, log_dir, has_gpu=gpus is not None) for i in range(num_local)]
+    return Plan(tuple(with_one_watched(ranks, environ)))
 
 
 def _rank(layout: Layout, local: int, shared: Mapping[str, str | None], log_dir: Path, *, has_gpu: bool) -> Process:

@@ -122,6 +122,12 @@ class CollectiveJob:
             "GROUP_RANK": str(self.node),
             "WORLD_SIZE": size,
             "LOCAL_WORLD_SIZE": str(self.num_local),
+            "ROLE_NAME": "default",  # torchrun's own, where nobody says otherwise
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": size,
+            "TORCHELASTIC_RUN_ID": "none",  # by it scripts and libraries tell that ranks are started for them
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
             "MASTER_ADDR": host.removeprefix("[").removesuffix("]"),
             "MASTER_PORT": port,
         }
