@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from penstock.distributed.interfaces import check_interfaces, names
 from penstock.distributed.process_groups import ProcessGroups
@@ -80,6 +81,11 @@ class Group:
     def rings(self) -> tuple[str, ...]:
         """Names of the exchanges that may be under way at a time, as operators know them."""
         return tuple(self._rings.names)
+
+    def store(self, name: str) -> PrefixStore:
+        """Return the store at which the trainers have met, for keys below `name`, over a connection of its own."""
+        base = self._meeting.base.clone()  # type: ignore[attr-defined]  # torch has not typed it
+        return PrefixStore(f"penstock/{self.ranks.attempt}/{name}", base)
 
     # -- steps -------------------------------------------------------------------------------------
 
