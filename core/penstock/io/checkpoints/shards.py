@@ -19,6 +19,7 @@ from penstock.errors import UserError
 from penstock.io.manifest import StoredFile, StoredVariable
 
 SHARD_BYTES = 1 << 30
+"""Of a file, unless one tensor is larger."""
 _CHUNK = 1 << 20  # bytes written at once
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -37,7 +38,7 @@ def check_dtypes(tensors: Mapping[str, torch.Tensor]) -> None:
             )
 
 
-def shares(tensors: Mapping[str, torch.Tensor], limit: int = SHARD_BYTES) -> Iterator[dict[str, torch.Tensor]]:
+def shares(tensors: Mapping[str, torch.Tensor], limit: int) -> Iterator[dict[str, torch.Tensor]]:
     """Part tensors, in order, so that no part but one of a single tensor is larger than `limit` bytes."""
     part: dict[str, torch.Tensor] = {}
     size = 0

@@ -30,8 +30,10 @@ from penstock.io.checkpoints.record import MANIFEST, PROGRAM, Kind, Record, Serv
 from penstock.io.files import digest_of, flush
 from penstock.io.manifest import StoredFile
 
-PHASES = ("begin", "values", "ranks", "program", "manifest", "commit", "committed", "removal")
-"""What `at_phase` is called with, before each: "committed" comes after the rename, before it is sure to be on disk."""
+PHASES = ("begin", "values", "ranks", "program", "manifest", "commit", "replace", "committed", "removal", "removed")
+"""What `at_phase` is called with, before each: "values" for each shard; "replace" where the step has a checkpoint of
+this attempt already; "committed" after the rename, before it is sure to be on disk; "removed" after all needless ones
+have lost their names, before their files go."""
 
 AtPhase = Callable[[str], None]
 
@@ -65,9 +67,11 @@ class Contents:
 class Writer:
     """Writes checkpoints of one attempt into its folder. One at a time."""
 
-    def __init__(self, fence: Fence, retention: Retention, at_phase: AtPhase = lambda phase: None) -> None:
+    def __init__(
+        self, fence: Fence, retention: Retention, at_phase: AtPhase, shard_bytes: int = shards.SHARD_BYTES
+    ) -> None:
         self.folder, self._fence, self._retention = fence.folder, fence, retention
-        self.at_phase = at_phase
+        self.at_phase, self._shard_bytes = at_phase, shard_bytes
 
     def place(self, step: int) -> Place:
         """Return where the checkpoint of a step will lie."""
@@ -101,7 +105,7 @@ class Writer:
     def _fill(self, work: Path, contents: Contents) -> None:
         files: list[StoredFile] = []
         listed: list[Shard] = []
-        for number, part in enumerate(shards.shares(contents.tensors)):
+        for number, part in enumerate(shards.shares(contents.tensors, self._shard_bytes)):
             self.at_phase("values")
             name = f"values-{number:05d}.safetensors"
             files.append(shards.write(work / name, part))
@@ -126,6 +130,7 @@ class Writer:
         with self._fence.committing():
             if target.exists():  # the same step again, of a process that was started again in its place
                 target.rename(self.folder / (REPLACED + place.name))
+                self.at_phase("replace")
             work.rename(target)
             self.at_phase("committed")
             flush(self.folder)
@@ -137,7 +142,8 @@ class Writer:
         found = [(place, metric_of(self.folder / place.name)) for place in places]
         for place in to_remove(found, keep=retention.keep, keep_best=retention.keep_best, best=retention.best):
             (self.folder / place.name).rename(self.folder / (REMOVED + place.name))
-        for path in self.folder.iterdir():
+        self.at_phase("removed")
+        for path in list(self.folder.iterdir()):
             if path.name.startswith((REMOVED, REPLACED)):
                 shutil.rmtree(path)
 
