@@ -151,6 +151,7 @@ describe("blocks and servers", () => {
     const view = store.view(job(TRAINER, ...SERVERS), true, 0);
     expect([...(view?.cells.keys() ?? [])]).toEqual([cellKey(0, 0)]);
     expect(view?.blocks.find((one) => one.pserver === -1)).toMatchObject({ block: "w", merges: 3, waitNs: 9e6 });
+    expect(view?.times.get(0)?.waitNs).toBe(9e6);
   });
 
   it("numbers servers by the trainer's order when nobody registered them", () => {

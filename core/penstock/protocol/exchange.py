@@ -32,9 +32,10 @@ REST = "(others)"
 class Sums:
     """What was exchanged with one peer of one block, since the beginning. The order of the fields is a frame's.
 
-    Bytes are of tensors; `wait_ns`: wall time that the caller spent in calls. `staleness`: updates by others that a
-    push did not know of, summed over pushes. `merges`: gradients that were merged into others before they were sent
-    (trainer), or into one update (server).
+    Bytes are of tensors; `wait_ns`: wall time in which the training waited in calls; that of several at once is split
+    among them, so a trainer's waits add up to no more than passed. `staleness`: updates by others that a push did not
+    know of, summed over pushes. `merges`: gradients that were merged into others before they were sent (trainer), or
+    into one update (server).
     """
 
     calls: int = 0

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.ps.counters import nobody_waits_here
+
 Tensor = torch.Tensor
 MAX_WAITING = 64  # lookups that nobody has taken; the oldest is forgotten
 
@@ -26,7 +28,7 @@ class Ahead:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ps-ahead")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ps-ahead", initializer=nobody_waits_here)
 
     def start(self, table: str, ids: Tensor, look_up: Callable[[Tensor], Tensor], *, keep: bool) -> None:
         """Run `look_up(ids)` in the background. `ids` are copied. `keep`: for somebody to take."""
@@ -39,8 +41,8 @@ class Ahead:
         for old in forgotten:
             old.rows.cancel()
 
-    def take(self, table: str, ids: Tensor) -> Tensor | None:
-        """Return the rows of these ids, waiting for them if they are on their way; None: nobody looked them up."""
+    def take(self, table: str, ids: Tensor) -> Future[Tensor] | None:
+        """Return the rows of these ids, which may be on their way; None: nobody looks them up."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -49,7 +51,7 @@ class Ahead:
                 return None
             self._waiting.remove(found)
         # One that has not begun would wait for others that do not matter here.
-        return None if found.rows.cancel() else found.rows.result()
+        return None if found.rows.cancel() else found.rows
 
     def close(self) -> None:
         """Forget all, and end."""

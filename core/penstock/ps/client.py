@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -173,15 +172,15 @@ class TrainerClient:
         self.fetch_barrier()
 
     def _recv_from(self, server: int, blocks: Sequence[str], out: Sequence[Tensor]) -> None:
-        link, began = self.links[server], time.perf_counter_ns()
+        link = self.links[server]
 
         def copy(found: Sequence[WireTensor]) -> None:
             for block, mine, theirs in zip(blocks, out, found, strict=True):
                 _copy(block, mine, theirs, link.endpoint)
                 self.counters.add(link.endpoint, block, calls=1, received_bytes=len(theirs.data))
 
-        self._reads[server].read(blocks, copy)
-        self.counters.add(link.endpoint, blocks[0], wait_ns=time.perf_counter_ns() - began)
+        with self.counters.waiting(link.endpoint, blocks[0]):
+            self._reads[server].read(blocks, copy)
 
     def fetch_barrier(self) -> None:
         """All of this step is pulled."""
@@ -198,7 +197,9 @@ class TrainerClient:
         self._tables[table], self._shapes[table] = of, (out.shape[1], out.dtype)
         ahead = None if self._sync else self._ahead.take(table, ids)
         if ahead is not None:
-            out.copy_(ahead)
+            with self.counters.waiting("", table):
+                rows = ahead.result()
+            out.copy_(rows)
         elif len(ids):
             self._look_up(of, ids, out, now=False)
 

@@ -1,33 +1,81 @@
 """What the exchange with parameter servers cost so far: sums for each pair of peer and block. Cheap, thread-safe.
 
 A trainer counts by endpoint, a server by trainer (`trainer 0`). Taken now and then by who reports it.
+
+Waits are wall time: while several calls are waited for, by one thread or many, each gets its equal share of the time
+that passes, so the waits of all rows together are never more than the time in which anything was waited for. A thread
+that nobody waits for (a communicator's, a lookup ahead) counts none, nor do the calls that it has others make.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 
 from penstock.protocol.exchange import Sums
 
+_Key = tuple[str, str]
+_counts_waits: ContextVar[bool] = ContextVar("_counts_waits", default=True)
+
+
+def nobody_waits_here() -> None:
+    """Say that nobody waits for this thread: what it waits for from now on is not counted as a wait of the trainer."""
+    _counts_waits.set(False)
+
 
 class Counters:
-    """Sums by (peer, block). `block` is '' for what belongs to none (barriers, beats)."""
+    """Sums by (peer, block). `block` is '' for what belongs to none (barriers, beats). `clock`: nanoseconds."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rows: dict[tuple[str, str], Sums] = {}
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._lock, self._clock = threading.Lock(), clock
+        self._rows: dict[_Key, Sums] = {}
+        self._waited_for: list[_Key] = []  # one entry for each wait that is under way
+        self._shared_until = 0  # time that passed before it is shared out
 
     def add(self, peer: str, block: str = "", **amounts: int) -> None:
         """Add to the fields of one row, e.g. `add(endpoint, "w.block0", calls=1, sent_bytes=4096)`."""
         with self._lock:
-            row = self._rows.get((peer, block))
-            if row is None:
-                row = self._rows[peer, block] = Sums()
+            row = self._row((peer, block))
             for name, amount in amounts.items():  # cheaper than to make sums of them first
                 setattr(row, name, getattr(row, name) + amount)
 
-    def rows(self) -> dict[tuple[str, str], Sums]:
-        """Return a copy of all rows."""
+    @contextmanager
+    def waiting(self, peer: str, block: str = "") -> Iterator[None]:
+        """Count the time that the body takes as a wait, shared with the others that are under way meanwhile."""
+        if not _counts_waits.get():
+            yield
+            return
+        key = peer, block
         with self._lock:
+            self._share_out()
+            self._waited_for.append(key)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._share_out()
+                self._waited_for.remove(key)
+
+    def rows(self) -> dict[_Key, Sums]:
+        """Return a copy of all rows; waits that are under way are in them up to now."""
+        with self._lock:
+            self._share_out()
             return {key: replace(row) for key, row in self._rows.items()}
+
+    def _share_out(self) -> None:
+        now = self._clock()
+        if self._waited_for:
+            share = (now - self._shared_until) // len(self._waited_for)
+            for key in self._waited_for:
+                self._row(key).wait_ns += share
+        self._shared_until = now
+
+    def _row(self, key: _Key) -> Sums:
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = Sums()
+        return row

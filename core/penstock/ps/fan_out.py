@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextvars import copy_context
 from typing import TypeVar
 
 from penstock.errors import PenstockError
@@ -18,7 +19,8 @@ def at_once(pool: Executor, calls: Sequence[Callable[[], T]]) -> list[T]:
     """
     if len(calls) < 2:
         return [call() for call in calls]
-    others = [pool.submit(call) for call in calls[:-1]]
+    # In copies of the caller's context: whether anybody waits for it, for instance (ps.counters).
+    others = [pool.submit(copy_context().run, call) for call in calls[:-1]]
     errors: list[BaseException] = []
     results: list[T] = []
     for wait in (*(f.result for f in others), calls[-1])[::-1]:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import count
 from typing import TypeVar
 
@@ -136,11 +137,12 @@ class ServerLink:
             self._round.applied(int(answered.message.fields["round"]))
             return None
         views = [WireTensor(f"{t.name}:{block}", t.dtype, t.shape, t.data) for block, kept in waiting for t in kept]
-        asked, began = json.dumps(list(reads)), time.perf_counter_ns()
-        answered = self._ask("step", what, views, count_as=None, round=number, blocks=asked)
+        asked = json.dumps(list(reads))
+        with self._counters.waiting(self.endpoint):
+            answered = self._ask("step", what, views, count_as=None, round=number, blocks=asked)
         for block, kept in waiting:
             self._counters.add(self.endpoint, block, calls=1, sent_bytes=sum(len(t.data) for t in kept))
-        self._counters.add(self.endpoint, calls=1, wait_ns=time.perf_counter_ns() - began)
+        self._counters.add(self.endpoint, calls=1)
         as_of = int(answered.message.fields["round"])
         self._round.applied(as_of)
         if reads and self._round.to_read() == as_of:
@@ -258,10 +260,10 @@ class ServerLink:
         **fields: Value,
     ) -> Answered:  # fmt: skip
         message = self._message(kind, tensors, **fields)
-        began = time.perf_counter_ns()
-        answered = self._persist(
-            lambda left: self._attempt(message, WAIT_S, left), what, self._settings.deadline_s, since_heard=True
-        )
+        with nullcontext() if count_as is None else self._counters.waiting(self.endpoint, count_as):
+            answered = self._persist(
+                lambda left: self._attempt(message, WAIT_S, left), what, self._settings.deadline_s, since_heard=True
+            )
         if count_as is not None:
             self._counters.add(
                 self.endpoint,
@@ -269,7 +271,6 @@ class ServerLink:
                 calls=1,
                 sent_bytes=sum(len(t.data) for t in tensors),
                 received_bytes=sum(len(t.data) for t in answered.message.tensors),
-                wait_ns=time.perf_counter_ns() - began,
                 staleness=int(answered.message.fields["staleness"]),
             )
         if not answered.message.tensors:

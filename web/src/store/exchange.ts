@@ -61,7 +61,7 @@ export interface BlockRow extends BlockFigures {
   readonly pserver: number;
 }
 
-/** `waitNs`: for all servers together, as in `Figures`; of its threads added up. `stepNs`: null if it counts no steps. */
+/** `waitNs`: for all servers, and in its own queues, as in `Figures`. `stepNs`: null if it counts no steps. */
 export interface TrainerTime {
   readonly waitNs: number;
   readonly stepNs: number | null;
@@ -207,14 +207,17 @@ class Parts {
       return { pserver: Number(key.slice(0, comma)), block: key.slice(comma + 1), ...figuresOf(tallies) };
     });
     const trainers = [...this.#trainers].sort((a, b) => a - b);
-    const times = new Map(trainers.map((trainer) => [trainer, this.#trainerTime(trainer, cells)] as const));
+    const times = new Map(trainers.map((trainer) => [trainer, this.#trainerTime(trainer)] as const));
     return { trainers, times, cells, blocks };
   }
 
-  #trainerTime(trainer: number, cells: ReadonlyMap<string, Cell>): TrainerTime {
+  #trainerTime(trainer: number): TrainerTime {
     const { spanS, steps, counted } = this.#time(trainer);
-    const mine = [...cells.values()].filter((one) => one.trainer === trainer);
-    const waitNs = mine.reduce((sum, one) => sum + one.waitNs, 0);
+    const mine = [...this.#tallies].filter(([key]) => Number(key.split(",")[0]) === trainer);
+    const { waitNs } = figuresOf(
+      mine.flatMap(([, blocks]) => [...blocks.values()]),
+      true,
+    );
     return { waitNs, stepNs: counted ? per(spanS * 1e9, steps) : null };
   }
 }

@@ -74,18 +74,14 @@ function longestWait(view: ExchangeView): string[] {
   const [worst] = [...view.times].sort(([, a], [, b]) => b.waitNs - a.waitNs);
   if (worst === undefined || worst[1].waitNs === 0) return [];
   const [trainer, { waitNs, stepNs }] = worst;
-  if (stepNs !== null && waitNs > stepNs) {
-    // More than there is: calls of several threads, of a communicator for instance, which the step does not wait for.
-    return [`calls of trainer-${trainer} take ${millis(waitNs)} side by side in a step of ${millis(stepNs)}`];
-  }
   const unit = stepNs === null ? " an exchange" : ` of ${millis(stepNs)} a step`;
   return [`trainer-${trainer} waits${view.trainers.length > 1 ? " longest" : ""}: ${millis(waitNs)}${unit}`];
 }
 
-/** For the header of a job: the longest wait of a trainer in a step; null where it is unknown, or no wait of the step. */
+/** For the header of a job: the longest wait of a trainer in a step; null where it is unknown. */
 export function longestWaitNs(view: ExchangeView | null): number | null {
   const times = view === null ? [] : [...view.times.values()];
-  if (times.length === 0 || times.some((one) => one.stepNs === null || one.waitNs > one.stepNs)) return null;
+  if (times.length === 0 || times.some((one) => one.stepNs === null)) return null;
   return Math.max(...times.map((one) => one.waitNs));
 }
 
@@ -232,7 +228,7 @@ function HeatCell(props: {
 function Scale({ metric, most, perStep }: { metric: Metric; most: number; perStep: boolean }) {
   const words = {
     bytes: "sent and received",
-    wait: perStep ? "a step, calls side by side added up" : "an exchange",
+    wait: perStep ? "a step" : "an exchange",
     staleness: "",
   };
   const said = metric === "staleness" ? "updates by others that a gradient did not know of, mean" : words[metric];

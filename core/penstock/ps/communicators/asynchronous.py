@@ -20,7 +20,7 @@ from penstock.ps.communicators.background import OverServers, Route, Servers
 from penstock.ps.communicators.destinations import Destinations
 from penstock.ps.communicators.merging import Gradient, merge
 from penstock.ps.communicators.queues import PullTrigger, SendQueues
-from penstock.ps.counters import Counters
+from penstock.ps.counters import Counters, nobody_waits_here
 from penstock.ps.runtime_config import CommunicatorSettings
 
 _Item = tuple[Route, Gradient]
@@ -64,15 +64,13 @@ class AsyncCommunicator(OverServers):
 
     def _queue(self, route: Route, gradient: Gradient) -> None:
         copy = gradient.copy()
-        started = time.monotonic()
-        with self._lock:
+        with self.counters.waiting("", route.variable), self._lock:
             self._check()
             while not self._queues.offer(route.variable, (route, copy), time.monotonic()):
                 self._room.wait()
                 self._check()
             self._work.notify_all()
-        waited = time.monotonic() - started
-        self.counters.add("", route.variable, calls=1, wait_ns=int(waited * 1e9))
+        self.counters.add("", route.variable, calls=1)
 
     def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
         """Pull now if `out` is new, and let the recv thread pull into it from then on."""
@@ -116,6 +114,7 @@ class AsyncCommunicator(OverServers):
     # -- send threads ----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
+        nobody_waits_here()
         while (taken := self._take()) is not None:
             route, gradients = taken[0][0], [gradient for _, gradient in taken]
             try:
@@ -167,7 +166,8 @@ class AsyncCommunicator(OverServers):
     # -- recv thread -----------------------------------------------------------------------------
 
     def _pull_all(self) -> None:
-        with ThreadPoolExecutor(self.settings.thread_pool_size, thread_name_prefix="ps-pull") as pool:
+        num = self.settings.thread_pool_size
+        with ThreadPoolExecutor(num, thread_name_prefix="ps-pull", initializer=nobody_waits_here) as pool:
             while (routes := self._next_pull()) is not None:
                 for route, future in [(r, pool.submit(self._pull_one, r)) for r in routes]:
                     error = future.exception()

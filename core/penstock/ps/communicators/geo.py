@@ -21,7 +21,7 @@ from penstock.errors import SpecError
 from penstock.native.remote import Descriptor
 from penstock.ps.communicators import geo_blocks
 from penstock.ps.communicators.background import OverServers, Servers
-from penstock.ps.counters import Counters
+from penstock.ps.counters import Counters, nobody_waits_here
 from penstock.ps.rows import Table, parts_of, unique
 from penstock.ps.runtime_config import CommunicatorSettings
 
@@ -73,7 +73,9 @@ class GeoCommunicator(OverServers):
         self._lock = threading.Lock()
         self._variables: dict[str, _Variable] = {}
         self._began_with: dict[str, Tensor] = {}  # block -> what the startup program pulled
-        self._pool = ThreadPoolExecutor(settings.thread_pool_size, thread_name_prefix="ps-geo")
+        self._pool = ThreadPoolExecutor(
+            settings.thread_pool_size, thread_name_prefix="ps-geo", initializer=nobody_waits_here
+        )
 
     # -- what the program calls ------------------------------------------------------------------
 
@@ -205,7 +207,9 @@ class GeoCommunicator(OverServers):
         if state.pending is None:
             return
         pending, state.pending = state.pending, None
-        if pending.exception() is not None:
+        with self.counters.waiting("", state.table.name):
+            error = pending.exception()
+        if error is not None:
             self._failure.check()
         for block, old, heard in zip(state.blocks(), state.old, pending.result(), strict=True):
             mine = block.cpu()

@@ -25,7 +25,7 @@ from penstock.program.strict_fields import say_once
 from penstock.ps.communicators.background import OverServers, Route, Servers
 from penstock.ps.communicators.lockstep import LockStep
 from penstock.ps.communicators.merging import Gradient, merge
-from penstock.ps.counters import Counters
+from penstock.ps.counters import Counters, nobody_waits_here
 from penstock.ps.runtime_config import CommunicatorSettings
 
 _LOOK_FOR_THE_DEAD_S = 1.0  # only while somebody waits
@@ -136,9 +136,8 @@ class HalfAsyncCommunicator(OverServers):
 
     def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
         """Wait until the round that this thread gave to is applied, then pull."""
-        started = time.monotonic()
-        version = self._wait_for_round(tuple(blocks))
-        self.counters.add("", variable, wait_ns=int((time.monotonic() - started) * 1e9))
+        with self.counters.waiting("", variable):
+            version = self._wait_for_round(tuple(blocks))
         if not self._pulls_together:
             self.servers.recv(variable, blocks, at, out)
             return
@@ -157,7 +156,8 @@ class HalfAsyncCommunicator(OverServers):
         self, table: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], ids: Any, out: Any
     ) -> None:
         """Wait until the round that this thread gave to is applied, then pull rows."""
-        self._wait_for_round(tuple(blocks))
+        with self.counters.waiting("", table):
+            self._wait_for_round(tuple(blocks))
         self.servers.prefetch(table, blocks, at, heights, ids, out)
 
     def _wait_for_round(self, blocks: tuple[str, ...]) -> int:
@@ -196,6 +196,7 @@ class HalfAsyncCommunicator(OverServers):
     # -- send threads ----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
+        nobody_waits_here()
         while (taken := self._take()) is not None:
             key, items = taken
             route, gradients = items[0][0], [gradient for _, gradient in items]
