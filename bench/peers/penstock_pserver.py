@@ -53,7 +53,7 @@ class PserverTrainer:
         self._next = 0
 
     def run(self, num_steps: int) -> float:
-        """Train on every trainer; return this one's last loss."""
+        """Train on every trainer; return the last loss, of the whole batch."""
         self._pass_on({"run": num_steps})
         loss = 0.0
         for step in range(num_steps):
@@ -62,7 +62,8 @@ class PserverTrainer:
             self._next += 1
             if wanted:
                 loss = float(fetched[0].mean())
-        return loss
+        losses = [loss, *(self._loss_of(child) for child in self._children[1:])]  # of equal shares
+        return sum(losses) / len(losses)
 
     def check(self) -> None:
         """The server has one copy of everything."""
@@ -94,6 +95,16 @@ class PserverTrainer:
             remote.close(descriptor)
         for child in self._children:
             child.wait()
+
+    def _loss_of(self, child: subprocess.Popen[bytes]) -> float:
+        assert child.stdout is not None
+        for line in child.stdout:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise RuntimeError(f"the other trainer ended: {answer['error']}")
+            if "loss" in answer:
+                return float(answer["loss"])
+        raise RuntimeError("the other trainer has ended without a word")
 
     def _pass_on(self, command: dict[str, Any]) -> None:
         for child in self._children[1:]:
@@ -140,7 +151,7 @@ def _children(options: Options, meet: Path, trainers: int) -> list[subprocess.Po
     for rank in range(1, trainers):
         command = [sys.executable, "-m", "bench.peers.serve", key, "--workload", str(options.workload)]
         command += ["--folder", str(options.folder), "--cores", str(options.cores), "--rank", str(rank)]
-        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
     return started
 
 
