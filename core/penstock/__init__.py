@@ -20,6 +20,9 @@ _WHERE = {
     "Variable": "program.record.variable",
     "ParamAttr": "program.parameters",
     "append_backward": "program.backward",
+    "in_dygraph_mode": "program.eager",
+    "enable_dygraph": "program.eager",
+    "disable_dygraph": "program.eager",
     "Executor": "exec.executor",
     "FetchHandler": "exec.dataset_reports",
     "ParallelExecutor": "exec.parallel",
@@ -72,6 +75,9 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module("penstock.program.layers").fluid_data
     elif name == "embedding":
         value = importlib.import_module("penstock.program.layers").embedding
+    elif name in ("dygraph", "imperative"):
+        advice = importlib.import_module("penstock.program.eager").ADVICE
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}: {advice}")
     else:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     globals()[name] = value

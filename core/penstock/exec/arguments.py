@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.errors import SpecError
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
 from penstock.native.remote_ops import REMOTE_TYPES
+from penstock.program.eager import advice
 from penstock.program.program import Program
 from penstock.program.record.variable import Variable
 from penstock.program.strict_fields import say_once
@@ -17,7 +18,8 @@ def check_arguments(program: object, loss_name: object, build: object, execution
     """
     if not isinstance(program, Program):
         raise SpecError(
-            f"the program is a {type(program).__name__}; expected a fluid.Program, e.g. fluid.default_main_program()",
+            f"the program is a {type(program).__name__}; expected a fluid.Program, e.g. fluid.default_main_program()"
+            f"{advice(program)}",
             got=program,
         )
     if isinstance(loss_name, Variable):

@@ -28,6 +28,7 @@ from penstock.exec.scope import Scope, global_scope
 from penstock.native.collective_ops import COLLECTIVE
 from penstock.native.remote_ops import LISTEN_AND_SERV
 from penstock.program import legality
+from penstock.program.eager import advice
 from penstock.program.initializers import SEED
 from penstock.program.ir import Operator
 from penstock.program.kernels import CAPTURED, check_writes, concrete, operator_error, resolve, shape_text
@@ -97,7 +98,7 @@ class Executor:
         if not isinstance(chosen, Program):
             raise SpecError(
                 f"Executor.run is given a {type(chosen).__name__} as its program; expected a fluid.Program or "
-                "fluid.CompiledProgram (None: the default main program)",
+                f"fluid.CompiledProgram (None: the default main program){advice(chosen)}",
                 got=chosen,
             )
         return self.run_program(chosen, given, fetch_list, scope, return_numpy)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from penstock.errors import FeedError, FetchError
+from penstock.program.eager import advice, words
 from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.program import Program
@@ -158,7 +159,7 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
     for item in () if fetch_list is None else fetch_list:
         name = item if isinstance(item, str) else getattr(item, "name", None)
         if not isinstance(name, str):
-            raise FetchError(f"fetch_list holds {item!r}; expected a variable or its name")
+            raise FetchError(f"fetch_list holds {words(item)}; expected a variable or its name{advice(item)}")
         if name not in program.variables:
             raise FetchError(
                 f"fetch {name!r}: {unknown_variable(name, program.variables)} "

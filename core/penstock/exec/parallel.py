@@ -26,6 +26,7 @@ from penstock.exec.strategies import (
 from penstock.exec.temporaries import retention
 from penstock.exec.trainers import Trainers, trainers_of
 from penstock.graph.ssa import Mode
+from penstock.program.eager import advice
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
@@ -256,7 +257,8 @@ class CompiledProgram:
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
         if not isinstance(program_or_graph, Program):
             raise SpecError(
-                f"CompiledProgram is given a {type(program_or_graph).__name__}; expected a fluid.Program",
+                f"CompiledProgram is given a {type(program_or_graph).__name__}; expected a fluid.Program"
+                f"{advice(program_or_graph)}",
                 got=program_or_graph,
             )
         self._program = program_or_graph

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
+from penstock.program.eager import advice, words
 from penstock.program.ir import Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, role
@@ -54,8 +55,8 @@ def check_loss(loss: Any, what: str) -> None:
     """Raise ProgramError unless `loss` is a variable with one element."""
     if not isinstance(loss, Variable):
         raise ProgramError(
-            f"{user_line()}: {what} needs the variable of the loss, as a layer returned it; got {loss!r} "
-            f"({type(loss).__name__})"
+            f"{user_line()}: {what} needs the variable of the loss, as a layer returned it; got {words(loss)}"
+            f"{advice(loss)}"
         )
     if any(d != 1 for d in loss.desc.shape):
         raise ProgramError(

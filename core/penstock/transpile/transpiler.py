@@ -14,6 +14,7 @@ import sys
 from penstock.errors import ProgramError, SpecError
 from penstock.native.remote import Descriptor, PsMode
 from penstock.program.clone import copy_structure
+from penstock.program.eager import advice
 from penstock.program.endpoints import checked_endpoints
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, default_startup_program
@@ -200,7 +201,7 @@ def _check_programs(program: object, startup: object) -> None:
     for name, given in (("program", program), ("startup_program", startup)):
         if not isinstance(given, Program):
             raise SpecError(
-                f"transpile: {name} is given a {type(given).__name__}; expected a fluid.Program",
+                f"transpile: {name} is given a {type(given).__name__}; expected a fluid.Program{advice(given)}",
                 got=type(given).__name__,
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from penstock.errors import ProgramError
+from penstock.program.eager import advice, words
 from penstock.program.record.failures import described
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
@@ -16,14 +17,15 @@ from penstock.program.record.variable import Variable
 def shown(x: Any) -> str:
     """Return "'label' float32[-1, 1] (made at train.py:12)" for a variable, the repr of anything else."""
     if not isinstance(x, Variable):
-        return f"{x!r} ({type(x).__name__})"
+        return words(x)
     return f"{x.name!r} {described(x.fake)} (made at {x.desc.source or 'an unknown line'})"
 
 
 def refuse(layer: str, needs: str, got: Any, instead: str) -> NoReturn:
     """Raise the ProgramError of a layer that got something else than it needs."""
     name = got.name if isinstance(got, Variable) else None
-    raise ProgramError(f"{user_line()}: {layer} needs {needs}; got {shown(got)}. {instead}", variable=name)
+    text = f"{user_line()}: {layer} needs {needs}; got {shown(got)}. {instead}{advice(got)}"
+    raise ProgramError(text, variable=name)
 
 
 def expect_features(layer: str, x: Any, num_flatten_dims: int) -> None:
