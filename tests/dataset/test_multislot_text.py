@@ -27,6 +27,7 @@ decimal = st.one_of(
     st.from_regex(r"-?[0-9]{1,12}\.[0-9]{0,12}", fullmatch=True),
     st.from_regex(r"[+-]?[0-9]{1,4}(e[+-]?[0-9])?", fullmatch=True),
     st.sampled_from(["16777217.0", "1e-50", "0.1", "33554435", "7.038531e-26", "1.00000017881393432617187499", "-0"]),
+    st.sampled_from([f"0.{400 * '0'}5", f"-0.{400 * '0'}5e3", "7e-99999999999999999999"]),
 )
 
 
@@ -163,3 +164,10 @@ def test_a_file_without_line_ends_is_refused(tmp_path: Path) -> None:
         file.truncate(65 << 20)
     with pytest.raises(DataError, match="there is no line end in 67108864 bytes"):
         rows(dataset_of([tmp_path / "part"], [(False, 1)]))
+
+
+@pytest.mark.parametrize("text", [f"1{400 * '0'}", f"1{400 * '0'}e-5", f"0.{5 * '0'}1e400", "1e99999999999999999999"])
+def test_a_number_that_is_too_large_for_a_float_is_refused_however_it_is_written(tmp_path: Path, text: str) -> None:
+    (tmp_path / "part").write_text(f"1 {text}\n")
+    with pytest.raises(DataError, match="expected a finite number of float32"):
+        rows(dataset_of([tmp_path / "part"], [(True, 1)]))

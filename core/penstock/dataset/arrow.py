@@ -15,17 +15,11 @@ import numpy.typing as npt
 from penstock.dataset.faults import DataError, file_error
 from penstock.dataset.settings import Reading
 from penstock.dataset.slots import Slot
+from penstock.dataset.sources import PARQUET
 from penstock.errors import UserError
 from penstock.native import _feed
 
-_PARQUET = (".parquet", ".pq")
-_ARROW = (".arrow", ".feather", ".ipc")
 _ROWS = 16_384  # of a piece: what a core's cache holds of some tens of columns
-
-
-def is_columnar(path: str) -> bool:
-    """Whether a file is read here, by its name."""
-    return path.endswith(_PARQUET + _ARROW)
 
 
 def read_into(
@@ -85,7 +79,7 @@ def _pieces(path: str, slots: Sequence[Slot]) -> Iterator[Any]:
     pyarrow = _pyarrow()
     names = [slot.name for slot in slots]
     try:
-        if path.endswith(_PARQUET):
+        if path.endswith(PARQUET):
             import pyarrow.parquet as parquet  # see _pyarrow
 
             with parquet.ParquetFile(path) as opened:
@@ -93,8 +87,8 @@ def _pieces(path: str, slots: Sequence[Slot]) -> Iterator[Any]:
                 for piece in opened.iter_batches(batch_size=_ROWS, columns=names):
                     yield piece.select(names)
             return
-        with pyarrow.memory_map(path) as mapped:
-            opened = pyarrow.ipc.open_file(mapped)
+        with pyarrow.OSFile(path) as file:  # not mapped: a file that is cut short would end the process
+            opened = pyarrow.ipc.open_file(file)
             _check_names(path, names, opened.schema.names)
             for number in range(opened.num_record_batches):
                 whole = opened.get_batch(number).select(names)

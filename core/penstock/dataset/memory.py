@@ -7,8 +7,10 @@ piped files, and Parquet and Arrow ones, are one part each.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from penstock.dataset.faults import DataError, Skipped, file_error, line_error
 from penstock.dataset.position import Ledger
 from penstock.dataset.settings import Dataset, Reading, Run
 from penstock.dataset.slots import Slot
-from penstock.dataset.sources import CAT, opened, size_of
+from penstock.dataset.sources import Source, is_columnar, opened, size_of
 from penstock.errors import SpecError
 from penstock.native import _feed
 
@@ -29,11 +31,12 @@ _PART_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The lines of a file that begin from byte `begin` on, and before `end` if there is one."""
+    """The lines of a file of `size` bytes that begin from byte `begin` on, and before `end` if there is one."""
 
     file: int
     begin: int
     end: int | None
+    size: int
 
 
 class InMemoryDataset(Dataset):
@@ -47,6 +50,7 @@ class InMemoryDataset(Dataset):
         self._loading: _Loading | None = None
         self._seeds: list[int] = []
         self._run: MemoryRun | None = None
+        self._under_way: weakref.WeakSet[MemoryRun] = weakref.WeakSet()
         self._restored: tuple[list[int], int] | None = None
 
     def load_into_memory(self) -> None:
@@ -68,11 +72,15 @@ class InMemoryDataset(Dataset):
         self._store, self._seeds, self._run = loading.wait(), [], None
 
     def local_shuffle(self, seed: int | None = None) -> None:
-        """Put this process's samples in another order, one that `seed` gives; without it, a seed is drawn."""
-        store = self._loaded()
+        """Put this process's samples in another order, one that `seed` gives; without it, a seed is drawn.
+
+        What was left of the last pass is forgotten; raises SpecError while one is under way.
+        """
+        store = self._still()
         chosen = int.from_bytes(os.urandom(8), "little") if seed is None else seed % (1 << 64)
         store.shuffle(chosen)
         self._seeds.append(chosen)
+        self._run = None
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12, seed: int | None = None) -> None:
         """Shuffle the samples of all trainers. In a job of one this is `local_shuffle`; of several it is refused."""
@@ -105,11 +113,12 @@ class InMemoryDataset(Dataset):
         store = self._loaded()
         first = 0
         if self._restored is not None:
-            (seeds, first), self._restored = self._restored, None
-            self._repeat(store, seeds)
+            self._repeat(self._still(), self._restored[0])
+            (_, first), self._restored = self._restored, None
         if first > len(store):
             raise SpecError(f"the reader's position is sample {first}, and {len(store)} are in memory: other files?")
         self._run = MemoryRun(self._slots, store, self._batch_size, first)
+        self._under_way.add(self._run)
         return self._run
 
     def position(self) -> dict[str, Any]:
@@ -130,6 +139,11 @@ class InMemoryDataset(Dataset):
             store.shuffle(seed)
         self._seeds = list(seeds)
 
+    def _still(self) -> _feed.Store:
+        if any(not run.closed for run in self._under_way):
+            raise SpecError("the samples cannot be put in another order while a pass over them is under way")
+        return self._loaded()
+
     def _loaded(self) -> _feed.Store:
         if self._loading is not None:
             raise SpecError("samples are being loaded; call wait_preload_done first")
@@ -147,12 +161,13 @@ class MemoryRun(Run):
         self._lock = threading.Lock()
         self._ledger = Ledger(["memory"])
         self._numbers: dict[int, int] = {}
+        self.closed = False
 
     def take(self) -> _feed.Batch | None:
         with self._lock:
             number = self._next
             begin = self._first + number * self._batch_size
-            if begin >= len(self._store):
+            if begin >= len(self._store) or self.closed:
                 return None
             self._next += 1
         count = min(self._batch_size, len(self._store) - begin)
@@ -176,8 +191,11 @@ class MemoryRun(Run):
     def fraction(self) -> float | None:
         return min(1.0, (self._first + self._next * self._batch_size) / max(1, len(self._store)))
 
+    def stop(self) -> None:
+        self.closed = True
+
     def close(self) -> None:
-        """Nothing runs."""
+        self.closed = True
 
 
 class _Loading:
@@ -189,17 +207,36 @@ class _Loading:
         self._todo = deque(range(len(self._parts)))
         self._chunks: list[_feed.Chunk | None] = [None] * len(self._parts)
         self._errors: dict[int, Exception] = {}
+        self._lock = threading.Lock()
+        self._open: dict[_Part, Source] = {}
+        self._stopped = False
+        self._ended = threading.Event()
         threads = reading.threads if thread_num is None else thread_num
         self._threads = [
             threading.Thread(target=self._read_all, name=f"penstock-loader-{number}", daemon=True)
             for number in range(max(1, min(threads, len(self._parts))))
         ]
+        self._left = len(self._threads)
         for thread in self._threads:
             thread.start()
+        atexit.register(self.stop)  # a thread that comes back from native code into an interpreter at its end aborts
 
-    def wait(self) -> _feed.Store:
+    def stop(self) -> None:
+        """End the threads, finished or not. Idempotent."""
+        with self._lock:
+            self._stopped = True
+            sources = list(self._open.values())
+        for source in sources:
+            source.interrupt()
         for thread in self._threads:
             thread.join()
+        atexit.unregister(self.stop)
+
+    def wait(self) -> _feed.Store:
+        try:
+            self._ended.wait()  # no join: CPython 3.11 takes a thread for ended whose join was interrupted
+        finally:  # an interrupt ends what it has waited for
+            self.stop()
         self._skipped.say()
         if self._errors:
             raise self._errors[min(self._errors)]
@@ -210,7 +247,17 @@ class _Loading:
         return store
 
     def _read_all(self) -> None:
-        while not self._errors:
+        try:
+            self._read_parts()
+        finally:
+            with self._lock:
+                self._left -= 1
+                last = not self._left
+            if last:
+                self._ended.set()
+
+    def _read_parts(self) -> None:
+        while not self._errors and not self._stopped:
             try:
                 number = self._todo.popleft()
             except IndexError:
@@ -224,22 +271,35 @@ class _Loading:
         reading, path = self._reading, self._reading.files[part.file]
         slots = [slot.native for slot in reading.slots]
         chunk = _feed.Chunk(slots=slots, skips_bad_lines=reading.policy == "skip")
-        if arrow.is_columnar(path):
+        if is_columnar(path):
             self._skipped.add(*arrow.read_into(chunk, part.file, path, reading.slots, reading))
             return chunk
         with opened(path, reading.command) as source:
-            if part.begin:
-                source.skip(part.begin)
+            source.expect(part.size)
+            with self._lock:
+                self._open[part] = source
             try:
-                fault = chunk.read(source.descriptor, part.begin, part.end)
-            except (OSError, ValueError) as error:
-                raise file_error(path, f"cannot be read: {error}") from error
-            self._skipped.add(chunk.skipped, self._line_errors(path, part, chunk.take_faults()))
-            if fault is not None:
-                source.check_after_fault()
-                raise self._line_errors(path, part, [fault])[0]
-            source.check()
+                if not self._stopped:
+                    self._parse(chunk, source, part)
+            finally:
+                with self._lock:
+                    del self._open[part]
         return chunk
+
+    def _parse(self, chunk: _feed.Chunk, source: Source, part: _Part) -> None:
+        if part.begin:
+            source.skip(part.begin)
+        try:
+            fault = chunk.read(source.descriptor, part.begin, part.end)
+        except (OSError, ValueError) as error:
+            raise file_error(source.path, f"cannot be read: {error}") from error
+        if fault is None:
+            source.check()
+            fault = chunk.read_rest()
+        self._skipped.add(chunk.skipped, self._line_errors(source.path, part, chunk.take_faults()))
+        if fault is not None:
+            source.check_after_fault()
+            raise self._line_errors(source.path, part, [fault])[0]
 
     def _line_errors(self, path: str, part: _Part, faults: list[_feed.Fault]) -> list[DataError]:
         before = _lines_before(path, part.begin) if faults and part.begin else 0
@@ -250,10 +310,9 @@ def _parts(reading: Reading) -> list[_Part]:
     parts: list[_Part] = []
     for file, path in enumerate(reading.files):
         size = size_of(path)
-        whole = reading.command != CAT or path.endswith(".gz") or arrow.is_columnar(path)
-        starts = [0] if whole else _line_starts(path, size)
+        starts = _line_starts(path, size) if reading.is_plain(path) else [0]
         ends = [*starts[1:], None]
-        parts += [_Part(file, begin, end) for begin, end in zip(starts, ends, strict=True)]
+        parts += [_Part(file, begin, end, size) for begin, end in zip(starts, ends, strict=True)]
     return parts
 
 
@@ -263,7 +322,9 @@ def _line_starts(path: str, size: int) -> list[int]:
     with Path(path).open("rb") as file:
         for wanted in range(_PART_BYTES, size, _PART_BYTES):
             file.seek(wanted - 1)
-            file.readline()  # the line that holds the byte before: if it ends there, the next begins at `wanted`
+            # The line that holds the byte before: if it ends there, the next begins at `wanted`.
+            if not file.readline(_PART_BYTES).endswith(b"\n"):
+                continue  # a line over all of the part, or the last
             begin = file.tell()
             if starts[-1] < begin < size:
                 starts.append(begin)

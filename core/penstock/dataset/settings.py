@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from penstock.dataset.faults import POLICIES, DataError, Policy, Skipped
 from penstock.dataset.slots import Slot, slots_of
-from penstock.dataset.sources import CAT
+from penstock.dataset.sources import CAT, is_columnar
 from penstock.errors import SpecError
 from penstock.native import _feed
 
@@ -48,6 +48,10 @@ class Reading:
     command: str
     policy: Policy
 
+    def is_plain(self, path: str) -> bool:
+        """Whether a file is text as it lies on the disk, any part of which can be read."""
+        return self.command == CAT and not path.endswith(".gz") and not is_columnar(path)
+
 
 class Run(Protocol):
     """One pass over a data set. `take` and `used` may be called by many threads."""
@@ -64,6 +68,10 @@ class Run(Protocol):
 
     def fraction(self) -> float | None:
         """How much of the data was read, 0 to 1, as far as this can be known."""
+        ...
+
+    def stop(self) -> None:
+        """Let `take` return None from now on, also where it waits. Any thread."""
         ...
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 Invariant: a stream that ends has ended well. A command's exit status and a compressed file's checksum are looked at
 before the last line counts as read, and failing is an error whatever the policy for bad lines: what is missing is
 unknown.
-Linux; a command needs bash.
+Linux; a command needs bash (`pipes`).
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import contextlib
 import gzip
 import os
 import select
-import signal
-import subprocess
+import stat
 import threading
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.dataset.faults import file_error
+from penstock.dataset.faults import DataError, file_error
+from penstock.dataset.pipes import PipeCommand
 
 CAT = "cat"
 """The command that changes nothing; it is not started."""
+PARQUET = (".parquet", ".pq")
+_ARROW = (".arrow", ".feather", ".ipc")
 _PIECE = 1 << 18
-_TAIL_LINES = 8
 _PATIENCE_S = 5.0
 
 
@@ -33,27 +33,27 @@ class Source:
     """An open stream: `descriptor`, and how it went. One thread's."""
 
     def __init__(self, path: str, command: str) -> None:
-        """Open a file. Raises DataError if it cannot be opened."""
-        self.path, self._command = path, command
-        self._process: subprocess.Popen[bytes] | None = None
+        """Open a file. Raises DataError if it cannot be opened, or is no file."""
+        self.path = path
+        self._command: PipeCommand | None = None
         self._inflating: _Inflating | None = None
-        self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
-        self._listener: threading.Thread | None = None
-        try:
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise file_error(path, f"cannot be opened: {error.strerror}") from error
+        self.descriptor = _opened(path)
         self._size = os.fstat(self.descriptor).st_size
         if path.endswith(".gz"):
             self._inflating = _Inflating(self.descriptor)
             self.descriptor = self._inflating.descriptor
         if command != CAT:
-            self._start()
+            self._command = PipeCommand(path, command, self.descriptor)
+            self.descriptor = self._command.descriptor
 
     @property
     def is_plain(self) -> bool:
         """Whether it is the file itself, any part of which can be read."""
-        return self._process is None and self._inflating is None
+        return self._command is None and self._inflating is None
+
+    def expect(self, size: int) -> None:
+        """Say how many bytes the file had before it was opened: one that has fewer by then was cut short, too."""
+        self._size = max(self._size, size)
 
     def skip(self, num_bytes: int) -> None:
         """Go on behind the first bytes. Raises DataError if there are not that many.
@@ -77,85 +77,60 @@ class Source:
     def check(self) -> None:
         """After the end of the stream: raise DataError if what makes it has failed."""
         self._check_size()
-        if self._process is not None:
-            status = self._process.wait()
-            if self._listener is not None:
-                self._listener.join()
-            if self._inflating is not None:
-                self._inflating.check(self.path)
-            if status:
-                raise file_error(self.path, self._failure(status))
-        elif self._inflating is not None:
+        failure = self._command.failure() if self._command is not None else None
+        if self._inflating is not None:
             self._inflating.check(self.path)
+        if failure is not None:
+            raise file_error(self.path, failure)
 
     def check_after_fault(self) -> None:
         """After a line that could not be read: raise DataError if it was the last because what makes it has failed."""
         self._check_size()
-        if self.is_plain or not select.select([self.descriptor], [], [], _PATIENCE_S)[0]:
+        if self.is_plain:
             return
-        if not os.read(self.descriptor, 1):
+        readable = select.poll()  # unlike select, of any descriptor
+        readable.register(self.descriptor, select.POLLIN)
+        if readable.poll(_PATIENCE_S * 1000) and not os.read(self.descriptor, 1):
             self.check()
 
     def _check_size(self) -> None:
         if self.is_plain and os.fstat(self.descriptor).st_size < self._size:
-            raise file_error(
-                self.path, f"was cut short while it was read: it had {self._size} bytes when it was opened"
-            )
+            raise file_error(self.path, f"was cut short while it was read: it had {self._size} bytes before")
 
     def interrupt(self) -> None:
         """End a command that still runs, so that whoever reads from it sees the end. Any thread."""
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # bash and what it started: a group of their own
+        if self._command is not None:
+            self._command.kill()
 
     def close(self) -> None:
         """Close; end a command that still runs. Idempotent."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        self.interrupt()
-        if self._process is not None:
-            self._process.wait()
-        if self._listener is not None:
-            self._listener.join()
+        if self._command is not None:
+            self._command.close()
         if self._inflating is not None:
             self._inflating.close()
 
-    def _start(self) -> None:
-        given = self.descriptor
-        script = f"set -o pipefail; ( {self._command} )"
-        try:
-            self._process = subprocess.Popen(
-                ["bash", "-c", script],
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise file_error(self.path, f"the pipe command needs bash, which cannot be started: {error}") from error
-        finally:
-            os.close(given)
-        assert self._process.stdout is not None  # asked for
-        self.descriptor = os.dup(self._process.stdout.fileno())
-        self._process.stdout.close()
-        self._listener = threading.Thread(target=self._listen, name="penstock-pipe-errors", daemon=True)
-        self._listener.start()
 
-    def _listen(self) -> None:
-        assert self._process is not None and self._process.stderr is not None  # started with a pipe
-        with self._process.stderr as errors:
-            for line in errors:
-                self._tail.append(line)
+def _opened(path: str) -> int:
+    """Open a regular file; anything else could keep its reader waiting for ever. Raises DataError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO waits for its writer without it
+    except OSError as error:
+        raise file_error(path, f"cannot be opened: {error.strerror}") from error
+    try:
+        _check_regular(path, os.fstat(descriptor).st_mode)
+    except DataError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
-    def _failure(self, status: int) -> str:
-        number = -status if status < 0 else status - 128
-        how = f"exit status {status}"
-        with contextlib.suppress(ValueError):
-            how += f", signal {signal.Signals(number).name}" if number > 0 else ""
-        said = b"".join(self._tail).decode("utf-8", "backslashreplace").strip()
-        last = f"; its last output: {said}" if said else "; it wrote nothing to its standard error"
-        return f"the pipe command {self._command!r} failed with {how}{last}"
+
+def _check_regular(path: str, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
+        raise file_error(path, f"is {what}, not a file. What a command makes is read with dataset.set_pipe_command")
 
 
 class _Inflating:
@@ -164,7 +139,8 @@ class _Inflating:
     def __init__(self, compressed: int) -> None:
         self.descriptor, self._to = os.pipe2(os.O_CLOEXEC)
         self._compressed = compressed
-        self._error: str | None = None
+        empty = os.fstat(compressed).st_size == 0  # which GzipFile takes for a whole file of nothing
+        self._error: str | None = "is no whole .gz file: it is empty" if empty else None
         self._thread = threading.Thread(target=self._run, name="penstock-inflate", daemon=True)
         self._thread.start()
 
@@ -205,9 +181,16 @@ def opened(path: str, command: str) -> Iterator[Source]:
         source.close()
 
 
+def is_columnar(path: str) -> bool:
+    """Whether a file is no text but columns (`arrow`), by its name."""
+    return path.endswith(PARQUET + _ARROW)
+
+
 def size_of(path: str) -> int:
-    """Return a file's bytes. Raises DataError if it is not there."""
+    """Return a file's bytes. Raises DataError if it is not there, or is no file."""
     try:
-        return Path(path).stat().st_size
+        found = Path(path).stat()
     except OSError as error:
         raise file_error(path, f"cannot be opened: {error.strerror}") from error
+    _check_regular(path, found.st_mode)
+    return found.st_size

@@ -8,16 +8,18 @@ The first error of a reader stops all, and whoever takes next gets it.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.dataset import arrow
 from penstock.dataset.faults import Skipped, file_error, line_error
 from penstock.dataset.position import Ledger
 from penstock.dataset.settings import Dataset, Reading, Run
-from penstock.dataset.sources import Source, opened, size_of
+from penstock.dataset.sources import Source, is_columnar, opened, size_of
 from penstock.native import _feed
 
 _BATCHES_AHEAD = 4  # of each reader
@@ -65,7 +67,9 @@ class StreamingRun(Run):
         self._reading, self._skipped = reading, skipped
         self._ledger = Ledger(reading.files, position)
         self._todo = deque(i for i, file in enumerate(self._ledger.files) if not file.ended)
-        self._total = sum(size_of(reading.files[i]) for i in self._todo)
+        sizes = [size_of(path) for path in reading.files]
+        self._before = sum(min(file.offset, size) for file, size in zip(self._ledger.files, sizes, strict=True))
+        self._total = sum(sizes) if all(map(reading.is_plain, reading.files)) else 0  # 0: what comes is not known
         self._lock = threading.Lock()
         self._error: Exception | None = None
         self._closed = False
@@ -80,6 +84,7 @@ class StreamingRun(Run):
         ]
         for thread in self._threads:
             thread.start()
+        atexit.register(self.close)  # a thread that comes back from native code into an interpreter at its end aborts
 
     @property
     def num_readers(self) -> int:
@@ -89,11 +94,14 @@ class StreamingRun(Run):
     def take(self) -> _feed.Batch | None:
         while True:
             batch = self._queue.pop(_LOOK_S)
+            finished = batch is None and self._queue.finished  # before the error, which is set before the queue stops
             if self._error is not None:
                 raise self._error
-            if batch is None and not self._queue.finished:
+            if finished:
+                return None
+            if batch is None:
                 continue
-            if batch is None or len(batch):
+            if len(batch):
                 return batch
             self.used(batch)  # marks only: files without lines
 
@@ -107,19 +115,23 @@ class StreamingRun(Run):
             return self._ledger.as_position()
 
     def fraction(self) -> float | None:
-        if any(path.endswith(".gz") for path in self._reading.files) or not self._total:
+        if not self._total:
             return None
-        return min(1.0, sum(stream.bytes for stream in self._streams) / self._total)
+        return min(1.0, (self._before + sum(stream.bytes for stream in self._streams)) / self._total)
+
+    def stop(self) -> None:
+        self._queue.stop()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            sources = list(self._open_sources.values())
         self._queue.stop()
-        for source in list(self._open_sources.values()):
+        for source in sources:
             source.interrupt()
         for thread in self._threads:
             thread.join()
+        atexit.unregister(self.close)
         self._skipped.say()
 
     # -- readers -----------------------------------------------------------------------------------
@@ -156,15 +168,23 @@ class StreamingRun(Run):
 
     def _read(self, number: int, stream: _feed.Stream, file: int) -> None:
         place = self._ledger.files[file]
-        if arrow.is_columnar(place.path):
+        if is_columnar(place.path):
             skipped = arrow.read_into(stream, file, place.path, self.slots, self._reading, begin=place.offset)
             self._skipped.add(*skipped)
             return
-        with opened(place.path, self._reading.command) as source:
-            self._open_sources[number] = source
-            try:
+        with opened(place.path, self._reading.command) as source, self._interruptible(number, source):
+            if not self._closed:
                 self._parse(stream, file, source, place.offset, place.lines)
-            finally:
+
+    @contextlib.contextmanager
+    def _interruptible(self, number: int, source: Source) -> Iterator[None]:
+        """Let `close` end a command. Closed already: look after this begins."""
+        with self._lock:
+            self._open_sources[number] = source
+        try:
+            yield
+        finally:
+            with self._lock:
                 del self._open_sources[number]
 
     def _parse(self, stream: _feed.Stream, file: int, source: Source, offset: int, lines: int) -> None:
@@ -175,9 +195,10 @@ class StreamingRun(Run):
             fault = stream.read(source.descriptor, file=file, offset=offset, lines=lines)
         except (OSError, ValueError) as error:
             raise file_error(source.path, f"cannot be read: {error}") from error
+        if fault is None and not stream.stopped and not self._closed:
+            source.check()
+            fault = stream.read_rest()
         self._skipped.add(stream.skipped - before, [line_error(source.path, f) for f in stream.take_faults()])
         if fault is not None:
             source.check_after_fault()
             raise line_error(source.path, fault)
-        if not stream.stopped and not self._closed:
-            source.check()

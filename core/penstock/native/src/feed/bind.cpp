@@ -181,6 +181,7 @@ void bind_streams(py::module_& module) {
             return fault_of(unlocked([&] { return stream.read(descriptor, file, Place{offset, lines}); }));
           },
           "descriptor"_a, py::kw_only(), "file"_a, "offset"_a, "lines"_a)
+      .def("read_rest", [](Stream& stream) { return fault_of(unlocked([&] { return stream.read_rest(); })); })
       .def(
           "extend",
           [](Stream& stream, const Columns& columns, uint64_t rows, uint32_t file, uint64_t offset) {
@@ -210,6 +211,7 @@ void bind_store(py::module_& module) {
             return fault_of(unlocked([&] { return chunk.read(descriptor, begin, end.value_or(kToTheEnd)); }));
           },
           "descriptor"_a, "begin"_a, "end"_a)
+      .def("read_rest", [](Chunk& chunk) { return fault_of(unlocked([&] { return chunk.read_rest(); })); })
       .def(
           "extend",
           [](Chunk& chunk, const Columns& columns, uint64_t rows) {

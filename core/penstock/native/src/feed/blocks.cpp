@@ -9,11 +9,6 @@
 #include <system_error>
 
 namespace penstock::feed {
-namespace {
-
-constexpr std::size_t kBehind = 64;  // bytes that may be read behind a block
-
-}  // namespace
 
 std::size_t Blocks::fill(std::size_t from) {
   if (buffer_.size() < from + kBlock + kBehind) buffer_.resize(from + kBlock + kBehind);
@@ -36,7 +31,6 @@ Blocks::Block Blocks::next() {
     end_ += got;
     if (got == 0) {
       ended_ = true;
-      if (end_ != 0) buffer_[end_++] = '\n';
       break;
     }
     const void* last = ::memrchr(buffer_.data() + searched, '\n', got);
@@ -49,7 +43,6 @@ Blocks::Block Blocks::next() {
                               std::to_string(offset_) + " on: this is no text of lines");
     }
   }
-  if (ended_) begin_ = end_;
   const Block block{buffer_.data(), buffer_.data() + begin_, offset_};
   offset_ += begin_;
   return block;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace penstock::feed {
@@ -17,16 +18,20 @@ class Blocks {
 
   struct Block {
     const char* begin;
-    const char* end;  // end[-1] is a line end; begin == end: there is no more
+    const char* end;  // end[-1] is a line end; begin == end: there is no more that ends with one
     uint64_t offset;  // of `begin`
   };
 
-  // Valid until the next call.  A last line without a line end gets one.  Throws std::system_error if a read fails,
-  // std::length_error for a line of more than kLongest bytes.
+  // Valid until the next call.  Throws std::system_error if a read fails, std::length_error for a line of more than
+  // kLongest bytes.
   Block next();
+  // What stands behind the last line end, once there is no more: a whole line, or half of one that was not written to
+  // its end.
+  std::string_view rest() const { return {buffer_.data() + begin_, end_ - begin_}; }
 
   static constexpr std::size_t kBlock = 256U << 10U;
   static constexpr std::size_t kLongest = 64U << 20U;
+  static constexpr std::size_t kBehind = 64;  // bytes that may be read behind a block
 
  private:
   std::size_t fill(std::size_t from);

@@ -5,6 +5,7 @@
 // seen by whoever reads on.  Results are those of strtoull, with a sign allowed, and of strtof, correctly rounded.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <charconv>
 #include <cmath>
@@ -112,6 +113,26 @@ inline const char* read_id(const char* p, int64_t& out) {
   return p;
 }
 
+// Whether a decimal number that is beyond the range of a double is so because it is small.
+inline bool is_below_one(const char* p, const char* end) {
+  const char* digits = p + (*p == '-');
+  const char* stop = digits;
+  while (stop != end && *stop != 'e' && *stop != 'E') ++stop;
+  int64_t exponent = 0;
+  if (stop != end) {
+    const bool negative = stop[1] == '-';
+    const char* from = stop + 1 + (negative || stop[1] == '+');
+    if (std::from_chars(from, end, exponent).ec != std::errc()) return negative;  // beyond any number of digits
+    exponent = std::min<int64_t>(exponent, 1LL << 40);  // more than any digits that are there can make up for
+    if (negative) exponent = -exponent;
+  }
+  const char* point = digits;
+  while (point != stop && *point != '.') ++point;
+  const char* first = digits;
+  while (first != stop && (*first == '0' || *first == '.')) ++first;
+  return exponent + (first < point ? point - first : point + 1 - first) <= 0;
+}
+
 // Any finite decimal number, by the library.  Too small for a float is 0, too large is none.
 inline const char* read_float_slowly(const char* p, float& out) {
   const char* end = token_end(p);
@@ -127,9 +148,7 @@ inline const char* read_float_slowly(const char* p, float& out) {
       out = static_cast<float>(wide);
       return end;
     }
-    const void* exponent = std::memchr(first, 'e', static_cast<std::size_t>(end - first));
-    if (exponent == nullptr) exponent = std::memchr(first, 'E', static_cast<std::size_t>(end - first));
-    if (exponent == nullptr || static_cast<const char*>(exponent)[1] != '-') return nullptr;
+    if (!is_below_one(first, end)) return nullptr;
     out = *first == '-' ? -0.0F : 0.0F;
     return end;
   }

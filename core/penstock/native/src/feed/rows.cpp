@@ -1,8 +1,16 @@
 #include "feed/rows.h"
 
+#include <algorithm>
+
 namespace penstock::feed {
+namespace {
+
+constexpr uint64_t kMostReserved = 1U << 16U;
+
+}  // namespace
 
 void Rows::reserve(const std::vector<Slot>& slots, uint64_t rows) {
+  rows = std::min(rows, kMostReserved);  // a batch size of "all there is" asks for memory as rows come
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const uint64_t values = rows * (slots[i].width == 0 ? 1 : slots[i].width);
     if (slots[i].is_float) {

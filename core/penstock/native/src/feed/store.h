@@ -19,11 +19,12 @@ class Chunk {
   Chunk(std::vector<Slot> slots, bool skips_bad_lines)
       : parser_(std::move(slots), skips_bad_lines), rows_(parser_.slots().size()) {}
 
-  // Read the lines that begin from byte `begin` (where one begins) to `end`.
+  // Read the lines that begin from byte `begin` (where one begins) to `end`; without one that has no line end.
   std::optional<Fault> read(int descriptor, uint64_t begin, uint64_t end) {
-    Place place{begin, 0};
-    return parser_.read(descriptor, place, end, *this);
+    place_ = {begin, 0};
+    return parser_.read(descriptor, place_, end, *this);
   }
+  std::optional<Fault> read_rest() { return parser_.read_rest(place_, *this); }
 
   // Take rows that are columns already.
   void extend(const std::vector<Given>& given, uint64_t count) {
@@ -39,6 +40,7 @@ class Chunk {
  private:
   Parser parser_;
   Rows rows_;
+  Place place_;
 };
 
 // Many threads may `gather`; nothing else meanwhile.

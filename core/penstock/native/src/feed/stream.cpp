@@ -32,8 +32,14 @@ bool Stream::emit(const Place& place) {
 std::optional<Fault> Stream::read(int descriptor, uint32_t file, Place place) {
   begin();
   file_ = file;
-  std::optional<Fault> fault = parser_.read(descriptor, place, std::numeric_limits<uint64_t>::max(), *this);
-  if (!fault && !stopped_) end(file, place);
+  place_ = place;
+  return parser_.read(descriptor, place_, std::numeric_limits<uint64_t>::max(), *this);
+}
+
+std::optional<Fault> Stream::read_rest() {
+  begin();
+  std::optional<Fault> fault = parser_.read_rest(place_, *this);
+  if (!fault && !stopped_) end(file_, place_);
   return fault;
 }
 

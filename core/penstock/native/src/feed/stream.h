@@ -76,8 +76,11 @@ class Stream {
         queue_(std::move(queue)),
         pool_(std::make_shared<Pool>(kPooled)) {}
 
-  // Read to the end of the stream, of which `place` is the first line that is read.  The queue is stopped: `stopped()`.
+  // Read to the last line end of the stream, of which `place` is the first line that is read.  The queue is stopped:
+  // `stopped()`.
   std::optional<Fault> read(int descriptor, uint32_t file, Place place);
+  // Read what stands behind the last line end, if anything does, and say that all of the file was read.
+  std::optional<Fault> read_rest();
   // Take `count` rows of `file` that are columns already; `place` is that of the first, counted in rows.
   void extend(const std::vector<Given>& given, uint64_t count, uint32_t file, Place place);
   // Say that all of `file` was taken.
@@ -105,6 +108,7 @@ class Stream {
   std::shared_ptr<Pool> pool_;
   std::shared_ptr<Batch> batch_;
   uint32_t file_ = 0;
+  Place place_;  // in the file
   uint64_t next_number_ = 0;
   bool stopped_ = false;
 };

@@ -1,0 +1,247 @@
+"""However a pass ends, it ends: nobody waits for ever, nothing is lost in silence, and half a line is no line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dataset.oracle import batches, dataset_of, drained, rows
+
+from penstock.dataset import DataError, memory, pipes, streaming
+from penstock.dataset.sources import Source, opened
+from penstock.errors import SpecError
+
+SLOTS = [(False, 1)]
+KINDS = ["QueueDataset", "InMemoryDataset"]
+
+
+def numbers(path: Path, count: int) -> Path:
+    path.write_text("".join(f"1 {n}\n" for n in range(count)))
+    return path
+
+
+def piped(path: Path, command: str, kind: str = "QueueDataset", batch_size: int = 1) -> Any:
+    dataset = dataset_of([path], SLOTS, kind, batch_size)
+    dataset.set_pipe_command(command)
+    return dataset
+
+
+class FailsBetweenLooks:
+    """A queue whose reader fails after somebody has waited in vain, and before it looks whether there is an end."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def pop(self, _: float) -> None:
+        return None
+
+    @property
+    def finished(self) -> bool:
+        self._run._error = DataError("the reader has failed", file="a", line=1, column=1, reason="bad")
+        return True
+
+
+def test_an_error_that_comes_while_somebody_looks_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    run = dataset_of([numbers(tmp_path / "part", 3)], SLOTS).open()
+    run.close()
+    run._queue = FailsBetweenLooks(run)
+    with pytest.raises(DataError, match="the reader has failed"):
+        run.take()
+
+
+@pytest.mark.timeout(60)
+def test_a_pass_that_is_closed_while_a_command_starts_ends_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = threading.Event()
+    runs: list[Any] = []
+
+    @contextlib.contextmanager
+    def slowly(path: str, command: str) -> Iterator[Source]:
+        with opened(path, command) as source:
+            started.set()
+            while not runs or not runs[0]._closed:
+                time.sleep(0.01)
+            yield source
+
+    monkeypatch.setattr(streaming, "opened", slowly)
+    run = piped(numbers(tmp_path / "part", 1), "exec sleep 1000").open()
+    assert started.wait(30)
+    runs.append(run)
+    run.close()
+
+
+@pytest.mark.parametrize("command", ["printf '1 1\\n1 12'; exit 3", "printf '1 1\\n1 12'; kill -9 $BASHPID"])
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_half_of_a_line_is_not_trained_on_before_its_command_is_known_to_have_failed(
+    tmp_path: Path, command: str, policy: str
+) -> None:
+    dataset = piped(numbers(tmp_path / "part", 1), command)
+    dataset.set_bad_line_policy(policy)
+    seen: list[Any] = []
+    with pytest.raises(DataError, match="failed with exit status"):
+        seen.extend(row for batch in batches(dataset) for row in batch)
+    assert seen in ([], [((1,),)])  # the 12 may be the beginning of 123
+    assert dataset.num_skipped_lines == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_last_line_without_a_line_end_is_read_when_its_command_has_ended_well(tmp_path: Path, kind: str) -> None:
+    dataset = piped(numbers(tmp_path / "part", 1), "printf '1 1\\n1 12'", kind)
+    if kind == "InMemoryDataset":
+        dataset.load_into_memory()
+    assert rows(dataset) == [((1,),), ((12,),)]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_command_leaves_running_is_ended_and_not_waited_for(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipes, "_PATIENCE_S", 0.3)
+    dataset = piped(numbers(tmp_path / "part", 5), f"cat; sleep 1000 >&- & echo $! >{tmp_path}/pid", kind)
+    if kind == "InMemoryDataset":
+        dataset.load_into_memory()
+    assert rows(dataset) == [((n,),) for n in range(5)]
+    stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    with contextlib.suppress(FileNotFoundError):
+        assert stat.read_text().split()[2] in "ZX"
+
+
+def test_what_a_command_has_started_may_write_a_little_longer(tmp_path: Path) -> None:
+    dataset = piped(numbers(tmp_path / "part", 5), f"tee >(sleep 0.3; cat >{tmp_path}/copy)")
+    assert rows(dataset) == [((n,),) for n in range(5)]
+    assert (tmp_path / "copy").read_text() == (tmp_path / "part").read_text()
+
+
+def test_a_bad_line_of_a_command_is_named_with_more_than_a_thousand_files_open(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(4096, limits[1])), limits[1]))
+    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with pytest.raises(DataError, match=r"part:2:3: value 1 of slot 'slot0' is 'x'"):
+            rows(piped(numbers(tmp_path / "part", 1), "printf '1 1\\n1 x\\n1 2\\n'"))
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path, what in ((tmp_path / "fifo", "a pipe or device"), (tmp_path, "a folder")):
+        dataset = dataset_of([path], SLOTS, kind)
+        with pytest.raises(DataError, match=f"is {what}, not a file"):
+            dataset.load_into_memory() if kind == "InMemoryDataset" else rows(dataset)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_gz_file_is_a_truncated_one_and_an_empty_text_has_no_lines(tmp_path: Path, kind: str) -> None:
+    for name in ("part.gz", "part"):
+        (tmp_path / name).write_bytes(b"")
+    dataset = dataset_of([tmp_path / "part.gz"], SLOTS, kind)
+    with pytest.raises(DataError, match=r"is no whole \.gz file: it is empty"):
+        dataset.load_into_memory() if kind == "InMemoryDataset" else rows(dataset)
+    dataset.set_filelist([str(tmp_path / "part")])
+    if kind == "InMemoryDataset":
+        dataset.load_into_memory()
+    assert rows(dataset) == []
+
+
+def test_a_file_that_is_cut_after_it_was_parted_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = numbers(tmp_path / "part", 100)
+
+    def cut(name: str, command: str) -> Any:
+        os.truncate(path, path.stat().st_size - 5)  # whole lines: what is left is good text
+        return opened(name, command)
+
+    monkeypatch.setattr(memory, "opened", cut)
+    with pytest.raises(DataError, match="was cut short while it was read"):
+        dataset_of([path], SLOTS, "InMemoryDataset").load_into_memory()
+
+
+def test_samples_keep_their_order_while_a_pass_is_under_way(tmp_path: Path) -> None:
+    dataset = dataset_of([numbers(tmp_path / "part", 9)], SLOTS, "InMemoryDataset")
+    dataset.load_into_memory()
+    run = dataset.open()
+    assert run.take() is not None
+    with pytest.raises(SpecError, match="while a pass over them is under way"):
+        dataset.local_shuffle(seed=1)
+    run.close()
+    dataset.local_shuffle(seed=1)
+    assert sorted(rows(dataset)) == [((n,),) for n in range(9)]
+
+
+def test_after_a_shuffle_the_position_is_the_beginning_of_the_next_pass(tmp_path: Path) -> None:
+    dataset = dataset_of([numbers(tmp_path / "part", 9)], SLOTS, "InMemoryDataset")
+    dataset.load_into_memory()
+    dataset.local_shuffle(seed=1)
+    assert len(rows(dataset)) == 9
+    dataset.local_shuffle(seed=2)
+    position = dataset.position()
+    expected = rows(dataset)
+    again = dataset_of([tmp_path / "part"], SLOTS, "InMemoryDataset")
+    again.load_into_memory()
+    again.set_position(position)
+    assert rows(again) == expected
+
+
+def test_progress_of_a_resumed_pass_counts_what_was_read_before(tmp_path: Path) -> None:
+    dataset = dataset_of([numbers(tmp_path / "part", 10)], SLOTS, batch_size=5)
+    assert len(list(batches(dataset, 1))) == 1
+    dataset.set_position(dataset.position())
+    run = dataset.open()
+    assert drained(run) == 5
+    assert run.fraction() == 1.0
+    run.close()
+    assert piped(tmp_path / "part", "cat -").open().fraction() is None
+
+
+def test_a_batch_of_all_there_is_costs_what_is_there(tmp_path: Path) -> None:
+    dataset = dataset_of([numbers(tmp_path / "part", 10)], SLOTS, batch_size=1 << 45)
+    assert rows(dataset) == [((n,),) for n in range(10)]
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupt_ends_a_load_that_waits_for_a_command(tmp_path: Path) -> None:
+    dataset = piped(numbers(tmp_path / "part", 1), "exec sleep 1000", "InMemoryDataset")
+    main = threading.get_ident()
+    timer = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        dataset.load_into_memory()
+    timer.join()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-loader")]
+
+
+_LEFT = """
+import sys
+from tests.dataset.oracle import dataset_of
+from pathlib import Path
+loading = dataset_of([Path(sys.argv[1])], [(False, 1)], "InMemoryDataset")
+loading.set_pipe_command("cat; exec sleep 1000")
+loading.preload_into_memory()
+run = dataset_of([Path(sys.argv[1])], [(False, 1)], batch_size=1).open()
+run.take()
+print("the end")
+"""
+
+
+def test_a_process_that_leaves_a_pass_and_a_load_under_way_ends_well(tmp_path: Path) -> None:
+    numbers(tmp_path / "part", 300_000)
+    done = subprocess.run(
+        [sys.executable, "-c", _LEFT, str(tmp_path / "part")], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
