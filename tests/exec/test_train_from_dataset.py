@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,6 +207,29 @@ def test_an_error_of_a_step_ends_the_pass_and_names_the_operator(model: Model, t
         model.exe.train_from_dataset(model.main, model.dataset(threads=threads), scope=model.scope)
     alive = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
     assert not [name for name in alive if "hogwild" in name or "reader" in name]
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_a_step_ends_the_pass_while_other_threads_wait_for_data(model: Model) -> None:
+    for file in model.files:
+        file.write_text(f"3 0 0 0 1 {NUM_IDS} 1 1 1 0\n" * 4)
+    dataset = model.dataset(threads=2, batch_size=3)
+    dataset.set_pipe_command("cat; exec sleep 1000")
+    with pytest.raises(OperatorError, match="lookup_table"):
+        model.exe.train_from_dataset(model.main, dataset, scope=model.scope, thread=3)
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_ends_a_pass_whose_threads_all_wait_for_data(model: Model) -> None:
+    dataset = model.dataset(threads=2)
+    dataset.set_pipe_command("exec sleep 1000")
+    main = threading.get_ident()
+    timer = threading.Timer(1.0, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        model.exe.train_from_dataset(model.main, dataset, scope=model.scope, thread=3)
+    timer.join()
+    assert not [thread.name for thread in threading.enumerate() if "hogwild" in thread.name]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

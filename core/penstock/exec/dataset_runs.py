@@ -195,7 +195,7 @@ class _Pass:
         try:
             self._first(steps[0], profile)
         except BaseException:
-            self._stop.set()
+            self._end()
             raise
         finally:  # nothing is left to take, or they were told: they end their step
             for thread in others:
@@ -210,7 +210,11 @@ class _Pass:
         except Exception as error:  # noqa: BLE001 - the thread's boundary: `train` raises it
             with self._lock:
                 self._error = self._error or error
-            self._stop.set()
+            self._end()
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._run.stop()  # who waits for data that does not come is told, too
 
     def _first(self, step: Step, profile: Profile | None) -> None:
         num_batches, said = 0, 0.0
