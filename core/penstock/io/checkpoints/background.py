@@ -18,20 +18,18 @@ class Background:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a job runs."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait(self) -> float:
-        """Wait until no job runs; return for how many seconds that was. Raises what the job raised."""
+    def join(self) -> float:
+        """Wait until no job runs; return for how many seconds that was."""
         begin = time.perf_counter()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        took = time.perf_counter() - begin
+        return time.perf_counter() - begin
+
+    def wait(self) -> None:
+        """Wait until no job runs. Raises what the job raised."""
+        self.join()
         self.check()
-        return took
 
     def check(self) -> None:
         """Raise, once, what a job has raised."""

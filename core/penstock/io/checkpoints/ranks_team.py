@@ -78,10 +78,10 @@ class RanksTeam:
         return told or schedule.by_steps(steps)
 
     def hand_in(self, mine: str) -> Collect:
-        self._check_outcomes()
         number, self._saves = self._saves, self._saves + 1
         if self.rank:
             self._set(f"{number}/{self.rank}", mine)
+            self._check_outcomes()
         return lambda: self._collect(number, mine)
 
     def _collect(self, number: int, mine: str) -> list[str]:
@@ -105,7 +105,7 @@ class RanksTeam:
 
     def _check_outcomes(self) -> None:
         """Raise Unavailable for a checkpoint that rank 0 could not write, once it has said so."""
-        while self.rank and self._seen < self._saves and self._has(f"outcome/{self._seen}"):
+        while self._seen < self._saves and self._has(f"outcome/{self._seen}"):
             said = self._get(f"outcome/{self._seen}")
             self._seen += 1
             if said != "written":

@@ -165,6 +165,7 @@ class CheckpointManager:
         writer has met since the last call: Unavailable (the disk is full, say), StaleAttempt.
         """
         if not self.advance():
+            self._position = position
             return False
         self.save(position=position, metric=metric)
         return True
@@ -174,8 +175,10 @@ class CheckpointManager:
         if self._closed:
             raise UserError("this CheckpointManager was closed; make another one")
         self._steps += 1
+        if self.team.is_due(self._schedule, self._steps):
+            return True
         self._background.check()
-        return self.team.is_due(self._schedule, self._steps)
+        return False
 
     def pass_ended(self) -> None:
         """Count a pass over the data; the next one begins at its start."""
@@ -189,49 +192,51 @@ class CheckpointManager:
         """
         begin = time.perf_counter()
         self._open()
+        state = self._state(position).text()
         self._position = position
-        state = self._state().text()
-        self.statistics.waited_s += self._background.wait()
-        collect = self.team.hand_in(state)
-        self._begin(collect, None if metric is None else float(metric))
+        self.statistics.waited_s += self._background.join()
+        self._begin(state, None if metric is None else float(metric))
         self._schedule.saved()
         self.statistics.begun += 1
         self.statistics.last_held_s = time.perf_counter() - begin
         self.statistics.held_s += self.statistics.last_held_s
+        self._background.check()  # of the one before; the ranks of a job have all begun this one
 
-    def _state(self) -> RankState:
-        program = self.program
-        return RankState(
-            self.scope.steps(program), resolved_seed(program), self._passes, self._position, generators.captured()
-        )
+    def _state(self, position: Any) -> RankState:
+        steps, seed = self.scope.steps(self.program), resolved_seed(self.program)
+        return RankState(steps, seed, self._passes, position, generators.captured())
 
-    def _begin(self, collect: Collect, metric: float | None) -> None:
-        writer, step = self._writer, self._steps
+    def _begin(self, state: str, metric: float | None) -> None:
+        writer, step, team = self._writer, self._steps, self.team
+        collect = team.hand_in(state)
         try:
-            servers = self.team.save_servers(lambda: _checked(writer).begin(step))
+            servers = team.save_servers(lambda: _checked(writer).begin(step))
+            if writer is None:
+                return
+            tensors = values_of(self.program, self.scope, team.kind)
+            shards.check_dtypes(tensors)
+            copies, text = self._staging.copy(tensors), self.program_text
         except (PenstockError, OSError) as error:
+            self._tell(str(error))
             raise _failed(step, error) from error
-        if writer is None:
-            return
-        tensors = values_of(self.program, self.scope, self.team.kind)
-        shards.check_dtypes(tensors)
         make = partial(
-            Contents, self.team.kind, step, fingerprint.fingerprint(self.program_text), self.program_text,
-            self._staging.copy(tensors), metric=metric, servers=servers,
-        )  # fmt: skip
-        self._background.start(partial(self._write, writer, collect, make), f"the checkpoint of step {step}")
+            Contents, team.kind, step, fingerprint.fingerprint(text), text, copies, metric=metric, servers=servers
+        )
+        self._background.start(partial(self._write, writer, step, collect, make), f"the checkpoint of step {step}")
 
-    def _write(self, writer: Writer, collect: Collect, make: Callable[..., Contents]) -> None:
+    def _write(self, writer: Writer, step: int, collect: Collect, make: Callable[..., Contents]) -> None:
         try:
             contents = make(ranks=collect())
             writer.write(contents)
         except (PenstockError, OSError) as error:
             self._tell(str(error))
-            raise _failed(self._steps, error) from error
+            raise _failed(step, error) from error
         self.statistics.written += 1
         self._tell("")
 
     def _tell(self, error: str) -> None:
+        if self.team.rank:
+            return
         try:
             self.team.outcome(error)
         except Unavailable as lost:  # whoever is to be told is gone, which the training meets by itself
@@ -250,7 +255,7 @@ class CheckpointManager:
             self._background.wait()
         finally:
             if self._team_found is not None:
-                self._team_found.close(self._state().text())
+                self._team_found.close(self._state(self._position).text())
 
     def __enter__(self) -> Self:
         return self
@@ -269,7 +274,7 @@ def _checked(writer: Writer | None) -> Writer:
 
 
 def _failed(step: int, error: PenstockError | OSError) -> PenstockError:
-    if isinstance(error, StaleAttempt):
+    if isinstance(error, StaleAttempt | UserError):
         return error
     return Unavailable(
         f"the checkpoint of step {step} was not written: {error}. Those before it are whole, and the training has not "
