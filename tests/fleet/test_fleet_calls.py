@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import penstock as fluid
-from penstock.errors import SpecError
+from penstock.errors import ProgramError, SpecError
 from penstock.fleet.order import OrderError
 from penstock.fleet.parameter_server import ParameterServerFleet
 from penstock.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from penstock.fleet.strategy import StrategyFactory, StrategyTypeError
 from penstock.program import strict_fields
 from penstock.ps.communicator import descriptor_of
+from penstock.transpile import transpiler
 from penstock.transpile.pserver import describe
 
 SERVERS = ["127.0.0.1:6174", "127.0.0.1:6175"]
@@ -52,6 +53,16 @@ def asked(fleet: ParameterServerFleet, call: str) -> Any:
 def loss() -> Any:
     x = fluid.layers.data(name="x", shape=[4], dtype="float32")
     return fluid.layers.mean(fluid.layers.fc(x, size=3))
+
+
+def model() -> Any:
+    ids = fluid.data("ids", [-1, 1], "int64")
+    rows = fluid.embedding(ids, [100, 4], is_sparse=True)
+    return fluid.layers.mean(fluid.layers.fc(rows, 200)) + loss()
+
+
+def refuse(*args: Any, **kwargs: Any) -> Any:
+    raise SpecError("there is no room")
 
 
 def minimized(fleet: ParameterServerFleet, strategy: Any = None) -> ParameterServerFleet:
@@ -234,6 +245,48 @@ def test_a_failed_minimize_may_be_called_again() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         optimizer.minimize(loss())
         assert fleet.main_program is fluid.default_main_program()
+
+
+@pytest.mark.parametrize("mode", ["sync", "geo"])
+@pytest.mark.parametrize("step", ["place", "make_trainer_startup", "DistributeTranspiler.get_{}"])
+@pytest.mark.parametrize(("fleet_of", "made"), [(worker, "trainer_program"), (server, "pserver_programs")])
+def test_a_program_that_could_not_be_distributed_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, fleet_of: Any, made: str, step: str, mode: str
+) -> None:
+    """However far it came; and then it is distributed as if nobody had tried before."""
+    strategy = getattr(StrategyFactory, f"create_{mode}_strategy")()
+
+    def distributed(*, fails: bool) -> list[str]:
+        with fluid.program_guard(fluid.Program(), fluid.Program()):
+            cost = model()
+            programs = [fluid.default_main_program(), fluid.default_startup_program()]
+            before = [str(program) for program in programs]
+            optimizer = fleet_of().distributed_optimizer(fluid.optimizer.Momentum(0.1, 0.9), strategy)
+            if fails:
+                with monkeypatch.context() as broken:
+                    broken.setattr(f"{transpiler.__name__}.{step.format(made)}", refuse)
+                    with pytest.raises(SpecError, match="no room"):
+                        optimizer.minimize(cost)
+                assert [str(program) for program in programs] == before
+            optimizer.minimize(cost)
+            return [str(program) for program in programs]
+
+    assert distributed(fails=True) == distributed(fails=False)
+
+
+def test_a_strategy_that_a_program_refuses_may_be_followed_by_another() -> None:
+    fleet = worker()
+    ids = fluid.data("ids", [-1, 1], "int64")
+    rows = fluid.embedding(ids, [100, 4], is_sparse=True, is_distributed=True)
+    cost = fluid.layers.mean(fluid.layers.fc(rows, 1))
+    programs = fluid.default_main_program(), fluid.default_startup_program()
+    before = [str(program) for program in programs]
+    with pytest.raises(ProgramError, match="Train it with another optimizer"):
+        fleet.distributed_optimizer(fluid.optimizer.LarsMomentum(0.1, 0.9)).minimize(cost)
+    assert [str(program) for program in programs] == before
+    assert cost.name in programs[0].variables
+    fleet.distributed_optimizer(fluid.optimizer.SGD(0.1)).minimize(cost)
+    assert descriptor_of(fleet.main_program).mode == "sync"
 
 
 # -- arguments ---------------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ from penstock.fleet.position import Position, Role
 from penstock.fleet.roles import PaddleCloudRoleMaker, RoleMakerBase
 from penstock.fleet.strategy import DistributedStrategy, StrategyTypeError, strategy_of
 from penstock.program.program import Program
-from penstock.program.record.context import default_startup_program
+from penstock.program.record.context import default_startup_program, program_guard
+from penstock.program.record.opening import recording_of
+from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.variable import Variable
 from penstock.ps.communicator import Communicator, descriptor_of
 from penstock.ps.opening import opened_client
@@ -156,11 +158,19 @@ class ParameterServerFleet:
     def distribute(
         self, loss: Variable, startup: Program, strategy: DistributedStrategy, minimize: Callable[[], Any]
     ) -> Any:
-        """Have `minimize` record backward pass and updates, then cut the program. For DistributedOptimizer."""
+        """Have `minimize` record backward pass and updates, then cut the program. For DistributedOptimizer.
+
+        On failure both programs are as they were, so another strategy may be tried.
+        """
         self._calls.check("minimize", self._position.role)
-        result = minimize()
-        program, origin = loss.program, loss.program.clone()
-        config, position = strategy.for_transpiler(), self._position
+        with program_guard(loss.program, startup), undone_on_failure(recording_of(loss.program), renames=True):
+            result = minimize()
+            self._distributed = self._distribute(loss.program, startup, strategy)
+        self._calls.note("minimize")
+        return result
+
+    def _distribute(self, program: Program, startup: Program, strategy: DistributedStrategy) -> Distributed:
+        origin, config, position = program.clone(), strategy.for_transpiler(), self._position
         servers = ",".join(position.server_endpoints)
         transpiler = DistributeTranspiler(config)
         is_server = position.role == Role.SERVER
@@ -177,9 +187,7 @@ class ParameterServerFleet:
             programs = transpiler.get_pserver_programs(position.server_endpoints[position.index])
         else:
             programs = transpiler.get_trainer_program(wait_port=config.wait_port), startup
-        self._distributed = Distributed(origin, *programs, strategy)
-        self._calls.note("minimize")
-        return result
+        return Distributed(origin, *programs, strategy)
 
     @property
     def main_program(self) -> Program:

@@ -101,6 +101,11 @@ class Recording:
         own: list[dict[Any, Any]] = [self.handles, self.attributes, self.origins]
         return [*own, self._names, self._storages, self._captured], self.lookups
 
+    def versions(self) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+        """Return the fake tensors, and how often torch has seen each of them changed in place."""
+        tensors = tuple(tensor for tensor, _ in self._names.values() if not tensor.is_inference())
+        return tensors, tuple(tensor._version for tensor in tensors)
+
     # -- sizes -----------------------------------------------------------------------------------
 
     def fake_of_shape(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

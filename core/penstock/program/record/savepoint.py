@@ -1,7 +1,9 @@
 """Undo what a failed call has recorded, so that the Program stays as it was before that call.
 
 Taken back: operators, variables, captured values, lookups and names, in the main Program and in the startup Program.
-Kept: guards and size symbols, since torch has learnt from them and will not ask again; and numbers of names.
+Kept: guards and size symbols, since torch has learnt from them and will not ask again. The numbers of names are kept
+too, unless the whole Program was copied: then a second try gives the names that the first one would have given, and
+torch takes back that tensors were changed in place, so that it may differentiate what was recorded before.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from penstock.program.program import Program
 from penstock.program.record.context import default_startup_program, recording_lock
@@ -23,15 +27,17 @@ def undone_on_failure(recording: Recording, *, renames: bool = False) -> Iterato
     while else the cost is that of what is taken back.
     """
     with recording_lock:
-        dicts, lists = _containers(recording, default_startup_program())
+        dicts, lists = _containers(recording, default_startup_program(), names=renames)
         sizes = [len(d) for d in dicts], [len(entries) for entries in lists]
         saved = ([dict(d) for d in dicts], [list(entries) for entries in lists]) if renames else None
-        seeds = recording.num_seeds
+        seeds, versions = recording.num_seeds, recording.versions() if renames else None
         try:
             yield
         except BaseException:
-            if saved is not None:
+            if saved is not None and versions is not None:
                 _put_back(dicts, lists, *saved)
+                # Those changes are of operators that are gone, so they have not happened.
+                torch._C._autograd._unsafe_set_version_counter(*versions)
                 for name, handle in recording.handles.items():
                     handle.name = name
             else:
@@ -41,11 +47,12 @@ def undone_on_failure(recording: Recording, *, renames: bool = False) -> Iterato
             raise
 
 
-def _containers(recording: Recording, startup: Program) -> tuple[list[dict[Any, Any]], list[list[Any]]]:
+def _containers(recording: Recording, startup: Program, *, names: bool) -> tuple[list[dict[Any, Any]], list[list[Any]]]:
     main = recording.program
     own, lookups = recording.state()
+    counters = [main._names, startup._names] if names else []
     return (
-        [main.variables, main.captured, startup.variables, startup.captured, *own],
+        [main.variables, main.captured, startup.variables, startup.captured, *own, *counters],
         [main.operators, startup.operators, lookups],
     )
 
