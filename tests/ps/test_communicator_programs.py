@@ -66,11 +66,12 @@ class Job:
     config: Any
     num_trainers: int
     endpoints: Sequence[str]
+    optimizer: Callable[[], Any] | None = None
     servers: list[ParameterServer] = field(default_factory=list)
     storages: list[ProgramStorage] = field(default_factory=list)
 
     def transpiled(self, trainer: int) -> tuple[Any, Net]:
-        net = network()
+        net = network(self.optimizer)
         made = fluid.DistributeTranspiler(self.config)
         made.transpile(
             trainer, program=net.main, pservers=",".join(self.endpoints), trainers=self.num_trainers,
@@ -121,11 +122,11 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setattr(communicator, "_set_up", {})
     jobs: list[Job] = []
 
-    def begin(num_servers: int, num_trainers: int, **fields: Any) -> Job:
+    def begin(num_servers: int, num_trainers: int, optimizer: Any = None, **fields: Any) -> Job:
         config = fluid.DistributeTranspilerConfig()
         for name, value in {"sync_mode": False, "runtime_split_send_recv": True, **fields}.items():
             setattr(config, name, value)
-        jobs.append(Job(config, num_trainers, free_endpoints(num_servers)))
+        jobs.append(Job(config, num_trainers, free_endpoints(num_servers), optimizer))
         jobs[-1].serve()
         return jobs[-1]
 
@@ -151,11 +152,23 @@ def parameter(scope: Scope, name: str) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize(("every", "num_servers"), [(1, 2), (4, 1)])
-def test_geo_with_one_trainer_is_local_training(start: Start, every: int, num_servers: int) -> None:
-    local_net, local_scope = network(), Scope()
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: fluid.optimizer.SGD(0.3),
+    "adam": lambda: fluid.optimizer.Adam(0.1, lazy_mode=False),
+    "momentum": lambda: fluid.optimizer.Momentum(0.1, 0.9, regularization=fluid.regularizer.L2Decay(0.1)),
+    "lars": lambda: fluid.optimizer.LarsMomentum(0.1, 0.9),
+}
+"""All of them move the rows of a batch alone, whatever state others have: so GEO tells of all rows that moved."""
+
+
+@pytest.mark.parametrize(
+    ("every", "num_servers", "kind"),
+    [(1, 2, "sgd"), (4, 1, "sgd"), (1, 1, "adam"), (4, 2, "adam"), (4, 1, "momentum"), (4, 1, "lars")],
+)
+def test_geo_with_one_trainer_is_local_training(start: Start, every: int, num_servers: int, kind: str) -> None:
+    local_net, local_scope = network(OPTIMIZERS[kind]), Scope()
     local = train(local_net, batches(10), local_scope)
-    job = start(num_servers, 1, geo_sgd_mode=True, geo_sgd_need_push_nums=every)
+    job = start(num_servers, 1, OPTIMIZERS[kind], geo_sgd_mode=True, geo_sgd_need_push_nums=every)
     _, net = job.transpiled(0)
     scope = Scope()
     one = Communicator(net.main, envs={"communicator_thread_pool_size": 2})

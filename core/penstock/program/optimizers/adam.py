@@ -20,7 +20,7 @@ def _left(beta: float, step: torch.Tensor) -> torch.Tensor:
 
 
 class AdamOptimizer(Optimizer):
-    """Adam with bias correction; sparse gradients lazily (`lazy_mode` is accepted, and always so for sparse ones).
+    """Adam with bias correction; sparse gradients lazily, whatever `lazy_mode` says: rows move only when they are used.
 
     m = b1 m + (1 - b1) g; s = b2 s + (1 - b2) g g; p -= lr / (1 - b1^t) m / (sqrt(s / (1 - b2^t)) + epsilon).
     The sparse form adds epsilon before the correction, as torch's SparseAdam: sqrt(1 - b2^t) m / (sqrt(s) + epsilon).
