@@ -58,7 +58,8 @@ class Kind:
     """A contender: its module, the variant, the environment that it needs, and what it is in a line.
 
     `served`: it trains with a parameter server, and races in `bench pserver`. `compared`: it starts from the workload's
-    values, so that what it learns can be held against the others.
+    values, so that what it learns can be held against the others. `spins`: its threads poll when there is nothing to
+    do, so it is stopped between its turns.
     """
 
     module: str
@@ -67,6 +68,7 @@ class Kind:
     about: str
     served: bool = False
     compared: bool = True
+    spins: bool = False
 
 
 CONTENDERS: Mapping[str, Kind] = {
@@ -81,7 +83,9 @@ CONTENDERS: Mapping[str, Kind] = {
     "penstock_ps": Kind("penstock_pserver", "sync1", PROJECT, "a parameter server and a trainer, sync", served=True),
     "penstock_ps_async": Kind("penstock_pserver", "async1", PROJECT, "the same, async", served=True),
     "penstock_ps_two": Kind("penstock_pserver", "sync2", PROJECT, "a server and two trainers, sync", served=True),
-    "torch_rpc_ps": Kind("torch_rpc_pserver", "", PROJECT, "a server on torch.distributed.rpc", served=True),
+    "torch_rpc_ps": Kind(
+        "torch_rpc_pserver", "", PROJECT, "a server on torch.distributed.rpc", served=True, spins=True
+    ),
     "tensorflow_ps": Kind("tensorflow_pserver", "", "tensorflow", "ParameterServerStrategy", served=True),
     "paddle_brpc_ps": Kind(
         "paddle_brpc", "", "paddle", "the original parameter server (brpc), async", served=True, compared=False

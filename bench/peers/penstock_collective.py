@@ -38,7 +38,7 @@ class CollectiveTrainer:
         build = programs.strategy("all_reduce")
         build.num_trainers, build.trainer_id = options.cores, options.rank
         build.trainers_endpoints = os.environ[ENDPOINTS].split(",")
-        self._executor, self._loss, feeds = programs.trainer(workload, build=build)
+        self.executor, self._loss, feeds = programs.trainer(workload, build=build)
         self._feeds = [_share(feed, options) for feed in feeds]
         self._next = 0
 
@@ -48,7 +48,7 @@ class CollectiveTrainer:
         loss = 0.0
         for step in range(num_steps):
             wanted = [self._loss] if fetches(step, num_steps) else []
-            fetched = self._executor.run(fetch_list=wanted, feed=self._feeds[self._next % len(self._feeds)])
+            fetched = self.executor.run(fetch_list=wanted, feed=self._feeds[self._next % len(self._feeds)])
             self._next += 1
             if wanted:
                 loss = float(fetched[0].mean())
@@ -57,7 +57,7 @@ class CollectiveTrainer:
     def check(self) -> None:
         """Raise RuntimeError if a parameter differs from rank 0's to the bit."""
         self._pass_on({"check": True})
-        core, group = self._executor.core, collective.current()
+        core, group = self.executor.core, collective.current()
         assert group is not None
         for parameter in sorted(core.program.parameters(), key=lambda p: p.name):
             mine = core.memory.scope.find(parameter.name)
@@ -68,7 +68,7 @@ class CollectiveTrainer:
 
     def movements(self) -> dict[str, Movement]:
         """Return how far each weight has moved on this rank; `check` sees to the others."""
-        return movements(self._workload, programs.trained(self._workload, self._executor.core.memory.scope))
+        return movements(self._workload, programs.trained(self._workload, self.executor.core.memory.scope))
 
     def close(self) -> None:
         """End the other ranks; all leave together, at the end of their processes."""

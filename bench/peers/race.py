@@ -38,6 +38,10 @@ class Contender(Protocol):
         """Return the processor time used so far."""
         ...
 
+    def rest(self) -> None:
+        """A turn is over: use no processor until the next one."""
+        ...
+
 
 @dataclass(slots=True)
 class Results:
@@ -119,6 +123,7 @@ def alternate(
     wait = settle or wait_until_quiet
     for contender in contenders:
         contender.run(results.num_steps)
+        contender.rest()
         wait(contender)
         results.seconds[contender.key], results.cpu_seconds[contender.key] = [], 0.0
     start, before = time.monotonic(), {contender.key: contender.cpu_seconds() for contender in contenders}
@@ -135,6 +140,7 @@ def alternate(
                 left = [one for one in left if one is not contender]
                 _drop(results, contender.key, round_index, error)
                 continue
+            contender.rest()
             wait(contender)
             results.cpu_seconds[contender.key] += contender.cpu_seconds() - used
             busy[contender.key] += time.monotonic() - begin

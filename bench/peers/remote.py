@@ -7,6 +7,7 @@ Nothing waits for ever: starting and each turn have a limit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from bench.workloads.fingerprint import Movement
 
 START_LIMIT_S = 300.0
 TURN_LIMIT_S = 600.0
-CLOSE_LIMIT_S = 10.0
+CLOSE_LIMIT_S = 30.0
 LOG_TAIL = 2000
 INHERITED = {
     "PATH",
@@ -57,6 +58,7 @@ class Remote:
         self.versions: dict[str, str] = {}
         self.losses: list[float] = []
         self.movements: dict[str, Movement] = {}
+        self._is_stopped = False
         self._log = folder / f"{key}.log"
         meet = folder / key
         meet.mkdir()
@@ -102,8 +104,25 @@ class Remote:
         """Return the processor time that all its processes have used."""
         return sum(_cpu_seconds(pid) for pid in session_members(self._process.pid))
 
+    def rest(self) -> None:
+        """Between turns: stop it if it spins. The next command wakes it."""
+        if CONTENDERS[self.key].spins:
+            self._signal(signal.SIGSTOP)
+            self._is_stopped = True
+
+    def _wake(self) -> None:
+        if self._is_stopped:
+            self._signal(signal.SIGCONT)
+            self._is_stopped = False
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in session_members(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def close(self) -> None:
         """End it: by the end of its input, and if that is not enough by a signal to its whole session."""
+        self._wake()
         self._close_input()
         try:
             self._process.wait(CLOSE_LIMIT_S)
@@ -113,11 +132,7 @@ class Remote:
 
     def kill(self) -> None:
         """End all its processes at once."""
-        for pid in session_members(self._process.pid):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        self._signal(signal.SIGKILL)
         self._close_input()
         self._process.wait()
         if self._process.stdout is not None:
@@ -132,6 +147,7 @@ class Remote:
 
     def _send(self, command: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
+        self._wake()
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()

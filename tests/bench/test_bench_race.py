@@ -18,6 +18,10 @@ class Recorded:
     calls: list[str] = field(default_factory=list)
     leak_s: float = 0.0
     used_s: float = 0.0
+    rests: int = 0
+
+    def rest(self) -> None:
+        self.rests += 1
 
     def run(self, num_steps: int) -> float:
         self.calls.append(self.key)
@@ -53,6 +57,7 @@ def test_contenders_warm_up_and_then_lead_in_turns() -> None:
     assert "".join(calls) == "ab" + "ab" + "ba" + "ab"
     assert results.seconds == {"a": [3.0, 6.0, 7.0], "b": [4.0, 5.0, 8.0]}
     assert results.idle_share == 0.0
+    assert [one.rests for one in contenders] == [4, 4]
 
 
 def test_processor_time_of_an_idle_contender_is_seen() -> None:
