@@ -51,6 +51,10 @@ class Rank:
         """Kill it as a machine would."""
         signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
+    def stop(self) -> None:
+        """Let it stand still, as a machine under too much load, or a debugger, would."""
+        signal.pidfd_send_signal(self._descriptor, signal.SIGSTOP)
+
     def end(self) -> int:
         """Wait for its end; return its exit status."""
         if self.status is None:

@@ -25,6 +25,21 @@ def test_a_rank_that_is_killed_in_a_step_is_named_by_all_others_soon(trainers: S
     assert time.monotonic() - began < 100  # 10 s are promised, on a machine with nothing else to do
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_stands_still_is_named_by_all_others(trainers: Start, victim: int) -> None:
+    ranks = trainers(3, "--steps", 1_000_000)
+    for rank in ranks:
+        rank.reaches(3)
+    began = time.monotonic()
+    ranks[victim].stop()
+    for rank in ranks:
+        if rank is not ranks[victim]:
+            assert rank.end() == 1
+            assert f"Unavailable: rank {victim} (127.0.0.1:" in rank.errors
+    assert time.monotonic() - began < 100  # 10 s are promised, as above
+    ranks[victim].kill()
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_rank_that_was_never_started_is_named_after_a_bounded_wait(trainers: Start, missing: int) -> None:
     (alone,) = trainers(2, only=(1 - missing,), PENSTOCK_COLLECTIVE_START_S="3")

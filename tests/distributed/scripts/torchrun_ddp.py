@@ -38,4 +38,5 @@ if __name__ == "__main__":
     found = train(DistributedDataParallel(model()), mine)
     if rank == 0:
         print(json.dumps(found))
+    dist.barrier()  # Gloo may abort a process whose peer has closed its connection first
     dist.destroy_process_group()
