@@ -2,7 +2,8 @@
 
 First an all-reduce of two processes, one thread each, from the later one's call until the later one holds the sum:
 Penstock's ring through shared memory, and Gloo over loopback, by turns. Then training: a trainer a core on an equal
-share of each batch, ours and DDP's, in the race of `bench ctr` (its rules about fairness and equal learning hold here).
+share of each batch, ours and DDP's, in the race of `bench ctr` (its rules about fairness and equal learning hold here),
+and the share of our step in which only exchanges were under way, from the engine's trace.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from bench import workloads
 from bench._environment import variable_set
+from bench._exposed import measured
 from bench._gloo import GlooPair
 from bench._ring import RingPair
 from bench.ctr import STEPS
@@ -72,6 +74,8 @@ def measure_training(name: str, steps: int, rounds: int, report: Report) -> None
             )  # fmt: skip
         except (PeerMissing, PeerFailed) as error:
             raise SystemExit(f"bench collective: {error}") from error
+        shares = measured(kept, num_cores(), steps, Path(folder))
+    report.add(f"exposed_share_{name}", shares, digits=3)
     for key in keys:
         report.add(f"{key}_{name}_ms_per_step", [1e3 * s / steps for s in results.seconds[key]])
     ratios = [d / c for d, c in zip(results.seconds[DDP], results.seconds[COLLECTIVE], strict=True)]
