@@ -1,0 +1,115 @@
+"""Ranks of a collective job save and go on together: to the same bits, and with other numbers of ranks."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.endpoints import free_endpoints
+from tests.io.checkpoints import collective_job
+from tests.io.checkpoints.conftest import Process, Start
+
+import penstock as fluid
+from penstock.errors import SpecError
+from penstock.exec.scope import Scope
+from penstock.io.checkpoints.reading import newest
+
+SCRIPT = Path(__file__).with_name("collective_job.py")
+pytestmark = [pytest.mark.slow]
+Values = dict[str, np.ndarray]
+
+
+def job(start: Start, folder: Path, count: int, *options: object, into: Path) -> list[Process]:
+    """Start the ranks of a job, which leave their values in a folder."""
+    into.mkdir(exist_ok=True)
+    endpoints = ",".join(free_endpoints(count))
+    return [
+        start(
+            SCRIPT, into, "--checkpoints", folder, *options,
+            PADDLE_TRAINER_ENDPOINTS=endpoints, PADDLE_TRAINER_ID=str(rank),
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def end_well(ranks: list[Process], into: Path) -> list[Values]:
+    """Wait for the end of all; return what they left."""
+    statuses = [rank.end() for rank in ranks]
+    assert statuses == [0] * len(ranks), "\n".join(rank.said for rank in ranks)
+    found = []
+    for rank in range(len(ranks)):
+        with np.load(into / f"rank{rank}.npz") as values:
+            found.append(dict(values))
+    return found
+
+
+def alone(folder: Path, into: Path, monkeypatch: pytest.MonkeyPatch) -> Values:
+    """Go on in this process, on the whole batches."""
+    for name in ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID"):
+        monkeypatch.delenv(name, raising=False)
+    into.mkdir()
+    asked = collective_job.options([str(into), "--checkpoints", str(folder), "--every_steps", "2"])
+    with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(Scope()):
+        collective_job.train(asked, 0, ["127.0.0.1:1"])
+    with np.load(into / "rank0.npz") as values:
+        return dict(values)
+
+
+def test_a_job_whose_rank_was_killed_goes_on_to_the_same_bits_and_alone_to_the_same_values(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = job(start, tmp_path / "a", 2, "--every_steps", 3, into=tmp_path / "whole")
+    killed = job(start, tmp_path / "b", 2, "--every_steps", 2, "--die", 5, into=tmp_path / "killed")
+    assert killed[1].end() == -signal.SIGKILL
+    assert killed[0].end() == 1, killed[0].said
+    expected = end_well(whole, tmp_path / "whole")
+    found = newest(tmp_path / "b", strict=True, sets_aside=False)
+    assert found is not None
+    assert (found.record.step, found.record.num_ranks, found.record.kind) == (4, 2, "collective")
+
+    one = alone(tmp_path / "b", tmp_path / "alone", monkeypatch)
+    for name, value in expected[0].items():
+        assert np.abs(one[name] - value).max(initial=0) <= 1e-12, name
+
+    for newer in sorted((tmp_path / "b").glob("checkpoint.000002.*")):  # what went on alone
+        newer.rename(newer.with_name("damaged." + newer.name))
+    again = job(start, tmp_path / "b", 2, "--every_steps", 2, into=tmp_path / "again")
+    got = end_well(again, tmp_path / "again")
+    assert all("from 4" in rank.said for rank in again)
+    for rank in range(2):
+        assert expected[rank].keys() == got[rank].keys()
+        for name, value in expected[rank].items():
+            assert got[rank][name].tobytes() == value.tobytes(), name
+
+
+def test_three_ranks_go_on_from_two_and_ranks_agree_on_time_and_on_who_has_ended(start: Start, tmp_path: Path) -> None:
+    # By time, at every step that it can; rank 1 has data for 5 steps, and its last word stands for it after that.
+    folder = tmp_path / "checkpoints"
+    first = job(start, folder, 2, "--every_s", 0.001, "--short", 5, "--executor", into=tmp_path / "first")
+    values = end_well(first, tmp_path / "first")
+    found = newest(folder, strict=True, sets_aside=False)
+    assert found is not None
+    assert found.record.step >= 6, first[0].said
+    assert [state.position["batch"] for state in found.ranks()] == [found.record.step, 5]
+    for name, value in values[0].items():
+        assert values[1][name].tobytes() == value.tobytes(), name
+
+    more = job(start, folder, 3, "--steps", 10, "--every_steps", 5, into=tmp_path / "more")
+    got = end_well(more, tmp_path / "more")
+    assert all(f"from {found.record.step}" in rank.said for rank in more)
+    for name, value in got[0].items():
+        assert all(other[name].tobytes() == value.tobytes() for other in got[1:]), name
+    last = newest(folder, strict=True, sets_aside=False)
+    assert last is not None
+    assert (last.record.step, last.record.num_ranks) == (10, 3)
+
+
+def test_a_process_of_a_job_that_has_not_met_the_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:1,127.0.0.1:2")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    with pytest.raises(SpecError, match="has not met the others"):
+        fluid.io.CheckpointManager(tmp_path, fluid.Program()).restore()
