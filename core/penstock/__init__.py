@@ -62,6 +62,7 @@ _MODULES = {
     "telemetry": "telemetry",
     "transpiler": "transpiler",
     "dataset": "dataset",
+    "core": "core",
     "io": "io",
 }
 

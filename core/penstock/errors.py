@@ -7,6 +7,7 @@
     │   ├── FeedError        what was fed does not fit the Program
     │   ├── FetchError       what was fetched is not in the Program
     │   ├── OperatorError    an operator failed while it ran
+    │   ├── EOFException     a program's reader has no more data: the loop over it ends
     │   └── SpecError        a job description, setting or argument
     ├── PeerError            the other side of a connection broke the contract
     ├── Unavailable          nobody's fault; a retry may help
@@ -85,6 +86,12 @@ class OperatorError(UserError, RuntimeError):
     """An operator failed while it ran. Fields: operator, source, shapes, replica."""
 
     code = "operator_error"
+
+
+class EOFException(UserError, EOFError):
+    """The reader of a program has no more data (`fluid.core.EOFException`): call its reset()."""
+
+    code = "end_of_data"
 
 
 class SpecError(UserError, ValueError):

@@ -168,8 +168,8 @@ def test_several_iterations_a_run_need_a_reader_and_it_is_said_once(capsys: pyte
         assert executor.run([network.loss], network.feed(4, 0))[0].shape == (2,)
         executor.close()
     assert capsys.readouterr().err == (
-        "penstock: ExecutionStrategy.num_iteration_per_run = 5 has no effect: it needs a reader in the program; "
-        "each run is one iteration on what is fed\n"
+        "penstock: ExecutionStrategy.num_iteration_per_run = 5 has no effect: it needs a reader in the program "
+        "(fluid.io.DataLoader, iterable=False); each run is one iteration on what is fed\n"
     )
 
 

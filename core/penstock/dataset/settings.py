@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import glob
 import os
+import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +81,48 @@ class Run(Protocol):
         ...
 
 
+class Limited(Run):
+    """A pass that ends after some batches, and says so."""
+
+    def __init__(self, run: Run, num_batches: int) -> None:
+        self.slots, self._run, self._num_batches = run.slots, run, num_batches
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._is_said = False
+
+    def take(self) -> _feed.Batch | None:
+        with self._lock:
+            is_over = self._taken >= self._num_batches
+            self._taken += not is_over
+        batch = None if is_over else self._run.take()
+        if batch is None:
+            self._say(is_over=is_over)
+        return batch
+
+    def _say(self, *, is_over: bool) -> None:
+        with self._lock:
+            is_said, self._is_said = self._is_said, True
+        if is_said:
+            return
+        if is_over:
+            text = f"has ended a pass after {self._num_batches} batches; whatever data is left is not trained on"
+        else:
+            text = f"asks for {self._num_batches} batches in a pass, and the data has fewer"
+        print(f"penstock: set_batches_per_pass {text}", file=sys.stderr)
+
+    def used(self, batch: _feed.Batch) -> None:
+        self._run.used(batch)
+
+    def fraction(self) -> float | None:
+        return min(1.0, self._taken / self._num_batches)
+
+    def stop(self) -> None:
+        self._run.stop()
+
+    def close(self) -> None:
+        self._run.close()
+
+
 class Dataset(ABC):
     """The setters that both kinds have. A pass begins with `open`; settings may change between passes."""
 
@@ -86,16 +130,18 @@ class Dataset(ABC):
         self._batch_size, self._threads, self._command = 32, 1, CAT
         self._patterns: list[str] = []
         self._slots: tuple[Slot, ...] = ()
+        self._program: Any = None
+        self._batches_per_pass: int | None = None
         self._policy: Policy = "raise"
         self.skipped = Skipped()
 
     def set_batch_size(self, batch_size: int) -> None:
         """Set how many samples a batch has (32); the last one of a reader may have fewer."""
-        self._batch_size = _at_least_one("set_batch_size", batch_size)
+        self._batch_size = at_least_one("set_batch_size", batch_size)
 
     def set_thread(self, thread_num: int) -> None:
         """Set how many threads read and train (1). A file belongs to one reader."""
-        self._threads = _at_least_one("set_thread", thread_num)
+        self._threads = at_least_one("set_thread", thread_num)
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
         """Set the files, in order; patterns (`part-*`, `*.parquet`) are looked up when a pass begins, and sorted."""
@@ -108,7 +154,7 @@ class Dataset(ABC):
 
     def set_use_var(self, var_list: Sequence[Any]) -> None:
         """Set the inputs that a line holds, in the order of its columns."""
-        self._slots = slots_of(var_list)
+        self._slots, self._program = slots_of(var_list), var_list[0].program
 
     def set_pipe_command(self, pipe_command: str) -> None:
         """Set the command that turns a file, on its standard input, into lines ("cat": none). It is run by bash."""
@@ -122,10 +168,29 @@ class Dataset(ABC):
             raise SpecError(f"set_bad_line_policy is given {policy!r}; expected one of {POLICIES}", got=policy)
         self._policy = policy
 
+    def set_batches_per_pass(self, num_batches: int | None) -> None:
+        """Let a pass of training end after so many batches (None: all), the same number for each trainer of a job.
+
+        What is left is not trained on, and that is said.
+        """
+        self._batches_per_pass = None if num_batches is None else at_least_one("set_batches_per_pass", num_batches)
+
     @property
     def thread_num(self) -> int:
         """What `set_thread` has set."""
         return self._threads
+
+    @property
+    def batch_size(self) -> int:
+        """What `set_batch_size` has set."""
+        return self._batch_size
+
+    @property
+    def program(self) -> Any:
+        """The program whose inputs `set_use_var` was given. Raises SpecError before that."""
+        if self._program is None:
+            raise SpecError("the data set has no inputs; call dataset.set_use_var([…]) first")
+        return self._program
 
     @property
     def num_skipped_lines(self) -> int:
@@ -152,6 +217,11 @@ class Dataset(ABC):
     @abstractmethod
     def open(self) -> Run:
         """Begin a pass. Raises SpecError if files or inputs were not set; DataError if a file is not there."""
+
+    def open_for_training(self) -> Run:
+        """Begin a pass of as many batches as `set_batches_per_pass` says. Raises like `open`."""
+        run = self.open()
+        return run if self._batches_per_pass is None else Limited(run, self._batches_per_pass)
 
     @abstractmethod
     def position(self) -> dict[str, Any]:
@@ -190,7 +260,8 @@ class Dataset(ABC):
         return refuse
 
 
-def _at_least_one(setter: str, value: Any) -> int:
+def at_least_one(setter: str, value: Any) -> int:
+    """Check what a setter is given. Raises SpecError."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise SpecError(f"{setter} is given {value!r}; expected a whole number of at least 1", got=value)
     return value

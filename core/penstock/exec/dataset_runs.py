@@ -75,7 +75,7 @@ def run_from_dataset(
     fetches = Fetches(chosen, wanted.fetch_list, wanted.fetch_info, wanted.print_period)
     handler = HandlerThread(wanted.fetch_handler, chosen) if wanted.fetch_handler is not None else None
     steps = _Steps(executor, compiled or chosen, scope or global_scope(), num_threads)
-    run = dataset.open()
+    run = dataset.open_for_training() if trains else dataset.open()
     try:
         pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler)
         pass_.train(steps.steps, Profile(steps.first) if wanted.debug else None)

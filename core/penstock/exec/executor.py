@@ -19,7 +19,7 @@ import torch
 from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
 from penstock.exec import nan_check
 from penstock.exec.device_arguments import moved, on_device
-from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names
+from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names, takes_from_reader
 from penstock.exec.out_of_range import explained
 from penstock.exec.persistables import tensor_of
 from penstock.exec.places import CPUPlace, Place, device_of
@@ -125,6 +125,8 @@ class Executor:
         self._remotes.note(program)
         if hook is None and nan_check.enabled():
             hook = nan_check.hook_of(program)
+        if takes_from_reader(program, feed):
+            feed = program.reader.next_feed(feed)
         tensors = {n: t.to(self._device) for n, t in as_tensors(program, feed).items()}
         bindings = bind_symbols(program, tensors)
         check_guards(program.guards, bindings)

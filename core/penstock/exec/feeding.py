@@ -168,3 +168,8 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
             )
         names.append(name)
     return names
+
+
+def takes_from_reader(program: Program, feed: Any) -> bool:
+    """Whether a run takes its batch from the program's reader: one that was started, or if nothing is fed."""
+    return program.reader is not None and (program.reader.is_started or not feed)

@@ -15,6 +15,7 @@ from penstock.exec.devices import devices_of
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import choice_of, refuse_on_gpus, say_what_has_no_effect
 from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, gpus_for
+from penstock.exec.readers import run_fed
 from penstock.exec.scope import Scope, global_scope
 from penstock.exec.strategies import (
     BuildStrategy,
@@ -67,10 +68,10 @@ def _data_parallel(
     if execution.use_cuda and not memory.devices:
         gpus_for("ExecutionStrategy.use_cuda=True")
         raise SpecError("ExecutionStrategy.use_cuda=True: give ParallelExecutor use_cuda=True, or CUDA places")
-    if execution.num_iteration_per_run > 1:
+    if execution.num_iteration_per_run > 1 and program.reader is None:
         say_once(
             f"ExecutionStrategy.num_iteration_per_run = {execution.num_iteration_per_run} has no effect: it needs a "
-            "reader in the program; each run is one iteration on what is fed"
+            "reader in the program (fluid.io.DataLoader, iterable=False); each run is one iteration on what is fed"
         )
     trains = any(op.role & Role.BACKWARD for op in program.operators)
     if trains and not loss_name and needs_loss:
@@ -154,6 +155,7 @@ class ParallelExecutor:
         memory = self._memory(share_vars_from, scope, num_replicas, gpus)
         trainers = trainers_of(program, build, num_trainers, trainer_id)
         self._core = _data_parallel(program, loss_name, build, execution, memory, num_replicas, trainers=trainers)
+        self._iterations = execution.num_iteration_per_run
         self._ran = False
 
     @staticmethod
@@ -188,12 +190,13 @@ class ParallelExecutor:
     ) -> list[Any]:
         """Run one step. `feed`: a dict that is split over the replicas, or one dict for each of them.
 
-        Returns the fetches in order, replicas merged along dimension 0 (a scalar loss: one entry a replica).
-        Raises FeedError, FetchError, ProgramError, OperatorError.
+        A program with a reader takes its batches from it, and runs ExecutionStrategy.num_iteration_per_run iterations.
+        Returns the fetches of the last in order, replicas merged along dimension 0 (a scalar loss: one entry each).
+        Raises FeedError, FetchError, ProgramError, OperatorError, EOFException.
         """
         if feed is not None and feed_dict is not None:
             raise FeedError("both feed and feed_dict are given; feed_dict is feed's old name, so give one of them")
-        fetched = self._core.run(feed if feed is not None else feed_dict, fetch_list)
+        fetched = run_fed(self._core, feed if feed is not None else feed_dict, fetch_list, self._iterations)
         self._ran = True
         return results(self._core.program, fetch_list, fetched, return_numpy, True)
 
@@ -337,5 +340,6 @@ class CompiledProgram:
         return_merged: bool,
     ) -> list[Any]:
         core = self._core_for(scope or global_scope(), getattr(executor, "place", None))
-        fetched = core.run(feed, fetch_list)
+        iterations = self._settings.execution.num_iteration_per_run if self._settings is not None else 1
+        fetched = run_fed(core, feed, fetch_list, iterations)
         return results(self._program, fetch_list, fetched, return_numpy, return_merged)

@@ -26,6 +26,7 @@ class Program(Structure):
 
     `captured`: values of tensors that were taken from outside, by variable name.
     `memory_mark`: what `memory_optimize` was told, if it was called; no part of the text.
+    `reader`: the DataLoader that runs take their batches from, if there is one; no part of the text.
     `revision`: counts changes, so that what was derived from the Program knows when it is stale.
     """
 
@@ -33,6 +34,7 @@ class Program(Structure):
     revision: int = 0
     fresh_seed: int = 0
     memory_mark: MemoryMark | None = field(default=None, repr=False)
+    reader: Any = field(default=None, repr=False)
     _names: dict[str, int] = field(default_factory=dict, repr=False)
     recording: Any = field(default=None, repr=False)
 
@@ -148,7 +150,7 @@ class Program(Structure):
         """
         structure = for_test_structure(self) if for_test else copy_structure(self)
         copy = Program(**vars(structure), captured=dict(self.captured), _names=dict(self._names))
-        copy.memory_mark = self.memory_mark
+        copy.memory_mark, copy.reader = self.memory_mark, self.reader
         if self.recording is not None:
             copy.recording = self.recording.for_clone(copy)
         return copy

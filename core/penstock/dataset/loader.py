@@ -1,0 +1,260 @@
+"""DataLoader: what a Python generator or a data set gives, as feeds, made ahead by a thread.
+
+Iterable (the default), it gives feeds to hand to `run`. Otherwise it belongs to the program of its inputs: between
+`start()` and `reset()` a run of that program, or of a clone, takes the next batch by itself, and raises EOFException
+when there is none; `ExecutionStrategy.num_iteration_per_run` then makes a run several iterations.
+On several replicas a batch is split over them, as a feed is. Source: fluid.io.DataLoader, PyReader of Fluid 1.8.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.dataset.background import Ahead
+from penstock.dataset.settings import Dataset, at_least_one
+from penstock.dataset.slots import feed_of
+from penstock.errors import EOFException, FeedError, SpecError
+
+_AHEAD = 4
+Feed = dict[str, Any]
+Reader = Callable[[], Iterable[Any]]
+
+
+class DataLoader:
+    """Made by `from_generator` and `from_dataset`."""
+
+    def __init__(self, names: Sequence[str], capacity: int, program: Any, *, returns_lists: bool = False) -> None:
+        """`program`: the one that takes batches by itself; None: the loader is iterable."""
+        self._names, self._capacity, self._program = list(names), capacity, program
+        self._returns_lists = returns_lists
+        self._reader: Reader | None = None
+        self._ahead: Ahead | None = None
+        self._at_most: int | None = None
+        self._given = 0
+        if program is not None:
+            program.reader = self
+
+    @staticmethod
+    def from_generator(
+        feed_list: Sequence[Any] | None = None,
+        capacity: int | None = None,
+        use_double_buffer: bool = True,
+        iterable: bool = True,
+        return_list: bool = False,
+        use_multiprocess: bool = False,
+        drop_last: bool = True,
+    ) -> GeneratorLoader:
+        """Return a loader of the inputs `feed_list`; `capacity`: batches made ahead (4). Then set a generator.
+
+        `use_double_buffer` changes nothing: batches are always made ahead. Raises SpecError.
+        """
+        if use_multiprocess:
+            raise SpecError("use_multiprocess=True is not supported: start processes in the generator, if it needs any")
+        return GeneratorLoader(
+            _inputs(feed_list), _AHEAD if capacity is None else capacity, iterable=iterable, return_list=return_list
+        )
+
+    @staticmethod
+    def from_dataset(
+        dataset: Dataset, places: object = None, drop_last: bool = True, iterable: bool = True
+    ) -> DataLoader:
+        """Return a loader over a data set's passes for training. `drop_last`: leave out a short last batch, and say so.
+
+        `places` changes nothing: whoever runs splits. The feed has the data set's inputs, and the lengths of ragged
+        ones that their program asks for.
+        """
+        if not isinstance(dataset, Dataset):
+            raise SpecError(f"from_dataset is given {dataset!r}; expected what DatasetFactory().create_dataset() made")
+        program = dataset.program
+        loader = DataLoader([], _AHEAD, None if iterable else program)
+        loader._reader = lambda: _batches_of(dataset, program, drop_last=drop_last)
+        return loader
+
+    def set_batches_per_pass(self, num_batches: int | None) -> None:
+        """Let every pass end after so many batches; what is left of the generator is not trained on. None: all."""
+        self._at_most = None if num_batches is None else at_least_one("set_batches_per_pass", num_batches)
+
+    # -- iterable ------------------------------------------------------------------------------------
+
+    def __call__(self) -> Iterator[Any]:
+        """Return an iterator over a pass."""
+        return iter(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._program is not None:
+            raise SpecError(
+                "this loader is not iterable (iterable=False): call start(), and run the program without feed"
+            )
+        ahead = self._begun()
+        try:
+            for number, feed in enumerate(ahead):
+                if number == self._at_most:
+                    return
+                yield list(feed.values()) if self._returns_lists else feed
+        finally:
+            ahead.close()
+
+    # -- of a program ----------------------------------------------------------------------------------
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the program takes its batches from here."""
+        return self._ahead is not None
+
+    def start(self) -> None:
+        """Begin a pass."""
+        if self._program is None:
+            raise SpecError("an iterable loader is not started: iterate over it, or make it with iterable=False")
+        if self._ahead is not None:
+            raise SpecError("the loader was started already; call reset() at the end of a pass (EOFException)")
+        self._ahead, self._given = self._begun(), 0
+
+    def reset(self) -> None:
+        """End the pass, finished or not; `start` begins another."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def next_feed(self, given: Any) -> Feed:
+        """Return the next batch beside what a run was given. Raises EOFException, FeedError."""
+        if self._ahead is None:
+            raise SpecError("the program reads from a DataLoader that was not started; call its start() before a pass")
+        feed = next(self._ahead, None) if self._given != self._at_most else None
+        if feed is None:
+            raise EOFException("the reader has no more data; call its reset(), and start() for another pass")
+        self._given += 1
+        return {**feed, **_beside(feed, given)}
+
+    def _begun(self) -> Ahead:
+        if self._reader is None:
+            raise SpecError("the loader has no generator; call set_batch_generator, or one of its siblings, first")
+        return Ahead(self._reader, self._capacity)
+
+
+class GeneratorLoader(DataLoader):
+    """Feeds from a generator of samples, of lists of samples, or of batches."""
+
+    def __init__(self, inputs: Sequence[Any], capacity: int, *, iterable: bool, return_list: bool) -> None:
+        at_least_one("capacity", capacity)
+        program = None if iterable else inputs[0].program
+        super().__init__([v.name for v in inputs], capacity, program, returns_lists=return_list)
+        self._inputs = list(inputs)
+
+    def set_sample_generator(
+        self, reader: Reader, batch_size: int, drop_last: bool = True, places: object = None
+    ) -> GeneratorLoader:
+        """Set a generator of samples: a value for each input. `drop_last`: leave out a short last batch, and say so."""
+        at_least_one("batch_size", batch_size)
+        return self._set(lambda: _stacked(reader(), batch_size, drop_last=drop_last))
+
+    def set_sample_list_generator(self, reader: Reader, places: object = None) -> GeneratorLoader:
+        """Set a generator of batches that are lists of samples."""
+        return self._set(lambda: (_columns(samples) for samples in reader()))
+
+    def set_batch_generator(self, reader: Reader, places: object = None) -> GeneratorLoader:
+        """Set a generator of batches: an array for each input."""
+        return self._set(reader)
+
+    def _set(self, batches: Reader) -> GeneratorLoader:
+        self._reader = lambda: map(self._feed, batches())
+        return self
+
+    def _feed(self, batch: Any) -> Feed:
+        values = [batch[name] for name in self._names] if isinstance(batch, Mapping) else list(batch)
+        if len(values) != len(self._names):
+            raise FeedError(
+                f"the generator gives {len(values)} values; expected one for each of {self._names}", got=len(values)
+            )
+        return {v.name: _array(v, value) for v, value in zip(self._inputs, values, strict=True)}
+
+
+class PyReader(GeneratorLoader):
+    """Fluid's older name, with its methods."""
+
+    def __init__(
+        self,
+        feed_list: Sequence[Any] | None = None,
+        capacity: int | None = None,
+        use_double_buffer: bool = True,
+        iterable: bool = True,
+        return_list: bool = False,
+    ) -> None:
+        number = _AHEAD if capacity is None else capacity
+        super().__init__(_inputs(feed_list), number, iterable=iterable, return_list=return_list)
+
+    decorate_sample_generator = GeneratorLoader.set_sample_generator
+    decorate_sample_list_generator = GeneratorLoader.set_sample_list_generator
+    decorate_batch_generator = GeneratorLoader.set_batch_generator
+
+
+def _inputs(feed_list: Sequence[Any] | None) -> list[Any]:
+    inputs = list(feed_list or ())
+    if not inputs or not all(getattr(getattr(v, "desc", None), "feed", False) for v in inputs):
+        raise SpecError(f"feed_list is {feed_list!r}; expected inputs of the program (fluid.layers.data)")
+    return inputs
+
+
+def _beside(feed: Feed, given: Any) -> Mapping[str, Any]:
+    if not given:
+        return {}
+    if not isinstance(given, Mapping):
+        raise FeedError("the program reads from a DataLoader; feed one dict of its other inputs, or nothing")
+    both = sorted(feed.keys() & given.keys())
+    if both:
+        raise FeedError(f"{both[0]!r} is fed, and read from the program's DataLoader, too", variable=both[0])
+    return given
+
+
+def _array(variable: Any, value: Any) -> Any:
+    """Return what is fed for an input: its dtype, and its sizes where the values are those, flat."""
+    desc = variable.desc
+    if isinstance(value, torch.Tensor):
+        return value
+    array = np.ascontiguousarray(value, dtype=np.dtype(desc.dtype))
+    fixed = list(desc.shape[1:])
+    if array.ndim != len(desc.shape) and all(isinstance(size, int) for size in fixed):
+        array = array.reshape(len(array), *fixed)
+    return array if array.flags.writeable else array.copy()
+
+
+def _columns(samples: Sequence[Any]) -> list[Any]:
+    return [np.stack([np.asarray(value) for value in column]) for column in zip(*samples, strict=True)]
+
+
+def _stacked(samples: Iterable[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    for sample in samples:
+        batch.append(sample if isinstance(sample, list | tuple) else (sample,))
+        if len(batch) == batch_size:
+            yield _columns(batch)
+            batch = []
+    if batch and drop_last:
+        _say_left_out(len(batch), batch_size)
+    elif batch:
+        yield _columns(batch)
+
+
+def _batches_of(dataset: Dataset, program: Any, *, drop_last: bool) -> Iterator[Feed]:
+    run = dataset.open_for_training()
+    wanted = {v.name for v in program.feeds()}
+    try:
+        while (batch := run.take()) is not None:
+            if drop_last and len(batch) < dataset.batch_size:
+                _say_left_out(len(batch), dataset.batch_size)
+                continue
+            yield feed_of(batch, run.slots, wanted)
+            run.used(batch)
+    finally:
+        run.close()
+
+
+def _say_left_out(count: int, batch_size: int) -> None:
+    print(
+        f"penstock: a DataLoader left out {count} samples that fill no batch of {batch_size} (drop_last=True)",
+        file=sys.stderr,
+    )
