@@ -77,6 +77,51 @@ def test_oldest_segments_go_when_the_quota_is_used_up(tmp_path: Path) -> None:
     assert len(list(store.read(store.entries))) == len(store.entries)
 
 
+def exchange(seq: int, stream: int, pad: int = 0) -> bytes:
+    return encode(Frame(Kind.EXCHANGE, stream, 1, seq, body={"rows": [], "pad": "x" * pad}))
+
+
+def test_last_sums_of_an_exchange_outlive_the_quota(tmp_path: Path) -> None:
+    """A pserver that has ended tells nothing more, and its trainers go on for long."""
+    store = segments(tmp_path, segment_bytes=4096, quota_bytes=16384)
+    last = exchange(1, stream=2)
+    write(store, [exchange(0, stream=2), last, exchange(0, stream=3)])
+    write(store, [frame(i, rows=20) for i in range(200)])
+    assert list(store.read(store.newest(Kind.EXCHANGE))) == [last, exchange(0, stream=3)]
+    newer = exchange(9, stream=3)
+    write(store, [newer, *[frame(i, rows=20) for i in range(200, 400)]])
+    store.close()
+    for found in (store, segments(tmp_path, segment_bytes=4096, quota_bytes=16384)):
+        assert list(found.read(found.newest(Kind.EXCHANGE))) == [last, newer]
+        assert list(found.read(found.last({Kind.EXCHANGE}, limit_bytes=0))) == [last, newer]
+        assert len(list(found.read(found.entries))) == len(found.entries)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 16384 + 2 * 4096
+
+
+def test_sums_that_were_moved_meanwhile_are_left_out_of_a_read_that_began_before(tmp_path: Path) -> None:
+    store = segments(tmp_path, segment_bytes=4096, quota_bytes=16384)
+    write(store, [exchange(0, stream) for stream in (2, 3)])
+    write(store, [frame(i, rows=20) for i in range(200)])
+    before = store.newest(Kind.EXCHANGE)
+    write(store, [exchange(1, stream=3), *[frame(i, rows=20) for i in range(200, 400)], exchange(2, stream=3)])
+    write(store, [frame(i, rows=20) for i in range(400, 600)])
+    assert {decode_header(one).seq for one in store.read(before)} <= {0}
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.integers(0, 300)), max_size=120))
+def test_newest_sums_of_every_stream_are_there_whatever_came(steps: list[tuple[int, bool, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        limits = {"segment_bytes": 4096, "quota_bytes": 8192}
+        store, newest = segments(Path(folder), **limits), dict[int, bytes]()
+        for seq, (stream, is_exchange, size) in enumerate(steps):
+            one = exchange(seq, stream, pad=size) if is_exchange else frame(seq, rows=size, stream=stream)
+            write(store, [one])
+            newest |= {stream: one} if is_exchange else {}
+        for found in (store, segments(Path(folder), **limits)):
+            assert list(found.read(found.newest(Kind.EXCHANGE))) == [newest[stream] for stream in sorted(newest)]
+        store.close()
+
+
 def test_last_frames_bring_the_graph_that_they_rest_on(tmp_path: Path) -> None:
     store = segments(tmp_path)
     graph = frame(0, Kind.GRAPH_USED)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.ids import GraphHash
 from penstock.protocol.frames import COLUMNS, Frame, Kind, decode
 from penstock.telemetry.collector import Draft
-from penstock.telemetry.outbox import KEEP_BYTES, Outbox, Parcel, message, pack
+from penstock.telemetry.outbox import KEEP_BYTES, REPLACED, Outbox, Parcel, message, pack
 
 A, B = GraphHash("aa"), GraphHash("bb")
 HELLO = {"role": "trainer"}
@@ -74,12 +74,13 @@ def test_figures_that_were_not_confirmed_go_again_in_order_before_newer_ones() -
     assert [frame.seq for frame in frames] == [4, 5, 6, 7]
 
 
-def test_the_newest_progress_goes_again_and_operator_rows_do_not() -> None:
+@pytest.mark.parametrize("kind", REPLACED)
+def test_the_newest_of_what_says_all_goes_again_and_operator_rows_do_not(kind: Kind) -> None:
     box = outbox()
     box.connected(stream=3, epoch=1, keeps=True)
     box.put(parcel(Kind.OP_SUMS, 2))
     for done in (1, 2):
-        box.put(message(Kind.PROGRESS, {"done": done}))
+        box.put(message(kind, {"done": done}))
         taken(box)
     box.connected(stream=3, epoch=1, keeps=True)
     assert [frame.body for frame in taken(box)] == [HELLO, {"done": 2}]
@@ -182,11 +183,23 @@ def test_beyond_the_last_resort_the_oldest_metrics_go_but_not_the_goodbye() -> N
     assert frames[1].body == {"METRICS": 5 - kinds(frames).count("METRICS")}
 
 
-def test_only_the_newest_progress_is_sent() -> None:
+def test_only_the_newest_of_what_says_all_is_sent() -> None:
     box = outbox()
     for done in range(5):
-        box.put(message(Kind.PROGRESS, {"done": done}))
-    assert [frame.body for frame in taken(box)] == [HELLO, {"done": 4}]
+        for kind in REPLACED:
+            box.put(message(kind, {"done": done}))
+    frames = taken(box)
+    assert [frame.body for frame in frames] == [HELLO, {"done": 4}, {"done": 4}]
+    assert {frame.kind for frame in frames[1:]} == set(REPLACED)
+
+
+def test_the_newest_sums_of_an_exchange_are_not_dropped_for_want_of_room() -> None:
+    one = len(parcel(Kind.SYNC, 100).data)
+    box = outbox(limit_bytes=3 * one)
+    box.put(message(Kind.EXCHANGE, {"rows": []}))
+    for _ in range(20):
+        box.put(parcel(Kind.SYNC, 100))
+    assert "EXCHANGE" in kinds(taken(box))
 
 
 def test_a_changed_introduction_is_said_on_the_open_connection() -> None:

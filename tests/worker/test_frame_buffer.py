@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.frames import COLUMNS, Frame, Kind, decode, decode_header, encode
-from penstock_worker.buffer import KEPT, MAX_TRIES, FrameBuffer
+from penstock_worker.buffer import AGAIN, KEPT, MAX_TRIES, FrameBuffer
 
 LIMIT = 4000
 
@@ -74,6 +74,24 @@ def test_metrics_are_never_dropped_and_fill_the_buffer_instead() -> None:
     assert buffer.size_bytes == 0
 
 
+def test_the_newest_sums_of_an_exchange_are_never_dropped_and_come_again() -> None:
+    """Each says all that those before it said, and there may be none after it."""
+    buffer = FrameBuffer(stream=7, epoch=1, limit_bytes=LIMIT)
+    for seq in range(0, 120, 2):
+        push(buffer, frame(Kind.EXCHANGE, seq, rows=200))
+        push(buffer, frame(Kind.SYNC, seq + 1, rows=50))
+    for seq in range(120, 160):
+        push(buffer, frame(Kind.LOG, seq, rows=200))
+    first = drain(buffer)
+    assert [item.seq for item in first if item.kind is Kind.EXCHANGE] == [118]
+    buffer.rewind()
+    assert [item.seq for item in drain(buffer)] == [118]
+    buffer.confirm(buffer.sends)
+    buffer.rewind()
+    assert drain(buffer) == []
+    assert buffer.size_bytes == 0
+
+
 def test_after_a_reconnect_only_what_was_not_confirmed_comes_again() -> None:
     buffer = FrameBuffer(stream=7, epoch=1)
     for seq, kind in enumerate([Kind.HELLO, Kind.METRICS, Kind.OP_EVENTS, Kind.METRICS]):
@@ -126,7 +144,7 @@ def test_order_is_kept_nothing_durable_is_lost_and_every_lost_row_is_counted(
         taken = [popped for _ in range(pops) if (popped := buffer.pop()) is not None]
         out.extend(decode(popped) for popped in taken)
         buffer.confirm(buffer.sends)
-        held = [item for item in pushed.values() if item.kind in KEPT]
+        held = [item for item in pushed.values() if item.kind in AGAIN]
         assert buffer.size_bytes <= LIMIT or held, "the buffer is over its limit without need"
     out.extend(drain(buffer))
     seqs = [item.seq for item in out]
@@ -134,5 +152,7 @@ def test_order_is_kept_nothing_durable_is_lost_and_every_lost_row_is_counted(
     arrived = {item.seq for item in out if item.kind is not Kind.GAP}
     lost = [item for seq, item in pushed.items() if seq not in arrived]
     assert not [item for item in lost if item.kind in KEPT]
+    exchanged = [seq for seq, item in pushed.items() if item.kind is Kind.EXCHANGE]
+    assert not exchanged or exchanged[-1] in arrived
     counted = sum(sum(item.body.values()) for item in out if item.kind is Kind.GAP)
     assert counted == sum(item.count for item in lost)

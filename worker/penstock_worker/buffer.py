@@ -1,14 +1,15 @@
 """Bounded buffer of one replica's telemetry frames on their way to the server. No I/O.
 
-Order of sequence numbers is kept. Over its limit the buffer drops OP_EVENTS, oldest first, then OP_SUMS, SYNC,
-EXCHANGE and LOG; HELLO, GRAPH, GRAPH_USED, METRICS, SCALARS, PROGRESS, GAP and GOODBYE are never dropped. Where frames
-were dropped a GAP frame stands, which has the sequence number of the last dropped one. If only frames that may not be
-dropped are left and the limit is passed, `full` is true and the socket is not read: the trainer never waits, it drops
-by itself.
+Order of sequence numbers is kept. Over its limit the buffer drops OP_EVENTS, oldest first, then OP_SUMS, SYNC, EXCHANGE
+(but the newest, which says all that those before it said) and LOG; HELLO, GRAPH, GRAPH_USED, METRICS, SCALARS,
+PROGRESS, GAP and GOODBYE are never dropped. Where frames were dropped a GAP frame stands, which has the sequence number
+of the last dropped one. If only frames that may not be dropped are left and the limit is passed, `full` is true and the
+socket is not read: the trainer never waits, it drops by itself.
 
-Frames of the kinds that are never dropped stay until the server has confirmed them (`confirm`), and are sent again
-after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq). One that was under way when
-`MAX_TRIES` connections in a row broke may be what breaks them: it is dropped and counted, so that the node goes on.
+Frames of the kinds that are never dropped, and the newest EXCHANGE, stay until the server has confirmed them
+(`confirm`), and are sent again after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq).
+One that was under way when `MAX_TRIES` connections in a row broke may be what breaks them: it is dropped and counted,
+so that the node goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ DROP_FIRST = (Kind.OP_EVENTS,)
 DROP_NEXT = (Kind.OP_SUMS, Kind.SYNC, Kind.EXCHANGE, Kind.LOG)
 MAX_TRIES = 8
 KEPT = frozenset(Kind) - {*DROP_FIRST, *DROP_NEXT}
+AGAIN = KEPT | {Kind.EXCHANGE}  # sent again over a new connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class FrameBuffer:
         self._epoch = epoch
         self._limit = limit_bytes
         self._waiting: deque[_Held] = deque()
-        self._sent: deque[tuple[int, _Held]] = deque()  # (number of the send, frame), kinds of KEPT only
+        self._sent: deque[tuple[int, _Held]] = deque()  # (number of the send, frame), kinds of AGAIN only
         self._sends = 0
         self._size = 0
         self._dropped: Counter[Kind] = Counter()
@@ -80,8 +82,9 @@ class FrameBuffer:
         # A tenth of the room is made at once, so that a full buffer is not walked through for every frame.
         target = self._limit - self._limit // 10
         kept: deque[_Held] = deque()
+        newest = max((held.seq for held in self._waiting if held.kind is Kind.EXCHANGE), default=-1)
         for held in self._waiting:
-            if held.kind in kinds and self._size > target:
+            if held.kind in kinds and held.seq != newest and self._size > target:
                 self._count_dropped(held)
             else:
                 kept.append(held)
@@ -95,7 +98,7 @@ class FrameBuffer:
             return None
         held = self._waiting.popleft()
         self._sends += 1
-        if held.kind in KEPT:
+        if held.kind in AGAIN:
             self._sent.append((self._sends, held))
         else:
             self._size -= len(held.payload)

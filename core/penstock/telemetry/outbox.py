@@ -1,15 +1,16 @@
 """Frames on their way out: bounded, numbered, with an account of what was dropped. Pure; the owner locks.
 
-Three queues, taken from in the order of arrival. Over the limit OP_EVENTS are dropped oldest first, then OP_SUMS,
-SYNC and EXCHANGE; METRICS, SCALARS, PROGRESS, GRAPH and GOODBYE are not, except that beyond `last_resort_bytes` (a peer
-that is away for days) the oldest METRICS and SCALARS go too, since memory is finite. What is dropped is counted and
-told by a GAP.
+Three queues, taken from in the order of arrival. Over the limit OP_EVENTS are dropped oldest first, then OP_SUMS
+and SYNC; METRICS, SCALARS, GRAPH and GOODBYE are not, except that beyond `last_resort_bytes` (a peer that is away for
+days) the oldest METRICS and SCALARS go too, since memory is finite. What is dropped is counted and told by a GAP. Of
+PROGRESS and EXCHANGE each says all that those before it said: only the newest waits, and it is never dropped.
 
 Sequence numbers are given when a frame is taken, and given back if it could not be sent, so the numbers that a peer
 sees have a hole only where frames were lost on the way. HELLO, GRAPH and GRAPH_USED are made when they are due on the
 connection at hand: a new connection starts with HELLO, and each graph goes before the first frame that indexes it.
-With a peer that confirms, METRICS, SCALARS and PROGRESS are kept until it has stored them (the newest 4 MiB), and go
-again, under new numbers, over the next connection; a repeated figure is harmless, since its step and time are its key.
+With a peer that confirms, METRICS, SCALARS, PROGRESS and EXCHANGE are kept until it has stored them (the newest 4 MiB),
+and go again, under new numbers, over the next connection; a repeated figure is harmless, since its step and time are
+its key.
 Invariant: rows put in = rows taken + rows counted as dropped + rows still held.
 """
 
@@ -29,13 +30,14 @@ from penstock.telemetry.outcome import Outcome
 LIMIT_BYTES = 16 << 20
 LAST_RESORT_BYTES = 64 << 20
 KEEP_BYTES = 4 << 20  # sent, not yet confirmed
-KEPT = frozenset({Kind.METRICS, Kind.SCALARS, Kind.PROGRESS})
+REPLACED = (Kind.PROGRESS, Kind.EXCHANGE)  # by a newer one
+KEPT = frozenset({Kind.METRICS, Kind.SCALARS, *REPLACED})
 MAX_GRAPHS = 16  # documents kept for the next connection; a feed shape each
 PREFIX = struct.Struct("<I")  # length, on a Unix socket
 STAMP = struct.Struct("<IIQ")  # stream, epoch, seq: bytes 8 to 24 of the header
 STAMP_AT = PREFIX.size + 8
 _VITAL, _SUMS, _EVENTS = 0, 1, 2
-_QUEUE_OF = {Kind.OP_EVENTS: _EVENTS, Kind.OP_SUMS: _SUMS, Kind.SYNC: _SUMS, Kind.EXCHANGE: _SUMS}
+_QUEUE_OF = {Kind.OP_EVENTS: _EVENTS, Kind.OP_SUMS: _SUMS, Kind.SYNC: _SUMS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Outbox:
         self._limit = limit_bytes
         self._last_resort = last_resort_bytes
         self._queues: tuple[deque[Parcel], ...] = (deque(), deque(), deque())
-        self._progress: Parcel | None = None
+        self._newest: dict[Kind, Parcel] = {}  # of REPLACED
         self._size = 0
         self._tickets = 0
         self._dropped: Counter[Kind] = Counter()
@@ -105,7 +107,7 @@ class Outbox:
     @property
     def empty(self) -> bool:
         """True if nothing waits but what only a new connection would need."""
-        return not (any(self._queues) or self._progress or self._announced or self._dropped or not self._said_hello)
+        return not (any(self._queues) or self._newest or self._announced or self._dropped or not self._said_hello)
 
     def introduce(self, hello: dict[str, Any]) -> None:
         """Set the body of HELLO; it is sent again if a connection has already had another one."""
@@ -151,9 +153,9 @@ class Outbox:
         return graph in self._graphs or graph in self._too_large
 
     def put(self, item: Parcel) -> None:
-        """Take a frame. Drops others, or this one, if there is no room. A newer PROGRESS replaces the older."""
-        if item.kind is Kind.PROGRESS:
-            self._progress = item
+        """Take a frame. Drops others, or this one, if there is no room. Of REPLACED a newer replaces the older."""
+        if item.kind in REPLACED:
+            self._newest[item.kind] = item
             return
         if item.graph in self._too_large:
             self._dropped[item.kind] += item.rows
@@ -207,8 +209,8 @@ class Outbox:
 
     def _again(self, item: Parcel) -> None:
         """Queue a frame that was taken in front of those that were not."""
-        if item.kind is Kind.PROGRESS:
-            self._progress = self._progress or item
+        if item.kind in REPLACED:
+            self._newest.setdefault(item.kind, item)
         elif item.ticket >= 0:
             self._queues[_QUEUE_OF.get(item.kind, _VITAL)].appendleft(item)
             self._size += len(item.data)
@@ -220,11 +222,10 @@ class Outbox:
                 return None
             self._said_hello = True
             return message(Kind.HELLO, self._hello)
-        return self._next_announced() or self._next_gap() or self._next_progress() or self._next_queued()
+        return self._next_announced() or self._next_gap() or self._next_newest() or self._next_queued()
 
-    def _next_progress(self) -> Parcel | None:
-        item, self._progress = self._progress, None
-        return item
+    def _next_newest(self) -> Parcel | None:
+        return self._newest.pop(next(iter(self._newest))) if self._newest else None
 
     def _next_queued(self) -> Parcel | None:
         queue = min((q for q in self._queues if q), key=lambda q: q[0].ticket, default=None)

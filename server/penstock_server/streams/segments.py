@@ -4,6 +4,9 @@ A segment is a magic number and records `{u32 length, u32 crc32, frame}`; a new 
 record would pass the size limit. What lies in each is indexed in memory by stream, kind, seq and time,
 and read back from the files when a job is first looked at after a start. A torn or damaged record ends
 its file: what follows in that file is not trusted, and appending goes on in a new one.
+
+Over the quota the oldest segment goes. An EXCHANGE frame that is the newest of its stream may be the last for ever, and
+says all that those before it said: from a segment that goes it is moved to segment 0, which is written anew each time.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import structlog
@@ -24,6 +28,8 @@ log = structlog.get_logger(__name__)
 
 MAGIC = b"PSSEG\x00\x00\x01"
 RECORD = struct.Struct("<II")
+MOVED = 0
+"""The segment of frames that were saved from others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +78,16 @@ class Segments:
         return entry
 
     def read(self, entries: Iterable[Entry]) -> Iterator[bytes]:
-        """Read frames back. One that was deleted by the quota in the meantime is left out."""
+        """Read frames back. One that was deleted or moved by the quota in the meantime is left out."""
         for entry in entries:
             try:
                 with self._path(entry.segment).open("rb") as file:
-                    file.seek(entry.offset)
-                    frame = file.read(entry.size_bytes)
+                    file.seek(entry.offset - RECORD.size)
+                    record = file.read(RECORD.size + entry.size_bytes)
             except FileNotFoundError:
                 continue
-            if len(frame) == entry.size_bytes:
+            frame = record[RECORD.size :]
+            if record[: RECORD.size] == RECORD.pack(entry.size_bytes, zlib.crc32(frame)) and _is_of(entry, frame):
                 yield frame
 
     def select(
@@ -147,14 +154,50 @@ class Segments:
         self._fd = os.open(self._path(self._current), flags, 0o600)
         os.write(self._fd, MAGIC)
         self._sizes[self._current] = len(MAGIC)
-        while sum(self._sizes.values()) > self._quota_bytes and len(self._sizes) > 1:
-            oldest = min(self._sizes)
-            del self._sizes[oldest]
-            self._path(oldest).unlink(missing_ok=True)
+        while sum(self._sizes.values()) > self._quota_bytes and len(self._sizes.keys() - {MOVED}) > 1:
+            self._drop(min(self._sizes.keys() - {MOVED}))
+
+    def _drop(self, oldest: int) -> None:
+        """Delete a segment. What has to stay is moved before, so that a crash between the two leaves it twice."""
+        left = [entry for entry in self.entries if entry.segment not in (MOVED, oldest)]
+        staying = [entry for entry in self.newest(Kind.EXCHANGE) if entry.segment in (MOVED, oldest)]
+        if any(entry.segment == oldest for entry in staying):
+            self.entries = [*self._move(staying), *left]
+        else:
             self.entries = [entry for entry in self.entries if entry.segment != oldest]
+        del self._sizes[oldest]
+        self._path(oldest).unlink(missing_ok=True)
+
+    def _move(self, staying: Sequence[Entry]) -> list[Entry]:
+        """Write segment 0 anew; return its entries. Of many streams the newest, as many as one segment holds."""
+        content, moved = bytearray(MAGIC), []
+        for entry in _newest_that_fit(staying, self._segment_bytes):
+            for frame in self.read([entry]):
+                content += RECORD.pack(len(frame), zlib.crc32(frame)) + frame
+                moved.append(replace(entry, segment=MOVED, offset=len(content) - len(frame)))
+        part = self._path(MOVED).with_suffix(".part")
+        part.write_bytes(content)
+        part.chmod(0o600)
+        part.replace(self._path(MOVED))
+        self._sizes[MOVED] = len(content)
+        return moved
 
     def _path(self, segment: int) -> Path:
         return self._folder / f"{segment:06d}.seg"
+
+
+def _newest_that_fit(entries: Sequence[Entry], room_bytes: int) -> Sequence[Entry]:
+    """Leave out the first, as many as there is no room for. `entries`: one of each stream, by stream."""
+    ends = list(accumulate(RECORD.size + entry.size_bytes for entry in reversed(entries)))
+    return entries[len(entries) - sum(end <= room_bytes for end in ends) :]
+
+
+def _is_of(entry: Entry, frame: bytes) -> bool:
+    try:
+        header = decode_header(frame)
+    except PeerError:
+        return False
+    return (header.stream, header.seq) == (entry.stream, entry.seq)
 
 
 def _entry(segment: int, offset: int, header: Header, size: int) -> Entry:
