@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,14 @@ Feed = dict[str, Any]
 Reader = Callable[[], Iterable[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A feed that was made ahead; `used` is called when it was trained on."""
+
+    feed: Feed
+    used: Callable[[], None] | None = None
+
+
 class DataLoader:
     """Made by `from_generator` and `from_dataset`."""
 
@@ -36,6 +46,7 @@ class DataLoader:
         self._ahead: Ahead | None = None
         self._at_most: int | None = None
         self._given = 0
+        self._last: _Made | None = None
         if program is not None:
             program.reader = self
 
@@ -92,10 +103,12 @@ class DataLoader:
             )
         ahead = self._begun()
         try:
-            for number, feed in enumerate(ahead):
+            for number, made in enumerate(ahead):
                 if number == self._at_most:
                     return
-                yield list(feed.values()) if self._returns_lists else feed
+                yield list(made.feed.values()) if self._returns_lists else made.feed
+                if made.used is not None:
+                    made.used()
         finally:
             ahead.close()
 
@@ -124,11 +137,17 @@ class DataLoader:
         """Return the next batch beside what a run was given. Raises EOFException, FeedError."""
         if self._ahead is None:
             raise SpecError("the program reads from a DataLoader that was not started; call its start() before a pass")
-        feed = next(self._ahead, None) if self._given != self._at_most else None
-        if feed is None:
+        self._last = next(self._ahead, None) if self._given != self._at_most else None
+        if self._last is None:
             raise EOFException("the reader has no more data; call its reset(), and start() for another pass")
         self._given += 1
-        return {**feed, **_beside(feed, given)}
+        return {**self._last.feed, **_beside(self._last.feed, given)}
+
+    def used(self) -> None:
+        """Say that a run has ended on what `next_feed` gave last: a data set's position counts it from now on."""
+        if self._last is not None and self._last.used is not None:
+            self._last.used()
+        self._last = None
 
     def _begun(self) -> Ahead:
         if self._reader is None:
@@ -161,7 +180,7 @@ class GeneratorLoader(DataLoader):
         return self._set(reader)
 
     def _set(self, batches: Reader) -> GeneratorLoader:
-        self._reader = lambda: map(self._feed, batches())
+        self._reader = lambda: (_Made(self._feed(batch)) for batch in batches())
         return self
 
     def _feed(self, batch: Any) -> Feed:
@@ -239,16 +258,16 @@ def _stacked(samples: Iterable[Any], batch_size: int, *, drop_last: bool) -> Ite
         yield _columns(batch)
 
 
-def _batches_of(dataset: Dataset, program: Any, *, drop_last: bool) -> Iterator[Feed]:
+def _batches_of(dataset: Dataset, program: Any, *, drop_last: bool) -> Iterator[_Made]:
     run = dataset.open_for_training()
     wanted = {v.name for v in program.feeds()}
     try:
         while (batch := run.take()) is not None:
             if drop_last and len(batch) < dataset.batch_size:
                 _say_left_out(len(batch), dataset.batch_size)
+                run.used(batch)
                 continue
-            yield feed_of(batch, run.slots, wanted)
-            run.used(batch)
+            yield _Made(feed_of(batch, run.slots, wanted), partial(run.used, batch))
     finally:
         run.close()
 

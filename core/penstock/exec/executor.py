@@ -125,7 +125,8 @@ class Executor:
         self._remotes.note(program)
         if hook is None and nan_check.enabled():
             hook = nan_check.hook_of(program)
-        if takes_from_reader(program, feed):
+        is_read = takes_from_reader(program, feed)
+        if is_read:
             feed = program.reader.next_feed(feed)
         tensors = {n: t.to(self._device) for n, t in as_tensors(program, feed).items()}
         bindings = bind_symbols(program, tensors)
@@ -141,6 +142,8 @@ class Executor:
                     values.pop(name, None)
         if any(program.variables[program.variables[w].storage].persistable for op, _ in prepared for w in op.writes):
             scope.written_by(self)
+        if is_read:
+            program.reader.used()
         return [_fetched(program, name, values, scope, return_numpy, self._device) for name in names]
 
     def _compiled(self, program: Program, scope: Scope) -> Any:

@@ -21,9 +21,11 @@ def run_fed(
     if not takes_from_reader(core.program, feed):
         return core.run(feed, fetch_list)
     reader = core.program.reader
-    for _ in range(num_iterations - 1):
-        core.run(reader.next_feed(feed), [])
-    return core.run(reader.next_feed(feed), fetch_list)
+    fetched = []
+    for left in reversed(range(num_iterations)):
+        fetched = core.run(reader.next_feed(feed), [] if left else fetch_list)
+        reader.used()
+    return fetched
 
 
 __all__ = ["run_fed"]
