@@ -8,9 +8,10 @@ import threading
 
 
 class Proxy:
-    """Passes connections to `port` on. `mute`: passes no answers."""
+    """Passes connections to `port` on. `mute`: passes no answers. `overheard`: all that came, if it `listens`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, listens: bool = False) -> None:
+        self._listens, self.overheard = listens, bytearray()
         self._to = port
         self.mute = threading.Event()
         self.muted = threading.Event()  # an answer was swallowed
@@ -49,6 +50,7 @@ class Proxy:
     def _pass_on(self, source: socket.socket, target: socket.socket, number: int, answers: bool) -> None:
         with contextlib.suppress(OSError):  # cut
             while data := source.recv(1 << 16):
+                self.overheard += data if self._listens else b""
                 if answers and self.mute.is_set():
                     self.muted.set()
                 elif number > self._half_open:
