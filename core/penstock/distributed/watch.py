@@ -48,7 +48,8 @@ class Watch:
         self._beats = 0
         self._heard: dict[int, tuple[str, float]] = {}
         self._gone: set[int] = set()
-        self._ended = threading.Event()
+        self._ended, self._said = threading.Event(), threading.Event()
+        self._serves = self._ranks.rank == 0 and not self._ranks.is_served
         self._poll = select.poll()
         self._processes: dict[int, int] = {}  # descriptor -> rank
         self._wake_in, self._wake_out = os.pipe()
@@ -98,13 +99,17 @@ class Watch:
         """Let the others hear what this rank has said last, before its process, and perhaps the store, is gone.
 
         Then end the threads: one that came back from the store into an interpreter that ends would abort the process.
+        One that still waits for a store that stands still never comes back.
         """
-        self._ended.wait(2 * _BEAT_S)
+        if self._serves:
+            self._ended.wait(2 * _BEAT_S)
+        else:
+            self._said.wait(2 * _BEAT_S)
         self._ended.set()
         self._wake()
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(timeout=_STORE_S)
+                thread.join(timeout=_BEAT_S)
 
     def leave(self) -> None:
         """Tell the others that this rank ends well; whoever has the store waits until they know."""
@@ -208,7 +213,10 @@ class Watch:
 
     def _say(self) -> None:
         self._beats += 1
-        self._store.set(f"state/{self._ranks.rank}", json.dumps([*self._state, self._beats]))
+        state = self._state
+        self._store.set(f"state/{self._ranks.rank}", json.dumps([*state, self._beats]))
+        if state[0] != "works":
+            self._said.set()
 
     def _listen(self) -> None:
         others = [r for r in range(self._ranks.num_ranks) if r != self._ranks.rank and r not in self._gone]
@@ -220,7 +228,7 @@ class Watch:
         """Tell the others; whoever serves the store stays until they have left, too."""
         until = time.monotonic() + _LEAVE_S
         self._say()
-        waits = self._ranks.rank == 0 and not self._ranks.is_served
+        waits = self._serves
         while waits and time.monotonic() < until:
             self._listen()
             waits = any(json.loads(text)[0] == "works" for text in self._news[0].values())
