@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.nursery import Nursery
 
 from penstock.exec import flags
 
 # Here and not in a fixture: processes that tests start inherit it. A test that wants another kernel forces it.
 os.environ.setdefault("PENSTOCK_MATRIX_KERNELS", "torch")
+
+# What one process of the tests has compiled, the next one need not.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell that runs the tests in the background has told them to ignore it, and processes that tests start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -25,3 +30,11 @@ settings.load_profile("penstock")
 def _flags_of_this_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test sets by `set_flags` ends with it."""
     monkeypatch.setattr(flags, "_set", {})
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Processes of jobs that do not import torch anew."""
+    nursery = Nursery()
+    yield nursery
+    nursery.close()

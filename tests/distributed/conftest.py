@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.endpoints import free_endpoints
-from tests.faults.fluid_jobs import Nursery, until
+from tests.faults.fluid_jobs import until
+from tests.nursery import Nursery
 
 SCRIPT = Path(__file__).with_name("nccl2_job.py")
 BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else to do
@@ -76,15 +77,8 @@ class Rank:
 Start = Callable[..., list[Rank]]
 
 
-@pytest.fixture(scope="session")
-def collective_nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
-
-
 @pytest.fixture
-def trainers(collective_nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
+def trainers(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
     """Start trainers: `trainers(2, "--steps", 4)`. `only`: numbers of those that are; `own`: options of one."""
     made: list[Rank] = []
 
@@ -98,7 +92,7 @@ def trainers(collective_nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
         ranks = []
         for number in range(count) if only is None else only:
             arguments = [*(str(o) for o in options), *(own or {}).get(number, [])]
-            ranks.append(Rank(collective_nursery, folder, number, arguments, told))
+            ranks.append(Rank(nursery, folder, number, arguments, told))
         made.extend(ranks)
         return ranks
 

@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.fluid_jobs import Job, Left, Nursery, Undisturbed
+from tests.faults.fluid_jobs import Job, Left, Undisturbed
+from tests.nursery import Nursery
 
 UNDISTURBED_STEPS = 120
-
-
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture

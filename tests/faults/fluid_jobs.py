@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,11 +13,11 @@ from typing import Any
 import numpy as np
 from tests.endpoints import free_endpoints
 from tests.faults.wide_and_deep import FAR, STEPS
+from tests.nursery import BOUND_S, Forked, Nursery, said
 
 from penstock.ps.snapshot import newest
 
-ROOT, SCRIPT = Path(__file__).parents[2], Path(__file__).with_name("wide_and_deep.py")
-BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else to do
+SCRIPT = Path(__file__).with_name("wide_and_deep.py")
 QUICK = {
     "PENSTOCK_JOB_ID": "j", "PENSTOCK_PS_TOKEN": "t", "PENSTOCK_PS_LEASE_S": "6", "PENSTOCK_PS_DEADLINE_S": "100",
     "PENSTOCK_PS_START_S": "60", "PENSTOCK_PS_SNAPSHOT_S": "0.3", "OMP_NUM_THREADS": "1", "CPU_NUM": "1",
@@ -39,94 +33,19 @@ def until(holds: Callable[[], Any], what: str, limit_s: float = BOUND_S) -> None
         pause.wait(0.003)
 
 
-class Nursery:
-    """The process that forks the others."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.nursery"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        self._answer()
-
-    def ask(self, **request: Any) -> Any:
-        """Ask for something; see `tests.faults.nursery`."""
-        assert self._process.stdin is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the nursery ended with {self._process.wait()}"
-        return json.loads(line)
-
-    def close(self) -> None:
-        """End it, and with it whoever is left."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-
-class Process:
+class Process(Forked):
     """One process of a job."""
-
-    def __init__(self, nursery: Nursery, name: Path, arguments: Sequence[str], environ: Environ, limits: Any) -> None:
-        self._nursery, self.name = nursery, name.name
-        self._out, self._errors = name.with_suffix(".out"), name.with_suffix(".err")
-        self.pid = nursery.ask(
-            argv=[str(SCRIPT), *arguments], environ=environ, limits=limits, out=str(self._out),
-            errors=str(self._errors),
-        )  # fmt: skip
-        self._descriptor = os.pidfd_open(self.pid)
-        self.status: int | None = None
-
-    @property
-    def errors(self) -> str:
-        """What it said on stderr so far."""
-        return self._errors.read_text() if self._errors.exists() else ""
 
     @property
     def losses(self) -> dict[int, str]:
         """The steps that were acknowledged so far, with their losses to the bit."""
-        text = self._out.read_text() if self._out.exists() else ""
-        whole = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        whole = [line.split() for line in self.output.splitlines(keepends=True) if line.endswith("\n")]
         return {int(line[0]): line[1] for line in whole if line != ["end"]}
 
     def reaches(self, steps: int) -> None:
         """Wait until so many steps are acknowledged; fail if it ends before."""
         until(lambda: len(self.losses) >= steps or self.has_ended(0), f"step {steps}")
         assert len(self.losses) >= steps, self.errors
-
-    def signal(self, number: int) -> None:
-        """Send a signal, which finds this process or nobody."""
-        signal.pidfd_send_signal(self._descriptor, number)
-
-    def kill(self) -> None:
-        """Kill it as a machine would; it has to have been at work."""
-        self.signal(signal.SIGKILL)
-        assert self.end() == -signal.SIGKILL
-
-    def has_ended(self, limit_s: float) -> bool:
-        """Wait for its end."""
-        return self.status is not None or bool(select.select([self._descriptor], [], [], limit_s)[0])
-
-    def end(self, limit_s: float = BOUND_S) -> int:
-        """Wait for its end, and return its exit status, or the negative number of a signal."""
-        if self.status is None:
-            assert self.has_ended(limit_s), f"it runs after {limit_s:g} s: {self.errors}"
-            self.status = int(self._nursery.ask(reap=self.pid))
-            os.close(self._descriptor)
-        return self.status
-
-    def close(self) -> None:
-        """End it, whatever it does."""
-        if self.status is None:
-            self.signal(signal.SIGKILL)
-            self.end()
 
 
 class Job:
@@ -155,7 +74,8 @@ class Job:
     def _start(self, arguments: list[str], environ: Environ, limits: Any) -> Process:
         name = self.folder / f"{next(self._numbers)}-{arguments[0]}"
         arguments += ["--mode", self.mode]
-        self.processes.append(Process(self._nursery, name, arguments, self.environ | environ, limits or {}))
+        argv = [str(SCRIPT), *arguments]
+        self.processes.append(Process(self._nursery, name, argv, self.environ | environ, limits=limits))
         return self.processes[-1]
 
     def all_end_well(self) -> None:
@@ -165,8 +85,8 @@ class Job:
 
     @property
     def said(self) -> str:
-        """What every process said on stderr: who fails first is seldom the cause."""
-        return "\n".join(f"== {process.name}, {process.status}\n{process.errors}" for process in self.processes)
+        """What every process said on stderr."""
+        return said(self.processes)
 
     def close(self) -> None:
         """End what runs."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.nursery import Forked, Nursery, all_end_well
 
 import penstock as fluid
+from penstock.distributed import launch_ps
+from penstock.distributed.arguments import hosts_of
 from penstock.exec.scope import Scope
 from penstock.io.files import read_manifest, read_tensors
 
@@ -24,32 +25,42 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class Jobs:
-    """Runs of the scripts, each made once; `begin` does not wait for its end."""
+    """Runs of the scripts, each made once; `begin` does not wait for its end.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: dict[tuple[str, ...], tuple[Path, subprocess.Popen[str]]] = {}
+    A job's processes are told what `launch_ps` would tell them, and forked: tests/distributed has its own for what the
+    launcher does besides.
+    """
+
+    def __init__(self, nursery: Nursery, folder: Path) -> None:
+        self._nursery, self._folder = nursery, folder
+        self._running: dict[tuple[str, ...], tuple[Path, list[Forked]]] = {}
         self._done: dict[tuple[str, ...], Values] = {}
 
     def begin(self, script: str, *options: str, servers: int = 2, trainers: int = 2, cpu_num: int = 1) -> Path:
         """Start a job; return the folder in which trainer 0 will leave its result."""
         out = self._folder / str(len(self._running))
-        nodes = ["--server_num", str(servers), "--worker_num", str(trainers), "--log_dir", str(out)]
-        command = [sys.executable, "-m", "penstock.distributed.launch_ps", *nodes, str(SCRIPTS / script)]
-        environ = {**os.environ, "CPU_NUM": str(cpu_num), "PENSTOCK_PS_START_S": "60", "PENSTOCK_PS_LEASE_S": "60"}
-        self._running[script, *options] = out, subprocess.Popen(
-            [*command, "--out", str(out), *options],
-            cwd=self._folder, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        out.mkdir()
+        nodes = ["--server_num", str(servers), "--worker_num", str(trainers), "--log_dir", str(out), script]
+        args = launch_ps.parser().parse_args(nodes)
+        own = {"CPU_NUM": str(cpu_num), "PENSTOCK_PS_START_S": "60", "PENSTOCK_PS_LEASE_S": "60"}
+        own["PENSTOCK_PS_SAVE_DIRS"] = str(self._folder)
+        plan = launch_ps.plan_of(args, hosts_of(None, args.node_ip), {**os.environ, **own})
+        argv = [str(SCRIPTS / script), "--out", str(out), *options]
+        self._running[script, *options] = (
+            out,
+            [
+                Forked(self._nursery, process.log, argv, {**own, **process.env}, cwd=self._folder)
+                for process in plan.processes
+            ],
+        )
         return out
 
     def end(self, script: str, *options: str) -> Values:
         """Wait for a job that was begun; return what trainer 0 left, and its folder."""
         key = (script, *options)
         if key not in self._done:
-            out, process = self._running[key]
-            _, said = process.communicate()
-            assert process.returncode == 0, said
+            out, processes = self._running[key]
+            all_end_well(processes)
             with np.load(out / "result.npz") as found:
                 self._done[key] = {**found, "folder": out}
         return self._done[key]
@@ -61,10 +72,9 @@ class Jobs:
 
     def stop(self) -> None:
         """End what runs."""
-        for _, process in self._running.values():
-            if process.poll() is None:
-                process.terminate()  # the launcher ends what it started
-                process.communicate()
+        for _, processes in self._running.values():
+            for process in processes:
+                process.close()
 
 
 FIT = "fit_a_line.py"
@@ -74,9 +84,9 @@ ASYNC = ("--mode", "async")
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+def started(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """The jobs of `make test`, which run beside each other: processes wait more than they compute."""
-    jobs = Jobs(tmp_path_factory.mktemp("jobs"))
+    jobs = Jobs(nursery, tmp_path_factory.mktemp("jobs"))
     jobs.begin(FIT, *ADAM, cpu_num=2)
     jobs.begin(FIT, *GEO)
     jobs.begin("transpiler_script.py", *ASYNC)
@@ -85,9 +95,9 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
+def jobs(nursery: Nursery, tmp_path: Path) -> Iterator[Jobs]:
     """Jobs of one test."""
-    made = Jobs(tmp_path)
+    made = Jobs(nursery, tmp_path)
     yield made
     made.stop()
 
