@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from penstock.exec.ps_storage import ProgramStorage
+from penstock.exec.ps_storage import ProgramStorage, storage_to_serve
 from penstock.exec.scope import Scope
 from penstock.program.program import Program
 from penstock.ps.server import serve
@@ -25,7 +25,7 @@ _TERMINATED = 128 + signal.SIGTERM  # as a shell tells it
 
 def serve_program(program: Program, scope: Scope) -> None:
     """Serve until every trainer has left; see `serve_storage`."""
-    serve_storage(ProgramStorage(program, scope), scope)
+    serve_storage(storage_to_serve(program, scope), scope)
 
 
 def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | None = None) -> None:
@@ -34,11 +34,7 @@ def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | N
     Ctrl-C and SIGTERM end it too, after the server has closed: KeyboardInterrupt, SystemExit(143). Raises SpecError for
     a setting in the environment, Unavailable where it cannot listen or trainers do not come.
     """
-    said = storage.description
-    settings = ServerSettings.from_environ(
-        os.environ, started_ns=_STARTED_NS, endpoint=said.endpoint, index=said.index, fanin=said.fanin, mode=said.mode,
-        num_servers=len(said.endpoints),
-    )  # fmt: skip
+    settings = settings_of(storage)
     if num_threads is not None:
         settings = replace(settings, num_threads=num_threads)
     try:
@@ -46,6 +42,15 @@ def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | N
             serve(settings, storage)
     finally:
         scope.written_by(storage)
+
+
+def settings_of(storage: ProgramStorage) -> ServerSettings:
+    """Return what a server of this storage is told by its program and the environment. Raises SpecError."""
+    said = storage.description
+    return ServerSettings.from_environ(
+        os.environ, started_ns=_STARTED_NS, endpoint=said.endpoint, index=said.index, fanin=said.fanin, mode=said.mode,
+        num_servers=len(said.endpoints),
+    )  # fmt: skip
 
 
 @contextmanager

@@ -28,7 +28,7 @@ import torch
 from penstock.errors import SpecError
 from penstock.exec.executor import Executor
 from penstock.exec.places import CPUPlace
-from penstock.exec.ps_storage import ProgramStorage
+from penstock.exec.ps_storage import ProgramStorage, prepare
 from penstock.exec.scope import global_scope
 from penstock.fleet import loading, saving
 from penstock.fleet.files import split_files
@@ -215,7 +215,7 @@ class ParameterServerFleet:
         made = self._made("init_server")
         folder = None if model_dir is None else loading.checked_folder(model_dir)
         self._ran().run(made.startup)
-        storage = ProgramStorage(made.main, global_scope())
+        storage = prepare(made.main, global_scope())
         if folder is not None:
             loading.load(folder, storage, made.main, made.origin)
         self._storage = storage

@@ -36,6 +36,7 @@ from penstock.io.checkpoints.reading import clear_up
 from penstock.io.checkpoints.record import RankState
 from penstock.io.checkpoints.restoring import Restored, Target, restore
 from penstock.io.checkpoints.schedule import Schedule
+from penstock.io.checkpoints.servers import is_server, restore_server
 from penstock.io.checkpoints.staging import Staging
 from penstock.io.checkpoints.teams import Collect, Team, team_of
 from penstock.io.checkpoints.values import values_of
@@ -109,11 +110,15 @@ class CheckpointManager:
 
         Sets the program's persistable variables, its count of steps and its seed, the random generators of Python,
         numpy and torch, and the position of `dataset`. To be called after the startup program and before the first
-        step, by every process of the job. From here on attempts before this one are refused.
+        step, by every process of the job; servers take what they keep. From here on attempts before this one are
+        refused.
 
         A damaged checkpoint is named on stderr, and the one before it taken; with `strict`, or if none is whole, it is
         a UserError. One of another program is a UserError. Nothing has changed then.
         """
+        if is_server(self.program):
+            served = restore_server(self.directory, self.program, self.scope, strict=strict)
+            return None if served is None else Restored(served.path, served.record.step, metric=served.record.metric)
         self._open()
         target = Target(self.program, self.program_text, self.scope, dataset)
         found = restore(self.directory, self.team, target, strict=strict)
@@ -122,12 +127,17 @@ class CheckpointManager:
         return found
 
     def _open(self) -> None:
-        if self._closed:
-            raise UserError("this CheckpointManager was closed; make another one")
+        self._check_open()
+        if is_server(self.program):
+            raise SpecError("a parameter server saves when the trainers do; it only restores")
         if self._writer is None and self.team.rank == 0:
             fence = Fence(self.directory, os.environ)
             clear_up(self.directory, fence.claim.number)
             self._writer = Writer(fence, self._retention, self._reached)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError("this CheckpointManager was closed; make another one")
 
     def _reached(self, phase: str) -> None:
         self.at_phase(phase)
@@ -172,8 +182,7 @@ class CheckpointManager:
 
     def advance(self) -> bool:
         """Count a step; return whether a checkpoint is due, which the caller then saves."""
-        if self._closed:
-            raise UserError("this CheckpointManager was closed; make another one")
+        self._check_open()
         self._steps += 1
         if self.team.is_due(self._schedule, self._steps):
             return True

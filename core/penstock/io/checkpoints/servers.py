@@ -1,0 +1,78 @@
+"""A parameter server that begins from a checkpoint: its rows of what all servers wrote, whatever their number was.
+
+A server that was started again in its place has a newer state of its own, its snapshot and log, and goes on from that.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.errors import UserError
+from penstock.exec.ps_storage import ProgramStorage, prepared_storage
+from penstock.exec.scope import Scope
+from penstock.io.checkpoints.reading import Checkpoint, newest
+from penstock.native.remote_ops import LISTEN_AND_SERV, SPARSE_TABLE
+from penstock.program.program import Program
+from penstock.ps.journal import log_files
+from penstock.ps.snapshot import Item, Snapshot, snapshots
+
+
+def is_server(program: Program) -> bool:
+    """Whether a program serves parameters."""
+    return any(op.type == LISTEN_AND_SERV for op in program.operators)
+
+
+def restore_server(directory: Path, program: Program, scope: Scope, *, strict: bool) -> Checkpoint | None:
+    """Restore this server's part; its startup program has run. None: no checkpoint, or a newer state of its own.
+
+    Raises UserError, and ProgramError for a checkpoint of another program.
+    """
+    from penstock.exec.serving import settings_of  # loads a server, which trainers do without
+
+    storage = prepared_storage(program, scope)
+    own = settings_of(storage).folder
+    if own is not None and (snapshots(own) or log_files(own)):
+        print(f"penstock: goes on from {own}, which is newer than any checkpoint", file=sys.stderr, flush=True)
+        return None
+    found = newest(directory, strict=strict, sets_aside=False)
+    if found is None:
+        return None
+    ends: dict[str, int] = {}
+    for item in _items(found):
+        parameter, _, part = item.name.rpartition("@")
+        value = item.tensors.get(parameter)
+        if value is not None and not item.is_part:
+            ends[parameter] = max(ends.get(parameter, 0), int(part) + (len(value) if value.dim() else 1))
+        storage.restore(item.name, item.tensors)
+    _check(storage, program, ends, found.path)
+    return found
+
+
+def _items(found: Checkpoint) -> Iterator[Item]:
+    servers = found.record.servers
+    if servers is None:
+        raise UserError(
+            f"the checkpoint {found.path} is of a training of kind {found.record.kind!r}, without servers; they cannot "
+            "begin from it",
+            file=str(found.path),
+        )
+    for index in range(servers.num_servers):
+        yield from Snapshot(found.path / servers.folder / f"{index}-of-{servers.num_servers}").items()
+
+
+def _check(storage: ProgramStorage, program: Program, ends: dict[str, int], path: Path) -> None:
+    """Raise UserError unless all rows of what this server keeps were in the checkpoint."""
+    tables = {op.block for op in program.operators if op.type == SPARSE_TABLE}
+    for served in storage.description.served:
+        if served.block in tables:
+            continue
+        mine = storage.value(served.name)
+        end = served.first_row + (len(mine) if mine.dim() else 1)
+        if ends.get(served.parameter, 0) < end:
+            raise UserError(
+                f"the checkpoint {path} has {ends.get(served.parameter, 0)} rows of {served.parameter!r}, of which "
+                f"this server keeps those up to {end}: another program wrote it",
+                variable=served.parameter,
+            )
