@@ -4,7 +4,8 @@ Each thread takes batches and runs steps of its own, without the interpreter loc
 thread's, persistable variables are the scope's own tensors, which all threads read and update without locks. With one
 thread a pass gives the bits of `exe.run(CompiledProgram(program))` over the same batches.
 The first error ends the pass: the other threads finish their step. Parameters keep what was learned until then.
-Nothing is written to disk. Source: Executor.train_from_dataset of Fluid 1.8; hogwild_worker.cc.
+Nothing is written to disk, but for checkpoints that were asked for.
+Source: Executor.train_from_dataset of Fluid 1.8; hogwild_worker.cc.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError
 from penstock.exec.data_parallel import DataParallel, results
 from penstock.exec.dataset_reports import Fetches, FetchHandler, HandlerThread, Profile
+from penstock.exec.dataset_saves import Checkpoints, Saves
 from penstock.exec.device_streams import Devices
 from penstock.exec.devices import devices_of
 from penstock.exec.memory import ReplicaMemory
@@ -44,13 +46,14 @@ Step = Callable[[Mapping[str, Any], Sequence[str]], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `train_from_dataset` was asked to show."""
+    """What `train_from_dataset` was asked to show, and to save."""
 
     debug: bool = False
     fetch_list: Sequence[Any] = ()
     fetch_info: Sequence[str] = ()
     print_period: int = 100
     fetch_handler: FetchHandler | None = None
+    checkpoints: Checkpoints | None = None
 
 
 def run_from_dataset(
@@ -75,10 +78,12 @@ def run_from_dataset(
     fetches = Fetches(chosen, wanted.fetch_list, wanted.fetch_info, wanted.print_period)
     handler = HandlerThread(wanted.fetch_handler, chosen) if wanted.fetch_handler is not None else None
     steps = _Steps(executor, compiled or chosen, scope or global_scope(), num_threads)
+    saves = Saves(wanted.checkpoints, chosen, dataset.position)
     run = dataset.open_for_training() if trains else dataset.open()
     try:
-        pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler)
+        pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves)
         pass_.train(steps.steps, Profile(steps.first) if wanted.debug else None)
+        saves.ended()
     finally:
         run.close()
         if handler is not None:
@@ -178,8 +183,11 @@ def _one_at_a_time_when_new(core: DataParallel, lowering: threading.Lock) -> Ste
 class _Pass:
     """Threads that take batches until there are no more."""
 
-    def __init__(self, run: Run, inputs: set[str], fetches: Fetches, handler: HandlerThread | None) -> None:
+    def __init__(
+        self, run: Run, inputs: set[str], fetches: Fetches, handler: HandlerThread | None, saves: Saves
+    ) -> None:
         self._run, self._inputs, self._fetches, self._handler = run, inputs, fetches, handler
+        self._saves = saves
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -238,6 +246,15 @@ class _Pass:
         self._say_progress()
 
     def _one(self, step: Step, names: Sequence[str], profile: Profile | None = None) -> tuple[int, list[Any]] | None:
+        found = None
+        self._saves.begin()
+        try:
+            found = self._train_one(step, names, profile)
+        finally:
+            self._saves.end(trained=found is not None)
+        return found
+
+    def _train_one(self, step: Step, names: Sequence[str], profile: Profile | None) -> tuple[int, list[Any]] | None:
         begin = time.perf_counter()
         batch = self._run.take()
         if batch is None:

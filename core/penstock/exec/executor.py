@@ -216,13 +216,15 @@ class Executor:
         fetch_info: Sequence[str] | None = None,
         print_period: int = 100,
         fetch_handler: Any = None,
+        checkpoints: Any = None,
     ) -> None:
         """Train on each batch of a data set once. `thread`: Hogwild threads, 0 for those of `dataset.set_thread`.
 
         `fetch_list` is printed every `print_period` batches of the first thread, with the texts of `fetch_info`.
         `debug`: print where the time goes. `fetch_handler`: a fluid.FetchHandler. See `exec.dataset_runs`.
+        `checkpoints`: a fluid.io.CheckpointManager, which counts the batches and saves with the data set's position.
         """
-        shown = (debug, fetch_list or (), fetch_info or (), print_period, fetch_handler)
+        shown = (debug, fetch_list or (), fetch_info or (), print_period, fetch_handler, checkpoints)
         self._from_dataset(program, dataset, scope, thread, shown, trains=True)
 
     def infer_from_dataset(

@@ -1,0 +1,188 @@
+"""Passes over data sets go on from checkpoints: the same bits with one thread, each sample once with several."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.io.checkpoints.folders import kills_itself
+from tests.property.oracle import same_bits, value
+
+import penstock as fluid
+from penstock.errors import SpecError, UserError
+from penstock.exec.dataset_saves import Saves
+from penstock.io.checkpoints import positions
+
+ROWS, BATCH = 240, 16
+
+
+class Model:
+    """A model that counts how often it has seen each sample; recorded anew each time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.main, self.startup, self.scope = fluid.Program(seed=3), fluid.Program(seed=3), fluid.Scope()
+        with fluid.program_guard(self.main, self.startup):
+            x = fluid.layers.data("x", [2])
+            ids = fluid.layers.data("ids", [1], dtype="int64")
+            seen = fluid.layers.embedding(
+                ids, [ROWS, 1], is_sparse=True,
+                param_attr=fluid.ParamAttr(name="seen", initializer=fluid.initializer.Constant(0.0)),
+            )  # fmt: skip
+            hidden = fluid.layers.dropout(fluid.layers.fc(x, 8), 0.3)
+            self.loss = fluid.layers.mean(fluid.layers.fc(hidden, 1)) + seen.sum()
+            fluid.optimizer.SGD(1.0).minimize(self.loss)
+        self.use = [x, ids]
+        self.exe = fluid.Executor(fluid.CPUPlace())
+        self.exe.run(self.startup, scope=self.scope)
+        self.files = []
+        for number in range(4):
+            path = folder / f"part{number}"
+            rows = range(number * ROWS // 4, (number + 1) * ROWS // 4)
+            path.write_text("".join(f"2 {row / ROWS} {row % 7} 1 {row}\n" for row in rows))
+            self.files.append(str(path))
+
+    def dataset(self, kind: str, threads: int = 1) -> Any:
+        """Return the data set; in memory, it is shuffled."""
+        dataset = fluid.DatasetFactory().create_dataset(kind)
+        dataset.set_use_var(self.use)
+        dataset.set_batch_size(BATCH)
+        dataset.set_thread(threads)
+        dataset.set_filelist(self.files)
+        if kind == "InMemoryDataset":
+            dataset.load_into_memory()
+            dataset.local_shuffle(7)
+        return dataset
+
+    def train(self, dataset: Any, folder: Path, passes: int, at_phase: Any = None, **settings: Any) -> Any:
+        """Train from what there is to the end of all passes."""
+        with fluid.io.CheckpointManager(folder, self.main, scope=self.scope, **settings) as manager:
+            if at_phase is not None:
+                manager.at_phase = at_phase
+            found = manager.restore(dataset=dataset)
+            for _ in range(found.passes if found else 0, passes):
+                self.exe.train_from_dataset(self.main, dataset, scope=self.scope, checkpoints=manager)
+        return found
+
+    def seen(self) -> Any:
+        """How often each sample was seen: rates are 1, and each row's gradient is 1 for a sample."""
+        return -value(self.scope, "seen").numpy().ravel()
+
+
+@pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
+def test_a_killed_pass_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+    whole = Model(tmp_path)
+    whole.train(whole.dataset(kind), tmp_path / "whole", 2, every_steps=4)
+    assert (whole.seen() == 2).all()
+
+    for turn in (1, 0):  # in the second checkpoint of the first pass; in the first one after that, in the second pass
+        again = Model(tmp_path)
+        dataset = again.dataset(kind)
+
+        train = partial(again.train, dataset, tmp_path / "killed", 2, every_steps=10 if turn else 6)
+
+        def work(at_phase: Any, train: Any = train) -> Any:
+            return train(at_phase=at_phase)
+
+        assert kills_itself(work, "removal", turn=turn)
+    last = Model(tmp_path)
+    found = last.train(last.dataset(kind), tmp_path / "killed", 2, every_steps=4)
+    assert found is not None
+    assert found.passes == 1, "the first pass was over"
+    for var in last.main.variables.values():
+        if var.persistable:
+            assert same_bits(value(last.scope, var.name), value(whole.scope, var.name)), var.name
+
+
+@pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
+def test_with_several_threads_a_pass_that_goes_on_sees_each_sample_once(kind: str, tmp_path: Path) -> None:
+    first = Model(tmp_path)
+    first.train(first.dataset(kind, threads=3), tmp_path / "saves", 1, every_steps=2, keep=100)
+    assert (first.seen() == 1).all()
+    folders = sorted((tmp_path / "saves").glob("checkpoint.*"))
+    assert len(folders) >= 4
+    for folder in folders[1::2]:  # newer ones out of the way, the pass goes on from this one
+        alone = tmp_path / folder.name
+        alone.mkdir()
+        (alone / folder.name).symlink_to(folder)
+        again = Model(tmp_path)
+        found = again.train(again.dataset(kind, threads=3), alone, 1)
+        assert found is not None and found.passes == 0
+        assert (again.seen() == 1).all(), folder
+
+
+def test_what_is_saved_is_a_moment_between_all_threads_steps() -> None:
+    class Manager:
+        program, num_steps, at_work, saved = fluid.Program(), 0, 0, 0
+
+        def advance(self) -> bool:
+            self.num_steps += 1
+            return self.num_steps % 5 == 0
+
+        def save(self, *, position: Any = None) -> None:
+            assert self.at_work == 0
+            assert position == self.num_steps, "each batch that was used is counted"
+            self.saved += 1
+
+        def pass_ended(self) -> None: ...
+
+    manager, lock = Manager(), threading.Lock()
+    used = 0
+    saves = Saves(manager, manager.program, lambda: used)
+
+    def train() -> None:
+        nonlocal used
+        for _ in range(400):
+            saves.begin()
+            with lock:
+                manager.at_work += 1
+            with lock:
+                manager.at_work -= 1
+                used += 1
+            saves.end(trained=True)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert manager.num_steps == 1600
+    assert manager.saved >= 100
+    with pytest.raises(SpecError, match="of another program"):
+        Saves(manager, fluid.Program(), lambda: None)
+
+
+def place(path: str, offset: int) -> list[Any]:
+    """Return where a reader is in a file."""
+    return [path, offset, offset // 10, False]
+
+
+def test_files_go_to_other_readers_with_their_places() -> None:
+    two = [{"kind": "files", "files": [place("a", 10), place("b", 0)]}, {"kind": "files", "files": [place("c", 30)]}]
+    fresh = {"kind": "files", "files": [place("c", 0), place("a", 0)]}
+    assert positions.of_files(two, fresh) == {"kind": "files", "files": [place("c", 30), place("a", 10)]}
+    with pytest.raises(UserError, match="'d' was no file"):
+        positions.of_files(two, {"kind": "files", "files": [place("d", 0)]})
+    with pytest.raises(UserError, match=r"several of the 2 readers.*'a'"):
+        positions.of_files([two[0], two[0]], fresh)
+    for wrong in (None, {"kind": "memory", "seeds": [], "samples": 3}):
+        with pytest.raises(UserError, match="only a QueueDataset"):
+            positions.of_files([two[0], wrong], fresh)
+    assert positions.of_rank([1, 2], 1, 2) == 2
+    assert positions.of_rank([1, 2], 1, 3) is None
+    assert positions.of_rank([5, 5], 2, 3) == 5
+
+
+def test_a_reader_of_other_files_restores_nothing(tmp_path: Path) -> None:
+    model = Model(tmp_path)
+    model.train(model.dataset("QueueDataset"), tmp_path / "saves", 1, every_steps=4)
+    other = Model(tmp_path)
+    dataset = other.dataset("QueueDataset")
+    dataset.set_filelist(other.files[:2])
+    before = np.copy(other.seen())
+    with pytest.raises(SpecError, match="not one of this file list"):
+        other.train(dataset, tmp_path / "saves", 1)
+    assert (other.seen() == before).all()
