@@ -310,5 +310,5 @@ def test_a_collective_role_has_no_servers_to_train_with() -> None:
 
 def test_a_folder_without_a_save_is_refused_before_the_server_starts(tmp_path: Path) -> None:
     fleet = minimized(server())
-    with pytest.raises(ValueError, match=r"holds no save: neither servers.json nor variables.json is in it"):
+    with pytest.raises(ValueError, match=r"holds no save: variables.json is not in it"):
         fleet.init_server(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import penstock as fluid
 from penstock.errors import ProgramError, UserError
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.fleet import loading
-from penstock.fleet.saving import POINTER, SERVERS
+from penstock.fleet.saving import SERVERS
+from penstock.io.manifest import ServersPart
 from penstock.io.variables import manifest_path, persistables, write_variables
 from penstock.program.program import Program
 from penstock.ps.snapshot import Cut, Item, SnapshotWriter
@@ -51,15 +51,20 @@ class Model:
             self.scopes.append(scope)
             self.storages.append(ProgramStorage(program, scope))
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, name: str = "1") -> None:
+        """Write a save of the job, as far as its servers have to do with it."""
+        self.write_parts(folder, name)
+        written = ServersPart(f"{SERVERS}/{name}", 2)
+        write_variables(manifest_path(folder, None), self.origin, [], fluid.Scope(), resumes=True, servers=written)
+
+    def write_parts(self, folder: Path, name: str) -> None:
         """Write what the servers of a job write."""
         for index, storage in enumerate(self.storages):
-            part = folder / SERVERS / "1" / f"{index}-of-2"
+            part = folder / SERVERS / name / f"{index}-of-2"
             part.parent.mkdir(parents=True, exist_ok=True)
             writer = SnapshotWriter(part)
             writer.add([Item(name, tensors, 0) for name, tensors in storage.state()])
             writer.finish(Cut("job", index, "sync", 0, list(storage.blocks())), {})
-        (folder / POINTER).write_text(json.dumps({"folder": "1", "num_servers": 2}))
 
     def load(self, folder: Path) -> None:
         """Begin from a save."""
@@ -78,6 +83,26 @@ def test_a_save_of_the_same_program_is_taken_whole(tmp_path: Path) -> None:
     other.load(tmp_path)
     for block in ("table.block0", "table.block1", "w"):
         assert torch.equal(saved.value(block), other.value(block))
+
+
+def test_a_save_that_breaks_off_before_its_manifest_leaves_the_one_before(tmp_path: Path) -> None:
+    first, second, other = Model(seed=1), Model(seed=2), Model(seed=3)
+    first.save(tmp_path)
+    second.write_parts(tmp_path, "2")
+    other.load(tmp_path)
+    assert torch.equal(first.value("w"), other.value("w"))
+    second.save(tmp_path, "2")
+    other.load(tmp_path)
+    assert torch.equal(second.value("w"), other.value("w"))
+
+
+def test_a_manifest_that_leads_servers_elsewhere_is_refused(tmp_path: Path) -> None:
+    model = Model()
+    for folder in ("../1", "/1", ""):
+        written = ServersPart(folder, 2)
+        write_variables(manifest_path(tmp_path, None), model.origin, [], fluid.Scope(), servers=written)
+        with pytest.raises(UserError, match="expected one below its own"):
+            model.load(tmp_path)
 
 
 def test_a_save_without_a_parameter_of_the_program_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ the rows that the program gives them, or it is refused; what else is missing beg
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,8 @@ from pathlib import Path
 
 from penstock.errors import SpecError, UserError
 from penstock.exec.ps_storage import NUMBERS, ProgramStorage
-from penstock.fleet.saving import POINTER, SERVERS
 from penstock.io.files import read_manifest, read_tensors
+from penstock.io.manifest import Manifest, ServersPart
 from penstock.io.variables import manifest_path, persistables
 from penstock.native.remote_ops import SPARSE_TABLE
 from penstock.program.program import Program
@@ -26,11 +25,11 @@ from penstock.ps.snapshot import Snapshot
 def checked_folder(model_dir: str | os.PathLike[str]) -> Path:
     """Return the folder of a save. Raises SpecError for one that is not there or holds none."""
     folder = Path(model_dir)
-    names = (POINTER, manifest_path(folder, None).name)
-    if not any((folder / name).is_file() for name in names):
+    name = manifest_path(folder, None).name
+    if not (folder / name).is_file():
         raise SpecError(
-            f"model_dir {str(folder)!r} holds no save: neither {names[0]} nor {names[1]} is in it (working folder: "
-            f"{Path.cwd()}). Expected what save_persistables wrote",
+            f"model_dir {str(folder)!r} holds no save: {name} is not in it (working folder: {Path.cwd()}). Expected "
+            "what save_persistables wrote",
             pointer="model_dir",
             got=str(folder),
         )
@@ -40,14 +39,15 @@ def checked_folder(model_dir: str | os.PathLike[str]) -> Path:
 def load(folder: Path, storage: ProgramStorage, program: Program, origin: Program) -> None:
     """Restore what is this server's. `origin`: the program before it was distributed.
 
-    Raises PeerError for a damaged save, UserError and ProgramError for one of another program.
+    Raises PeerError and UserError for a damaged save, UserError and ProgramError for one of another program.
     """
-    pointer = folder / POINTER
-    if not pointer.is_file():
-        _load_values(manifest_path(folder, None), storage, program, origin)
+    place = manifest_path(folder, None)
+    manifest = read_manifest(place)
+    if manifest.servers is None:
+        _load_values(manifest, place, storage, program, origin)
         return
     rows: dict[str, int] = {}
-    for part in _parts(folder, pointer):
+    for part in _parts(folder, manifest.servers):
         for item in Snapshot(part).items():
             parameter = item.name.rpartition("@")[0]
             value = item.tensors.get(parameter)
@@ -87,13 +87,9 @@ def _say(what: str) -> None:
     print(f"penstock: {what}", file=sys.stderr)
 
 
-def _parts(folder: Path, pointer: Path) -> list[Path]:
-    try:
-        said = json.loads(pointer.read_text())
-        name, count = str(said["folder"]), int(said["num_servers"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{pointer} is damaged: {error!r}", file=str(pointer)) from error
-    parts = [folder / SERVERS / name / f"{index}-of-{count}" for index in range(count)]
+def _parts(folder: Path, servers: ServersPart) -> list[Path]:
+    count = servers.num_servers
+    parts = [folder / servers.folder / f"{index}-of-{count}" for index in range(count)]
     missing = [str(part) for part in parts if not part.is_dir()]
     if missing:
         raise UserError(
@@ -104,8 +100,7 @@ def _parts(folder: Path, pointer: Path) -> list[Path]:
     return parts
 
 
-def _load_values(place: Path, storage: ProgramStorage, program: Program, origin: Program) -> None:
-    manifest = read_manifest(place)
+def _load_values(manifest: Manifest, place: Path, storage: ProgramStorage, program: Program, origin: Program) -> None:
     values = read_tensors(place.parent / manifest.values.name, {v.name: v for v in manifest.variables})
     tables = {op.block for op in program.operators if op.type == SPARSE_TABLE}
     taken = [served for served in storage.description.served if served.block not in tables]

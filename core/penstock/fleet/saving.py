@@ -2,15 +2,13 @@
 
 A save of a job is a folder: `variables.json` with its values, written by worker 0 as `fluid.io` does it (parameters as
 the servers have them, and what the worker keeps itself), and in `servers/` a folder of this save's own, into which each
-server writes its part, state of the updates and tables included. `servers.json` names it and comes last, so that a save
-that breaks off leaves the one before. Parts name rows by where they are in the whole variable, so that any number of
-servers can take them back. Servers on several hosts need a file system that they share.
+server writes its part, state of the updates and tables included. `variables.json` names that too, and comes last, so
+that a save that breaks off anywhere leaves the one before, as a whole. Parts name rows by where they are in the whole
+variable, so that any number of servers can take them back. Servers on several hosts need a file system that they share.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -24,6 +22,8 @@ from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.scope import Scope, global_scope
 from penstock.fleet.strategy import StrategyTypeError
 from penstock.io import inference
+from penstock.io.files import flush
+from penstock.io.manifest import ServersPart
 from penstock.io.prune import pruned
 from penstock.io.variables import manifest_path, persistables, write_variables
 from penstock.program.program import Program
@@ -33,7 +33,7 @@ from penstock.ps.communicator import descriptor_of
 from penstock.ps.opening import opened_client
 from penstock.transpile.remote_variables import RemoteVariable, remote_variables
 
-SERVERS, POINTER = "servers", "servers.json"
+SERVERS = "servers"
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -60,16 +60,15 @@ def saves(worker: int, call: str) -> bool:
 
 
 def save_persistables(folder: Path, program: Program, startup: Program, origin: Program) -> None:
-    """Write a save of the job. Raises Unavailable, PeerError, OSError; an earlier save of the servers stays then."""
+    """Write a save of the job. Raises Unavailable, PeerError, OSError; an earlier save stays whole then."""
     values = _values(program, startup, origin)
     kept = [v for v in persistables(origin) if values.find(v.name) is not None]
     parts = folder / SERVERS / str(time.time_ns())
     parts.mkdir(parents=True)
     _client(program).save(str(parts.absolute()))
-    write_variables(manifest_path(folder, None), origin, kept, values, resumes=True)
-    temporary = folder / f".{POINTER}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps({"folder": parts.name, "num_servers": len(descriptor_of(program).endpoints)}))
-    temporary.replace(folder / POINTER)
+    flush(parts.parent)
+    written = ServersPart(f"{SERVERS}/{parts.name}", len(descriptor_of(program).endpoints))
+    write_variables(manifest_path(folder, None), origin, kept, values, resumes=True, servers=written)
     for other in (folder / SERVERS).iterdir():
         if other.name != parts.name:
             shutil.rmtree(other)

@@ -38,10 +38,19 @@ class StoredVariable:
 
 
 @dataclass(frozen=True, slots=True)
+class ServersPart:
+    """What the parameter servers of a job wrote with a save: `<folder>/<index>-of-<num_servers>` each, beside the
+    manifest, as `ps.snapshot` writes it."""
+
+    folder: str
+    num_servers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """`step` and `seed`: how far the Program had run and what its random numbers follow from; -1 if not kept.
 
-    `feeds` and `fetches`: of an inference model.
+    `feeds` and `fetches`: of an inference model. `servers`: of a save of a job that has some.
     """
 
     values: StoredFile
@@ -51,6 +60,7 @@ class Manifest:
     seed: int = -1
     feeds: tuple[str, ...] = field(default=())
     fetches: tuple[str, ...] = field(default=())
+    servers: ServersPart | None = None
 
     def files(self) -> set[str]:
         """Names of the files that belong to this save."""
@@ -106,7 +116,16 @@ def _manifest(content: Mapping[str, Any], path: str) -> Manifest:
     variables = tuple(stored_variable(v, path) for v in expect(content, "variables", list, path))
     step, seed = expect(content, "step", int, path), expect(content, "seed", int, path)
     feeds, fetches = (tuple(map(str, expect(content, key, list, path))) for key in ("feeds", "fetches"))
-    return Manifest(values, variables, program, step, seed, feeds, fetches)
+    servers = servers_part(content["servers"], path) if content.get("servers") is not None else None
+    return Manifest(values, variables, program, step, seed, feeds, fetches, servers)
+
+
+def servers_part(content: Any, path: str) -> ServersPart:
+    """Return what servers wrote. Raises UserError for a folder that is elsewhere."""
+    folder, count = expect(content, "folder", str, path), expect(content, "num_servers", int, path)
+    if not folder or folder.startswith("/") or ".." in folder.split("/"):
+        raise UserError(f"{path} names the folder {folder!r}; expected one below its own", file=path)
+    return ServersPart(folder, count)
 
 
 def expect(content: Any, key: str, kind: type, path: str) -> Any:

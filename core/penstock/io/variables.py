@@ -20,7 +20,7 @@ from penstock.exec.executor import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.scope import Scope, global_scope
 from penstock.io.files import read_manifest, read_tensors, store_text, write_save
-from penstock.io.manifest import Manifest, StoredFile, StoredVariable, check_wanted
+from penstock.io.manifest import Manifest, ServersPart, StoredFile, StoredVariable, check_wanted
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
@@ -205,8 +205,9 @@ def write_variables(
     text: str | None = None,
     feeds: Sequence[str] = (),
     fetches: Sequence[str] = (),
+    servers: ServersPart | None = None,
 ) -> None:
-    """Write a save. `resumes`: with step and seed, so that training goes on where it was."""
+    """Write a save. `resumes`: with step and seed, so that training goes on where it was. `servers`: written before."""
     tensors = {var.name: value_of(program, var, scope) for var in variables}
     stored = tuple(
         StoredVariable(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()
@@ -215,7 +216,7 @@ def write_variables(
     program_file = None if text is None else store_text(place, text)
 
     def describe(values: StoredFile) -> Manifest:
-        return Manifest(values, stored, program_file, step, seed, tuple(feeds), tuple(fetches))
+        return Manifest(values, stored, program_file, step, seed, tuple(feeds), tuple(fetches), servers)
 
     write_save(place, tensors, describe)
 

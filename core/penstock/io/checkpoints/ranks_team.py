@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import Unavailable
-from penstock.io.checkpoints.record import Kind, Servers
+from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.teams import Collect
+from penstock.io.manifest import ServersPart
 
 _POLL_S = 0.005
 WAIT_S = 300.0
@@ -97,7 +98,7 @@ class RanksTeam:
             self._store.delete_key(key)
         return found
 
-    def save_servers(self, work: Callable[[], Path]) -> Servers | None:
+    def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
         return None
 
     def outcome(self, error: str) -> None:

@@ -13,7 +13,16 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from penstock.errors import SpecError, UserError
-from penstock.io.manifest import StoredFile, StoredVariable, expect, sealed, stored_variable, unsealed
+from penstock.io.manifest import (
+    ServersPart,
+    StoredFile,
+    StoredVariable,
+    expect,
+    sealed,
+    servers_part,
+    stored_variable,
+    unsealed,
+)
 
 Kind = Literal["local", "collective", "pserver"]
 
@@ -27,14 +36,6 @@ class Shard:
 
     file: str
     variables: tuple[StoredVariable, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """The part that parameter servers wrote: `<folder>/<index>-of-<num_servers>` each, as `ps.snapshot` writes it."""
-
-    folder: str
-    num_servers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Record:
     job: str = ""
     epoch: int = -1
     metric: float | None = None
-    servers: Servers | None = None
+    servers: ServersPart | None = None
 
     def file(self, name: str) -> StoredFile:
         """Return a file by its name."""
@@ -119,7 +120,7 @@ def parse(text: str | bytes, path: str) -> Record:
         shards=tuple(_shard(one, path) for one in expect(content, "shards", list, path)),
         job=expect(content, "job", str, path),
         metric=None if metric is None else float(metric),
-        servers=None if servers is None else _servers(servers, path),
+        servers=None if servers is None else servers_part(servers, path),
     )  # fmt: skip
 
 
@@ -137,7 +138,3 @@ def _file(content: Any, path: str) -> StoredFile:
 def _shard(content: Any, path: str) -> Shard:
     variables = expect(content, "variables", list, path)
     return Shard(expect(content, "file", str, path), tuple(stored_variable(one, path) for one in variables))
-
-
-def _servers(content: Any, path: str) -> Servers:
-    return Servers(expect(content, "folder", str, path), expect(content, "num_servers", int, path))

@@ -19,8 +19,9 @@ from penstock.errors import SpecError
 from penstock.exec.remote_use import descriptors
 from penstock.exec.strategies import BuildStrategy
 from penstock.exec.trainers import mark_of, trainers_of
-from penstock.io.checkpoints.record import Kind, Servers
+from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.schedule import Schedule
+from penstock.io.manifest import ServersPart
 from penstock.native.collective_ops import job
 from penstock.program.program import Program
 
@@ -46,7 +47,7 @@ class Team(Protocol):
     def hand_in(self, mine: str) -> Collect:
         """Give this rank's text for the next checkpoint. Raises what the first rank has met since the last call."""
 
-    def save_servers(self, work: Callable[[], Path]) -> Servers | None:
+    def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
         """Have servers write their part into the unfinished folder that `work` makes, on rank 0. After `hand_in`."""
 
     def outcome(self, error: str) -> None:
@@ -75,7 +76,7 @@ class Alone:
     def hand_in(self, mine: str) -> Collect:
         return lambda: [mine]
 
-    def save_servers(self, work: Callable[[], Path]) -> Servers | None:
+    def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
         return None
 
     def outcome(self, error: str) -> None:

@@ -1,4 +1,4 @@
-"""The trainers of a job with parameter servers. Servers write what they keep, each its part; trainer 0 the rest.
+"""The trainers of a job with parameter servers. ServersPart write what they keep, each its part; trainer 0 the rest.
 
 A checkpoint begins with a meeting of all trainers that are left, at which trainer 0 gets their texts. In sync mode they
 stand between the same two rounds then, and no server begins the next one before trainer 0 pushes to it: the servers'
@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 
 from penstock.errors import SpecError
-from penstock.io.checkpoints.record import Kind, Servers
+from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.teams import Collect
+from penstock.io.manifest import ServersPart
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of
@@ -68,14 +69,14 @@ class TrainersTeam:
         total = self._client.meet(mine)
         return mine if total is None else total.reshape(mine.shape)
 
-    def save_servers(self, work: Callable[[], Path]) -> Servers | None:
+    def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
         try:
             if self.rank == 0:
                 self._client.save(str((work() / FOLDER).absolute()))
         finally:
             if not self._is_sync and self.num_ranks > 1:
                 self._client.meet(None)
-        return Servers(FOLDER, len(self._descriptor.endpoints))
+        return ServersPart(FOLDER, len(self._descriptor.endpoints))
 
     def outcome(self, error: str) -> None:
         return

@@ -26,9 +26,9 @@ from penstock.io.checkpoints.layout import (
     newest_first,
     to_remove,
 )
-from penstock.io.checkpoints.record import MANIFEST, PROGRAM, Kind, Record, Servers, Shard, parse, rank_file, render
+from penstock.io.checkpoints.record import MANIFEST, PROGRAM, Kind, Record, Shard, parse, rank_file, render
 from penstock.io.files import digest_of, flush
-from penstock.io.manifest import StoredFile
+from penstock.io.manifest import ServersPart, StoredFile
 
 PHASES = ("begin", "values", "ranks", "program", "manifest", "commit", "replace", "committed", "removal", "removed")
 """What `at_phase` is called with, before each: "values" for each shard; "replace" where the step has a checkpoint of
@@ -61,7 +61,7 @@ class Contents:
     tensors: Mapping[str, torch.Tensor]
     ranks: Sequence[str]
     metric: float | None = None
-    servers: Servers | None = None
+    servers: ServersPart | None = None
 
 
 class Writer:
@@ -162,7 +162,7 @@ def _write_text(path: Path, text: str) -> StoredFile:
     return StoredFile(path.name, path.stat().st_size, digest_of(path))
 
 
-def _files_of_servers(work: Path, servers: Servers | None) -> list[StoredFile]:
+def _files_of_servers(work: Path, servers: ServersPart | None) -> list[StoredFile]:
     if servers is None:
         return []
     found = sorted(path for path in (work / servers.folder).rglob("*") if path.is_file())
