@@ -11,22 +11,30 @@ import atexit
 import os
 import threading
 import weakref
+import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.dataset import arrow
+from penstock.dataset.exchange import exchanged
 from penstock.dataset.faults import DataError, Skipped, file_error, line_error
+from penstock.dataset.peers import peers_of
 from penstock.dataset.position import Ledger
-from penstock.dataset.settings import Dataset, Reading, Run
+from penstock.dataset.settings import Dataset, Reading, Run, at_least_one
 from penstock.dataset.slots import Slot
 from penstock.dataset.sources import Source, is_columnar, opened, size_of
 from penstock.errors import SpecError
 from penstock.native import _feed
 
 _PART_BYTES = 32 << 20
+
+
+def _over(fleet: Any, count: int) -> int:
+    peers = None if fleet is None else peers_of(fleet, "the size of the data")
+    return count if peers is None else sum(size for (size,) in peers.gather([count]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,10 @@ class _Part:
     size: int
 
 
+_Seed = int | list[int]
+"""Of a shuffle of this process; or of a global one, with the rank and the number of trainers."""
+
+
 class InMemoryDataset(Dataset):
     """Reads everything, then trains. Source: fluid.dataset.InMemoryDataset."""
 
@@ -48,10 +60,12 @@ class InMemoryDataset(Dataset):
         super().__init__()
         self._store: _feed.Store | None = None
         self._loading: _Loading | None = None
-        self._seeds: list[int] = []
+        self._seeds: list[_Seed] = []
         self._run: MemoryRun | None = None
         self._under_way: weakref.WeakSet[MemoryRun] = weakref.WeakSet()
-        self._restored: tuple[list[int], int] | None = None
+        self._restored: tuple[list[_Seed], int] | None = None
+        self._rows_a_message = 1024
+        self._complement: tuple[Any, int] | None = None
 
     def load_into_memory(self) -> None:
         """Read all files. Raises DataError; what was in memory before is kept then."""
@@ -83,26 +97,46 @@ class InMemoryDataset(Dataset):
         self._run = None
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12, seed: int | None = None) -> None:
-        """Shuffle the samples of all trainers. In a job of one this is `local_shuffle`; of several it is refused."""
-        trainers = 1 if fleet is None else int(fleet.worker_num())
-        if trainers > 1:
-            raise SpecError(
-                f"global_shuffle is not supported between processes, and this job has {trainers} trainers. Give each "
-                "trainer other files in each pass (fleet.split_files of a shuffled list), and call local_shuffle"
-            )
-        self.local_shuffle(seed)
+        """Shuffle the samples of all trainers: each has as many as the others afterwards, or one more.
+
+        All trainers call it, between passes: those of `fleet`, or (None) of the collective job that this process is in.
+        In a process of its own this is `local_shuffle`. Needs memory for the samples twice. `thread_num` changes
+        nothing: there is a thread for each other trainer. Raises SpecError, Unavailable.
+        """
+        peers = peers_of(fleet, "global_shuffle")
+        if peers is None:
+            self.local_shuffle(seed)
+            return
+        before = list(self._seeds)
+        self._store, used = exchanged(
+            self._still(), self._slots, peers, seed, shuffle=self.local_shuffle, rows_a_message=self._rows_a_message
+        )
+        self._seeds = [*before, [used, peers.rank, peers.num]]
+
+    def set_fleet_send_batch_size(self, fleet_send_batch_size: int = 1024) -> None:
+        """Set how many samples `global_shuffle` sends at a time (1024)."""
+        self._rows_a_message = at_least_one("set_fleet_send_batch_size", fleet_send_batch_size)
+
+    def set_complement(self, is_on: bool = True, fleet: Any = None, seed: int = 0) -> None:
+        """Let trainers with less data draw samples again, at random, until each has as many batches in a pass.
+
+        Each pass of training then begins with a word between the trainers (of `fleet`, or of the collective job): all
+        of them begin it. Every sample is trained on at least once. Nothing happens in a process of its own, or when
+        inferring.
+        """
+        self._complement = (fleet, seed) if is_on else None
 
     def release_memory(self) -> None:
         """Forget the samples."""
         self._store, self._seeds, self._run = None, [], None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
-        """Return how many samples this process has in memory."""
-        return 0 if self._store is None else len(self._store)
+        """Return how many samples are in memory: of this process, or of all workers of a fleet, which all call this."""
+        return _over(fleet, 0 if self._store is None else len(self._store))
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
-        """Return how many samples were shuffled: all, or none before the first shuffle."""
-        return self.get_memory_data_size() if self._seeds else 0
+        """Return how many of them were shuffled: all, or none before the first shuffle."""
+        return _over(fleet, self.get_memory_data_size() if self._seeds else 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -110,14 +144,32 @@ class InMemoryDataset(Dataset):
         return 0 if self._store is None else self._store.bytes
 
     def open(self) -> MemoryRun:
+        return self._begin(Complement())
+
+    def open_for_training(self) -> Run:
+        if self._complement is None:
+            return super().open_for_training()
+        if self._batches_per_pass is not None:
+            raise SpecError(
+                "set_batches_per_pass and set_complement are two ways to the same number of batches: set one"
+            )
+        fleet, seed = self._complement
+        peers = peers_of(fleet, "set_complement")
+        own = -(-len(self._loaded()) // self._batch_size)
+        most = own if peers is None else max(count for (count,) in peers.gather([own]))
+        if most and not own:
+            raise SpecError("set_complement: this trainer has no samples to draw from; give each a file at least")
+        return self._begin(Complement(most - own, zlib.crc32(repr((seed, self._seeds)).encode()) << 32))
+
+    def _begin(self, complement: Complement) -> MemoryRun:
         store = self._loaded()
         first = 0
         if self._restored is not None:
             self._repeat(self._still(), self._restored[0])
             (_, first), self._restored = self._restored, None
-        if first > len(store):
+        if first > len(store) + complement.num_batches * self._batch_size:
             raise SpecError(f"the reader's position is sample {first}, and {len(store)} are in memory: other files?")
-        self._run = MemoryRun(self._slots, store, self._batch_size, first)
+        self._run = MemoryRun(self._slots, store, self._batch_size, first, complement)
         self._under_way.add(self._run)
         return self._run
 
@@ -130,12 +182,20 @@ class InMemoryDataset(Dataset):
         """Let the next pass go on there, in the order of that time: the shuffles since the load are repeated."""
         if position.get("kind") != "memory":
             raise SpecError(f"the position {dict(position)!r} is not one of an InMemoryDataset")
-        self._restored, self._run = ([int(seed) for seed in position["seeds"]], int(position["samples"])), None
+        seeds: list[_Seed] = [list(map(int, s)) if isinstance(s, Sequence) else int(s) for s in position["seeds"]]
+        self._restored, self._run = (seeds, int(position["samples"])), None
 
-    def _repeat(self, store: _feed.Store, seeds: list[int]) -> None:
+    def _repeat(self, store: _feed.Store, seeds: list[_Seed]) -> None:
         if seeds[: len(self._seeds)] != self._seeds:
             raise SpecError("the samples were shuffled in another way since they were loaded; load them again first")
-        for seed in seeds[len(self._seeds) :]:
+        left = seeds[len(self._seeds) :]
+        alone = [seed for seed in left if isinstance(seed, int)]
+        if len(alone) < len(left):
+            raise SpecError(
+                "the position is one after a global_shuffle, for which all trainers are needed: after the load, call "
+                f"what was called before the position was taken, with the same seeds (seed, rank, trainers: {seeds})"
+            )
+        for seed in alone:
             store.shuffle(seed)
         self._seeds = list(seeds)
 
@@ -152,34 +212,56 @@ class InMemoryDataset(Dataset):
         return self._store
 
 
-class MemoryRun(Run):
-    """One pass over what is in memory. Each trainer gathers its batches itself, without the interpreter lock."""
+@dataclass(frozen=True, slots=True)
+class Complement:
+    """Batches of samples that are drawn again, behind those of the data."""
 
-    def __init__(self, slots: tuple[Slot, ...], store: _feed.Store, batch_size: int, first: int) -> None:
+    num_batches: int = 0
+    seed: int = 0
+
+
+class MemoryRun(Run):
+    """One pass over what is in memory. Each trainer gathers its batches itself, without the interpreter lock.
+
+    Places count samples: those of the data, then those drawn again.
+    """
+
+    def __init__(
+        self, slots: tuple[Slot, ...], store: _feed.Store, batch_size: int, first: int, complement: Complement
+    ) -> None:
         self.slots, self._store, self._batch_size, self._first = slots, store, batch_size, first
+        self._complement = complement
+        own = max(0, len(store) - first)
+        self._num_own = -(-own // batch_size)
+        self._drawn_before = max(0, first - len(store)) // batch_size
+        self._num_batches = self._num_own + complement.num_batches - self._drawn_before
         self._next = 0
         self._lock = threading.Lock()
         self._ledger = Ledger(["memory"])
-        self._numbers: dict[int, int] = {}
+        self._taken: dict[int, tuple[int, int]] = {}
         self.closed = False
 
     def take(self) -> _feed.Batch | None:
         with self._lock:
             number = self._next
-            begin = self._first + number * self._batch_size
-            if begin >= len(self._store) or self.closed:
+            if number >= self._num_batches or self.closed:
                 return None
             self._next += 1
-        count = min(self._batch_size, len(self._store) - begin)
-        batch = self._store.gather(begin, count)
+        if number < self._num_own:
+            begin = self._first + number * self._batch_size
+            batch = self._store.gather(begin, min(self._batch_size, len(self._store) - begin))
+            end = begin + len(batch)
+        else:
+            drawn = self._drawn_before + number - self._num_own
+            batch = self._store.draw(self._batch_size, (self._complement.seed + drawn) % (1 << 64))
+            end = len(self._store) + (drawn + 1) * self._batch_size
         with self._lock:
-            self._numbers[id(batch)] = number
+            self._taken[id(batch)] = (number, end)
         return batch
 
     def used(self, batch: _feed.Batch) -> None:
         with self._lock:
-            number = self._numbers.pop(id(batch))
-            end = self._first + number * self._batch_size + len(batch)
+            number, end = self._taken.pop(id(batch))
             self._ledger.used(0, number, [(0, end, end, False)])
 
     @property
@@ -189,7 +271,8 @@ class MemoryRun(Run):
             return max(self._first, self._ledger.files[0].offset)
 
     def fraction(self) -> float | None:
-        return min(1.0, (self._first + self._next * self._batch_size) / max(1, len(self._store)))
+        before = self._first / self._batch_size
+        return min(1.0, (before + self._next) / max(1.0, before + self._num_batches))
 
     def stop(self) -> None:
         self.closed = True

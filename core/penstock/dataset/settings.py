@@ -34,6 +34,12 @@ _REFUSED = {
     "set_parse_logkey": "lines begin with the first slot; leave the key out in the pipe command",
     "set_merge_by_lineid": "merge lines before they are read",
     "set_merge_by_sid": "merge lines before they are read",
+    "set_complement": "only what is in memory can be drawn again; use an InMemoryDataset, or set_batches_per_pass",
+    "set_queue_num": "there is one queue, of four batches a reader",
+    "set_fleet_send_sleep_seconds": "global_shuffle waits for whoever is slower by itself",
+    "preprocess_instance": "page-view batches are not supported",
+    "postprocess_instance": "page-view batches are not supported",
+    "set_current_phase": "page-view batches are not supported",
     "set_generate_unique_feasigns": "tables on servers make rows on first touch; nothing has to be announced",
     "generate_local_tables_unlock": "tables on servers make rows on first touch; nothing has to be announced",
 }

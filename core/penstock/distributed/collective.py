@@ -20,7 +20,10 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
+from penstock.dataset.peers import note_group
+from penstock.distributed.data_peers import GroupPeers
 from penstock.distributed.interfaces import check_interfaces, names
+from penstock.distributed.nccl_groups import NcclGroups
 from penstock.distributed.process_groups import ProcessGroups
 from penstock.distributed.ranks import Ranks, from_environ, ranks_of
 from penstock.distributed.rendezvous import Rendezvous, this_host
@@ -50,7 +53,8 @@ class Group:
         transport = _transport()
         exchange = f"{TRANSPORT}={transport}, nccl_comm_num={ranks.num_rings}, groups of {ranks.inter or 'all'}"
         self._meeting = meeting = Rendezvous(ranks, exchange)  # it has the store, as long as the group lives
-        label = f"job {ranks.meeting} {ranks.attempt}"
+        self._label = label = f"job {ranks.meeting} {ranks.attempt}"
+        self._on_gpus: NcclGroups | None = None
         self._lost: str | None = None
         self._knows = threading.Event()
         self._watch = Watch(meeting, self._on_lost, self._on_left)
@@ -87,13 +91,28 @@ class Group:
         base = self._meeting.base.clone()  # type: ignore[attr-defined]  # torch has not typed it
         return PrefixStore(f"penstock/{self.ranks.attempt}/{name}", base)
 
+    def device_rings(self) -> tuple[str, ...]:
+        """Return the names of the exchanges between GPUs. At the first call the trainers meet by NCCL, all at once."""
+        if self._on_gpus is None:
+            self._on_gpus = self._guarded(lambda: NcclGroups(self._meeting, f"{self._label} gpu", self._rings))
+        return tuple(self._on_gpus.names)
+
     # -- steps -------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: list[Tensor]) -> None:
         """Give every rank the tensors of rank 0, before the first step of a program. Raises Unavailable, SpecError."""
         mine = torch.tensor([sum(t.nbytes for t in tensors), BEGINS, len(tensors)])
         self._check_begun(self._guarded(lambda: self._rings.meet(mine)))
-        self._guarded(lambda: self._rings.broadcast(tensors))
+        self._guarded(lambda: (self._on_gpus or self._rings).broadcast(tensors))
+
+    def numbers(self, mine: list[int]) -> list[list[int]]:
+        """Return what every rank gave: equally many whole numbers of 64 bits, at most 64. All ranks call it, between
+        steps. Raises Unavailable, SpecError.
+        """
+        begins = torch.tensor([len(mine), BEGINS, -1])  # no program has such a number of variables
+        self._check_begun(self._guarded(lambda: self._rings.meet(begins)))
+        found: list[list[int]] = self._guarded(lambda: self._rings.meet(torch.tensor(mine))).tolist()
+        return found
 
     def take_part(self, signature: int, idle: Idle) -> None:
         """Note how this process takes part, without rows, in steps that have this signature."""
@@ -190,14 +209,19 @@ class Group:
 
     def _on_lost(self, rank: int, why: str) -> None:
         self._lost = why
-        self._rings.fail(why)
+        self._fail_exchanges(why)
         self._knows.set()
 
     def _give_up(self, why: str) -> None:
         self._lost = self._lost or f"this trainer has not gone on: {why}"
         self._watch.fail(why)
-        self._rings.fail(self._lost)
+        self._fail_exchanges(self._lost)
         self._knows.set()
+
+    def _fail_exchanges(self, why: str) -> None:
+        self._rings.fail(why)
+        if self._on_gpus is not None:
+            self._on_gpus.fail(why)
 
     def _at_exit(self, pid: int) -> None:
         if os.getpid() != pid:
@@ -260,6 +284,7 @@ def form(ranks: Ranks) -> Group | None:
     with _making:
         if _group is None:
             _group = Group(ranks)
+            note_group(GroupPeers(_group))
         known = _group.ranks
         if (known.rank, known.num_ranks, known.endpoints) != (ranks.rank, ranks.num_ranks, ranks.endpoints):
             raise SpecError(

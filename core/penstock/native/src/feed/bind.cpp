@@ -238,6 +238,14 @@ void bind_store(py::module_& module) {
             return batch;
           },
           "first"_a, "count"_a)
+      .def(
+          "draw",
+          [](const Store& store, uint64_t count, uint64_t seed) {
+            auto batch = std::make_shared<Batch>();
+            unlocked([&] { batch->rows = store.draw(count, seed); });
+            return batch;
+          },
+          "count"_a, "seed"_a)
       .def_property_readonly("bytes", &Store::bytes)
       .def("__len__", &Store::size);
 }

@@ -113,13 +113,26 @@ void Store::gather_ragged(std::size_t slot, const Reference* rows, uint64_t coun
 
 Rows Store::gather(uint64_t first, uint64_t count) const {
   if (first > order_.size() || count > order_.size() - first) throw std::out_of_range("rows beyond the last");
+  return gathered(order_.data() + first, count);
+}
+
+Rows Store::draw(uint64_t count, uint64_t seed) const {
+  if (order_.empty()) throw std::out_of_range("there are no rows to draw from");
+  Random random{seed};
+  std::vector<Reference> drawn;
+  drawn.reserve(count);
+  for (uint64_t i = 0; i < count; ++i) drawn.push_back(order_[random.below(order_.size())]);
+  return gathered(drawn.data(), count);
+}
+
+Rows Store::gathered(const Reference* references, uint64_t count) const {
   Rows rows(slots_.size());
   rows.reserve(slots_, count);
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
     if (slots_[slot].width != 0) {
-      gather_dense(slot, order_.data() + first, count, rows.columns[slot]);
+      gather_dense(slot, references, count, rows.columns[slot]);
     } else {
-      gather_ragged(slot, order_.data() + first, count, rows.columns[slot]);
+      gather_ragged(slot, references, count, rows.columns[slot]);
     }
   }
   rows.count = count;

@@ -51,6 +51,8 @@ class Store {
   void add(std::shared_ptr<Chunk> chunk);
   void shuffle(uint64_t seed);
   Rows gather(uint64_t first, uint64_t count) const;
+  // Rows at random, each any number of times.
+  Rows draw(uint64_t count, uint64_t seed) const;
 
   const std::vector<Slot>& slots() const { return slots_; }
   uint64_t size() const { return order_.size(); }
@@ -61,6 +63,7 @@ class Store {
     uint32_t chunk;
     uint32_t row;
   };
+  Rows gathered(const Reference* rows, uint64_t count) const;
   void gather_dense(std::size_t slot, const Reference* rows, uint64_t count, Column& to) const;
   void gather_ragged(std::size_t slot, const Reference* rows, uint64_t count, Column& to) const;
 

@@ -1,0 +1,103 @@
+"""A trainer of a collective job that reads its own file of numbers: `dataset_job.py FOLDER WHAT [arguments]`.
+
+WHAT is `shuffle` (a global shuffle; argument: seed) or `train` (a pass with a fixed number of batches, or with
+complements; argument: how many). Each trainer leaves in FOLDER what it has found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as fluid
+from penstock.dataset.slots import feed_of
+
+
+def prepared(rank: int, endpoints: list[str]) -> tuple[Any, list[Any]]:
+    """Record a model of a number and some words; meet the others. Return executor and inputs."""
+    fluid.default_startup_program().random_seed = fluid.default_main_program().random_seed = 5
+    number = fluid.layers.data("number", [1])
+    words = fluid.layers.data("words", [-1, -1], dtype="int64", lod_level=1)
+    embedded: Any = fluid.layers.embedding(words, size=[10, 4], is_sparse=True)
+    predict = fluid.layers.fc(fluid.layers.concat([number, fluid.layers.sequence_pool(embedded, "sum")], 1), 1)
+    loss = fluid.layers.mean(fluid.layers.square(predict))
+    fluid.optimizer.SGD(1e-6).minimize(loss)
+    config = fluid.DistributeTranspilerConfig()
+    config.mode, config.collective_mode = "collective", "grad_allreduce"
+    t = fluid.DistributeTranspiler(config=config)
+    t.transpile(rank, trainers=",".join(endpoints), current_endpoint=endpoints[rank])
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    return exe, [number, words]
+
+
+def loaded(folder: Path, rank: int, inputs: list[Any]) -> Any:
+    """Return this trainer's samples, in memory."""
+    dataset: Any = fluid.DatasetFactory().create_dataset("InMemoryDataset")
+    dataset.set_use_var(inputs)
+    dataset.set_batch_size(4)
+    dataset.set_filelist([str(folder / f"part-{rank}")])
+    dataset.set_fleet_send_batch_size(7)
+    dataset.load_into_memory()
+    return dataset
+
+
+def seen(dataset: Any) -> list[list[Any]]:
+    """Return all samples, in order: number and words."""
+    found = []
+    run = dataset.open()
+    while (batch := run.take()) is not None:
+        feed = feed_of(batch, run.slots, {"number", "words", "words@LENGTHS"})
+        for number, words, length in zip(*(feed[n].tolist() for n in feed), strict=True):
+            found.append([int(number[0]), *words[: length[0]]])
+        run.used(batch)
+    run.close()
+    return found
+
+
+def shuffled(dataset: Any, seed: int) -> Any:
+    """Shuffle, twice, and from a position; return what is seen."""
+    dataset.global_shuffle(seed=seed)
+    once = seen(dataset)
+    position = dataset.position()
+    dataset.global_shuffle(seed=seed + 1)
+    twice = seen(dataset)
+    dataset.load_into_memory()
+    dataset.global_shuffle(seed=seed)
+    dataset.set_position({**position, "samples": 0})
+    again = seen(dataset)
+    dataset.load_into_memory()
+    dataset.global_shuffle()  # rank 0 draws
+    return {"once": once, "twice": twice, "again": again, "drawn": seen(dataset)}
+
+
+def trained(dataset: Any, exe: Any, number: Any, batches: int) -> Any:
+    """Make two passes of `batches` batches (0: with complements), print each, and return the weights."""
+    if batches:
+        dataset.set_batches_per_pass(batches)
+    else:
+        dataset.set_complement()
+    for epoch in range(2):
+        exe.train_from_dataset(
+            fluid.default_main_program(), dataset, fetch_list=[number], fetch_info=[f"pass {epoch}"], print_period=1
+        )
+    scope = fluid.global_scope()
+    return {n: np.array(scope.find_var(n)).tolist() for n in scope.names()}
+
+
+def main(folder: Path, what: str, number: int) -> None:
+    """Do what is asked."""
+    rank = int(os.environ["PADDLE_TRAINER_ID"])
+    exe, inputs = prepared(rank, os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","))
+    dataset = loaded(folder, rank, inputs)
+    found = shuffled(dataset, number) if what == "shuffle" else trained(dataset, exe, inputs[0], number)
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
