@@ -11,6 +11,7 @@ input ends, or it is killed, everybody that it started is killed.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -30,8 +31,11 @@ BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else t
 Environ = Mapping[str, str | None]
 _WARM = (
     "penstock.program.layers", "penstock.program.optimizers", "penstock.exec.executor", "penstock.transpile.transpiler",
-    "penstock.exec.ps_storage", "penstock.ps.server", "penstock.ps.communicators.wrapping",
-    "torch._functorch.aot_autograd", "torch.export",  # what torch imports at the first recorded operator
+    "penstock.exec.ps_storage", "penstock.ps.server", "penstock.ps.communicators.wrapping", "penstock.exec.parallel",
+    "penstock.dataset", "penstock.io",
+    # What torch imports at the first recorded operators.
+    "torch._functorch.aot_autograd", "torch.export._trace", "torch._inductor.sizevars", "torch.fx.experimental.validator",
+    "sympy.combinatorics", "sympy.tensor.tensor",
 )  # fmt: skip
 _FRESH = ("penstock.ps.opening", "penstock.exec.serving")  # they note when a process was started
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl
@@ -149,6 +153,8 @@ def main() -> list[str]:
         importlib.import_module(name)
     early = [name for name in _FRESH if name in sys.modules]
     assert not early, f"{early} would be the same in all processes"
+    gc.collect()
+    gc.freeze()  # what is not looked at by a forked process is not copied for it
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.prctl(_SUBREAPER, 1) == 0
     print(json.dumps("warm"), flush=True)
