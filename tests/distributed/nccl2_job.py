@@ -70,6 +70,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--reduce", action="store_true")
     parser.add_argument("--dense", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--rings", type=int, default=1)
     parser.add_argument("--inter", type=int, default=0)
     parser.add_argument("--width", type=int, default=0, help="of one rank's own network: another program")
@@ -120,7 +121,7 @@ def main(arguments: list[str]) -> None:
     executor = None
     if asked.mode == "nccl2":
         executor = fluid.ParallelExecutor(
-            False, loss_name=loss.name, build_strategy=strategy, num_trainers=len(endpoints), trainer_id=rank
+            asked.cuda, loss_name=loss.name, build_strategy=strategy, num_trainers=len(endpoints), trainer_id=rank
         )
     steps = asked.steps[rank] if len(asked.steps) > 1 else asked.steps[0]
     for step in range(steps):
@@ -137,7 +138,7 @@ def main(arguments: list[str]) -> None:
     if asked.join:
         collective.join()
     scope = fluid.global_scope()
-    values: Any = {n: np.array(scope.find_var(n)) for n in scope.names()}
+    values: Any = {n: np.array(scope.find_var(n)) for n in scope.names()}  # on CPU, wherever they lie
     np.savez(asked.folder / f"rank{rank}.npz", **values)
 
 

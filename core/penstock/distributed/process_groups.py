@@ -1,9 +1,8 @@
-"""Exchange through torch.distributed: ranks on several hosts (Gloo), or with GPUs (NCCL).
+"""Exchange through torch.distributed: ranks on several hosts (Gloo), or with GPUs (NCCL, `nccl_groups.py`).
 
 The operators `group_*` call it. A gradient bucket travels as one flat tensor. Gloo cannot be told to stop, so a waiting
-exchange looks every tenth of a millisecond whether somebody has been lost; NCCL's work is enqueued on the current
-stream and checked by the library itself. A hierarchical exchange sums within groups of `inter` ranks, then among their
-first ranks, then hands the result back. Not run on a machine with several cards so far.
+exchange looks every tenth of a millisecond whether somebody has been lost. A hierarchical exchange sums within groups
+of `inter` ranks, then among their first ranks, then hands the result back.
 """
 
 from __future__ import annotations
@@ -56,11 +55,16 @@ class ProcessGroups:
             self._levels = [_levels(ranks, backend, timeout) for _ in range(ranks.num_rings)] if ranks.inter else []
         except (RuntimeError, ValueError) as error:
             raise Unavailable(f"the trainers cannot connect by {backend}: {str(error).splitlines()[0]}") from error
-        for group in {*self._groups, *(g for pair in self._levels for g in pair if g is not None)}:
-            _wait_long(group)
+        for group in self.groups():
+            dist.distributed_c10d._set_pg_timeout(_TIMEOUT, group)  # from now on exchanges may take any time
         self.names = [f"{label}.{number}" for number in range(ranks.num_rings)]
         for number, name in enumerate(self.names):
             collective_ops.register_exchanger(name, self, number)
+
+    def groups(self) -> list[Any]:
+        """Return all groups that this rank is in."""
+        made = [*self._groups, *(group for pair in self._levels for group in pair)]
+        return [group for group in made if group is not dist.GroupMember.NON_GROUP_MEMBER]
 
     # -- what the operators call -----------------------------------------------------------------------
 
@@ -94,9 +98,9 @@ class ProcessGroups:
 
     # -- what a job calls between steps ----------------------------------------------------------------
 
-    def meet(self, mine: Tensor) -> Tensor:
+    def meet(self, mine: Tensor, ring: int = 0) -> Tensor:
         """Return what every rank gave, int64[ranks, n]."""
-        return self._all(mine, 0)
+        return self._all(mine, ring)
 
     def broadcast(self, tensors: list[Tensor]) -> None:
         """Copy rank 0's tensors to every rank."""
@@ -168,12 +172,6 @@ def _check_default(ranks: Ranks) -> None:
             f"this process is rank {found[0]} of {found[1]} for torch.distributed, but "
             f"{ranks.name(ranks.rank)} of {ranks.num_ranks} here; give both the same numbers"
         )
-
-
-def _wait_long(group: Any) -> None:
-    """Let exchanges of a group take any time, once it is made."""
-    if group is not dist.GroupMember.NON_GROUP_MEMBER:
-        dist.distributed_c10d._set_pg_timeout(_TIMEOUT, group)
 
 
 def _levels(ranks: Ranks, backend: str, timeout: timedelta) -> tuple[Any, Any]:

@@ -63,9 +63,9 @@ class SharedRings:
                 "PENSTOCK_COLLECTIVE_TRANSPORT=gloo does without"
             ) from error
 
-    def meet(self, mine: Tensor) -> Tensor:
+    def meet(self, mine: Tensor, ring: int = 0) -> Tensor:
         """Return what every rank gave, int64[ranks, n]; n is at most 64."""
-        return _OPS.ring_meet(mine, self.names[0])  # type: ignore[no-any-return]
+        return _OPS.ring_meet(mine, self.names[ring])  # type: ignore[no-any-return]
 
     def broadcast(self, tensors: list[Tensor]) -> None:
         """Copy rank 0's tensors to every rank."""

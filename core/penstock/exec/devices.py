@@ -38,11 +38,11 @@ def build_for(
 ) -> Graph:
     """Build the graph for replicas that share memory (no devices), or for those that do not.
 
-    `across`: exchange with other processes; on CPU only, as `parallel` makes sure.
+    `across`: exchange with other processes; on devices each of them has one.
     """
     if not devices:
         return build_graph(program, mode=mode, num_replicas=num_replicas, active=active, across=across)
-    graph = build_device_graph(program, mode=mode, num_replicas=num_replicas, active=active)
+    graph = build_device_graph(program, mode=mode, num_replicas=num_replicas, active=active, across=across)
     if on_gpus(devices):
         refuse_without_kernel(graph)
     return graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import FeedError, ProgramError, SpecError
@@ -83,10 +83,13 @@ def _data_parallel(
         program.var(loss_name)
     refuse_on_gpus(build, program, memory.devices)
     if trainers is not None and memory.devices:
-        raise SpecError(
-            "several trainers with GPUs: gradients on GPUs are exchanged within one process only; use use_cuda=False, "
-            "or one process for all cards"
-        )
+        if num_replicas != 1:
+            raise SpecError(
+                f"use_cuda=True with {num_replicas} GPUs in one of several trainers: each has one GPU. Start a trainer "
+                "for each (penstock.distributed.launch --gpus), or set FLAGS_selected_gpus to one",
+                got=num_replicas,
+            )
+        trainers = replace(trainers, on_gpu=True)
     name = "train" if trains else "test"
     build.used_by(f"an executor (of {num_replicas} replicas, program {name!r})")
     core = DataParallel(

@@ -37,6 +37,8 @@ class Group(Protocol):
     @property
     def rings(self) -> tuple[str, ...]: ...
 
+    def device_rings(self) -> tuple[str, ...]: ...
+
     @property
     def rank(self) -> int: ...
 
@@ -55,13 +57,19 @@ class Group(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trainers:
-    """The processes that a program is trained by, and what they exchange: gradients, or parameters (local SGD)."""
+    """The processes that a program is trained by, and what they exchange: gradients, or parameters (local SGD).
+
+    `on_gpu`: each computes on a GPU of its own, and they exchange by NCCL.
+    """
 
     group: Group
     parameters: bool = False
+    on_gpu: bool = False
 
     def across(self, *, mean: bool) -> Across:
-        """Return how a graph exchanges with them."""
+        """Return how a graph exchanges with them. With GPUs all trainers come here at once, and meet by NCCL."""
+        if self.on_gpu:
+            return Across("group", self.group.device_rings(), mean, self.parameters)
         kind = "ring" if self.group.kind == "ring" else "group"
         return Across(kind, self.group.rings, mean, self.parameters)  # type: ignore[arg-type]  # one of the two
 

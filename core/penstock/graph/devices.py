@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import ProgramError
+from penstock.graph.across import Across
 from penstock.graph.build import Build, check_runs_as_graph
 from penstock.graph.ssa import Graph, Mode, OpHandle, Physical
 from penstock.program.ir import Operator, Ref, Role, TorchConst, VarDesc
@@ -28,21 +29,26 @@ _UPDATE = Role.OPTIMIZE | Role.LR_SCHED
 _DEVICE = TorchConst("device", "cpu")  # stands for the replica's device: lowering puts that in its place
 
 
-def build_device_graph(program: Program, *, mode: Mode, num_replicas: int, active: int) -> Graph:
+def build_device_graph(
+    program: Program, *, mode: Mode, num_replicas: int, active: int, across: Across | None = None
+) -> Graph:
     """Build the graph of `program` for replicas on devices, of which the first `active` have rows.
 
+    `across`: the replicas of other processes, each of which has one device, as this one has then.
     Raises ProgramError if a gradient is used before it is made, or if an update writes through a view on a replica
     that has no such view.
     """
     if not 1 <= active <= num_replicas:
         raise ProgramError(f"{active} of {num_replicas} replicas have rows; expected between 1 and {num_replicas}")
+    if across is not None and num_replicas != 1:
+        raise ProgramError(f"a trainer among several has one device; this one has {num_replicas}")
     check_runs_as_graph(program, mode, num_replicas)
-    return _DeviceBuild(program, "local" if num_replicas == 1 else mode, num_replicas, active).run()
+    return _DeviceBuild(program, "local" if num_replicas == 1 else mode, num_replicas, active, across).run()
 
 
 class _DeviceBuild(Build):
-    def __init__(self, program: Program, mode: Mode, num_replicas: int, active: int) -> None:
-        super().__init__(program, mode, num_replicas, active)
+    def __init__(self, program: Program, mode: Mode, num_replicas: int, active: int, across: Across | None) -> None:
+        super().__init__(program, mode, num_replicas, active, across)
         self._held: dict[str, set[int]] = {}  # variable -> replicas that have its newest value; a root stands for views
         self._num_copies = 0
         for name in sorted(self._read_everywhere()):
@@ -55,6 +61,7 @@ class _DeviceBuild(Build):
 
     def finish(self) -> None:
         """Broadcast what replicas read next time and do not have yet."""
+        super().finish()
         for name, held in self._held.items():
             if self.program.variables[name].persistable:
                 lacking = [r for r in range(self.num_replicas) if self._has(name, r) and r not in held]
@@ -115,6 +122,8 @@ class _DeviceBuild(Build):
         return self._part(name, replica) if name in self.part_of else self.physical(name, replica)
 
     def _part(self, name: str, replica: int) -> str:
+        if self.exchanges_across:
+            return name  # of all processes
         return f"{name}@ALL#{replica}" if self.active > 1 else self.physical(name, replica)
 
     # -- copies ----------------------------------------------------------------------------------
