@@ -8,17 +8,22 @@ file in the page cache and ends with a tensor for each input of each batch: ours
 threads of the process, so that a rate is one of a core; rates are given in MB of the MultiSlot text a second, whatever
 somebody reads. `read` is the ceiling of the same run: the text read into a buffer, block by block.
 
+`paddle_memory` is paddlepaddle 2.6.2's InMemoryDataset, loaded, shuffled and gone through like ours.
+
 `train_N_threads_k_samples_per_s` is `train_from_dataset` of CTR-DNN (the workload `criteo` of `bench ctr`) on N
-threads, by the wall's clock.
+threads over a QueueDataset, by the wall's clock; `paddle_train_…` is that of paddlepaddle 2.6.2 on the same files, in
+turn with ours. Where its environment is not there (`make peers ARGS=paddle`), that is said.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,8 @@ import penstock as fluid
 from bench import workloads
 from bench.engine import alternating_blocks
 from bench.models.programs import record_ctr
+from bench.peers import PeerMissing, environment
+from bench.peers.timed import TimedPeer
 from bench.report import Report, quartiles
 from penstock.dataset import Dataset
 from penstock.dataset.slots import feed_of
@@ -173,6 +180,15 @@ def core_seconds(action: Callable[[], int], rows: Rows, expected: int) -> float:
     return seconds * rows.num_rows / (expected or rows.num_rows)
 
 
+class PaddleDatasets(TimedPeer):
+    """The original's data sets, in a process. Raises PeerMissing at once if its environment is not there."""
+
+    def __init__(self, what: str, threads: int, files: list[Path]) -> None:
+        given = [what, str(threads), str(files[0].parent), *map(str, files)]
+        command = [str(environment("paddle")), "-m", "bench.peers.paddle_dataset", *given]
+        super().__init__(command, threads=1)  # each of its trainers computes on one
+
+
 def measure_reading(rows: Rows, num_rounds: int, report: Report) -> None:
     """Add everybody's rate, and the ratios."""
     variables, whole, short = inputs(), rows.num_rows, rows.num_rows // SLOW_SHARE
@@ -189,32 +205,61 @@ def measure_reading(rows: Rows, num_rounds: int, report: Report) -> None:
     def timed(action: Callable[[], int], expected: int) -> Callable[[], float]:
         return lambda: core_seconds(action, rows, expected)
 
-    samples = alternating_blocks({name: timed(*action) for name, action in actions.items()}, num_rounds)
+    contenders = {name: timed(*action) for name, action in actions.items()}
+    with contextlib.ExitStack() as stack:
+        paddle = _peer(stack, report, "paddle_memory", lambda: PaddleDatasets("memory", 1, [rows.text]))
+        if paddle is not None:
+            contenders["paddle_memory"] = lambda: paddle.ask("cpu")
+        samples = alternating_blocks(contenders, num_rounds)
     for name, seconds in samples.items():
         report.add(f"{name}_mb_per_s_core", [1e-6 * rows.text_bytes / s for s in seconds], digits=1)
     for peer in ("torch_dataloader", "pandas", "pyarrow"):
-        ratios = [t / s for t, s in zip(samples[peer], samples["penstock_queue"], strict=True)]
-        report.ratios[peer] = round(quartiles(ratios)[1], 3)
+        _add_ratio(report, peer, samples["penstock_queue"], samples[peer])
+    if paddle is not None:
+        _add_ratio(report, "paddle_memory", samples["penstock_memory"], samples["paddle_memory"])
+
+
+def _peer(stack: contextlib.ExitStack, report: Report, name: str, make: Callable[[], TimedPeer]) -> TimedPeer | None:
+    try:
+        return stack.enter_context(make())
+    except PeerMissing as error:
+        report.missing[name] = str(error)
+        return None
+
+
+def _add_ratio(report: Report, name: str, ours: list[float], theirs: list[float]) -> None:
+    report.ratios[name] = round(quartiles([t / o for t, o in zip(theirs, ours, strict=True)])[1], 3)
 
 
 def measure_training(rows: Rows, threads: list[int], num_rounds: int, report: Report) -> None:
-    """Add how fast CTR-DNN trains from the text."""
+    """Add how fast CTR-DNN trains from the text, and the original's share of that."""
     workload = workloads.build("criteo")
     recorded = record_ctr(workload)
     variables = [recorded.main.handle(slot.name) for slot in sorted(recorded.main.feeds(), key=_column)]
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     exe.run(recorded.startup, scope=scope)
     parts = _halves(rows)
+
+    def one_pass(num: int) -> float:
+        dataset = dataset_over(parts[0], variables)
+        dataset.set_filelist([str(part) for part in parts])
+        dataset.set_thread(num)
+        begin = time.perf_counter()
+        exe.train_from_dataset(recorded.main, dataset, scope=scope)
+        return time.perf_counter() - begin
+
     for num in threads:
-        rates = []
-        for _ in range(num_rounds + 1):
-            dataset = dataset_over(parts[0], variables)
-            dataset.set_filelist([str(part) for part in parts])
-            dataset.set_thread(num)
-            begin = time.perf_counter()
-            exe.train_from_dataset(recorded.main, dataset, scope=scope)
-            rates.append(1e-3 * rows.num_rows / (time.perf_counter() - begin))
-        report.add(f"train_{num}_threads_k_samples_per_s", rates[1:], digits=2)
+        name = f"train_{num}_threads"
+        contenders: dict[str, Callable[[], float]] = {name: partial(one_pass, num)}
+        with contextlib.ExitStack() as stack:
+            paddle = _peer(stack, report, f"paddle_{name}", partial(PaddleDatasets, "train", num, parts))
+            if paddle is not None:
+                contenders[f"paddle_{name}"] = partial(paddle.ask, "wall")
+            samples = alternating_blocks(contenders, num_rounds)
+        for key, seconds in samples.items():
+            report.add(f"{key}_k_samples_per_s", [1e-3 * rows.num_rows / s for s in seconds], digits=2)
+        if paddle is not None:
+            _add_ratio(report, f"paddle_{name}", samples[name], samples[f"paddle_{name}"])
 
 
 def _column(desc: Any) -> int:
