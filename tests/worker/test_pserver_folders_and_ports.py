@@ -12,7 +12,8 @@ import pytest
 
 from penstock.errors import PeerError
 from penstock_worker import messages, ports, statedirs
-from penstock_worker.messages import Desired, DesiredSet
+from penstock_worker.environment import entrypoint_environment
+from penstock_worker.messages import Checkpoint, Desired, DesiredSet
 from penstock_worker.replica import NEVER_STARTED, Replica
 from penstock_worker.snapshots import SnapshotCache
 
@@ -40,6 +41,29 @@ def test_only_folders_of_jobs_that_are_over_and_have_no_process_go(tmp_path: Pat
         (tmp_path / "pservers" / name).mkdir(parents=True)
     assert statedirs.over(tmp_path, ["goes-on"], ["still-here"]) == [tmp_path / "pservers" / "over"]
     assert statedirs.over(tmp_path / "nowhere", [], []) == []
+
+
+def test_checkpoints_of_a_job_stay_over_its_attempts_and_its_env_may_name_another_folder(tmp_path: Path) -> None:
+    asked = order().model_copy(update={"checkpoint": Checkpoint(every_steps=7, keep=2)})
+    folder = statedirs.checkpoint_dir(tmp_path, asked)
+    assert folder == tmp_path / "checkpoints" / "j1"
+    assert statedirs.checkpoint_dir(tmp_path, asked.model_copy(update={"attempt": 2})) == folder
+    assert statedirs.checkpoint_dir(tmp_path, order()) is None
+    with pytest.raises(PeerError, match="folder"):
+        statedirs.checkpoint_dir(tmp_path, asked.model_copy(update={"job_id": ".."}))
+
+    def told(job: Desired) -> dict[str, str]:
+        environ = entrypoint_environment({}, job, socket="/s", interpreter="/bin/python", checkpoint_dir=folder)
+        return {name: value for name, value in environ.items() if "CHECKPOINT" in name}
+
+    expected = {"DIR": str(folder), "EVERY_STEPS": "7", "KEEP": "2"}
+    assert told(asked) == {f"PENSTOCK_CHECKPOINT_{name}": value for name, value in expected.items()}
+    shared = asked.model_copy(update={"env": {"PENSTOCK_CHECKPOINT_DIR": "/shared"}})
+    assert told(shared)["PENSTOCK_CHECKPOINT_DIR"] == "/shared"
+    assert told(order()) == {}
+    folder.mkdir(parents=True)
+    assert statedirs.over(tmp_path, ["j1"], []) == []
+    assert statedirs.over(tmp_path, [], []) == [folder]
 
 
 def test_older_server_that_does_not_say_keeps_everything() -> None:

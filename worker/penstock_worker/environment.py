@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.protocol import contract
+from penstock.protocol.checkpoints import CheckpointJob
 from penstock_worker.messages import CollectiveJob, Desired, PserverJob
 
 RESERVED_PREFIX = "PENSTOCK_"
@@ -14,9 +15,10 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def entrypoint_environment(
-    base: Mapping[str, str], desired: Desired, *, socket: str, interpreter: str, state_dir: Path | None = None
-) -> dict[str, str]:
-    """Return the variables of one replica. `state_dir`: of a pserver.
+    base: Mapping[str, str], desired: Desired, *, socket: str, interpreter: str, state_dir: Path | None = None,
+    checkpoint_dir: Path | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """Return the variables of one replica. `state_dir`: of a pserver; `checkpoint_dir`: of a job with checkpoints.
 
     No PENSTOCK_* variable of the agent gets through (a person's token must not reach a job); the job's `env` comes next
     and the contract last, so that a job cannot pose as another replica. PATH starts with the folder of the agent's
@@ -43,6 +45,10 @@ def entrypoint_environment(
     if desired.collective_job is not None:
         environ.update(_collective_job(desired.collective_job).environ(desired.index))
         environ.setdefault("OMP_NUM_THREADS", str(max(1, desired.cpus)))  # ranks share the cores of their node
+    if desired.checkpoint is not None and checkpoint_dir is not None:
+        told = desired.checkpoint
+        for name, value in CheckpointJob(str(checkpoint_dir), told.every_steps, told.keep).environ().items():
+            environ.setdefault(name, value)  # a job's `env` may name a folder that all nodes reach
     return environ
 
 

@@ -48,6 +48,13 @@ class CollectiveJob(_Message):
     ports: list[int] = Field(default_factory=list)
 
 
+class Checkpoint(_Message):
+    """How often a job writes checkpoints, and how many of the latest it keeps."""
+
+    every_steps: int = Field(ge=1)
+    keep: int = Field(ge=1)
+
+
 class Desired(_Message):
     """One replica that the server wants here. `snapshot`: SHA-256 of the tar.gz in which it runs."""
 
@@ -66,6 +73,7 @@ class Desired(_Message):
     attempt: int = 1
     pserver_job: PserverJob | None = None
     collective_job: CollectiveJob | None = None
+    checkpoint: Checkpoint | None = None
 
     @model_validator(mode="after")
     def _endpoint(self) -> Desired:

@@ -95,9 +95,12 @@ class Replica:
         if self.desired.snapshot is not None:
             archive = await in_thread(cache.fetch, self.desired.snapshot)
             await in_thread(snapshots.unpack, archive, work)
-        state_dir = statedirs.state_dir(self.folder.parent.parent, self.desired)
-        if state_dir is not None:
-            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = self.folder.parent.parent
+        state_dir = statedirs.state_dir(root, self.desired)
+        checkpoint_dir = statedirs.checkpoint_dir(root, self.desired)
+        for folder in (state_dir, checkpoint_dir):
+            if folder is not None:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for port in self.desired.ports:
             await self._until_free(port)
         environ = entrypoint_environment(
@@ -106,6 +109,7 @@ class Replica:
             socket=str(self.relay.path),
             interpreter=sys.executable,
             state_dir=state_dir,
+            checkpoint_dir=checkpoint_dir,
         )
         order = {
             "argv": self.desired.entrypoint,

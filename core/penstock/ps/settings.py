@@ -7,6 +7,7 @@ PENSTOCK_PS_LEASE_S      a trainer that is silent so long is lost (20)
 PENSTOCK_PS_STATE_DIR    folder of a server's snapshots and log, one subfolder a server (none: a restart begins anew)
 PENSTOCK_PS_SNAPSHOT_S   seconds between snapshots (60)
 PENSTOCK_PS_SAVE_DIRS    more folders into which trainers may have a server save, separated like PATH (none)
+PENSTOCK_CHECKPOINT_DIR  another one: of the job's checkpoints (none)
 PENSTOCK_PS_START_S      how long to wait for each other at the start (600)
 PENSTOCK_PS_DEADLINE_S   a server that is away so long in the middle of training is an error (30)
 PENSTOCK_PS_TRANSPORT    auto: a trainer talks to a server of its host through shared memory; tcp: never (auto)
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from penstock.errors import SpecError
+from penstock.protocol.checkpoints import DIRECTORY
 
 Mode = Literal["sync", "half_async", "async", "geo"]
 T = TypeVar("T")
@@ -95,7 +97,7 @@ class ServerSettings:
             start_s=_seconds(environ, "PENSTOCK_PS_START_S", 600.0),
             state_dir=Path(state) if state else None,
             snapshot_every_s=_seconds(environ, "PENSTOCK_PS_SNAPSHOT_S", 60.0),
-            save_dirs=tuple(Path(p) for p in saves.split(os.pathsep) if p),
+            save_dirs=tuple(Path(p) for p in (*saves.split(os.pathsep), environ.get(DIRECTORY, "")) if p),
             tls=files if files.cert is not None else None,
             **_of_job(environ, started_ns),
         )  # fmt: skip

@@ -54,7 +54,7 @@ async def desired(
     A replica is wanted while its job starts or runs, its attempt is the job's, and it has not ended; a pserver also for
     `pserver_grace` after its trainers are done. One in the place of others that failed soon after each other is wanted
     a moment later. `without`: replicas whose agent lost them; they are never started a second time. `keep_state` of the
-    message: jobs that go on, whose pservers' state on the node is not to be removed.
+    message: jobs that go on, whose pservers' state and checkpoints on the node are not to be removed.
     """
     statement = (
         select(ReplicaRow, JobRow)
@@ -70,7 +70,7 @@ async def desired(
     kept = (
         select(ReplicaRow.job_id)
         .join(JobRow, JobRow.id == ReplicaRow.job_id)
-        .where(ReplicaRow.node_id == node_id, ReplicaRow.role == "pserver", JobRow.state.not_in(_OVER))
+        .where(ReplicaRow.node_id == node_id, JobRow.state.not_in(_OVER))
         .distinct()
     )
     async with database.read() as session:
@@ -159,6 +159,7 @@ def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> dict[str
         "snapshot": spec.snapshot,
         "cpus": replica.cpus,
         "stop_grace_s": spec.stop_grace_s,
+        "checkpoint": None if spec.checkpoint is None else spec.checkpoint.model_dump(),
     }
     if group is None or replica.node_id is None:
         return order
