@@ -34,8 +34,8 @@ _WARM = (
     "penstock.exec.ps_storage", "penstock.ps.server", "penstock.ps.communicators.wrapping", "penstock.exec.parallel",
     "penstock.dataset", "penstock.io",
     # What torch imports at the first recorded operators.
-    "torch._functorch.aot_autograd", "torch.export._trace", "torch._inductor.sizevars", "torch.fx.experimental.validator",
-    "sympy.combinatorics", "sympy.tensor.tensor",
+    "torch._functorch.aot_autograd", "torch.export._trace", "torch._inductor.sizevars",
+    "torch.fx.experimental.validator", "sympy.combinatorics", "sympy.tensor.tensor",
 )  # fmt: skip
 _FRESH = ("penstock.ps.opening", "penstock.exec.serving")  # they note when a process was started
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl
@@ -98,6 +98,13 @@ class Forked:
     def errors(self) -> str:
         """What it said on stderr so far."""
         return self._errors.read_text() if self._errors.exists() else ""
+
+    def first_line(self, limit_s: float = BOUND_S) -> str:
+        """Wait for a line on stdout, and return it; fail if it ends before."""
+        deadline = time.monotonic() + limit_s
+        while "\n" not in self.output:
+            assert time.monotonic() < deadline and not self.has_ended(0.005), f"{self.name} says nothing: {self.errors}"
+        return self.output.splitlines()[0]
 
     def signal(self, number: int) -> None:
         """Send a signal, which finds this process or nobody."""

@@ -8,9 +8,7 @@ runs one role of a synchronous job and prints what it has seen as one line of JS
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.nursery import Forked, Nursery
 
 import penstock as fluid
 from penstock.distributed.ports import free_ports
@@ -153,34 +152,22 @@ def together(make: Make, feeds: Sequence[Sequence[Feed]], *, servers: int, after
 
 
 @contextmanager
-def process(role: str, number: int, endpoints: str, trainers: int, model: str) -> Iterator[subprocess.Popen[str]]:
-    """Start one role in a process of its own; it is ended with the block."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.conformance.server_jobs",
-        role,
-        str(number),
-        endpoints,
-        str(trainers),
-        model,
-    ]
-    started = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )  # fmt: skip
+def process(
+    nursery: Nursery, name: Path, role: str, number: int, endpoints: str, trainers: int, model: str
+) -> Iterator[Forked]:
+    """Start one role in a process of its own, with files of that name; it is ended with the block."""
+    argv = ["-m", "tests.conformance.server_jobs", role, str(number), endpoints, str(trainers), model]
+    started = Forked(nursery, name, argv, {})
     try:
         yield started
     finally:
-        started.kill()
-        started.communicate()
+        started.close()
 
 
-def told(started: subprocess.Popen[str]) -> dict[str, Any]:
+def told(started: Forked) -> dict[str, Any]:
     """Wait for a process and return what it has seen."""
-    out, errors = started.communicate(timeout=WAIT_S)
-    assert started.returncode == 0, errors
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    assert started.end() == 0, started.errors
+    found: dict[str, Any] = json.loads(started.output.splitlines()[-1])
     return found
 
 

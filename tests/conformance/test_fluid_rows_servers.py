@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,17 +22,23 @@ from tests.conformance.server_jobs import (
     told,
     train,
 )
+from tests.nursery import Nursery
 
 MB = 10**6
 
 
 @pytest.mark.parametrize(("model", "table_bytes"), [("16 GB of any ids", 16 * 10**9), ("128 MB by rows", 2**27)])
-def test_row_45_a_trainer_has_no_memory_for_a_table_of_the_servers(model: str, table_bytes: int) -> None:
+def test_row_45_a_trainer_has_no_memory_for_a_table_of_the_servers(
+    nursery: Nursery, tmp_path: Path, model: str, table_bytes: int
+) -> None:
     make, _ = MODELS[model]
     parameter = make().main.variables["table"]
     assert 4 * parameter.shape[0] * parameter.shape[1] == table_bytes
     endpoints = free_endpoints(["127.0.0.1"])
-    with ThreadPoolExecutor(1) as pool, process("TRAINER", 0, endpoints, 1, model) as trainer:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        process(nursery, tmp_path / "trainer", "TRAINER", 0, endpoints, 1, model) as trainer,
+    ):
         server = pool.submit(serve, make, endpoints, endpoints, 1)
         seen = told(trainer)
         scope = server.result(WAIT_S)
@@ -42,13 +49,16 @@ def test_row_45_a_trainer_has_no_memory_for_a_table_of_the_servers(model: str, t
     assert model != "128 MB by rows" or (kept is not None and kept.nbytes == table_bytes)
 
 
-def test_row_49_servers_and_trainers_are_anywhere_alone_or_in_one_process() -> None:
+def test_row_49_servers_and_trainers_are_anywhere_alone_or_in_one_process(nursery: Nursery, tmp_path: Path) -> None:
     make, highest = MODELS["small"]
     endpoints = free_endpoints(["127.0.0.2", "localhost"])
     here, there = endpoints.split(",")
     feeds = table_feeds(6, 16, highest=highest, part=0, parts=2)
     with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
-        others = [stack.enter_context(process(role, 1, endpoints, 2, "small")) for role in ("PSERVER", "TRAINER")]
+        others = [
+            stack.enter_context(process(nursery, tmp_path / role, role, 1, endpoints, 2, "small"))
+            for role in ("PSERVER", "TRAINER")
+        ]
         server = pool.submit(serve, make, here, endpoints, 2)
         trainer = pool.submit(train, make, 0, endpoints, 2, feeds)
         first, (_, second) = trainer.result(WAIT_S), map(told, others)

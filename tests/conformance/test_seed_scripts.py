@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.nursery import Forked, Nursery
 
 SCRIPTS = Path(__file__).parent / "scripts"  # .txt: foreign style, kept out of the formatter and the type checker
 
 
-def run(script: str, **environment: str) -> tuple[dict[tuple[str, int], tuple[float, int]], str]:
+Run = Callable[..., tuple[dict[tuple[str, int], tuple[float, int]], str]]
+
+
+@pytest.fixture
+def run(nursery: Nursery, tmp_path: Path) -> Iterator[Run]:
     """Run a script in a process of its own; return {(what, step): (loss, fetched values)} and its stderr."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / script)],
-        env={k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")} | environment,
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    return {(what, int(step)): (float(loss), int(count)) for what, step, loss, count in lines}, done.stderr
+    made: list[Forked] = []
+
+    def run(script: str, **environment: str) -> tuple[dict[tuple[str, int], tuple[float, int]], str]:
+        ours = {name: None for name in os.environ if name.startswith("PENSTOCK_")}
+        made.append(Forked(nursery, tmp_path / script, [str(SCRIPTS / script)], {**ours, **environment}))
+        assert made[-1].end() == 0, made[-1].errors
+        lines = [line.split() for line in made[-1].output.splitlines()]
+        return {(what, int(step)): (float(loss), int(count)) for what, step, loss, count in lines}, made[-1].errors
+
+    yield run
+    for one in made:
+        one.close()
 
 
 @pytest.mark.parametrize("cpu_num", ["1", "2"])
-def test_the_fit_a_line_script_trains(cpu_num: str) -> None:
+def test_the_fit_a_line_script_trains(run: Run, cpu_num: str) -> None:
     losses, said = run("fit_a_line.txt", CPU_NUM=cpu_num)
     assert losses["loss", 59][0] < losses["loss", 0][0]
     assert {count for _, count in losses.values()} == {int(cpu_num)}
     assert said == ""
 
 
-def test_the_train_and_test_pair_trains_and_says_nothing() -> None:
+def test_the_train_and_test_pair_trains_and_says_nothing(run: Run) -> None:
     losses, said = run("train_and_test.txt", CPU_NUM="2")
     assert losses["test", 60][0] < 0.5 * losses["test", 0][0]
     assert {count for _, count in losses.values()} == {2}

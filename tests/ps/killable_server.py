@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.endpoints import free_endpoint
+from tests.nursery import Forked, Nursery
 from tests.ps.torch_storage import TorchStorage
 
 from penstock.ps.server import ParameterServer
@@ -21,22 +20,19 @@ TABLES = {"t": (2, 100)}
 
 
 class KillableServer:
-    """Started at once; the endpoint of the first start is kept by those after it."""
+    """Started at once; the endpoint of the first start is kept by those after it. `folder`: of its files."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, nursery: Nursery, folder: Path, **settings: Any) -> None:
         self.settings = {"endpoint": free_endpoint(), **settings}
+        self._nursery, self._folder = nursery, folder
+        self._starts = itertools.count()
         self.start()
 
     def start(self) -> None:
         """Start, and wait until it listens."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ps.killable_server", json.dumps(self.settings)],
-            stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the server ended with {self.process.wait()}"
-        self.settings["endpoint"] = f"127.0.0.1:{int(line)}"
+        argv = ["-m", "tests.ps.killable_server", json.dumps(self.settings)]
+        self.process = Forked(self._nursery, self._folder / f"server{next(self._starts)}", argv, {})
+        self.settings["endpoint"] = f"127.0.0.1:{int(self.process.first_line())}"
 
     @property
     def endpoint(self) -> str:
@@ -45,11 +41,7 @@ class KillableServer:
 
     def kill(self) -> None:
         """Kill it as a machine would: no code of its own runs any more."""
-        if self.process.poll() is None:
-            os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.process.close()
 
 
 def main() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.endpoints import free_endpoint
+from tests.nursery import Forked, Nursery
 from tests.ps.server_process import SHAPES
 from tests.ps.torch_storage import TorchStorage
 from torch import Tensor
@@ -27,7 +25,6 @@ from penstock.ps.settings import ServerSettings, TrainerSettings
 from penstock.ps.storage import Gradient
 
 STEPS = 12
-ROOT = Path(__file__).parents[2]
 
 
 def client_of(endpoints: list[str], trainer: int = 0, of: int = 1, mode: PsMode = "sync") -> TrainerClient:
@@ -147,33 +144,29 @@ def test_ids_of_a_spread_table_live_on_one_server_each(pair: Pair) -> None:
 class Process:
     """A server in a process of its own, started, killed and started again at one endpoint."""
 
-    def __init__(self, state: Path) -> None:
-        self.state, self.endpoint = state, free_endpoint()
+    def __init__(self, nursery: Nursery, folder: Path) -> None:
+        self._nursery, self._folder, self.endpoint = nursery, folder, free_endpoint()
+        self._starts = itertools.count()
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tests.ps.server_process", self.endpoint, str(self.state), "1"]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self.endpoint = self.process.stdout.readline().strip()
+        argv = ["-m", "tests.ps.server_process", self.endpoint, str(self._folder / "state"), "1"]
+        self.process = Forked(self._nursery, self._folder / f"server{next(self._starts)}", argv, {})
+        self.endpoint = self.process.first_line()
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
+        self.process.kill()
 
     def end(self) -> None:
         """It ends by itself when all have left."""
-        self.process.communicate(timeout=20)
+        assert self.process.end() == 0, self.process.errors
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Process]:
-    process = Process(tmp_path)
+def process(nursery: Nursery, tmp_path: Path) -> Iterator[Process]:
+    process = Process(nursery, tmp_path)
     yield process
-    process.process.kill()
-    process.process.communicate()
+    process.process.close()
 
 
 def test_a_server_killed_in_the_middle_of_a_round_comes_back_and_nothing_is_lost(process: Process) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.nursery import Nursery
 from tests.ps.killable_server import SHAPES, TABLES, KillableServer
 from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Refused, Trainer
@@ -24,11 +25,12 @@ DEADLINE_S = 60.0
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., KillableServer]]:
+def launch(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., KillableServer]]:
     servers: list[KillableServer] = []
 
     def begin(**settings: Any) -> KillableServer:
-        servers.append(KillableServer(state_dir=str(tmp_path), snapshot_every_s=0.02, **settings))
+        told = {"state_dir": str(tmp_path / "state"), "snapshot_every_s": 0.02, **settings}
+        servers.append(KillableServer(nursery, tmp_path, **told))
         return servers[-1]
 
     yield begin
@@ -143,5 +145,5 @@ def test_a_killed_server_loses_nothing_and_applies_nothing_twice(
     assert kills >= 3, "the kills hit a server at work"
     for trainer in trainers:
         trainer.insist(lambda t: t.leave())
-    assert server.process.wait(20) == 0
-    assert stored(tmp_path / "0", sync=sync) == expected(total, num_trainers, sync=sync)
+    assert server.process.end() == 0
+    assert stored(tmp_path / "state" / "0", sync=sync) == expected(total, num_trainers, sync=sync)
