@@ -9,12 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "fluid-parity.md"
-SINGLE_NODE = {*range(1, 35), 36, *range(39, 44), 83, 84}
-PARAMETER_SERVERS = {37, *range(44, 47), *range(48, 52), *range(53, 72), *range(94, 104)}
-LAUNCH = {*range(76, 80)}
-COLLECTIVE = {38, 47, 52, *range(72, 76), 80, 82}
-DATA_SETS = set(range(85, 94))
-ROWS = SINGLE_NODE | PARAMETER_SERVERS | DATA_SETS | LAUNCH | COLLECTIVE
+ROWS = set(range(1, 104))
 _TEST = re.compile(r"tests/[\w/]+\.py::test_\w+")
 
 
