@@ -16,7 +16,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench peers soak format clean distclean
+.PHONY: help sanitize setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench peers soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -125,6 +125,10 @@ ifdef ARGS
 else
 	tools/test_all.sh $(BIN)/python
 endif
+
+sanitize: $(STAMPS)/build-tools ## Stress tests of the C++ that needs no torch, under the address and thread sanitizers (minutes)
+	PYTHONPATH=core $(BIN)/python -m penstock.native.build --sanitize address $(ARGS)
+	PYTHONPATH=core $(BIN)/python -m penstock.native.build --sanitize thread $(ARGS)
 
 soak: setup-dev ## The long tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)

@@ -4,7 +4,8 @@
 `src/ops/**/*.cpp`, `_table` and `_feed` (Python modules without torch) from `src/table/*.cpp` and `src/feed/*.cpp`.
 Ninja rebuilds only what changed; a library is replaced by rename, so that a process that has the old one loaded keeps
 running; two builds at once wait for each other.  Needs torch, ninja and a C++20 compiler.
-`stress.cpp` is no part of `_engine`: `--sanitize` builds it with the torch-free core and runs it (see `sanitize`).
+`stress.cpp`, of which several folders have one, is part of no library: `--sanitize` builds each with what of its folder
+needs no torch, and runs it (see `sanitize`).
 The code has to run on any x86-64 or Arm core: no `-march`; a kernel that wants more uses target attributes.
 On failure: `UserError` with the compiler's output; libraries already built stay as they were.
 """
@@ -29,7 +30,13 @@ from penstock.errors import UserError
 NATIVE = Path(__file__).resolve().parent
 SOURCES = NATIVE / "src"
 RECORD = NATIVE / "_built.json"
-CORE_SOURCES = ("clock.cpp", "engine.cpp", "host.cpp", "schedule.cpp")
+STRESS = "stress.cpp"
+STRESSED = {
+    "engine": ("engine/clock.cpp", "engine/engine.cpp", "engine/host.cpp", "engine/schedule.cpp"),
+    "table": ("table/batch.cpp", "table/index.cpp", "table/pool.cpp", "table/table.cpp", "ops/initial.cpp"),
+    "feed": ("feed/blocks.cpp", "feed/line.cpp", "feed/rows.cpp", "feed/store.cpp", "feed/stream.cpp"),
+}
+"""Torch-free parts, by the folder of their stress test, with what goes into it besides."""
 STANDARD = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 JOB_BYTES = 2 << 30  # a file with torch's headers takes up to 1.6 GiB to compile
@@ -48,10 +55,9 @@ class Library:
 
 def libraries() -> list[Library]:
     """List the libraries whose folder has sources."""
-    engine = tuple(path for path in sorted((SOURCES / "engine").glob("*.cpp")) if path.name != "stress.cpp")
-    operators = tuple(sorted((SOURCES / "ops").rglob("*.cpp")))
-    table = (*sorted((SOURCES / "table").glob("*.cpp")), SOURCES / "ops" / "initial.cpp")
-    feed = tuple(sorted((SOURCES / "feed").glob("*.cpp")))
+    engine, feed = _sources("engine"), _sources("feed")
+    operators = _sources("ops")
+    table = (*_sources("table"), SOURCES / "ops" / "initial.cpp")
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     torch_links = ("-lc10", "-ltorch_cpu", "-ltorch")
     import torch  # see build()
@@ -65,6 +71,10 @@ def libraries() -> list[Library]:
         Library("_feed", feed, NATIVE / f"_feed{suffix}", (), ()),
     ]
     return [library for library in found if library.sources]
+
+
+def _sources(folder: str) -> tuple[Path, ...]:
+    return tuple(path for path in sorted((SOURCES / folder).rglob("*.cpp")) if path.name != STRESS)
 
 
 def compiler() -> str:
@@ -195,17 +205,19 @@ def _bundled_ninja() -> str:
     return str(Path(ninja.BIN_DIR) / "ninja")
 
 
-def sanitize(kind: str, *, seconds: float = 5.0) -> str:
-    """Build the torch-free stress test with a sanitizer, run it, and return what it printed.
+def sanitize(kind: str, part: str = "engine", *, seconds: float = 5.0) -> str:
+    """Build the stress test of a part with a sanitizer, run it, and return what it printed.
 
-    `kind` is "thread" or "address" (with undefined behaviour).  Raises: UserError if the compiler cannot, or if the
-    run found something; the text holds the sanitizer's report.
+    `kind` is "thread" or "address" (with undefined behaviour), `part` one of STRESSED.  Raises: UserError if the
+    compiler cannot, or if the run found something; the text holds the sanitizer's report.
     """
     checks = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]}
-    folder = build_folder() / f"stress-{kind}"
-    sources = tuple(SOURCES / "engine" / name for name in (*CORE_SOURCES, "stress.cpp"))
+    folder = build_folder() / f"stress-{kind}" / part
+    sources = tuple(SOURCES / name for name in (*STRESSED[part], f"{part}/{STRESS}"))
     program = Library("stress", sources, folder / "run-stress", ("-pthread",), ())
-    flags = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", *WARNINGS, *checks[kind]]
+    # The loader would choose among clones of a function before the sanitizer is ready: there are none here.
+    no_clones = "'-Dtarget_clones(...)='"
+    flags = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", no_clones, *WARNINGS, *checks[kind]]
     with _locked(folder):
         script = folder / "build.ninja"
         _write_if_changed(script, _ninja_script([program], folder, flags, checks[kind]))
@@ -229,12 +241,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, help="files to compile at once")
     parser.add_argument("--debug", action="store_true", help="with symbols")
     parser.add_argument("--verbose", action="store_true", help="show every command")
-    parser.add_argument("--sanitize", choices=["thread", "address"], help="build and run the stress test instead")
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long the stress test runs")
+    parser.add_argument("--sanitize", choices=["thread", "address"], help="build and run the stress tests instead")
+    parser.add_argument("--part", choices=list(STRESSED), help="the stress test of this part alone")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each stress test runs, at least")
     options = parser.parse_args(arguments)
     try:
         if options.sanitize:
-            print(sanitize(options.sanitize, seconds=options.seconds), end="")
+            for part in [options.part] if options.part else STRESSED:
+                print(sanitize(options.sanitize, part, seconds=options.seconds), end="", flush=True)
         else:
             for path in build(jobs=options.jobs, debug=options.debug, verbose=options.verbose):
                 print(path)
