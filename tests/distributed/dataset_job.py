@@ -1,7 +1,8 @@
-"""A trainer of a collective job that reads its own file of numbers: `dataset_job.py FOLDER WHAT [arguments]`.
+"""A trainer of a job that reads its own file of numbers: `dataset_job.py FOLDER WHAT NUMBER`.
 
-WHAT is `shuffle` (a global shuffle; argument: seed) or `train` (a pass with a fixed number of batches, or with
-complements; argument: how many). Each trainer leaves in FOLDER what it has found.
+WHAT is `shuffle` (a global shuffle; NUMBER: seed) or `train` (a pass with a fixed number of batches, or with
+complements; NUMBER: how many). Each trainer leaves in FOLDER what it has found. A launcher's variables say whether it
+trains with others collectively, or with parameter servers, or is one of these.
 """
 
 from __future__ import annotations
@@ -16,16 +17,24 @@ import numpy as np
 
 import penstock as fluid
 from penstock.dataset.slots import feed_of
+from penstock.incubate.fleet.base.role_maker import PaddleCloudRoleMaker
+from penstock.incubate.fleet.parameter_server.distribute_transpiler import fleet
+from penstock.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy import StrategyFactory
 
 
-def prepared(rank: int, endpoints: list[str]) -> tuple[Any, list[Any]]:
-    """Record a model of a number and some words; meet the others. Return executor and inputs."""
+def recorded() -> tuple[list[Any], Any]:
+    """Record a model of a number and some words. Return its inputs and its loss."""
     fluid.default_startup_program().random_seed = fluid.default_main_program().random_seed = 5
     number = fluid.layers.data("number", [1])
     words = fluid.layers.data("words", [-1, -1], dtype="int64", lod_level=1)
     embedded: Any = fluid.layers.embedding(words, size=[10, 4], is_sparse=True)
     predict = fluid.layers.fc(fluid.layers.concat([number, fluid.layers.sequence_pool(embedded, "sum")], 1), 1)
-    loss = fluid.layers.mean(fluid.layers.square(predict))
+    return [number, words], fluid.layers.mean(fluid.layers.square(predict))
+
+
+def met(rank: int, endpoints: list[str]) -> tuple[Any, list[Any]]:
+    """Meet the others of a collective job. Return executor and inputs."""
+    inputs, loss = recorded()
     fluid.optimizer.SGD(1e-6).minimize(loss)
     config = fluid.DistributeTranspilerConfig()
     config.mode, config.collective_mode = "collective", "grad_allreduce"
@@ -33,7 +42,7 @@ def prepared(rank: int, endpoints: list[str]) -> tuple[Any, list[Any]]:
     t.transpile(rank, trainers=",".join(endpoints), current_endpoint=endpoints[rank])
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
-    return exe, [number, words]
+    return exe, inputs
 
 
 def loaded(folder: Path, rank: int, inputs: list[Any]) -> Any:
@@ -60,19 +69,19 @@ def seen(dataset: Any) -> list[list[Any]]:
     return found
 
 
-def shuffled(dataset: Any, seed: int) -> Any:
+def shuffled(dataset: Any, seed: int, fleet: Any = None) -> Any:
     """Shuffle, twice, and from a position; return what is seen."""
-    dataset.global_shuffle(seed=seed)
+    dataset.global_shuffle(fleet, seed=seed)
     once = seen(dataset)
     position = dataset.position()
-    dataset.global_shuffle(seed=seed + 1)
+    dataset.global_shuffle(fleet, seed=seed + 1)
     twice = seen(dataset)
     dataset.load_into_memory()
-    dataset.global_shuffle(seed=seed)
+    dataset.global_shuffle(fleet, seed=seed)
     dataset.set_position({**position, "samples": 0})
     again = seen(dataset)
     dataset.load_into_memory()
-    dataset.global_shuffle()  # rank 0 draws
+    dataset.global_shuffle(fleet)  # rank 0 draws
     return {"once": once, "twice": twice, "again": again, "drawn": seen(dataset)}
 
 
@@ -90,10 +99,30 @@ def trained(dataset: Any, exe: Any, number: Any, batches: int) -> Any:
     return {n: np.array(scope.find_var(n)).tolist() for n in scope.names()}
 
 
+def with_servers(folder: Path, seed: int) -> None:
+    """Be a server, or a worker that shuffles with the others."""
+    inputs, loss = recorded()
+    fleet.init(PaddleCloudRoleMaker())
+    fleet.distributed_optimizer(fluid.optimizer.SGD(1e-6), StrategyFactory.create_async_strategy()).minimize(loss)
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+        return
+    fluid.Executor(fluid.CPUPlace()).run(fleet.startup_program)
+    fleet.init_worker()
+    dataset = loaded(folder, fleet.worker_index(), inputs)
+    found = {**shuffled(dataset, seed, fleet), "sizes": dataset.get_memory_data_size(fleet)}
+    fleet.stop_worker()
+    (folder / f"rank{fleet.worker_index()}.json").write_text(json.dumps(found))
+
+
 def main(folder: Path, what: str, number: int) -> None:
     """Do what is asked."""
+    if "PADDLE_PSERVERS_IP_PORT_LIST" in os.environ:
+        with_servers(folder, number)
+        return
     rank = int(os.environ["PADDLE_TRAINER_ID"])
-    exe, inputs = prepared(rank, os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","))
+    exe, inputs = met(rank, os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","))
     dataset = loaded(folder, rank, inputs)
     found = shuffled(dataset, number) if what == "shuffle" else trained(dataset, exe, inputs[0], number)
     (folder / f"rank{rank}.json").write_text(json.dumps(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 from tests.endpoints import free_endpoints
 from tests.nursery import Forked, Nursery, all_end_well
+
+from penstock.distributed import launch_ps
+from penstock.distributed.arguments import hosts_of
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("dataset_job.py")
@@ -24,8 +28,8 @@ def trainers(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
 
     def start(sizes: list[int], *asked: list[object]) -> list[Forked]:
         endpoints = free_endpoints(len(sizes))
-        for rank, size in enumerate(sizes):
-            (tmp_path / f"part-{rank}").write_text("".join(line(1000 * rank + n) for n in range(size)))
+        written(tmp_path, sizes)
+        for rank in range(len(sizes)):
             environ = {"PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints), "PADDLE_TRAINER_ID": str(rank), "CPU_NUM": "1"}
             argv = [str(SCRIPT), str(tmp_path), *map(str, asked[rank % len(asked)])]
             made.append(Forked(nursery, tmp_path / f"trainer{rank}", argv, environ))
@@ -34,6 +38,12 @@ def trainers(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
     yield start
     for process in made:
         process.close()
+
+
+def written(folder: Path, sizes: list[int]) -> None:
+    """Write the samples of each trainer."""
+    for rank, size in enumerate(sizes):
+        (folder / f"part-{rank}").write_text("".join(line(1000 * rank + n) for n in range(size)))
 
 
 def sample(number: int) -> list[int]:
@@ -70,6 +80,27 @@ def test_row_89_a_global_shuffle_gives_every_sample_to_one_trainer(
     for trainer in found:
         assert trainer["again"] == trainer["once"]  # a function of the seed, also by way of a position
         assert trainer["twice"] != trainer["once"]
+
+
+def test_row_89_a_global_shuffle_is_over_the_workers_of_a_fleet(nursery: Nursery, tmp_path: Path) -> None:
+    sizes = [20, 41]
+    written(tmp_path, sizes)
+    asked = ["--server_num", "1", "--worker_num", "2", "--log_dir", str(tmp_path), SCRIPT.name]
+    args = launch_ps.parser().parse_args(asked)
+    own = {"CPU_NUM": "1", "PENSTOCK_PS_START_S": "60", "PENSTOCK_PS_LEASE_S": "60"}
+    plan = launch_ps.plan_of(args, hosts_of(None, args.node_ip), {**os.environ, **own})
+    argv = [str(SCRIPT), str(tmp_path), "shuffle", "3"]
+    started = [Forked(nursery, process.log, argv, {**own, **process.env}) for process in plan.processes]
+    try:
+        all_end_well(started)
+    finally:
+        for process in started:
+            process.close()
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert sorted(row for trainer in found for row in trainer["once"]) == everything(sizes)
+    assert sorted(len(trainer["once"]) for trainer in found) == [30, 31]
+    assert [trainer["sizes"] for trainer in found] == [61, 61]
+    assert all(trainer["again"] == trainer["once"] for trainer in found)
 
 
 def test_a_trainer_that_does_something_else_meanwhile_is_an_error_of_all_and_no_hang(trainers: Start) -> None:
