@@ -18,6 +18,11 @@ class Background:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job runs."""
+        return self._thread is not None and self._thread.is_alive()
+
     def join(self) -> float:
         """Wait until no job runs; return for how many seconds that was."""
         begin = time.perf_counter()

@@ -251,6 +251,11 @@ class CheckpointManager:
         except Unavailable as lost:  # whoever is to be told is gone, which the training meets by itself
             print(f"penstock: {lost}", file=sys.stderr, flush=True)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether this process is writing a checkpoint."""
+        return self._background.is_busy
+
     def wait(self) -> None:
         """Wait until what was begun is written. Raises what the writer has met."""
         self._background.wait()
