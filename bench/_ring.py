@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench._gloo import ELEMENT_BYTES, NUM_PROCESSES, GlooPair, next_command
+from bench._gloo import NUM_PROCESSES, GlooPair, next_command
 
 
 def serve(rank: int, store: str, commands: Connection) -> None:
@@ -24,7 +24,7 @@ def serve(rank: int, store: str, commands: Connection) -> None:
     commands.send("ready")
     while (command := next_command(commands)) is not None:
         size_bytes, repeats = command
-        gradient = torch.zeros(size_bytes // ELEMENT_BYTES)
+        gradient = ops.ring_memory(size_bytes).view(torch.float32)  # where an executor's gradients lie
         gradient.fill_(rank + 1)
         ops.ring_all_reduce_([gradient], 1, step, False, ring)
         right = bool((gradient == NUM_PROCESSES * (NUM_PROCESSES + 1) / 2).all())

@@ -44,6 +44,11 @@ class Rank:
         """Steps that it has finished."""
         return self._out.read_text().count("\n") if self._out.exists() else 0
 
+    def said(self, word: str) -> int:
+        """Return the number that stands behind a word in its output."""
+        (line,) = [line for line in self._out.read_text().splitlines() if line.startswith(word)]
+        return int(line.removeprefix(word))
+
     def reaches(self, steps: int) -> None:
         """Wait for a step."""
         until(lambda: self.steps >= steps, f"step {steps} of rank {self.number}: {self.errors}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import penstock as fluid
 from penstock.distributed import collective
@@ -22,11 +23,13 @@ FEATURES, IDS, WIDTH = 6, 50, 4
 _MEAN_LR = 0.1
 
 
-def network(*, sparse: bool, dropout: float) -> Any:
+def network(*, sparse: bool, dropout: float, wide: int = 0) -> Any:
     """Record a small model in float64; return its loss."""
     x = fluid.layers.data(name="x", shape=[FEATURES], dtype="float64")
     y = fluid.layers.data(name="y", shape=[1], dtype="float64")
     hidden: Any = fluid.layers.fc(input=x, size=8, act="relu")
+    if wide:  # a gradient of wide * wide elements
+        hidden = fluid.layers.fc(input=fluid.layers.fc(input=hidden, size=wide, act="tanh"), size=wide, act="tanh")
     if sparse:
         ids = fluid.layers.data(name="ids", shape=[1], dtype="int64")
         rows = fluid.layers.embedding(input=ids, size=[IDS, WIDTH], is_sparse=True, dtype="float64")
@@ -71,6 +74,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dense", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--wide", type=int, default=0)
     parser.add_argument("--rings", type=int, default=1)
     parser.add_argument("--inter", type=int, default=0)
     parser.add_argument("--width", type=int, default=0, help="of one rank's own network: another program")
@@ -84,7 +88,7 @@ def prepared(asked: argparse.Namespace, rank: int, endpoints: list[str]) -> tupl
     """Record, transpile, and run the startup program; return the loss."""
     fluid.default_startup_program().random_seed = 1 + rank  # the first one's values count
     fluid.default_main_program().random_seed = 5
-    loss = network(sparse=not asked.dense, dropout=asked.dropout)
+    loss = network(sparse=not asked.dense, dropout=asked.dropout, wide=asked.wide)
     if asked.width:
         loss = loss + fluid.layers.mean(fluid.layers.fc(input=loss.reshape(1, 1), size=asked.width))
     optimizer(asked.optimizer).minimize(loss)
@@ -137,6 +141,9 @@ def main(arguments: list[str]) -> None:
         group._steppers = dict.fromkeys(group._steppers, cannot)
     if asked.join:
         collective.join()
+    if asked.wide and len(endpoints) > 1:
+        met: Any = collective.current()
+        print("in place", sum(torch.ops.penstock.ring_num_in_place(ring) for ring in met.rings), flush=True)
     scope = fluid.global_scope()
     values: Any = {n: np.array(scope.find_var(n)) for n in scope.names()}  # on CPU, wherever they lie
     np.savez(asked.folder / f"rank{rank}.npz", **values)

@@ -48,3 +48,13 @@ def test_row_80_a_rank_whose_data_ends_first_goes_on_without_rows_and_says_so(tr
 
 def test_row_80_a_trainer_that_ends_first_holds_up_nobody(trainers: Start) -> None:
     assert [rank.end() for rank in trainers(2, "--steps", 2, 5)] == [0, 0]
+
+
+def test_large_gradients_are_summed_where_the_executor_has_put_them(trainers: Start) -> None:
+    ranks = trainers(2, "--wide", 160, "--steps", 6)
+    (alone,) = trainers(1, "--wide", 160, "--steps", 6)
+    expected, first, second = (rank.values() for rank in (alone, *ranks))
+    assert max(differences(expected, first).values()) <= TOLERANCE
+    assert set(differences(first, second).values()) == {0.0}
+    for rank in ranks:
+        assert rank.said("in place") >= 4  # the first steps of a plan are watched, and run in ordinary memory

@@ -87,7 +87,8 @@ class DataParallel:
         self.engine = Engine(self.num_threads, max_running=self.max_running, intra_op_threads=self.intra_op_threads)
         self._graphs: dict[int, Graph] = {}
         self._plans: OrderedDict[tuple[Any, ...], Lowered] = OrderedDict()
-        self.temporaries = Temporaries(program, self.choice, retention)
+        shared = self._across is not None and self._across.kind == "ring"
+        self.temporaries = Temporaries(program, self.choice, retention, shared=shared)
         self._times = DeviceTrace(self.engine) if on_gpus(memory.devices) else None
         self._watch = telemetry.session().watch(self._times or self.engine, name=name)
         self._shown = ShownGraphs(self._watch, name=name, num_threads=self.num_threads)

@@ -64,11 +64,15 @@ class PlannedMemory:
 
 
 class Temporaries:
-    """Of all plans of one executor. Not thread-safe, as the executor."""
+    """Of all plans of one executor. Not thread-safe, as the executor.
 
-    def __init__(self, program: Program, choice: PassChoice, retention: Retention) -> None:
+    `shared`: other trainers of this host sum gradients where they lie.
+    """
+
+    def __init__(self, program: Program, choice: PassChoice, retention: Retention, *, shared: bool = False) -> None:
         self.program, self.choice, self.retention = program, choice, retention
-        self._arena = Arena()
+        self._shared = shared
+        self._arena = Arena(shared=shared)
         self._last: Lowered | None = None
         self.runs = self.peak_bytes = 0
 
@@ -91,7 +95,7 @@ class Temporaries:
             return
         memory.observed_bytes = lowered.plan.unplanned_peak
         memory.buffers = self._planned(lowered, seen)
-        memory.arena = Arena(self._arena) if memory.stays else self._arena
+        memory.arena = Arena(self._arena, shared=self._shared) if memory.stays else self._arena
         place(lowered, memory.buffers, memory.arena, lasting=bool(memory.stays))
 
     def _planned(self, lowered: Lowered, seen: Sequence[Seen]) -> Buffers:

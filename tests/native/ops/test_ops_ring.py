@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,8 +74,8 @@ def opened(count: int, slot_bytes: int = SMALL_SLOT) -> Iterator[Ranks]:
             OPS.ring_close(name)
 
 
-def sum_up(tensors: list[list[Tensor]], replicas: int, step: Tensor, rank: int, ring: str) -> None:
-    OPS.ring_all_reduce_(tensors[rank], replicas, step, False, ring)
+def sum_up(tensors: list[list[Tensor]], replicas: int, step: Tensor, rank: int, ring: str, mean: bool = False) -> None:
+    OPS.ring_all_reduce_(tensors[rank], replicas, step, mean, ring)
 
 
 def drawn(dtype: torch.dtype, size: int, seed: int) -> Tensor:
@@ -110,6 +111,79 @@ def test_all_ranks_have_the_sum_in_the_order_of_the_ranks_to_the_bit(
                 for mine in tensors:
                     for tensor in mine[piece * replicas : (piece + 1) * replicas]:
                         assert torch.equal(tensor, wanted)
+
+
+def in_shared_memory(tensor: Tensor) -> Tensor:
+    """Copy a tensor to where an executor's gradients lie, with something before it."""
+    memory = OPS.ring_memory(64 + max(tensor.nbytes, 64))
+    placed: Tensor = memory[64 : 64 + tensor.nbytes].view(tensor.dtype)
+    return placed.copy_(tensor)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(2, 4),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    sizes=st.lists(st.sampled_from([1, 17, 5003, 40_000, 300_001]), min_size=1, max_size=3),
+    rows=st.lists(st.integers(0, 5), min_size=4, max_size=4),
+    mean=st.booleans(),
+)
+def test_large_sums_in_shared_memory_have_the_bits_of_those_through_slots(
+    count: int, dtype: torch.dtype, sizes: list[int], rows: list[int], mean: bool
+) -> None:
+    sizes = [*sizes, 35_000]  # large enough by itself
+    with opened(count, SLOT_BYTES) as ranks:
+        step = ranks.step([rows[0] + 1, *rows[1:count]])
+        given = [[drawn(dtype, n, 10 * rank + i) for i, n in enumerate(sizes)] for rank in range(count)]
+        plain = [[t.clone() for t in mine] for mine in given]
+        shared = [[in_shared_memory(t) for t in mine] for mine in given]
+        for tensors, expected in ((plain, 0), (shared, 1)):
+            assert ranks.each(partial(sum_up, tensors, 1, step, mean=mean)) == [None] * count
+            assert [OPS.ring_num_in_place(name) for name in ranks.names] == [expected] * count
+        for mine, others in zip(plain, shared, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
+
+
+def test_what_one_rank_has_elsewhere_is_summed_through_slots() -> None:
+    with opened(3) as ranks:
+        tensors = [[in_shared_memory(torch.full((50_000,), float(rank)))] for rank in range(2)]
+        tensors.append([torch.full((50_000,), 2.0)])
+        for _ in range(2):
+            assert ranks.each(partial(sum_up, tensors, 1, ranks.step())) == [None] * 3
+        assert all(tensor.eq(9.0).all() for (tensor,) in tensors)
+        assert OPS.ring_num_in_place(ranks.names[0]) == 0
+
+
+def test_memory_that_goes_and_comes_at_the_same_addresses_is_told_apart() -> None:
+    with opened(2) as ranks:
+        for time in range(12):  # more than a ring keeps mapped
+            tensors = [[in_shared_memory(torch.full((50_000,), float(rank + time)))] for rank in range(2)]
+            assert ranks.each(partial(sum_up, tensors, 1, ranks.step())) == [None] * 2
+            assert all(tensor.eq(2.0 * time + 1).all() for (tensor,) in tensors)
+        assert OPS.ring_num_in_place(ranks.names[1]) == 12
+
+
+def test_sums_beyond_what_caches_hold_are_made_in_place_too() -> None:
+    with opened(2) as ranks:
+        tensors = [[in_shared_memory(torch.full((5 << 20,), float(rank + 1)))] for rank in range(2)]
+        assert ranks.each(partial(sum_up, tensors, 1, ranks.step())) == [None] * 2
+        assert all(tensor.eq(3.0).all() for (tensor,) in tensors)
+
+
+def test_shared_memory_is_given_back_with_its_last_tensor() -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("penstock-arena")
+
+    before = mapped()
+    tensor = in_shared_memory(torch.ones(10))
+    view = tensor[:5]
+    del tensor
+    assert mapped() == before + 1
+    assert view.eq(1).all()
+    del view
+    assert mapped() == before
+    with pytest.raises(RuntimeError, match="KiB of shared memory for gradients: this machine has"):
+        OPS.ring_memory(1 << 60)
 
 
 def test_a_mean_weighs_each_rank_by_its_rows_and_one_without_rows_adds_nothing() -> None:

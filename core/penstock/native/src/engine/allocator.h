@@ -55,6 +55,8 @@ class Request {
 void install_allocator();  // idempotent
 
 c10::DataPtr allocate_plainly(std::size_t nbytes);
+// Memory that other processes of this host can map, of the operator library (penstock.ring_memory). It is zero.
+c10::DataPtr allocate_shared(std::size_t nbytes);
 // As allocate_plainly(), counted by `meter` until it is freed, on whichever thread.
 c10::DataPtr allocate_metered(std::size_t nbytes, std::shared_ptr<Meter> meter);
 

@@ -76,7 +76,8 @@ class AllocationMeter {
 
 void bind_memory(py::module_& m, py::class_<TorchPlan>& plan) {
   py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
-      .def(py::init<const Arena*>(), py::arg("counted_with") = py::none())
+      .def(py::init<const Arena*, bool>(), py::arg("counted_with") = py::none(), py::kw_only(),
+           py::arg("shared") = false)
       .def("release", &Arena::release)
       .def_property_readonly("nbytes", &Arena::size)
       .def_property_readonly("living", &Arena::living);

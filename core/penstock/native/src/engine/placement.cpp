@@ -52,13 +52,14 @@ struct Placement::Tenants {
   std::atomic<std::int64_t> owners{kPlans};
 };
 
-Arena::Arena(const Arena* counted_with)
-    : living_(counted_with != nullptr ? counted_with->living_ : std::make_shared<std::atomic<std::int64_t>>(0)) {}
+Arena::Arena(const Arena* counted_with, bool shared)
+    : living_(counted_with != nullptr ? counted_with->living_ : std::make_shared<std::atomic<std::int64_t>>(0)),
+      shared_(shared) {}
 
 Arena::Buffer Arena::reserve(std::size_t nbytes) {
   if (buffer_ && size_ >= nbytes) return buffer_;
   buffer_ = nullptr;  // before the new one is taken
-  auto memory = std::make_shared<c10::DataPtr>(allocate_plainly(nbytes));
+  auto memory = std::make_shared<c10::DataPtr>(shared_ ? allocate_shared(nbytes) : allocate_plainly(nbytes));
   char* const begin = static_cast<char*>(memory->get());
   add_range(begin, nbytes, &Placement::leave);
   const auto counted = static_cast<std::int64_t>(nbytes);

@@ -33,7 +33,8 @@ class Arena {
  public:
   using Buffer = std::shared_ptr<char>;
   Arena() : Arena(nullptr) {}
-  explicit Arena(const Arena* counted_with);  // living() is then of both
+  // Counted with another one: living() is then of both. `shared`: other processes of this host can map the memory.
+  explicit Arena(const Arena* counted_with, bool shared = false);
   Buffer reserve(std::size_t nbytes);
   void release() { buffer_ = nullptr; }
   void forget(const Buffer& buffer);  // the next reserve() takes new memory, if this is the present one
@@ -45,6 +46,7 @@ class Arena {
   std::shared_ptr<std::atomic<std::int64_t>> living_;
   Buffer buffer_;
   std::size_t size_ = 0;
+  const bool shared_ = false;
 };
 
 class Placement {

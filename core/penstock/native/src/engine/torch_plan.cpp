@@ -1,12 +1,15 @@
 #include "engine/torch_plan.h"
 
 #include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <memory>
 #include <sstream>
 #include <utility>
 
+#include "engine/allocator.h"
 #include "engine/threads.h"
 
 namespace penstock {
@@ -424,6 +427,14 @@ void TorchPlan::call_function(Instruction& instruction) {
   for (std::size_t i = 0; i < outputs.size(); ++i) store_one(instruction.outputs[i].slots[0], std::move(outputs[i]));
   inputs.clear();
   release_inputs(instruction);
+}
+
+c10::DataPtr allocate_shared(std::size_t nbytes) {
+  static const auto make =
+      c10::Dispatcher::singleton().findSchemaOrThrow("penstock::ring_memory", "").typed<at::Tensor(std::int64_t)>();
+  auto held = std::make_unique<at::Tensor>(make.call(static_cast<std::int64_t>(nbytes)));
+  void* const begin = held->mutable_data_ptr();
+  return {begin, held.release(), [](void* tensor) { delete static_cast<at::Tensor*>(tensor); }, c10::kCPU};
 }
 
 }  // namespace penstock

@@ -67,6 +67,18 @@ void ring_fail(const std::string& name, const std::string& why) {
   rings().find(name)->fail(why);
 }
 
+// Memory that the ranks of this host sum in place when tensors in it are reduced; the tensor's end frees it.
+Tensor ring_memory(int64_t nbytes) {
+  TORCH_CHECK_VALUE(nbytes > 0, "ring_memory: ", nbytes, " bytes");
+  char* begin = ring::make_memory(static_cast<std::size_t>(nbytes));
+  const auto free = [](void* memory) { ring::free_memory(static_cast<char*>(memory)); };
+  return at::from_blob(begin, {nbytes}, free, at::TensorOptions().dtype(at::kByte));
+}
+
+int64_t ring_num_in_place(const std::string& name) {
+  return static_cast<int64_t>(rings().find(name)->num_in_place());
+}
+
 int64_t ring_size_bytes(int64_t num_ranks, int64_t slot_bytes) {
   return static_cast<int64_t>(
       Ring::size_bytes(static_cast<std::uint32_t>(num_ranks), static_cast<std::size_t>(slot_bytes)));
@@ -80,13 +92,18 @@ const int64_t* step_of(const Check& check, const Tensor& step, const Ring& ring)
   return step.const_data_ptr<int64_t>();
 }
 
-double weight_of(const Check& check, const Tensor& step, const Ring& ring, bool mean) {
+// By rank: rows / all rows, or for sums 1 for each that has rows.
+std::vector<double> weights_of(const Check& check, const Tensor& step, const Ring& ring, bool mean) {
   const int64_t* said = step_of(check, step, ring);
   int64_t total = 0;
   for (int64_t r = 0; r < ring.num_ranks(); ++r) total += said[r * kColumns + kRows];
-  const int64_t mine = said[ring.rank() * kColumns + kRows];
-  if (!mean || total == 0) return mine > 0 ? 1 : 0;
-  return static_cast<double>(mine) / static_cast<double>(total);
+  std::vector<double> weights;
+  for (int64_t r = 0; r < ring.num_ranks(); ++r) {
+    const int64_t rows = said[r * kColumns + kRows];
+    const double single = rows > 0 ? 1 : 0;
+    weights.push_back(mean && total != 0 ? static_cast<double>(rows) / static_cast<double>(total) : single);
+  }
+  return weights;
 }
 
 Tensor ring_meet(const Tensor& mine, const std::string& name) {
@@ -121,7 +138,7 @@ void ring_all_reduce_(TensorList tensors, int64_t replicas, const Tensor& step, 
   TORCH_CHECK_VALUE(replicas > 0 && !tensors.empty() && tensors.size() % count == 0, check.op(), ": got ",
                     tensors.size(), " tensors for ", replicas, " replicas; expected the same number for each");
   const auto ring = rings().find(name);
-  const double weight = weight_of(check, step, *ring, mean);
+  const std::vector<double> weights = weights_of(check, step, *ring, mean);
   for (std::size_t at = 0; at < tensors.size(); at += count) {
     check_replicas(check, tensors.slice(at, count));
     check.dtype("a tensor", tensors[at], tensors[0].scalar_type());
@@ -135,7 +152,7 @@ void ring_all_reduce_(TensorList tensors, int64_t replicas, const Tensor& step, 
       for (const Tensor& tensor : tensors.slice(at, count)) piece.replicas.push_back(tensor.mutable_data_ptr<T>());
       pieces.push_back(std::move(piece));
     }
-    ring->all_reduce(pieces, weight);
+    ring->all_reduce(pieces, weights);
   });
 }
 
@@ -154,7 +171,7 @@ std::tuple<Tensor, Tensor> ring_gather(const Tensor& rows, const Tensor& values,
   TORCH_CHECK_VALUE(rows.dim() == 1 && values.dim() == 2 && values.size(0) == rows.size(0), check.op(),
                     ": rows has shape ", rows.sizes(), ", values ", values.sizes(), "; expected [n] and [n, width]");
   const auto ring = rings().find(name);
-  const double weight = weight_of(check, step, *ring, mean);
+  const double weight = weights_of(check, step, *ring, mean)[ring->rank()];
   const int64_t mine = rows.numel(), width = values.size(1), num_ranks = ring->num_ranks();
   std::vector<int64_t> counts(static_cast<std::size_t>(num_ranks));
   ring->meet(&mine, 1, counts.data());
@@ -194,6 +211,8 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("ring_open(str ring, int descriptor, int rank, int num_ranks, int slot_bytes) -> ()", ring_open);
   m.def("ring_close(str ring) -> ()", ring_close);
   m.def("ring_fail(str ring, str why) -> ()", ring_fail);
+  m.def("ring_num_in_place(str ring) -> int", ring_num_in_place);
+  m.def("ring_memory(int nbytes) -> Tensor", ring_memory);
   m.def("ring_size_bytes(int num_ranks, int slot_bytes) -> int", ring_size_bytes);
   m.def("ring_meet(Tensor mine, str ring) -> Tensor");
   m.def("ring_step(Tensor mine, str ring) -> Tensor");

@@ -24,6 +24,12 @@ constexpr std::size_t kMostMet = 64;
 constexpr std::uint32_t kSlots = 4;
 // Below this, a chunk is summed whole by every rank: a second stage costs more than the sums.
 constexpr std::int64_t kSmallBytes = 16 << 10;
+// From here on it pays to say where arrays lie, which is a stage more.
+constexpr std::int64_t kLargeBytes = 128 << 10;
+// Summed in place at a time: what one rank has summed is still in a cache when the others take it. Beyond what caches
+// hold that is no use, and one copy of all, which goes past them, is faster.
+constexpr std::int64_t kWindowBytes = 1 << 20;
+constexpr std::int64_t kCachedBytes = 16 << 20;
 constexpr std::size_t kAlign = 64;
 
 void pause() noexcept {
@@ -51,20 +57,36 @@ struct alignas(128) Ring::Line {
   std::atomic<std::uint32_t> stage;
   std::atomic<std::uint32_t> waiters;
   std::atomic<std::uint64_t> tags[kSlots];
+  std::atomic<pid_t> pid;
+};
+
+// What stands in a slot before arrays are summed in place. `count` of 0: this rank's do not lie in shared memory.
+struct Ring::Places {
+  std::uint64_t count;
+  Place places[];
 };
 
 std::size_t Ring::size_bytes(std::uint32_t num_ranks, std::size_t slot_bytes) {
   return num_ranks * (sizeof(Line) + kSlots * slot_bytes);
 }
 
-Ring::Ring(int descriptor, std::uint32_t rank, std::uint32_t num_ranks, std::size_t slot_bytes)
-    : rank_(rank), num_ranks_(num_ranks), slot_bytes_(slot_bytes) {
+Ring::Ring(void* memory, std::uint32_t rank, std::uint32_t num_ranks, std::size_t slot_bytes)
+    : rank_(rank),
+      num_ranks_(num_ranks),
+      slot_bytes_(slot_bytes),
+      base_(static_cast<char*>(memory)),
+      mappings_(num_ranks) {
   static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
-  const std::size_t size = size_bytes(num_ranks, slot_bytes);
-  struct stat found{};
   if (rank >= num_ranks || slot_bytes < kMostMet * sizeof(std::int64_t) || slot_bytes % kAlign != 0) {
     throw RingError("a ring needs a rank below the number of ranks, and slots of a multiple of 64 bytes, from 512 on");
   }
+  if (base_ != nullptr) line(rank_).pid.store(getpid());
+}
+
+Ring::Ring(int descriptor, std::uint32_t rank, std::uint32_t num_ranks, std::size_t slot_bytes)
+    : Ring(static_cast<void*>(nullptr), rank, num_ranks, slot_bytes) {
+  const std::size_t size = size_bytes(num_ranks, slot_bytes);
+  struct stat found{};
   if (fstat(descriptor, &found) != 0 || static_cast<std::size_t>(found.st_size) < size) {
     throw RingError("the shared memory has " + std::to_string(found.st_size) + " bytes; expected " +
                     std::to_string(size));
@@ -72,10 +94,12 @@ Ring::Ring(int descriptor, std::uint32_t rank, std::uint32_t num_ranks, std::siz
   void* mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (mapped == MAP_FAILED) throw RingError(std::string("the shared memory cannot be mapped: ") + strerror(errno));
   base_ = static_cast<char*>(mapped);
+  is_mapped_ = true;
+  line(rank_).pid.store(getpid());
 }
 
 Ring::~Ring() {
-  munmap(base_, size_bytes(num_ranks_, slot_bytes_));
+  if (is_mapped_) munmap(base_, size_bytes(num_ranks_, slot_bytes_));
 }
 
 Ring::Line& Ring::line(std::uint32_t rank) const noexcept {
@@ -226,11 +250,111 @@ void Ring::sum_by_parts(const std::vector<Piece<T>>& pieces, std::int64_t begin,
 }
 
 template <typename T>
-void Ring::all_reduce(const std::vector<Piece<T>>& pieces, double weight) {
+void Ring::announce(const std::vector<Piece<T>>& pieces) {
+  auto* mine = reinterpret_cast<Places*>(slot(rank_, chunk_));
+  mine->count = 0;
+  if (sizeof(Places) + pieces.size() * sizeof(Place) > slot_bytes_) return;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece<T>& piece = pieces[i];
+    if (piece.replicas.size() != 1) return;
+    const auto place = place_of(piece.replicas[0], static_cast<std::size_t>(piece.size) * sizeof(T));
+    if (!place) return;
+    mine->places[i] = *place;
+  }
+  mine->count = pieces.size();
+}
+
+// By rank and piece; nothing if some rank has said that its arrays do not lie in shared memory.
+template <typename T>
+std::vector<std::vector<const T*>> Ring::announced(std::size_t num_pieces) {
+  std::vector<std::vector<const T*>> all;
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) {
+    if (reinterpret_cast<const Places*>(slot(rank, chunk_))->count != num_pieces) return {};
+  }
+  for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) {
+    const auto* said = reinterpret_cast<const Places*>(slot(rank, chunk_));
+    std::vector<const T*>& of_rank = all.emplace_back();
+    for (std::size_t i = 0; i < num_pieces && rank != rank_; ++i) {
+      of_rank.push_back(reinterpret_cast<const T*>(mappings_.at(rank, line(rank).pid.load(), said->places[i])));
+    }
+  }
+  return all;
+}
+
+// All have said where their arrays are, and made them; then, window by window, each sums its part and takes the others'
+// once they are there, a window later; at the end all have taken all, so that who is done may write to its arrays.
+template <typename T>
+bool Ring::sum_in_place(const std::vector<Piece<T>>& pieces, const std::vector<double>& weights, const Call& call) {
+  announce(pieces);
+  stage(call);
+  std::vector<std::vector<const T*>> arrays = announced<T>(pieces.size());
+  ++chunk_;
+  if (arrays.empty()) return false;
+  for (const Piece<T>& piece : pieces) arrays[rank_].push_back(piece.replicas[0]);
+  const auto total = static_cast<std::int64_t>(call.size / sizeof(T));
+  const bool cached = static_cast<std::int64_t>(call.size) <= kCachedBytes;
+  const std::int64_t room = cached ? static_cast<std::int64_t>(kWindowBytes / sizeof(T)) : total;
+  for (std::int64_t begin = 0; begin < total + room; begin += room) {  // one window ahead of what is taken
+    const bool more = begin < total;
+    if (more) {
+      sum_part(pieces, arrays, weights, begin, std::min(total, begin + room));
+      publish(call);
+    }
+    if (begin == 0) continue;
+    throw_if_failed();
+    await_all(stage_ - (more ? 1 : 0), call);
+    take_parts(pieces, arrays, begin - room, std::min(total, begin));
+  }
+  stage(call);
+  num_in_place_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+namespace {
+
+// The elements of a window that rank `owner` sums: calls body(piece, first, count) for each piece.
+template <typename T, typename Body>
+void each_in_part(const std::vector<Piece<T>>& pieces, std::int64_t begin, std::int64_t end, std::uint32_t num_ranks,
+                  std::uint32_t owner, const Body& body) {
+  const std::int64_t line_elements = static_cast<std::int64_t>(kAlign / sizeof(T));
+  const std::int64_t share = ((end - begin) / num_ranks / line_elements + 1) * line_elements;
+  const std::int64_t low = std::min(end, begin + owner * share), high = std::min(end, low + share);
+  each_piece(pieces, low, high, [&](const Piece<T>& piece, std::int64_t first, std::int64_t count, std::int64_t) {
+    body(static_cast<std::size_t>(&piece - pieces.data()), first, count);
+  });
+}
+
+}  // namespace
+
+template <typename T>
+void Ring::sum_part(const std::vector<Piece<T>>& pieces, const std::vector<std::vector<const T*>>& arrays,
+                    const std::vector<double>& weights, std::int64_t begin, std::int64_t end) {
+  std::vector<const T*> sources(num_ranks_);
+  each_in_part(pieces, begin, end, num_ranks_, rank_, [&](std::size_t i, std::int64_t first, std::int64_t count) {
+    for (std::uint32_t rank = 0; rank < num_ranks_; ++rank) sources[rank] = arrays[rank][i] + first;
+    weighted_sum(pieces[i].replicas[0] + first, sources.data(), weights.data(), num_ranks_, count);
+  });
+}
+
+template <typename T>
+void Ring::take_parts(const std::vector<Piece<T>>& pieces, const std::vector<std::vector<const T*>>& arrays,
+                      std::int64_t begin, std::int64_t end) {
+  for (std::uint32_t step = 1; step < num_ranks_; ++step) {  // not all from the same one at once
+    const std::uint32_t owner = (rank_ + step) % num_ranks_;
+    each_in_part(pieces, begin, end, num_ranks_, owner, [&](std::size_t i, std::int64_t first, std::int64_t count) {
+      std::memcpy(pieces[i].replicas[0] + first, arrays[owner][i] + first, static_cast<std::size_t>(count) * sizeof(T));
+    });
+  }
+}
+
+template <typename T>
+void Ring::all_reduce(const std::vector<Piece<T>>& pieces, const std::vector<double>& weights) {
   const std::lock_guard guard(busy_);
   std::int64_t total = 0;
   for (const Piece<T>& piece : pieces) total += piece.size;
   const Call call{Kind::kAllReduce, static_cast<std::uint64_t>(total) * sizeof(T)};
+  if (total * static_cast<std::int64_t>(sizeof(T)) >= kLargeBytes && sum_in_place(pieces, weights, call)) return;
+  const double weight = weights[rank_];
   const auto room = static_cast<std::int64_t>(slot_bytes_ / sizeof(T));
   if (num_ranks_ > 2 && total * static_cast<std::int64_t>(sizeof(T)) > kSmallBytes) {
     for (std::int64_t begin = 0; begin < total; begin += room) {
@@ -257,10 +381,10 @@ void Ring::all_reduce(const std::vector<Piece<T>>& pieces, double weight) {
   }
 }
 
-template void Ring::all_reduce(const std::vector<Piece<float>>&, double);
-template void Ring::all_reduce(const std::vector<Piece<double>>&, double);
-template void Ring::all_reduce(const std::vector<Piece<std::int32_t>>&, double);
-template void Ring::all_reduce(const std::vector<Piece<std::int64_t>>&, double);
+template void Ring::all_reduce(const std::vector<Piece<float>>&, const std::vector<double>&);
+template void Ring::all_reduce(const std::vector<Piece<double>>&, const std::vector<double>&);
+template void Ring::all_reduce(const std::vector<Piece<std::int32_t>>&, const std::vector<double>&);
+template void Ring::all_reduce(const std::vector<Piece<std::int64_t>>&, const std::vector<double>&);
 
 void Ring::meet(const std::int64_t* mine, std::size_t count, std::int64_t* all) {
   if (count > kMostMet) throw RingError("a meeting exchanges at most 64 numbers");

@@ -62,6 +62,33 @@ PENSTOCK_BODY void weigh_body(T* out, const T* const* sources, int64_t count, do
   }
 }
 
+PENSTOCK_BODY void weighted_sum_body(T* out, const T* const* sources, const double* weights, int64_t count, int64_t n) {
+  if (std::all_of(weights, weights + count, [](double weight) { return weight == 1; })) {
+    sum_body<T>(out, sources, count, n);
+    return;
+  }
+  if (count == 2 && weights[0] != 0 && weights[1] != 0) {
+    const T *first = sources[0], *second = sources[1];
+    const T one = static_cast<T>(weights[0]), other = static_cast<T>(weights[1]);
+    PENSTOCK_INDEPENDENT
+    for (int64_t i = 0; i < n; ++i) {
+      out[i] = one * first[i] + other * second[i];
+    }
+    return;
+  }
+  constexpr int64_t kBlock = kBlockBytes / static_cast<int64_t>(sizeof(T));
+  alignas(64) T sums[kBlock], part[kBlock];
+  for (int64_t at = 0; at < n; at += kBlock) {
+    const int64_t m = std::min(kBlock, n - at);
+    for (int64_t k = 0; k < count; ++k) {
+      const T* source = sources[k] + at;
+      weigh_body<T>(k == 0 ? sums : part, &source, 1, weights[k], m);
+      if (k > 0) add_into<T>(sums, sums, part, m);
+    }
+    std::memcpy(out + at, sums, static_cast<size_t>(m) * sizeof(T));
+  }
+}
+
 }  // namespace
 
 PENSTOCK_CLONES void weigh(float* out, const float* const* sources, int64_t count, double weight, int64_t n) {
@@ -88,6 +115,22 @@ PENSTOCK_CLONES void sum(int32_t* out, const int32_t* const* sources, int64_t co
 }
 PENSTOCK_CLONES void sum(int64_t* out, const int64_t* const* sources, int64_t count, int64_t n) {
   sum_body<int64_t>(out, sources, count, n);
+}
+PENSTOCK_CLONES void weighted_sum(float* out, const float* const* sources, const double* weights, int64_t count,
+                                  int64_t n) {
+  weighted_sum_body<float>(out, sources, weights, count, n);
+}
+PENSTOCK_CLONES void weighted_sum(double* out, const double* const* sources, const double* weights, int64_t count,
+                                  int64_t n) {
+  weighted_sum_body<double>(out, sources, weights, count, n);
+}
+PENSTOCK_CLONES void weighted_sum(int32_t* out, const int32_t* const* sources, const double* weights, int64_t count,
+                                  int64_t n) {
+  weighted_sum_body<int32_t>(out, sources, weights, count, n);
+}
+PENSTOCK_CLONES void weighted_sum(int64_t* out, const int64_t* const* sources, const double* weights, int64_t count,
+                                  int64_t n) {
+  weighted_sum_body<int64_t>(out, sources, weights, count, n);
 }
 
 }  // namespace penstock::ring

@@ -20,4 +20,11 @@ void sum(double* out, const double* const* sources, int64_t count, int64_t n);
 void sum(int32_t* out, const int32_t* const* sources, int64_t count, int64_t n);
 void sum(int64_t* out, const int64_t* const* sources, int64_t count, int64_t n);
 
+// out[i] = ((weights[0] * sources[0][i] + weights[1] * sources[1][i]) + ...), with the bits of weigh() and then sum().
+// `out` may be one of the sources.
+void weighted_sum(float* out, const float* const* sources, const double* weights, int64_t count, int64_t n);
+void weighted_sum(double* out, const double* const* sources, const double* weights, int64_t count, int64_t n);
+void weighted_sum(int32_t* out, const int32_t* const* sources, const double* weights, int64_t count, int64_t n);
+void weighted_sum(int64_t* out, const int64_t* const* sources, const double* weights, int64_t count, int64_t n);
+
 }  // namespace penstock::ring
