@@ -180,7 +180,7 @@ def test_hosts_run_the_same_command_and_make_one_job(
     ("end", "status", "words"),
     [
         ("sys.exit(7)", 7, "exit status 7"),
-        ("os.kill(os.getpid(), 9)", 137, "signal 9"),
+        ("os.kill(os.getpid(), 9)", 137, "signal 9 (SIGKILL)"),
         ("raise ValueError('bad feed')", 1, "  ValueError: bad feed"),
     ],
 )

@@ -7,6 +7,7 @@ with another status than 0 ends the job.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,4 +161,7 @@ def verdict(plan: Plan, ended: Sequence[tuple[int, int]], *, grace_over: bool) -
 
 def status_text(status: int) -> str:
     """Say how a process ended."""
-    return f"signal {-status}" if status < 0 else f"exit status {status}"
+    if status >= 0:
+        return f"exit status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"signal {-status} ({names[-status]})" if -status in names else f"signal {-status}"

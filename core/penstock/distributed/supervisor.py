@@ -78,7 +78,8 @@ class _Job:
         if isinstance(found, Failed):
             process, how = self.plan.processes[found.place], status_text(found.status)
             tail = "\n".join(f"  {line}" for line in self._groups[found.place].tail(_TAIL_LINES))
-            say(f"{process.name} failed with {how}; the end of {process.log}:\n{tail}")
+            log = f"the end of {process.log}:\n{tail}" if tail else f"it wrote nothing to {process.log}"
+            say(f"{process.name} failed with {how}; {log}")
             return found.exit_status
         for place in found.lingering:
             say(
