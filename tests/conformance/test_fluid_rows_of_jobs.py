@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 import torch
 from tests.conformance.server_jobs import ROOT, Feed, Model, locally, together
+from tests.nursery import Nursery, all_end_well
 from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Trainer
+from tests.pserver_jobs import begin_job
 
 import flights_data
 import flights_model
@@ -35,6 +37,7 @@ from penstock.transpile.pserver import describe
 from train import area_under_curve
 
 SCRIPT = Path(__file__).parent / "scripts" / "table_of_any_id.py"
+ENVIRON = {"CPU_NUM": "1", "PENSTOCK_PS_START_S": "60"}
 
 
 def test_row_64_a_row_costs_what_the_page_computes_ten_to_the_eleven_with() -> None:
@@ -119,13 +122,11 @@ def test_row_101_a_server_updates_as_many_blocks_at_once_as_its_setting_says(thr
     assert most == threads
 
 
-def run_script(folder: Path, *options: str, servers: int) -> list[float]:
-    """Run the fleet script as a job of one trainer; return its losses."""
-    launcher = ["-m", "penstock.distributed.launch_ps", "--worker_num", "1", "--server_num", str(servers)]
-    logs = folder / f"logs{servers}"
+def launched(folder: Path, *options: str) -> list[float]:
+    """Run the fleet script as a job of two servers and one trainer, as a person does; return its losses."""
+    launcher = ["-m", "penstock.distributed.launch_ps", "--worker_num", "1", "--server_num", "2"]
     done = subprocess.run(
-        [sys.executable, *launcher, "--log_dir", str(logs), str(SCRIPT), *options],
-        cwd=folder, env={**os.environ, "CPU_NUM": "1", "PENSTOCK_PS_START_S": "60"},
+        [sys.executable, *launcher, str(SCRIPT), *options], cwd=folder, env={**os.environ, **ENVIRON},
         capture_output=True, text=True, check=False, timeout=140,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -136,10 +137,17 @@ def run_script(folder: Path, *options: str, servers: int) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_row_102_a_job_with_a_table_of_any_ids_goes_on_from_its_save_on_another_number_of_servers(
-    tmp_path: Path,
+    nursery: Nursery, tmp_path: Path
 ) -> None:
-    first = run_script(tmp_path, "--steps", "8", "--save_after", "4", servers=2)
-    again = run_script(tmp_path, "--load", "save", "--first_step", "4", "--steps", "4", servers=1)
+    first = launched(tmp_path, "--steps", "8", "--save_after", "4")
+    options = ("--load", "save", "--first_step", "4", "--steps", "4")
+    job = begin_job(nursery, tmp_path, SCRIPT, *options, servers=1, trainers=1, environ=ENVIRON)
+    try:
+        all_end_well(job)
+    finally:
+        for process in job:
+            process.close()
+    again = json.loads(job[-1].output.splitlines()[-1])
     assert len(first) == 8
     # float32; ids of one server are summed in another order than those of two
     assert again == pytest.approx(first[4:], rel=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from tests.nursery import Forked, Nursery, all_end_well
+from tests.pserver_jobs import begin_job
 
 import penstock as fluid
-from penstock.distributed import launch_ps
-from penstock.distributed.arguments import hosts_of
 from penstock.exec.scope import Scope
 from penstock.io.files import read_manifest, read_tensors
 
@@ -25,11 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class Jobs:
-    """Runs of the scripts, each made once; `begin` does not wait for its end.
-
-    A job's processes are told what `launch_ps` would tell them, and forked: tests/distributed has its own for what the
-    launcher does besides.
-    """
+    """Runs of the scripts, each made once; `begin` does not wait for its end."""
 
     def __init__(self, nursery: Nursery, folder: Path) -> None:
         self._nursery, self._folder = nursery, folder
@@ -40,19 +34,12 @@ class Jobs:
         """Start a job; return the folder in which trainer 0 will leave its result."""
         out = self._folder / str(len(self._running))
         out.mkdir()
-        nodes = ["--server_num", str(servers), "--worker_num", str(trainers), "--log_dir", str(out), script]
-        args = launch_ps.parser().parse_args(nodes)
-        own = {"CPU_NUM": str(cpu_num), "PENSTOCK_PS_START_S": "60", "PENSTOCK_PS_LEASE_S": "60"}
-        own["PENSTOCK_PS_SAVE_DIRS"] = str(self._folder)
-        plan = launch_ps.plan_of(args, hosts_of(None, args.node_ip), {**os.environ, **own})
-        argv = [str(SCRIPTS / script), "--out", str(out), *options]
-        self._running[script, *options] = (
-            out,
-            [
-                Forked(self._nursery, process.log, argv, {**own, **process.env}, cwd=self._folder)
-                for process in plan.processes
-            ],
-        )
+        environ = {"CPU_NUM": str(cpu_num), "PENSTOCK_PS_START_S": "60", "PENSTOCK_PS_LEASE_S": "60"}
+        job = begin_job(
+            self._nursery, out, SCRIPTS / script, "--out", str(out), *options,
+            servers=servers, trainers=trainers, environ=environ,
+        )  # fmt: skip
+        self._running[script, *options] = out, job
         return out
 
     def end(self, script: str, *options: str) -> Values:
