@@ -32,6 +32,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--every_steps", type=int, default=2)
     parser.add_argument("--die", type=int, default=-1, help="trainer 0 kills itself after so many steps")
+    parser.add_argument("--short", type=int, default=-1, help="trainer 1 has data for so many steps only")
     return parser.parse_args(arguments)
 
 
@@ -71,7 +72,8 @@ def main(arguments: list[str]) -> None:
     found = manager.restore()
     begin = found.step if found else 0
     print("from", begin, None if found is None else found.position, flush=True)
-    for step in range(begin, asked.steps):
+    last = asked.short if asked.index == 1 and asked.short >= 0 else asked.steps
+    for step in range(begin, last):
         feed = nccl2_job.share(nccl2_job.batch(step, ROWS), asked.index, asked.trainers)
         exe.run(program, feed=feed, fetch_list=[loss])
         manager.step(position={"trainer": asked.index, "batch": step + 1})

@@ -111,3 +111,15 @@ def test_a_killed_job_goes_on_to_the_same_bits_and_with_other_numbers_of_process
             # The table's float32 sums round in another order, by 6e-8 of rows of 0.1, of which a rate of 0.02 is left.
             tolerance = 1e-9 if value.dtype == np.float64 else 1e-6
             assert np.abs(values[name] - value).max(initial=0) <= tolerance, (numbers, name)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_trainer_that_has_ended_keeps_its_place_in_later_checkpoints(mode: str, start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "saves"
+    job = Job(start, folder, 1, 2, "--mode", mode, "--short", 3, "--steps", 60, "--every_steps", 20)
+    job.ends_well()
+    found, _ = left(folder)
+    assert found.record.step == 60
+    positions = [state.position for state in found.ranks()]
+    assert positions == [{"trainer": 0, "batch": 60}, {"trainer": 1, "batch": 3}]
+    assert not [path.name for path in folder.iterdir() if path.name.startswith("unfinished")]

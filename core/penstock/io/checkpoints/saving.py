@@ -146,7 +146,7 @@ class CheckpointManager:
     def team(self) -> Team:
         """Who takes part; found at the first call. Raises SpecError."""
         if self._team_found is None:
-            self._team_found = team_of(self.program)
+            self._team_found = team_of(self.program, self.directory)
         return self._team_found
 
     @property

@@ -92,14 +92,15 @@ class Alone:
         return
 
 
-def team_of(program: Program) -> Team:
-    """Return the team of a program that this process trains. Meets the other trainers if they have not met.
+def team_of(program: Program, folder: Path) -> Team:
+    """Return the team of a program that this process trains. `folder`: of the checkpoints.
 
-    Raises SpecError in a job whose trainers have not met.
+    Meets the other trainers of a collective job if its program says who they are. Raises SpecError where only the
+    environment does, and they have not met.
     """
     if descriptors(program):
         module = importlib.import_module("penstock.io.checkpoints.trainers_team")  # loads a client of servers
-        return module.TrainersTeam(program)  # type: ignore[no-any-return]
+        return module.TrainersTeam(program, folder)  # type: ignore[no-any-return]
     if mark_of(program) is not None:
         trainers_of(program, BuildStrategy())
     has_met = "penstock.distributed.collective" in sys.modules  # which takes long to load

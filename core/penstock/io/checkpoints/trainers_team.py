@@ -1,13 +1,22 @@
-"""The trainers of a job with parameter servers. ServersPart write what they keep, each its part; trainer 0 the rest.
+"""The trainers of a job with parameter servers. Servers write what they keep, each its part; trainer 0 the rest.
 
-A checkpoint begins with a meeting of all trainers that are left, at which trainer 0 gets their texts. In sync mode they
-stand between the same two rounds then, and no server begins the next one before trainer 0 pushes to it: the servers'
-parts are of one step. When it is due follows from the number of the round, which a trainer that was started again
-shares with the others. In other modes trainers have no common step: after the meeting all wait for the servers.
+In sync mode a checkpoint is due after so many rounds, by the servers' count, which a trainer that was started again
+shares with the others. Trainer 0 stands between the same two rounds then, and no server begins the next one before it
+pushes to it: the servers' parts are of one step. Other trainers wait for nothing: each leaves its text for that round
+in the folder, for trainer 0's writer. Nobody meets anybody, since a trainer that joins in the middle could not know
+that the others wait for it. One that was lost or has left hands nothing in: after a bounded wait the checkpoint is
+without its reader's position, and later ones do not wait for it.
+
+In the other modes trainers have no common step, so the latest text of each is taken.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,21 +33,34 @@ from penstock.ps.communicator import descriptor_of
 from penstock.ps.opening import opened_client
 
 FOLDER = "servers"
+WAIT_S = 60.0
+"""So long a trainer may be behind trainer 0 when it hands in its text."""
+_POLL_S = 0.01
+_HANDED_IN = re.compile(r"handed-in\.(\d+)\.(\d+)\.json")
+_ANY, _LAST = 0, 1 << 60  # instead of a round: in other modes than sync; of a trainer that has ended
+_pause = threading.Event()  # never set
 
 
 class TrainersTeam:
-    """One for each manager. Raises Unavailable, PeerError."""
+    """One for each manager. Raises Unavailable, PeerError, OSError."""
 
     kind: Kind = "pserver"
 
-    def __init__(self, program: Program) -> None:
-        self._descriptor = descriptor_of(program)
+    def __init__(self, program: Program, folder: Path) -> None:
+        self._descriptor, self._folder = descriptor_of(program), folder
         self.rank, self.num_ranks = self._descriptor.trainer, self._descriptor.num_trainers
         self._is_sync = self._descriptor.mode == "sync"
+        self._gone: set[int] = set()
+        if self.rank == 0 and folder.is_dir():
+            self._forget(_LAST)  # of those before
 
     @property
     def _client(self) -> TrainerClient:
         return opened_client(str(self._descriptor))
+
+    @property
+    def _round(self) -> int:
+        return self._client.links[0].round if self._is_sync else _ANY
 
     def is_due(self, schedule: Schedule, steps: int) -> bool:
         if schedule.every_s is not None and self.num_ranks > 1:
@@ -47,35 +69,65 @@ class TrainersTeam:
                 "when to save by counting; use every_steps",
                 got=schedule.every_s,
             )
-        return schedule.by_steps(self._client.links[0].round if self._is_sync else steps) or schedule.by_time()
+        return schedule.by_steps(self._round if self._is_sync else steps) or schedule.by_time()
 
     def hand_in(self, mine: str) -> Collect:
-        texts = self._gathered(mine.encode())
-        return lambda: texts
+        number = self._round
+        if self.rank:
+            self._leave(number, mine)
+        return lambda: self._collect(number, mine)
 
-    def _gathered(self, mine: bytes) -> list[str]:
-        """Return what every trainer brings to a meeting; nothing of those that have left."""
-        if self.num_ranks == 1:
-            return [mine.decode()]
-        sizes = torch.zeros(self.num_ranks, dtype=torch.int64)
-        sizes[self.rank] = len(mine)
-        sizes = self._met(sizes)
-        texts = torch.zeros(self.num_ranks, -(-int(sizes.max()) // 8), dtype=torch.int64)
-        texts[self.rank].view(torch.uint8)[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        found = self._met(texts).view(torch.uint8)
-        return [bytes(row[:size].tolist()).decode() for row, size in zip(found, sizes.tolist(), strict=True)]
+    def _leave(self, number: int, text: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = self._folder / f".handed-in.{self.rank}.{os.getpid()}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self._folder / f"handed-in.{self.rank}.{number}.json")
 
-    def _met(self, mine: torch.Tensor) -> torch.Tensor:
-        total = self._client.meet(mine)
-        return mine if total is None else total.reshape(mine.shape)
+    def _collect(self, number: int, mine: str) -> list[str]:
+        until = time.monotonic() + (WAIT_S if self._is_sync else 0)
+        others = range(1, self.num_ranks)
+        while True:
+            found = self._handed_in(number)
+            missing = [rank for rank in others if rank not in found]
+            if not set(missing) - self._gone or time.monotonic() > until:
+                break
+            _pause.wait(_POLL_S)
+        for rank in sorted(set(missing) - self._gone) if self._is_sync else ():
+            print(
+                f"penstock: trainer {rank} has not handed in its part of a checkpoint, which is without the position "
+                "of its reader; was it lost, or does it not call step() after each step?",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        self._gone = set(missing)
+        texts = [mine, *(found[rank].read_text(encoding="utf-8") if rank in found else "" for rank in others)]
+        if self._is_sync:
+            self._forget(number)
+        return texts
+
+    def _handed_in(self, number: int) -> dict[int, Path]:
+        """Return what trainers have left for a round, else what they left when they ended."""
+        found: dict[int, Path] = {}
+        for rank, of, path in sorted(self._left()):
+            if of == number or (of == _LAST and rank not in found):
+                found[rank] = path
+        return found
+
+    def _left(self) -> list[tuple[int, int, Path]]:
+        return [
+            (int(match[1]), int(match[2]), path)
+            for path in self._folder.iterdir()
+            if (match := _HANDED_IN.fullmatch(path.name))
+        ]
+
+    def _forget(self, number: int) -> None:
+        for _, of, path in self._left():
+            if of <= number:
+                path.unlink(missing_ok=True)
 
     def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
-        try:
-            if self.rank == 0:
-                self._client.save(str((work() / FOLDER).absolute()))
-        finally:
-            if not self._is_sync and self.num_ranks > 1:
-                self._client.meet(None)
+        if self.rank:
+            return None
+        self._client.save(str(work() / FOLDER))
         return ServersPart(FOLDER, len(self._descriptor.endpoints))
 
     def outcome(self, error: str) -> None:
@@ -88,4 +140,7 @@ class TrainersTeam:
         return
 
     def close(self, last: str) -> None:
-        return
+        if self.rank:
+            self._leave(_LAST, last)
+        elif self._folder.is_dir():
+            self._forget(_LAST)
