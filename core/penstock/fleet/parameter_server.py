@@ -28,7 +28,7 @@ import torch
 from penstock.errors import SpecError
 from penstock.exec.executor import Executor
 from penstock.exec.places import CPUPlace
-from penstock.exec.ps_storage import ProgramStorage, prepare
+from penstock.exec.ps_storage import ProgramStorage, prepare, storage_to_serve
 from penstock.exec.scope import global_scope
 from penstock.fleet import loading, saving
 from penstock.fleet.files import split_files
@@ -233,9 +233,11 @@ class ParameterServerFleet:
 
         self._calls.note("run_server")
         os.environ.setdefault("PENSTOCK_PS_SAVE_DIRS", str(Path.cwd()))
-        storage, self._storage = self._storage, None
+        self._storage = None
         serve_storage(
-            storage, global_scope(), num_threads=made.strategy.get_server_runtime_config().num_updates_at_once()
+            storage_to_serve(made.main, global_scope()),
+            global_scope(),
+            num_threads=made.strategy.get_server_runtime_config().num_updates_at_once(),
         )
 
     # -- workers -----------------------------------------------------------------------------------

@@ -1,0 +1,99 @@
+"""A server takes what it keeps of a checkpoint, or says why not; in this process, without a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.fleet.test_loading_of_saves import ENDPOINTS, Model
+from tests.io.checkpoints.folders import contents, writer
+
+import penstock as fluid
+from penstock.errors import ProgramError, SpecError, UserError
+from penstock.exec.ps_storage import ProgramStorage, prepared_storage, storage_to_serve
+from penstock.io.manifest import ServersPart
+from penstock.ps.snapshot import Cut, Item, SnapshotWriter, snapshot_path
+
+
+def checkpoint(folder: Path, model: Model) -> None:
+    """Write what the two servers of a model keep."""
+    made = writer(folder)
+    work = made.begin(7)
+    for index, storage in enumerate(model.storages):
+        part = work / "servers" / f"{index}-of-2"
+        part.parent.mkdir(exist_ok=True)
+        snapshot = SnapshotWriter(part)
+        snapshot.add([Item(name, tensors, 0) for name, tensors in storage.state()])
+        snapshot.finish(Cut("job", index, "sync", 0, list(storage.blocks())), {})
+    made.write(replace(contents(7, 0.5), kind="pserver", tensors={}, servers=ServersPart("servers", 2)))
+
+
+def restored(folder: Path, model: Model, index: int) -> ProgramStorage:
+    """Restore a server by the call that a script makes; return what it will serve."""
+    program, scope = model.programs[index], model.scopes[index]
+    found = fluid.io.CheckpointManager(folder, program, scope=scope).restore()
+    assert found is not None
+    assert (found.step, found.metric) == (7, 0.5)
+    return storage_to_serve(program, scope)
+
+
+def all_restored(folder: Path, model: Model) -> list[ProgramStorage]:
+    """Restore all servers."""
+    return [restored(folder, model, index) for index in range(len(ENDPOINTS))]
+
+
+def test_servers_take_their_rows_and_serve_them(tmp_path: Path) -> None:
+    saved, other = Model(seed=1), Model(seed=2)
+    checkpoint(tmp_path, saved)
+    assert not torch.equal(saved.value("table.block0"), other.value("table.block0"))
+    for storage in all_restored(tmp_path, other):
+        for block in storage.blocks():
+            assert torch.equal(storage.value(block), saved.value(block)), block
+    program, scope = other.programs[0], other.scopes[0]
+    kept = prepared_storage(program, scope)
+    assert prepared_storage(program, scope) is kept
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "said"),
+    [
+        (lambda: Model(has_more=True), UserError, r"has 0 rows of 'more'"),
+        (lambda: Model(rows=2500), UserError, r"has 2000 rows of 'table', of which this server keeps those up to"),
+        (lambda: Model(is_distributed=True), ProgramError, "another program wrote it"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_another_program_is_refused_by_some_server(
+    model: object, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    checkpoint(tmp_path, Model())
+    other: Model = model()  # type: ignore[operator]
+    with pytest.raises(error, match=said):
+        all_restored(tmp_path, other)
+
+
+def test_a_server_with_a_state_of_its_own_goes_on_from_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model()
+    checkpoint(tmp_path / "saves", model)
+    monkeypatch.setenv("PENSTOCK_PS_STATE_DIR", str(tmp_path / "state"))
+    manager = fluid.io.CheckpointManager(tmp_path / "saves", model.programs[0], scope=model.scopes[0])
+    assert manager.restore() is not None, "it has none yet"
+    path = snapshot_path(tmp_path / "state" / "0-of-2", 0)
+    path.parent.mkdir(parents=True)
+    SnapshotWriter(path).finish(Cut("local", 0, "sync", 0, []), {})
+    assert manager.restore() is None
+    assert "which is newer than any checkpoint" in capsys.readouterr().err
+
+
+def test_servers_do_not_begin_from_a_local_training_and_do_not_save(tmp_path: Path) -> None:
+    model = Model()
+    manager = fluid.io.CheckpointManager(tmp_path, model.programs[0], scope=model.scopes[0])
+    assert manager.restore() is None
+    writer(tmp_path).write(contents(1))
+    with pytest.raises(UserError, match="without servers"):
+        manager.restore()
+    with pytest.raises(SpecError, match="it only restores"):
+        manager.save()
