@@ -1,0 +1,55 @@
+"""A fleet script, whole, on a real server and agent: over TLS, to the same losses as one process, and a quiet end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trustme
+from tests.server.harness import Server
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests/fleet/scripts/fit_a_line.py"
+STEPS = "6"
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Write those of a server at 127.0.0.1; return the settings that name them."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    folder.mkdir()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    for part in issued.cert_chain_pems:
+        part.write_to_path(str(folder / "cert.pem"), append=True)
+    return {f"PENSTOCK_PS_TLS_{name.upper()}": str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}
+
+
+@pytest.mark.parametrize("sqlite_server", [{"pserver_grace_s": 60.0}], indirect=True)
+async def test_fleet_job_over_tls_trains_as_one_process_and_ends_well(
+    sqlite_server: Server, node: Path, tmp_path: Path
+) -> None:
+    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT / "core"), str(ROOT)]), "CPU_NUM": "1", "OMP_NUM_THREADS": "1"}
+    one = {"count": 1, "memory": "1MiB"}
+    job = await sqlite_server.submit(
+        mode="pserver",
+        trainers=one,
+        pservers=one,
+        entrypoint=[sys.executable, str(SCRIPT), "--steps", STEPS, "--out", str(tmp_path / "job")],
+        env={**environ, **certificates(tmp_path / "tls"), "PENSTOCK_PS_TRANSPORT": "tcp"},
+    )
+    alone = [sys.executable, str(SCRIPT), "--local", "--steps", STEPS, "--out", str(tmp_path / "alone")]
+    process = await asyncio.create_subprocess_exec(*alone, env={**os.environ, **environ})
+    assert await process.wait() == 0
+    over = await sqlite_server.job_in(job["id"], "SUCCEEDED", "FAILED")
+    assert (over["state"], over["why"]) == ("SUCCEEDED", "every trainer ended with exit code 0")
+    assert [r["exit_code"] for r in over["replicas"]] == [0, 0], "the server ended by itself"
+    losses = [np.load(tmp_path / name / "result.npz")["losses"] for name in ("job", "alone")]
+    assert np.abs(losses[0] - losses[1]).max() < 1e-12  # float64; slices of a sum in another order
+    assert losses[0][-1] < losses[0][0]
