@@ -1,5 +1,7 @@
 #include "feed/store.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
@@ -27,14 +29,31 @@ struct Random {
   }
 };
 
-template <typename T>
-void copy_values(const T* from, uint64_t count, Buffer<T>& to) {
-  T* room = to.room(count);
-  for (uint64_t i = 0; i < count; ++i) room[i] = from[i];
-  to.commit(count);
+}  // namespace
+
+std::optional<Fault> Chunk::read(int descriptor, uint64_t begin, uint64_t end) {
+  struct stat found;
+  begin_ = begin;
+  last_ = ::fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode)
+              ? std::min<uint64_t>(end, static_cast<uint64_t>(found.st_size))
+              : 0;
+  place_ = {begin, 0};
+  return parser_.read(descriptor, place_, end, *this);
 }
 
-}  // namespace
+// Memory for the rows that will have come: growing would copy it.
+void Chunk::expect(const Place& place) {
+  if (last_ <= place.offset) return;
+  const uint64_t bytes = place.offset - begin_;
+  const auto rows =
+      static_cast<uint64_t>(static_cast<double>(last_ - begin_) / static_cast<double>(bytes) * kProbed * 1.03);
+  for (std::size_t slot = 0; slot < rows_.columns.size(); ++slot) {
+    Column& column = rows_.columns[slot];
+    column.ids.reserve(column.ids.size() * rows / kProbed);
+    column.numbers.reserve(column.numbers.size() * rows / kProbed);
+    column.lengths.reserve(column.lengths.size() * rows / kProbed);
+  }
+}
 
 void Store::add(std::shared_ptr<Chunk> chunk) {
   const Rows& rows = chunk->rows();
@@ -42,21 +61,22 @@ void Store::add(std::shared_ptr<Chunk> chunk) {
   if (rows.count > std::numeric_limits<uint32_t>::max() || chunks_.size() > std::numeric_limits<uint32_t>::max()) {
     throw std::length_error("a part of a file has more than 2^32 lines");
   }
-  std::vector<std::vector<int64_t>> starts(slots_.size());
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-    if (slots_[slot].width != 0) continue;
-    const int64_t* lengths = rows.columns[slot].lengths.data();
-    starts[slot].resize(rows.count);
-    int64_t next = 0;
-    for (uint64_t row = 0; row < rows.count; ++row) {
-      starts[slot][row] = next;
-      next += lengths[row];
+    const Column& column = rows.columns[slot];
+    Place place{column.ids.data(), column.numbers.data(), column.lengths.data(), {}};
+    if (slots_[slot].width == 0) {
+      place.starts.resize(rows.count);
+      int64_t next = 0;
+      for (uint64_t row = 0; row < rows.count; ++row) {
+        place.starts[row] = next;
+        next += place.lengths[row];
+      }
     }
+    places_[slot].push_back(std::move(place));
   }
   const auto number = static_cast<uint32_t>(chunks_.size());
   order_.reserve(order_.size() + rows.count);
   for (uint64_t row = 0; row < rows.count; ++row) order_.push_back({number, static_cast<uint32_t>(row)});
-  starts_.push_back(std::move(starts));
   chunks_.push_back(std::move(chunk));
 }
 
@@ -67,47 +87,54 @@ void Store::shuffle(uint64_t seed) {
 
 void Store::gather_dense(std::size_t slot, const Reference* rows, uint64_t count, Column& to) const {
   const uint64_t width = slots_[slot].width;
-  const auto copy = [&](auto member) {
+  const Place* const places = places_[slot].data();
+  const auto copy = [&](auto member, auto& values) {
+    auto* out = values.room(count * width);
     for (uint64_t i = 0; i < count; ++i) {
       if (i + kAhead < count) {
         const Reference& later = rows[i + kAhead];
-        __builtin_prefetch((chunks_[later.chunk]->rows().columns[slot].*member).data() + later.row * width);
+        __builtin_prefetch(places[later.chunk].*member + later.row * width);
       }
-      const auto* from = (chunks_[rows[i].chunk]->rows().columns[slot].*member).data() + rows[i].row * width;
-      copy_values(from, width, to.*member);
+      const auto* from = places[rows[i].chunk].*member + rows[i].row * width;
+      for (uint64_t v = 0; v < width; ++v) *out++ = from[v];
     }
+    values.commit(count * width);
   };
   if (slots_[slot].is_float) {
-    copy(&Column::numbers);
+    copy(&Place::numbers, to.numbers);
   } else {
-    copy(&Column::ids);
+    copy(&Place::ids, to.ids);
   }
 }
 
 void Store::gather_ragged(std::size_t slot, const Reference* rows, uint64_t count, Column& to) const {
-  const auto copy = [&](auto member) {
+  const Place* const places = places_[slot].data();
+  const auto copy = [&](auto member, auto& values) {
+    int64_t* lengths = to.lengths.room(count);
     for (uint64_t i = 0; i < count; ++i) {
       if (i + kAhead < count) {
         const Reference& later = rows[i + kAhead];
-        __builtin_prefetch(starts_[later.chunk][slot].data() + later.row);
-        __builtin_prefetch(chunks_[later.chunk]->rows().columns[slot].lengths.data() + later.row);
+        __builtin_prefetch(places[later.chunk].starts.data() + later.row);
+        __builtin_prefetch(places[later.chunk].lengths + later.row);
       }
       if (i + kAhead / 2 < count) {  // where it begins is there by now
         const Reference& later = rows[i + kAhead / 2];
-        __builtin_prefetch((chunks_[later.chunk]->rows().columns[slot].*member).data() +
-                           starts_[later.chunk][slot][later.row]);
+        __builtin_prefetch(places[later.chunk].*member + places[later.chunk].starts[later.row]);
       }
-      const Column& from = chunks_[rows[i].chunk]->rows().columns[slot];
-      const int64_t length = from.lengths.data()[rows[i].row];
-      copy_values((from.*member).data() + starts_[rows[i].chunk][slot][rows[i].row], static_cast<uint64_t>(length),
-                  to.*member);
-      to.lengths.push(length);
+      const Place& place = places[rows[i].chunk];
+      const auto length = static_cast<uint64_t>(place.lengths[rows[i].row]);
+      const auto* from = place.*member + place.starts[rows[i].row];
+      auto* out = values.room(length);
+      for (uint64_t v = 0; v < length; ++v) out[v] = from[v];
+      values.commit(length);
+      lengths[i] = static_cast<int64_t>(length);
     }
+    to.lengths.commit(count);
   };
   if (slots_[slot].is_float) {
-    copy(&Column::numbers);
+    copy(&Place::numbers, to.numbers);
   } else {
-    copy(&Column::ids);
+    copy(&Place::ids, to.ids);
   }
 }
 
@@ -142,8 +169,8 @@ Rows Store::gathered(const Reference* references, uint64_t count) const {
 uint64_t Store::bytes() const {
   uint64_t sum = order_.capacity() * sizeof(Reference);
   for (const auto& chunk : chunks_) sum += chunk->rows().bytes();
-  for (const auto& chunk : starts_) {
-    for (const auto& slot : chunk) sum += slot.capacity() * sizeof(int64_t);
+  for (const auto& slot : places_) {
+    for (const Place& place : slot) sum += place.starts.capacity() * sizeof(int64_t);
   }
   return sum;
 }

@@ -20,10 +20,7 @@ class Chunk {
       : parser_(std::move(slots), skips_bad_lines), rows_(parser_.slots().size()) {}
 
   // Read the lines that begin from byte `begin` (where one begins) to `end`; without one that has no line end.
-  std::optional<Fault> read(int descriptor, uint64_t begin, uint64_t end) {
-    place_ = {begin, 0};
-    return parser_.read(descriptor, place_, end, *this);
-  }
+  std::optional<Fault> read(int descriptor, uint64_t begin, uint64_t end);
   std::optional<Fault> read_rest() { return parser_.read_rest(place_, *this); }
 
   // Take rows that are columns already.
@@ -35,18 +32,27 @@ class Chunk {
   Parser& parser() { return parser_; }
   Rows& rows() { return rows_; }
   const Rows& rows() const { return rows_; }
-  bool appended(const Place&) { return true; }
+  bool appended(const Place& place) {
+    if (rows_.count == kProbed && last_ != 0) [[unlikely]]
+      expect(place);
+    return true;
+  }
 
  private:
+  static constexpr uint64_t kProbed = 256;  // rows, by which the size of those to come is judged
+
+  void expect(const Place& place);
+
   Parser parser_;
   Rows rows_;
   Place place_;
+  uint64_t begin_ = 0, last_ = 0;  // bytes of the file; last 0: it is not known how many there are
 };
 
 // Many threads may `gather`; nothing else meanwhile.
 class Store {
  public:
-  explicit Store(std::vector<Slot> slots) : slots_(std::move(slots)) {}
+  explicit Store(std::vector<Slot> slots) : slots_(std::move(slots)), places_(slots_.size()) {}
 
   void add(std::shared_ptr<Chunk> chunk);
   void shuffle(uint64_t seed);
@@ -63,13 +69,20 @@ class Store {
     uint32_t chunk;
     uint32_t row;
   };
+  // Where a chunk's column lies.  A chunk does not change once it was added.
+  struct Place {
+    const int64_t* ids;
+    const float* numbers;
+    const int64_t* lengths;
+    std::vector<int64_t> starts;  // of a row's values, if the slot is ragged
+  };
   Rows gathered(const Reference* rows, uint64_t count) const;
   void gather_dense(std::size_t slot, const Reference* rows, uint64_t count, Column& to) const;
   void gather_ragged(std::size_t slot, const Reference* rows, uint64_t count, Column& to) const;
 
   std::vector<Slot> slots_;
   std::vector<std::shared_ptr<Chunk>> chunks_;
-  std::vector<std::vector<std::vector<int64_t>>> starts_;  // of chunk and slot, if ragged: where a row's values begin
+  std::vector<std::vector<Place>> places_;  // of slot and chunk
   std::vector<Reference> order_;
 };
 
