@@ -1,9 +1,9 @@
 """Processes forked from one that has imported what a job needs, so that each costs a third of an import of torch.
 
-`python -m tests.nursery` serves: one JSON line in, one out. {"argv": [script, …] or ["-m", module, …], "environ": {…},
-"cwd": path or null, "out": path, "errors": path, "limits": {name: bytes}} starts a script in a process of its own, and
-gives its pid; an environment variable that is null is taken away. {"reap": pid} waits for its end, and gives how it
-ended; {"children": true} gives who is there, what scripts left behind included (this process is a subreaper).
+`python -m tests.nursery` serves: one JSON line in, one out. {"argv": [script, …], ["-m", module, …] or ["-c", code, …],
+"environ": {…}, "cwd": path or null, "out": path, "errors": path, "limits": {name: bytes}} starts a process, and gives
+its pid; an environment variable that is null is taken away. {"reap": pid} waits for its end, and gives how it ended;
+{"children": true} gives who is there, what processes left behind included (this one is a subreaper).
 It has no threads and has computed nothing when it forks, so a script finds what it would have imported itself. When its
 input ends, or it is killed, everybody that it started is killed.
 """
@@ -207,7 +207,11 @@ def become(request: dict[str, Any]) -> None:
 
 
 def run(argv: list[str]) -> None:
-    """Be a script, or a module; the process ends as that does."""
+    """Be a script, a module or some code; the process ends as that does."""
+    if argv[0] == "-c":
+        sys.argv = ["-c", *argv[2:]]
+        exec(compile(argv[1], "<code>", "exec"), {"__name__": "__main__"})  # noqa: S102 the tests' own
+        return
     if argv[0] == "-m":
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)

@@ -185,9 +185,9 @@ def test_row_103_ctr_dnn_with_servers_scores_late_flights_as_on_one_machine() ->
     def make() -> Model:
         return ctr_dnn(flights.vocabulary_sizes)[0]
 
-    feeds = list(flights_feeds(flights, 40, 1000))
+    feeds = list(flights_feeds(flights, 20, 1000))
     halves = [[{name: value[i::2] for name, value in feed.items()} for feed in feeds] for i in range(2)]
     alone = locally(make, feeds, auc).more
     served = together(make, halves, servers=2, after=auc)[0].more
-    assert alone > 0.70
+    assert alone > 0.65  # 0.5 is what chance gives
     assert served == pytest.approx(alone, abs=0.002)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ import pytest
 import torch
 from tests.endpoints import free_endpoint, free_endpoints
 from tests.exec.ps_network import HEIGHT, WIDTH
+from tests.nursery import Forked, Nursery
 
 import penstock as fluid
 from penstock.exec.scope import Scope
@@ -133,31 +131,24 @@ serve(transpiler, sys.argv[1])
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_server_after_it_has_closed(number: int, status: int) -> None:
+def test_a_signal_ends_a_server_after_it_has_closed(nursery: Nursery, tmp_path: Path, number: int, status: int) -> None:
     endpoint = free_endpoint()
-    server = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, endpoint], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-    )  # fmt: skip
+    server = Forked(nursery, tmp_path / "server", ["-c", SCRIPT, endpoint], {})
     try:
-        host, _, port = endpoint.rpartition(":")
-        _wait_for(server, host, int(port))
-        server.send_signal(number)
-        _, errors = server.communicate(timeout=60)
+        _wait_for(server, endpoint)
+        server.signal(number)
+        assert server.end() in (status, -number), server.errors
     finally:
-        server.kill()
-        server.wait()
-    assert server.returncode in (status, -number), errors
-    assert "Fatal" not in errors
+        server.close()
+    assert "Fatal" not in server.errors
 
 
-def _wait_for(server: subprocess.Popen[str], host: str, port: int) -> None:
+def _wait_for(server: Forked, endpoint: str) -> None:
     """Wait until it listens."""
-    pause = threading.Event()
+    host, _, port = endpoint.rpartition(":")
     while True:
         try:
-            socket.create_connection((host, port), timeout=1).close()
+            socket.create_connection((host, int(port)), timeout=1).close()
             return
         except OSError:
-            assert server.poll() is None, server.communicate()[1]
-            pause.wait(0.05)
+            assert not server.has_ended(0.05), server.errors

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.nursery import Forked, Nursery
 from tests.property.networks import Network, fit_a_line
 from tests.property.oracle import copy_of, same_bits, started, value
 
@@ -209,13 +208,16 @@ for point in range(100):
 """
 
 
-def test_a_save_that_is_killed_anywhere_leaves_a_whole_one(tmp_path: Path) -> None:
+def test_a_save_that_is_killed_anywhere_leaves_a_whole_one(nursery: Nursery, tmp_path: Path) -> None:
     """At each call that a save makes of the system in turn, the process dies; a load finds the old save or the new."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
-    )
-    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    assert len(lines) >= 8, done.stdout
+    folder = tmp_path / "saved"
+    process = Forked(nursery, tmp_path / "process", ["-c", KILLED, str(folder)], {})
+    try:
+        assert process.end() == 0, process.errors
+    finally:
+        process.close()
+    lines = [line.split(maxsplit=2) for line in process.output.splitlines()]
+    assert len(lines) >= 8, process.output
     previous = 1.0
     for point, status, values in lines:
         found = json.loads(values)
@@ -223,4 +225,4 @@ def test_a_save_that_is_killed_anywhere_leaves_a_whole_one(tmp_path: Path) -> No
         assert status == ("0" if point == lines[-1][0] else "-9")
         previous = found[0]
     assert previous == 2.0 + int(lines[-1][0])
-    assert len(list(tmp_path.iterdir())) == 2, os.listdir(tmp_path)
+    assert len(list(folder.iterdir())) == 2, os.listdir(folder)

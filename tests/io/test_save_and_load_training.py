@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tests.nursery import Forked, Nursery
 from tests.property.networks import Network, conv_net, ctr_dnn, fit_a_line
 from tests.property.oracle import copy_of, intra_op_threads, same_bits, started, value
 
@@ -60,12 +59,16 @@ fluid.save(network.main, sys.argv[1])
 """
 
 
-def test_another_process_continues_a_training(tmp_path: Path) -> None:
+def test_another_process_continues_a_training(nursery: Nursery, tmp_path: Path) -> None:
     network = ctr_dnn()
     whole = started(network.startup)
     train(network, whole, range(2))
     fluid.save(network.main, tmp_path / "model", scope=whole)
-    subprocess.run([sys.executable, "-c", CONTINUE, str(tmp_path / "model")], check=True, timeout=60)
+    process = Forked(nursery, tmp_path / "process", ["-c", CONTINUE, str(tmp_path / "model")], {})
+    try:
+        assert process.end() == 0, process.errors
+    finally:
+        process.close()
     train(network, whole, range(2, 4))
     scope = Scope()
     fluid.load(network.main, tmp_path / "model", scope=scope)
