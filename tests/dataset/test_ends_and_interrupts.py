@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -245,3 +246,37 @@ def test_a_process_that_leaves_a_pass_and_a_load_under_way_ends_well(tmp_path: P
         [sys.executable, "-c", _LEFT, str(tmp_path / "part")], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "the end\n", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at_most", [0, 2, 3])
+def test_a_resumed_pass_of_a_fixed_number_of_batches_has_what_was_left_of_them(
+    tmp_path: Path, kind: str, at_most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made() -> Any:
+        dataset = dataset_of([numbers(tmp_path / "part", 20)], SLOTS, kind, batch_size=4)
+        dataset.set_batches_per_pass(3)
+        if kind == "InMemoryDataset":
+            dataset.load_into_memory()
+        return dataset
+
+    def trained(dataset: Any, most: int = 100) -> list[int]:
+        run, seen = dataset.open_for_training(), list[int]()
+        for _ in range(most):
+            if (batch := run.take()) is None:
+                break
+            seen += batch.values(0, 1, False)[:, 0].tolist()
+            run.used(batch)
+        run.close()
+        return seen
+
+    first, second = made(), made()
+    before = trained(first, at_most)
+    second.set_position(json.loads(json.dumps(first.position())))
+    assert second.position() == first.position()
+    assert before + trained(second) == list(range(12))
+    assert trained(second) == list(range(12))  # the next pass is a whole one
+    assert "set_batches_per_pass has ended a pass after 3 batches" in capsys.readouterr().err
+    second.set_batches_per_pass(6)
+    assert len(trained(second)) == 20
+    assert "asks for 6 batches in a pass, and the data has fewer" in capsys.readouterr().err

@@ -95,6 +95,7 @@ class InMemoryDataset(Dataset):
         store.shuffle(chosen)
         self._seeds.append(chosen)
         self._run = None
+        self._count_from(0)
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12, seed: int | None = None) -> None:
         """Shuffle the samples of all trainers: each has as many as the others afterwards, or one more.
@@ -176,7 +177,8 @@ class InMemoryDataset(Dataset):
     def position(self) -> dict[str, Any]:
         first = self._restored[1] if self._restored is not None else 0
         seeds = self._restored[0] if self._restored is not None else self._seeds
-        return {"kind": "memory", "seeds": list(seeds), "samples": self._run.used_samples if self._run else first}
+        samples = self._run.used_samples if self._run else first
+        return self._counted({"kind": "memory", "seeds": list(seeds), "samples": samples})
 
     def set_position(self, position: Mapping[str, Any]) -> None:
         """Let the next pass go on there, in the order of that time: the shuffles since the load are repeated."""
@@ -184,6 +186,7 @@ class InMemoryDataset(Dataset):
             raise SpecError(f"the position {dict(position)!r} is not one of an InMemoryDataset")
         seeds: list[_Seed] = [list(map(int, s)) if isinstance(s, Sequence) else int(s) for s in position["seeds"]]
         self._restored, self._run = (seeds, int(position["samples"])), None
+        self._count_from(int(position.get("batches", 0)))
 
     def _repeat(self, store: _feed.Store, seeds: list[_Seed]) -> None:
         if seeds[: len(self._seeds)] != self._seeds:

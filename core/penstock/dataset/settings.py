@@ -88,12 +88,12 @@ class Run(Protocol):
 
 
 class Limited(Run):
-    """A pass that ends after some batches, and says so."""
+    """A pass that ends after some batches, and says so. `used_before`: those of this pass before it was resumed."""
 
-    def __init__(self, run: Run, num_batches: int) -> None:
+    def __init__(self, run: Run, num_batches: int, used_before: int) -> None:
         self.slots, self._run, self._num_batches = run.slots, run, num_batches
         self._lock = threading.Lock()
-        self._taken = 0
+        self._taken = self.num_used = used_before
         self._is_said = False
 
     def take(self) -> _feed.Batch | None:
@@ -118,6 +118,8 @@ class Limited(Run):
 
     def used(self, batch: _feed.Batch) -> None:
         self._run.used(batch)
+        with self._lock:
+            self.num_used += 1
 
     def fraction(self) -> float | None:
         return min(1.0, self._taken / self._num_batches)
@@ -138,6 +140,8 @@ class Dataset(ABC):
         self._slots: tuple[Slot, ...] = ()
         self._program: Any = None
         self._batches_per_pass: int | None = None
+        self._limited: Limited | None = None
+        self._used_before = 0
         self._policy: Policy = "raise"
         self.skipped = Skipped()
 
@@ -226,8 +230,20 @@ class Dataset(ABC):
 
     def open_for_training(self) -> Run:
         """Begin a pass of as many batches as `set_batches_per_pass` says. Raises like `open`."""
-        run = self.open()
-        return run if self._batches_per_pass is None else Limited(run, self._batches_per_pass)
+        if self._batches_per_pass is None:
+            return self.open()
+        before, self._used_before = self._used_before, 0
+        self._limited = Limited(self.open(), self._batches_per_pass, before)
+        return self._limited
+
+    def _counted(self, position: dict[str, Any]) -> dict[str, Any]:
+        """Return a position with the batches of its pass, if these are limited."""
+        if self._batches_per_pass is None:
+            return position
+        return {**position, "batches": self._used_before if self._limited is None else self._limited.num_used}
+
+    def _count_from(self, num_batches: int) -> None:
+        self._limited, self._used_before = None, num_batches
 
     @abstractmethod
     def position(self) -> dict[str, Any]:

@@ -41,12 +41,13 @@ class QueueDataset(Dataset):
 
     def position(self) -> dict[str, Any]:
         if self._run is not None:
-            return self._run.position()
-        return Ledger(self._files(), self._restored).as_position()
+            return self._counted(self._run.position())
+        return self._counted(Ledger(self._files(), self._restored).as_position())
 
     def set_position(self, position: Mapping[str, Any]) -> None:
         Ledger(self._files(), position)  # refuses one of other files
         self._restored, self._run = position, None
+        self._count_from(int(position.get("batches", 0)))
 
     def local_shuffle(self) -> None:
         """Refuse: nothing is in memory."""
