@@ -15,7 +15,7 @@ import pytest
 from tests.endpoints import free_endpoints
 
 from penstock.distributed.ranks import Ranks, ranks_of
-from penstock.distributed.rendezvous import START_S, Rendezvous, this_host
+from penstock.distributed.rendezvous import START_S, Presence, Rendezvous, this_host
 from penstock.distributed.watch import LEASE_S, Watch
 from penstock.errors import PeerError, Unavailable
 
@@ -134,6 +134,24 @@ def test_ranks_that_are_set_up_differently_are_told_so() -> None:
     assert isinstance(second, PeerError)
     assert "rank 1" in str(first)
     assert "would exchange by transport=gloo" in str(first)
+
+
+@pytest.mark.parametrize(
+    ("cores", "hosts", "each"),
+    [
+        ([(0, 1, 2, 3)] * 3, "aaa", 1),
+        ([(0, 1, 2, 3)] * 2, "aa", 2),
+        ([(0, 1), (2, 3)], "aa", 2),  # each has its own
+        ([(0, 1)] * 2, "ab", 2),
+        ([(0,)] * 4, "aaaa", 1),
+    ],
+)
+def test_ranks_of_a_host_share_the_cores_that_they_may_run_on(
+    cores: list[tuple[int, ...]], hosts: str, each: int
+) -> None:
+    (meeting,) = met(1)
+    meeting.present = [Presence(host, 1, "", "", own) for own, host in zip(cores, hosts, strict=True)]
+    assert meeting.cores_each() == each
 
 
 def test_ranks_that_leave_are_not_missed() -> None:

@@ -76,7 +76,7 @@ class AmongThreads(ProcessGroups):
 class ThreadGroup:
     """The trainers, as an executor sees them."""
 
-    kind, rings = "ring", ("not on devices",)
+    kind, rings, cores = "ring", ("not on devices",), 1
 
     def __init__(self, exchange: AmongThreads, rank: int) -> None:
         self.rank, self._exchange = rank, exchange

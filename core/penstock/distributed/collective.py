@@ -91,6 +91,11 @@ class Group:
         base = self._meeting.base.clone()  # type: ignore[attr-defined]  # torch has not typed it
         return PrefixStore(f"penstock/{self.ranks.attempt}/{name}", base)
 
+    @property
+    def cores(self) -> int:
+        """Cores that this rank has to itself: ranks of one host share them."""
+        return self._meeting.cores_each()
+
     def device_rings(self) -> tuple[str, ...]:
         """Return the names of the exchanges between GPUs. At the first call the trainers meet by NCCL, all at once."""
         if self._on_gpus is None:

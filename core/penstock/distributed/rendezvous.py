@@ -31,13 +31,14 @@ _pause = threading.Event()  # never set: a wait that gives way to other threads
 class Presence:
     """What a rank says of itself. `host`: equal for processes that can share memory. `endpoints`: as it knows them.
 
-    `exchange`: settings that all ranks must share, in words.
+    `exchange`: settings that all ranks must share, in words. `cores`: numbers of those that it may run on.
     """
 
     host: str
     pid: int
     endpoints: str
     exchange: str = ""
+    cores: tuple[int, ...] = ()
 
 
 def seconds(name: str, default: float) -> float:
@@ -84,7 +85,8 @@ class Rendezvous:
                 f"two processes say that they are {ranks.name(ranks.rank)} of {ranks.num_ranks}; each trainer has a "
                 "number of its own (trainer_id, PADDLE_TRAINER_ID)"
             )
-        mine = Presence(this_host(), os.getpid(), ",".join(ranks.endpoints), exchange)
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+        mine = Presence(this_host(), os.getpid(), ",".join(ranks.endpoints), exchange, cores)
         self.store.set(f"here/{ranks.rank}", json.dumps(asdict(mine)))
         self.wait_for("here", "has not come")
         self.present = [Presence(**json.loads(self.store.get(f"here/{r}"))) for r in range(ranks.num_ranks)]
@@ -99,6 +101,12 @@ class Rendezvous:
                     f"{ranks.name(rank)} would exchange by {other.exchange}, {ranks.name(ranks.rank)} by "
                     f"{mine.exchange}; all trainers of a job are set up alike"
                 )
+
+    def cores_each(self) -> int:
+        """Return how many cores this rank has, which it shares with ranks that may run on them, too; at least 1."""
+        mine = self.present[self.ranks.rank]
+        sharing = [p for p in self.present if p.host == mine.host and set(p.cores) & set(mine.cores)]
+        return max(1, len(mine.cores) // max(1, len(sharing)))
 
     def left_s(self) -> float:
         """Seconds until whoever has not come is given up; a little above 0 when that is over."""

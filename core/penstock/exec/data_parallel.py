@@ -76,7 +76,7 @@ class DataParallel:
         if self._across is not None:
             choice = replace(choice, rings=self._across.rings)
         self.loss_name, self.scale_loss, self.choice, self.name = loss_name, scale_loss, choice, name
-        cores = cores or num_cores()
+        cores = cores or (num_cores() if trainers is None else trainers.group.cores)
         self.num_threads = num_threads or 4 * num_replicas
         at_once = num_replicas if num_threads == 0 else max(num_threads, 1)
         self.max_running = max(1, min(at_once, self.num_threads, cores))
