@@ -289,6 +289,55 @@ def test_a_save_that_fails_is_refused_and_names_the_path(start: Start, tmp_path:
     trainer.ask("save", path="folder")
 
 
+def test_a_copy_is_of_the_moment_it_was_asked_for_and_is_written_while_the_server_goes_on(
+    start: Start, tmp_path: Path
+) -> None:
+    server, storage, trainer = start()
+    work(trainer, 1)
+    at_cut = plain(storage)
+    goes_on, names = threading.Event(), list[str]()
+
+    def wait(step: str) -> None:
+        names.append(step)
+        if step == "manifest":
+            assert goes_on.wait(60)
+
+    server.checkpoints.at_step = wait
+    trainer.ask("cut", path="kept")
+    trainer.ask("cut", path="kept")  # its answer was lost
+    work(trainer, 10)
+    assert plain(storage) != at_cut
+    assert not (tmp_path / "kept/0").exists()
+    goes_on.set()
+    for _ in range(2):
+        trainer.ask("written", path="kept")
+    assert names.count("begin") == 1
+    other = TorchStorage(SHAPES, TABLES, sync=False)
+    for item in Snapshot(tmp_path / "kept/0").items():
+        other.restore(item.name, item.tensors)
+    assert plain(other) == at_cut
+    with pytest.raises(Refused, match="another/0 is not being saved here"):
+        trainer.ask("written", path="another")
+
+
+def test_a_copy_that_cannot_be_written_is_refused_when_it_is_waited_for(start: Start, tmp_path: Path) -> None:
+    server, _, trainer = start()
+    work(trainer, 1)
+
+    def full(step: str) -> None:
+        if step == "manifest":
+            raise OSError(28, "No space left on device")
+
+    server.checkpoints.at_step = full
+    trainer.ask("cut", path="kept")
+    with pytest.raises(Refused, match=r"kept/0 cannot be saved: .*No space left"):
+        trainer.ask("written", path="kept")
+    server.checkpoints.at_step = lambda step: None
+    trainer.ask("cut", path="next")
+    trainer.ask("written", path="next")
+    assert Snapshot(tmp_path / "next/0").cut.index == 0
+
+
 def test_a_copy_is_replaced_in_one_step(start: Start, tmp_path: Path) -> None:
     server, _, trainer = start()
     work(trainer, 1)

@@ -4,7 +4,8 @@ the cut   with the locks of all blocks: everything but tables is copied, the log
           the copies, not for the disk
 tables    part by part, each under the locks of the tables: in between they are updated. A part says which record of
           the log is the first that it does not hold
-a copy    (`save`) has no log to make parts equal, so updates wait until the last part is copied
+a copy    (`save`) has no log to make parts equal, so updates wait until the last part is copied. With `begin_save` only
+          for that: what was copied is written while the server goes on, and `finish_save` waits for it
 """
 
 from __future__ import annotations
@@ -30,6 +31,37 @@ class _OutOfOrder(Exception):
     """A storage gives something else after a part of a table: it has to be read in one go."""
 
 
+class _Saving:
+    """A copy that is being made by a thread of its own."""
+
+    def __init__(self, target: Path, write: Callable[[Callable[[], None]], object]) -> None:
+        self.target, self._write = target, write
+        self._is_cut = threading.Event()
+        self._error: PeerError | None = None
+        self._thread = threading.Thread(target=self._run, name="ps-save")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._write(self._is_cut.set)
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: whoever waits raises it
+            self._error = PeerError(f"{self.target} cannot be saved: {error}")
+        finally:
+            self._is_cut.set()
+
+    def wait_for_cut(self) -> None:
+        """Return when updates need not wait any more. Raises PeerError if it has failed until then."""
+        self._is_cut.wait()
+        if self._error is not None:
+            raise self._error
+
+    def finish(self) -> None:
+        """Return when it is written. Raises PeerError if it is not."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
 class Checkpoints:
     """Takes snapshots of one server. Thread-safe: one at a time. `at_step`: see `SnapshotWriter`."""
 
@@ -45,6 +77,8 @@ class Checkpoints:
         found = snapshots(settings.folder) if settings.folder is not None else []
         self._last = found[-1][0] if found else -1  # position of the newest snapshot
         self.at_step: AtStep = lambda step: None
+        self._beginning = threading.Lock()
+        self._saving: _Saving | None = None  # the newest
 
     def take(self, *, is_finished: bool = False) -> None:
         """Take a snapshot, unless nothing was logged since the last; remove what it makes needless.
@@ -70,6 +104,30 @@ class Checkpoints:
         except OSError as error:
             raise PeerError(f"{target} cannot be saved: {error}") from error
 
+    def begin_save(self, path: str) -> None:
+        """Copy what `save` writes, and return; it is written beside. Again for the same path: the same copy.
+
+        Raises PeerError where that is not allowed, or has failed so far.
+        """
+        target = self._allowed(path) / self._settings.name
+        with self._beginning:
+            saving = self._saving
+            if saving is None or saving.target != target:
+                saving = self._saving = _Saving(target, lambda at_cut: self._copy(target, at_cut))
+        saving.wait_for_cut()
+
+    def _copy(self, target: Path, at_cut: Callable[[], None]) -> None:
+        with self._one:
+            self._write(lambda _: target, in_one_go=True, is_finished=False, at_cut=at_cut)
+
+    def finish_save(self, path: str) -> None:
+        """Return when what `begin_save` has begun is written. Raises PeerError if it is not, or was not begun."""
+        target = self._allowed(path) / self._settings.name
+        saving = self._saving
+        if saving is None or saving.target != target:
+            raise PeerError(f"{target} is not being saved here: was this server started again since?")
+        saving.finish()
+
     def _allowed(self, path: str) -> Path:
         roots = [p for p in (self._settings.state_dir, *self._settings.save_dirs) if p is not None]
         if not roots:
@@ -92,14 +150,19 @@ class Checkpoints:
             return True
         return found.is_relative_to(state_dir) and found.relative_to(state_dir).parts[0][0].isdigit()
 
-    def _write(self, path_at: Callable[[int], Path], *, in_one_go: bool, is_finished: bool) -> int:
+    def _write(
+        self, path_at: Callable[[int], Path], *, in_one_go: bool, is_finished: bool,
+        at_cut: Callable[[], None] = lambda: None,
+    ) -> int:  # fmt: skip
         try:
-            return self._attempt(path_at, in_one_go=in_one_go, is_finished=is_finished)
+            return self._attempt(path_at, at_cut, in_one_go=in_one_go, is_finished=is_finished)
         except _OutOfOrder:
-            return self._attempt(path_at, in_one_go=True, is_finished=is_finished)
+            return self._attempt(path_at, at_cut, in_one_go=True, is_finished=is_finished)
 
-    def _attempt(self, path_at: Callable[[int], Path], *, in_one_go: bool, is_finished: bool) -> int:
-        at_cut: list[Item] = []
+    def _attempt(
+        self, path_at: Callable[[int], Path], at_cut: Callable[[], None], *, in_one_go: bool, is_finished: bool
+    ) -> int:
+        copied: list[Item] = []
         with ExitStack() as locks:
             locks.enter_context(self._locks.all())
             cut, changed = self._cut(is_finished=is_finished)
@@ -111,12 +174,13 @@ class Checkpoints:
                     if in_one_go and item.is_part:
                         writer.add([item])  # a table may be larger than what memory is left
                         continue
-                    at_cut.append(item)
+                    copied.append(item)
                     if item.is_part:
                         break
                 locks.close()
-                parts = at_cut[-1:] if at_cut and at_cut[-1].is_part else []
-                writer.add(at_cut[: len(at_cut) - len(parts)])
+                at_cut()
+                parts = copied[-1:] if copied and copied[-1].is_part else []
+                writer.add(copied[: len(copied) - len(parts)])
                 for item in chain(parts, () if in_one_go else self._parts(stream)):
                     writer.add([item])
                 writer.finish(cut, changed)

@@ -276,8 +276,16 @@ class TrainerClient:
 
     def save(self, folder: str) -> None:
         """Have each server save what it keeps into a part of its own of `folder`, which it has to be able to reach."""
-        calls = [partial(link.save, folder) for link in self.links]
-        at_once(self._pool, calls)
+        at_once(self._pool, [partial(link.save, folder) for link in self.links])
+
+    def begin_save(self, folder: str) -> None:
+        """Have each server copy what `save` writes; each writes it while it goes on."""
+        at_once(self._pool, [partial(link.begin_save, folder) for link in self.links])
+
+    def finish_save(self, folder: str) -> None:
+        """Wait until the servers have written what they have copied. Any thread. Raises PeerError if one has not."""
+        for link in self.links:  # not by the pool, whose threads the steps that go on meanwhile need
+            link.finish_save(folder)
 
     def meet(self, part: Tensor | None) -> Tensor | None:
         """Wait until all live trainers call this; return the sum of their parts. For None: only wait.

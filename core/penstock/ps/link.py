@@ -179,6 +179,14 @@ class ServerLink:
         """Have the server save its part into a folder that it can reach."""
         self._ask("save", f"to save to {path}", path=path).release()
 
+    def begin_save(self, path: str) -> None:
+        """Have the server copy its part, and write it while it goes on; `finish_save` waits for that."""
+        self._ask("cut", f"to copy what goes to {path}", path=path).release()
+
+    def finish_save(self, path: str) -> None:
+        """Wait until the server has written what it has copied."""
+        self._ask("written", f"to save to {path}", path=path).release()
+
     def meet(self, part: torch.Tensor | None) -> torch.Tensor | None:
         """Wait until all live trainers are here; return the sum of what they brought, if it was anything."""
         if self._meeting < 0:

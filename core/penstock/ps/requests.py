@@ -49,7 +49,7 @@ class Requests:
             "leave": lambda m, s: self._plain(lambda ticket: Leave(ticket, s)),
             "barrier": lambda m, s: self._plain(lambda ticket: Barrier(ticket, s, int(m.fields["round"]))),
             "push": self._push, "step": self._step, "pull": self._pull, "lookup": self._lookup,
-            "changed": self._changed, "save": self._save, "meet": self._meet,
+            "changed": self._changed, "save": self._save, "cut": self._save, "written": self._save, "meet": self._meet,
         }  # fmt: skip
 
     def answer(self, message: Message) -> Message | Guarded:
@@ -176,8 +176,10 @@ class Requests:
 
     def _save(self, message: Message, sender: Sender) -> Message:
         told = _told(self._desk.ask(lambda ticket: Beat(ticket, sender)))
+        made = self._checkpoints
+        how = {"save": made.save, "cut": made.begin_save, "written": made.finish_save}
         if told.kind != "refuse":
-            self._checkpoints.save(str(message.fields["path"]))
+            how[message.kind](str(message.fields["path"]))
         return told
 
     def _meet(self, message: Message, sender: Sender) -> Message:

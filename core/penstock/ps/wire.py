@@ -49,6 +49,9 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     "lookup": {**_SENDER, "round": int, "table": str},
     "changed": {**_SENDER, "block": str},
     "save": {**_SENDER, "path": str},
+    # the same in two: answered when all is copied, and when the copy is written
+    "cut": {**_SENDER, "path": str},
+    "written": {**_SENDER, "path": str},
     # to a meeting of all trainers with [values] or nothing, answered with the sum; number -1: which one is next
     "meet": {**_SENDER, "number": int},
     "here": {"host": str, "address": str},

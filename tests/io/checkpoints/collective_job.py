@@ -37,16 +37,8 @@ def options(arguments: list[str]) -> argparse.Namespace:
 
 def train(asked: argparse.Namespace, rank: int, endpoints: list[str]) -> None:
     """Train from what there is to the last step."""
-    told = argparse.Namespace(
-        dense=False,
-        dropout=0.3,
-        width=0,
-        optimizer="adam",
-        rings=1,
-        inter=0,
-        reduce=False,
-        mode="grad_allreduce" if asked.executor else "nccl2",
-    )
+    mode = "grad_allreduce" if asked.executor else "nccl2"
+    told = nccl2_job.options([str(asked.folder), "--dropout", "0.3", "--optimizer", "adam", "--mode", mode])
     loss, exe = nccl2_job.prepared(told, rank, endpoints)
     parallel = None
     if len(endpoints) > 1 and not asked.executor:

@@ -51,6 +51,7 @@ class TrainersTeam:
         self.rank, self.num_ranks = self._descriptor.trainer, self._descriptor.num_trainers
         self._is_sync = self._descriptor.mode == "sync"
         self._gone: set[int] = set()
+        self._servers_folder = ""  # that servers are writing into
         if self.rank == 0 and folder.is_dir():
             self._forget(_LAST)  # of those before
 
@@ -84,6 +85,7 @@ class TrainersTeam:
         temporary.replace(self._folder / f"handed-in.{self.rank}.{number}.json")
 
     def _collect(self, number: int, mine: str) -> list[str]:
+        self._client.finish_save(self._servers_folder)
         until = time.monotonic() + (WAIT_S if self._is_sync else 0)
         others = range(1, self.num_ranks)
         while True:
@@ -127,7 +129,8 @@ class TrainersTeam:
     def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
         if self.rank:
             return None
-        self._client.save(str(work() / FOLDER))
+        self._servers_folder = str(work() / FOLDER)
+        self._client.begin_save(self._servers_folder)
         return ServersPart(FOLDER, len(self._descriptor.endpoints))
 
     def outcome(self, error: str) -> None:
