@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 
 from penstock.protocol.exchange import Sums
 
 _Key = tuple[str, str]
+_NO_WAIT = nullcontext()
 _counts_waits: ContextVar[bool] = ContextVar("_counts_waits", default=True)
 
 
@@ -43,22 +44,21 @@ class Counters:
             for name, amount in amounts.items():  # cheaper than to make sums of them first
                 setattr(row, name, getattr(row, name) + amount)
 
-    @contextmanager
-    def waiting(self, peer: str, block: str = "") -> Iterator[None]:
+    def waiting(self, peer: str, block: str = "") -> AbstractContextManager[None]:
         """Count the time that the body takes as a wait, shared with the others that are under way meanwhile."""
-        if not _counts_waits.get():
-            yield
-            return
-        key = peer, block
+        return _Wait(self, (peer, block)) if _counts_waits.get() else _NO_WAIT
+
+    def begin(self, key: _Key) -> None:
+        """Somebody waits for (peer, block) from now on; see `waiting`."""
         with self._lock:
             self._share_out()
             self._waited_for.append(key)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._share_out()
-                self._waited_for.remove(key)
+
+    def end(self, key: _Key) -> None:
+        """Undo one `begin`."""
+        with self._lock:
+            self._share_out()
+            self._waited_for.remove(key)
 
     def rows(self) -> dict[_Key, Sums]:
         """Return a copy of all rows; waits that are under way are in them up to now."""
@@ -79,3 +79,18 @@ class Counters:
         if row is None:
             row = self._rows[key] = Sums()
         return row
+
+
+class _Wait:
+    """One wait. A class, since a generator costs twice as much, and a step has dozens of waits."""
+
+    __slots__ = ("_counters", "_key")
+
+    def __init__(self, counters: Counters, key: _Key) -> None:
+        self._counters, self._key = counters, key
+
+    def __enter__(self) -> None:
+        self._counters.begin(self._key)
+
+    def __exit__(self, *_: object) -> None:
+        self._counters.end(self._key)
