@@ -7,6 +7,7 @@ Nothing is pickled or unpickled. Source: python/paddle/fluid/io.py (Fluid 1.8); 
 from __future__ import annotations
 
 from penstock.dataset.loader import DataLoader, PyReader
+from penstock.io.checkpoints.fence import StaleAttempt
 from penstock.io.checkpoints.restoring import Restored
 from penstock.io.checkpoints.saving import CheckpointManager
 from penstock.io.inference import load_inference_model, save_inference_model
@@ -22,6 +23,7 @@ from penstock.io.variables import (
 )
 
 __all__ = [
-    "CheckpointManager", "DataLoader", "PyReader", "Restored", "load", "load_inference_model", "load_params",
-    "load_persistables", "load_vars", "save", "save_inference_model", "save_params", "save_persistables", "save_vars",
+    "CheckpointManager", "DataLoader", "PyReader", "Restored", "StaleAttempt", "load", "load_inference_model",
+    "load_params", "load_persistables", "load_vars", "save", "save_inference_model", "save_params",
+    "save_persistables", "save_vars",
 ]  # fmt: skip
