@@ -106,7 +106,14 @@ class ThreadGroup:
 def executor(network: Network, scope: Scope, trainers: Trainers | None) -> DataParallel:
     memory = ReplicaMemory(scope, (torch.device("cpu"),))
     return DataParallel(
-        network.main, memory, mode="all_reduce", num_replicas=1, loss_name=network.loss, choice=PLAIN, trainers=trainers
+        network.main,
+        memory,
+        mode="all_reduce",
+        num_replicas=1,
+        loss_name=network.loss,
+        choice=PLAIN,
+        cores=1,
+        trainers=trainers,
     )
 
 
