@@ -164,6 +164,8 @@ def test_row_92_debug_says_where_the_time_goes(model: Model, capsys: pytest.Capt
     model.exe.train_from_dataset(model.main, model.dataset(batch_size=2), scope=model.scope, debug=True)
     said = capsys.readouterr().err
     assert len(re.findall(r"mean read time: [\d.]+ ms, IO percent: [\d.]+ %, \d+ instances/s", said)) == 2
+    model.exe.train_from_dataset(model.main, model.dataset(), scope=model.scope, debug=True)
+    assert "(thread 0, 13 batches)" in capsys.readouterr().err  # fewer than a hundred are shown at the end
     assert re.search(r"\S+: [\d.]+ us a step", said)
 
 
@@ -187,6 +189,16 @@ def test_row_93_a_fetch_handler_is_called_each_period_and_at_the_end(model: Mode
     assert len(seen.found) == 1 if period_secs > 1 else len(seen.found) >= 1
     assert seen.found[-1]["loss"].shape == (1,)
     assert seen.threads == {"penstock-fetch-handler"}
+
+
+def test_a_pass_that_cannot_begin_leaves_no_thread(model: Model) -> None:
+    dataset, before = model.dataset(), set(threading.enumerate())
+    model.files[1].unlink()
+    with pytest.raises(fluid.dataset.DataError, match="part-1: cannot be opened"):
+        model.exe.train_from_dataset(
+            model.main, dataset, scope=model.scope, fetch_handler=Seen({"loss": model.loss}, 3600.0)
+        )
+    assert set(threading.enumerate()) == before
 
 
 def test_a_handler_that_fails_does_not_end_the_training(model: Model, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ Source: Executor.train_from_dataset of Fluid 1.8; hogwild_worker.cc.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,19 +77,18 @@ def run_from_dataset(
         chosen, compiled = chosen.clone(for_test=True), None  # nothing is updated
     num_threads = _allowed_threads(chosen, num_threads, is_compiled=compiled is not None)
     fetches = Fetches(chosen, wanted.fetch_list, wanted.fetch_info, wanted.print_period)
-    handler = HandlerThread(wanted.fetch_handler, chosen) if wanted.fetch_handler is not None else None
-    steps = _Steps(executor, compiled or chosen, scope or global_scope(), num_threads)
-    saves = Saves(wanted.checkpoints, chosen, dataset.position)
-    run = dataset.open_for_training() if trains else dataset.open()
-    try:
+    with contextlib.ExitStack() as ends:  # each ends what was begun, also where the next cannot begin
+        steps = ends.enter_context(
+            contextlib.closing(_Steps(executor, compiled or chosen, scope or global_scope(), num_threads))
+        )
+        handler = HandlerThread(wanted.fetch_handler, chosen) if wanted.fetch_handler is not None else None
+        if handler is not None:
+            ends.callback(handler.close)
+        run = ends.enter_context(contextlib.closing(dataset.open_for_training() if trains else dataset.open()))
+        saves = Saves(wanted.checkpoints, chosen, dataset.position)
         pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves)
         pass_.train(steps.steps, Profile(steps.first) if wanted.debug else None)
         saves.ended()
-    finally:
-        run.close()
-        if handler is not None:
-            handler.close()
-        steps.close()
 
 
 def _num_threads(thread: int, dataset: Dataset) -> int:
@@ -243,6 +243,8 @@ class _Pass:
             if begin - said >= _PROGRESS_S:
                 said = begin
                 self._say_progress()
+        if profile is not None:
+            profile.show()
         self._say_progress()
 
     def _one(self, step: Step, names: Sequence[str], profile: Profile | None = None) -> tuple[int, list[Any]] | None:
