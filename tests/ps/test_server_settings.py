@@ -41,13 +41,14 @@ def test_the_environment_is_read() -> None:
     environ = {
         "PENSTOCK_JOB_ID": "x", "PENSTOCK_PS_TOKEN": "secret", "PENSTOCK_EPOCH": "3", "PENSTOCK_PS_LEASE_S": "2.5",
         "PENSTOCK_PS_STATE_DIR": "/state", "PENSTOCK_PS_SNAPSHOT_S": "9", "PENSTOCK_PS_SAVE_DIRS": "/a:/b",
+        "PENSTOCK_CHECKPOINT_DIR": "/of/job",
         "PENSTOCK_PS_TLS_CERT": "c", "PENSTOCK_PS_TLS_KEY": "k", "PENSTOCK_PS_TLS_CA": "ca",
         "PENSTOCK_PS_DEADLINE_S": "4", "PENSTOCK_PS_TRANSPORT": "tcp",
     }  # fmt: skip
     settings = ServerSettings.from_environ(environ, **THIS)
     assert settings.folder == Path("/state/1-of-3")
     assert (settings.epoch, settings.lease_s, settings.snapshot_every_s) == (3, 2.5, 9)
-    assert settings.save_dirs == (Path("/a"), Path("/b"))
+    assert settings.save_dirs == (Path("/a"), Path("/b"), Path("/of/job"))
     assert settings.tls == TlsFiles(Path("ca"), Path("c"), Path("k"))
     assert "secret" not in repr(settings)
     trainer = TrainerSettings.from_environ(environ, started_ns=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -63,7 +64,13 @@ def kills_itself(work: Callable[[Callable[[str], None]], object], phase: str, tu
             status = 0
         finally:
             os._exit(status)
+    descriptor = os.pidfd_open(pid)
+    ended = bool(select.select([descriptor], [], [], 120)[0])
+    if not ended:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(descriptor)
+    assert ended, "it hung"
     assert status in (0, -signal.SIGKILL)
     return status != 0
 
