@@ -3,11 +3,15 @@
     slots        from a program's inputs to the columns of a line, and from a batch to a feed
     faults       a line that cannot be read: file, line, column, reason; the policy raise or skip, and its count
     sources      a file as a stream of text: plain, compressed, through a command
+    pipes        such a command, with all that it starts
     arrow        Parquet and Arrow files as the same columns
     position     how far each file has come, so that a resumed run sees each sample once
     settings     what Fluid's setters set
     streaming    QueueDataset: files to batches, as they are read
     memory       InMemoryDataset: load, shuffle, batches
+    peers        the trainers of a job, as data sets need them
+    exchange     samples from trainer to trainer: the global shuffle
+    loader       DataLoader: feeds made ahead (`background`), for whoever iterates or for a program that reads
     generator    MultiSlotDataGenerator: scripts that write the text format
 
 Text is parsed in C++ (`src/feed`) without the interpreter lock. Nothing is dropped silently: what is skipped
