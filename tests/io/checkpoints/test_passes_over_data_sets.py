@@ -9,13 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.io.checkpoints.folders import kills_itself
+from tests.io.checkpoints.folders import kills_itself, writer
 from tests.property.oracle import same_bits, value
 
 import penstock as fluid
+from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError, UserError
 from penstock.exec.dataset_saves import Saves
 from penstock.io.checkpoints import positions
+from penstock.io.checkpoints.fingerprint import fingerprint, normal_text
+from penstock.io.checkpoints.record import RankState
+from penstock.io.checkpoints.values import values_of
+from penstock.io.checkpoints.writing import Contents
 
 ROWS, BATCH = 240, 16
 
@@ -174,6 +179,31 @@ def test_files_go_to_other_readers_with_their_places() -> None:
     assert positions.of_rank([1, 2], 1, 2) == 2
     assert positions.of_rank([1, 2], 1, 3) is None
     assert positions.of_rank([5, 5], 2, 3) == 5
+
+
+def test_one_reader_goes_on_from_two_and_sees_the_rest_of_each_file(tmp_path: Path) -> None:
+    two = Model(tmp_path)
+    states = []
+    for files, num_batches in ((two.files[:2], 3), (two.files[2:], 5)):
+        dataset = two.dataset("QueueDataset")
+        dataset.set_filelist(files)
+        run = dataset.open()
+        for _ in range(num_batches):
+            batch = run.take()
+            two.exe.run(two.main, feed_of(batch, run.slots, {"x", "ids"}), [], scope=two.scope)
+            run.used(batch)
+        run.close()
+        states.append(RankState(8, 3, 0, dataset.position(), {}).text())
+    text = normal_text(two.main)
+    values = values_of(two.main, two.scope, "collective")
+    writer(tmp_path / "saves").write(Contents("collective", 8, fingerprint(text), text, values, states))
+    assert sorted(set(two.seen())) == [0, 1]
+
+    one = Model(tmp_path)
+    found = one.train(one.dataset("QueueDataset"), tmp_path / "saves", 1)
+    assert found is not None
+    assert (found.step, found.position["kind"], len(found.positions)) == (8, "files", 2)
+    assert (one.seen() == 1).all()
 
 
 def test_a_reader_of_other_files_restores_nothing(tmp_path: Path) -> None:
