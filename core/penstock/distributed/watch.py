@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import select
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ LEASE_S = "PENSTOCK_COLLECTIVE_LEASE_S"
 _DEFAULT_LEASE_S = 5.0
 _BEAT_S = 0.5
 _STORE_S = 2.0  # torch gives most answers of a store up after this, but not all
+_STORE_ENDS_S = 0.2
 _LEAVE_S = 5.0  # so long the one who has the store waits for the others' goodbye
 
 State = Literal["works", "leaves", "failed", "lost"]
@@ -56,7 +58,8 @@ class Watch:
         self._poll.register(self._wake_in, select.POLLIN)
         self._follow(meeting)
         self._news: tuple[dict[int, str], float, str] = ({}, time.monotonic(), "")  # heard, when, error of the store
-        self._round, self._spoken = threading.Event(), threading.Event()
+        self._spoken, self._listened = threading.Event(), threading.Condition()
+        self._num_asked = self._num_answered = 0  # for news that are newer than the question
         self._say()
         self._threads = [
             threading.Thread(target=run, name=f"penstock-{name}", daemon=True)
@@ -142,23 +145,38 @@ class Watch:
 
     def _pass_time(self) -> tuple[int, str] | None:
         """Wait for an end or the next beat; return who is lost, and why."""
-        ready = self._poll.poll(1e3 * _BEAT_S)
-        ended = [self._processes[fd] for fd, _ in ready if fd in self._processes]
-        if any(fd == self._wake_in for fd, _ in ready):
-            os.read(self._wake_in, 4096)
+        ended = self._ended_within(_BEAT_S)
         if ended:
-            self._round.wait(_BEAT_S)  # it may have said why
+            self._listen_anew()  # it may have said why
         found = self._judge()
         if found is not None:
             return found
+        away = None if ended else self._judge_store()
+        if away is not None:
+            ended = self._ended_within(_STORE_ENDS_S)  # its process goes after its connections
         for rank in ended:
             if rank not in self._gone:
                 return rank, f"{self._ranks.name(rank)} has ended in the middle of the job"
-        return None
+        return away
+
+    def _ended_within(self, wait_s: float) -> list[int]:
+        """Return the ranks of this host that have ended, once there is one, or somebody wakes this thread."""
+        ready = self._poll.poll(1e3 * wait_s)
+        if any(fd == self._wake_in for fd, _ in ready):
+            os.read(self._wake_in, 4096)
+        return [self._processes[fd] for fd, _ in ready if fd in self._processes]
+
+    def _listen_anew(self) -> None:
+        """Wait, for a beat at most, for news that were fetched after this was called."""
+        with self._listened:
+            self._num_asked += 1
+            mine = self._num_asked
+            self._spoken.set()
+            self._listened.wait_for(lambda: self._num_answered >= mine, _BEAT_S)
 
     def _judge(self) -> tuple[int, str] | None:
-        """Look at what was heard last. Silence of the store is that of rank 0, whoever serves it."""
-        now, (texts, at, error) = time.monotonic(), self._news
+        """Look at what was heard last."""
+        texts, at, _ = self._news
         for rank, text in texts.items():
             if rank in self._gone:
                 continue
@@ -175,6 +193,11 @@ class Watch:
                 self._heard[rank] = (text, at)
             elif at - since > self._lease_s:
                 return rank, self._silent(rank, at - since)
+        return None
+
+    def _judge_store(self) -> tuple[int, str] | None:
+        """Look at whether the store answers. Its silence is that of rank 0, whoever serves it."""
+        now, (_, at, error) = time.monotonic(), self._news
         if error and 0 not in self._gone:
             return 0, f"{self._ranks.name(0)}, at whose store the trainers meet, does not answer any more: {error}"
         return (0, self._silent(0, now - at)) if now - at > self._lease_s and 0 not in self._gone else None
@@ -199,17 +222,22 @@ class Watch:
         """Say and listen until this rank leaves; an answer of the store may take for ever, so nobody waits for it."""
         try:
             while self._state[0] != "leaves" and not self._ended.is_set():
+                self._spoken.clear()
+                asked = self._num_asked
                 self._say()
                 self._listen()
-                self._round.set()
+                self._answer(asked)
                 self._spoken.wait(_BEAT_S)
-                self._spoken.clear()
-                self._round.clear()
             if self._state[0] == "leaves":
                 self._say_goodbye()
         except dist.DistError as error:
             self._news = (self._news[0], self._news[1], str(error).splitlines()[0] or "no answer")
-        self._round.set()
+        self._answer(sys.maxsize)
+
+    def _answer(self, asked: int) -> None:
+        with self._listened:
+            self._num_answered = asked
+            self._listened.notify_all()
 
     def _say(self) -> None:
         self._beats += 1
