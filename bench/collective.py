@@ -12,6 +12,7 @@ import argparse
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +57,9 @@ def measure_sizes(sizes: list[int], rounds: int, report: Report) -> None:
         for size in sizes:
             pairs: dict[str, GlooPair] = {"ring": ring, "gloo": gloo}
             every: dict[str, list[float]] = {name: [] for name in pairs}
-            blocks = {name: partial(_median_s, of, size, every[name]) for name, of in pairs.items()}
+            blocks: dict[str, Callable[[], float]] = {
+                name: partial(_median_s, of, size, every[name]) for name, of in pairs.items()
+            }
             samples = alternating_blocks(blocks, rounds)
             for name, seconds in samples.items():
                 report.add(f"{name}_{size}mb_ms", [1e3 * s for s in seconds])

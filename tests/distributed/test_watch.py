@@ -66,6 +66,19 @@ class Seen:
         self.found: queue.Queue[tuple[int, str]] = queue.Queue()
         self.left: queue.Queue[int] = queue.Queue()
         self.watch = Watch(meeting, lambda rank, why: self.found.put((rank, why)), self.left.put)
+        _made.append(self.watch)
+
+
+_made: list[Watch] = []
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """End the threads of all watches: one that came back from the store while Python ends would abort it."""
+    yield
+    for watch in _made:
+        watch.linger()
+    _made.clear()
 
 
 def test_a_rank_that_says_nothing_is_named_by_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +114,22 @@ def test_the_rank_that_one_has_lost_is_named_by_those_that_could_not_see_it(
         assert "has ended in the middle of the job" in why
     near.watch.fail("something that came of it")  # of no more interest, and no error
     assert near.watch._state[0] == "lost"
+
+
+def test_a_rank_that_says_why_it_fails_and_ends_is_named_with_its_words(
+    monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    monkeypatch.setenv(LEASE_S, str(10 * BOUND_S))
+    first, second = met(2)
+    first.present[1] = replace(first.present[1], pid=child.pid)
+    seen = Seen(first)
+    second.store.set("state/1", '["works", "", 1, 1]')
+    seen.watch.start()
+    while 1 not in seen.watch._heard:  # it has heard that all is well
+        threading.Event().wait(0.01)
+    second.store.set("state/1", '["failed", "no more rows", 1, 2]')
+    child.kill()
+    assert seen.found.get(timeout=BOUND_S)[1].endswith("has failed: no more rows")
 
 
 def test_a_rank_that_has_ended_before_the_watch_begins_is_named(child: subprocess.Popen[bytes]) -> None:
