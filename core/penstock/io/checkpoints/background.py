@@ -15,20 +15,20 @@ class Background:
     """Owner: the training thread; `run` alone is the job's thread's."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        # Not the thread itself: Python takes one for ended when Ctrl-C has interrupted a `join` of it.
+        self._ended: threading.Event | None = None
         self._error: Exception | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a job runs."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._ended is not None and not self._ended.is_set()
 
     def join(self) -> float:
         """Wait until no job runs; return for how many seconds that was."""
         begin = time.perf_counter()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._ended is not None:
+            self._ended.wait()
         return time.perf_counter() - begin
 
     def wait(self) -> None:
@@ -43,7 +43,11 @@ class Background:
             raise error
 
     def start(self, job: Callable[[], object], name: str) -> None:
-        """Begin a job; the one before has been waited for. `name`: of what is done, for errors."""
+        """Begin a job; the one before has been waited for. `name`: of what is done, for errors.
+
+        Raises RuntimeError if the system gives no thread.
+        """
+        ended = threading.Event()
 
         def run() -> None:
             try:
@@ -51,6 +55,12 @@ class Background:
             except Exception as error:  # noqa: BLE001 - the thread's boundary: the next call raises it
                 print(f"penstock: {name} has failed: {error}", file=sys.stderr, flush=True)
                 self._error = error
+            finally:
+                ended.set()
 
-        self._thread = threading.Thread(target=run, name="penstock-checkpoint")
-        self._thread.start()
+        self._ended = ended
+        try:
+            threading.Thread(target=run, name="penstock-checkpoint").start()
+        except RuntimeError:
+            ended.set()
+            raise
