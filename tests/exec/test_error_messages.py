@@ -81,7 +81,7 @@ def test_a_fetch_that_is_not_in_the_program_names_close_ones(run: Run) -> None:
 
 def test_a_fetch_that_is_no_variable_is_shown(run: Run) -> None:
     text = message(FetchError, lambda: run({"x": FLOATS, "y": TARGET}, [3]))
-    assert text == "fetch_list holds 3; expected a variable or its name"
+    assert text == "fetch_list holds 3 (int); expected a variable or its name"
 
 
 def test_feeds_survive_an_error_and_the_next_run_works(run: Run) -> None:

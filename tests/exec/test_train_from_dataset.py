@@ -215,10 +215,11 @@ def test_a_handler_that_fails_does_not_end_the_training(model: Model, capsys: py
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_error_of_a_step_ends_the_pass_and_names_the_operator(model: Model, threads: int) -> None:
     model.files[1].write_text(f"3 0 0 0 1 {NUM_IDS} 1 1 1 0\n" * 10)
+    before = set(threading.enumerate())
     with pytest.raises(OperatorError, match="lookup_table"):
         model.exe.train_from_dataset(model.main, model.dataset(threads=threads), scope=model.scope)
-    alive = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
-    assert not [name for name in alive if "hogwild" in name or "reader" in name]
+    begun = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not [name for name in begun if "hogwild" in name or "reader" in name]
 
 
 @pytest.mark.timeout(120)
