@@ -34,6 +34,7 @@ from penstock.exec.places import num_cores
 ROUNDS = 7
 MIB = 1 << 20
 REPEATS = 5
+AT_LEAST_MIB = 64  # of all repeats of a turn: few of a small size would measure how a core wakes up
 DDP = "torch_ddp_gloo"
 
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _median_s(pair: GlooPair, size: int, all_s: list[float]) -> float:
-    seconds = pair.all_reduce(size * MIB, REPEATS)
+    seconds = pair.all_reduce(size * MIB, max(REPEATS, AT_LEAST_MIB // size))
     all_s += seconds
     return statistics.median(seconds)
 
