@@ -89,6 +89,8 @@ else
 	$(BIN)/python -m bench table
 	$(BIN)/python -m bench datafeed
 	$(BIN)/python -m bench transport
+	$(BIN)/python -m bench collective
+	$(BIN)/python -m bench checkpoints
 endif
 
 peers: setup-dev ## Make the environments of the benchmarks' peers in build/peers (ARGS="NAME …" for some)
