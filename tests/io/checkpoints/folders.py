@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from penstock.io.checkpoints.clearing import clear_up
 from penstock.io.checkpoints.fence import Fence
 from penstock.io.checkpoints.fingerprint import fingerprint
-from penstock.io.checkpoints.reading import Checkpoint, clear_up
+from penstock.io.checkpoints.reading import Checkpoint
 from penstock.io.checkpoints.record import RankState
 from penstock.io.checkpoints.writing import Contents, Retention, Writer
 
@@ -38,7 +39,7 @@ def contents(step: int, metric: float | None = None) -> Contents:
 def writer(folder: Path, retention: Retention = KEEP_TWO, environ: Mapping[str, str] | None = None) -> Writer:
     """Claim a folder, and return what writes into it."""
     fence = Fence(folder, environ or {})
-    clear_up(folder, fence.claim.number)
+    clear_up(fence)
     return Writer(fence, retention, lambda phase: None, shard_bytes=450)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from penstock.io.checkpoints.layout import Place, newest_first, place_of, to_rem
 from penstock.io.checkpoints.reading import newest
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.writing import Retention
+from penstock.io.manifest import sealed
 
 
 def job(epoch: int, name: str = "j") -> dict[str, str]:
@@ -61,6 +63,54 @@ def test_an_older_epoch_of_the_same_job_cannot_even_begin(tmp_path: Path) -> Non
     assert Fence(tmp_path, {}).claim.number == 5
     with pytest.raises(SpecError, match="PENSTOCK_EPOCH is 'x'"):
         Fence(tmp_path, {**job(1), "PENSTOCK_EPOCH": "x"})
+
+
+def test_of_two_processes_in_one_place_the_one_that_claimed_last_commits(tmp_path: Path) -> None:
+    for phase in ("begin", "values", "manifest", "commit"):
+        folder = tmp_path / phase
+        old = writer(folder, environ=job(1))
+
+        def lives_on(reached: str, folder: Path = folder, phase: str = phase) -> None:
+            """Another is started in its place while it writes, writes the same step, and is not disturbed by it."""
+            if reached == phase:
+                writer(folder, environ=job(1)).write(contents(7))
+
+        old.at_phase = lives_on
+        with pytest.raises(StaleAttempt, match=r"attempt 1 \(job j, epoch 1\).* has taken over"):
+            old.write(contents(7))
+        with pytest.raises(StaleAttempt):
+            old.write(contents(8))
+        assert names(folder) == [Place(1, 7).name]
+        assert is_of_step(newest(folder, strict=True, sets_aside=False), 7)
+
+
+def test_whoever_was_taken_over_disturbs_nobody_that_clears_up(tmp_path: Path) -> None:
+    old = writer(tmp_path)
+    old.write(contents(1))
+    work = old.begin(2)
+    (tmp_path / "removed.checkpoint.000001.000000000000.x").mkdir()
+    new = writer(tmp_path)
+    assert names(tmp_path) == [Place(1, 1).name]
+    assert not work.exists()
+    again = old.begin(2)  # it does not know yet
+    new.write(contents(3))
+    assert again.exists(), "what it writes into is its own, until the next start"
+    writer(tmp_path)
+    assert names(tmp_path) == [Place(1, 1).name, Place(2, 3).name]
+
+
+def test_what_is_needed_no_more_goes_before_another_attempt_can_begin(tmp_path: Path) -> None:
+    old = writer(tmp_path, Retention(keep=1))
+    old.write(contents(1))
+
+    def is_followed(reached: str) -> None:
+        if reached == "removed":
+            new = writer(tmp_path)  # removes the same files
+            new.write(contents(1))
+
+    old.at_phase = is_followed
+    old.write(contents(2))
+    assert names(tmp_path) == [Place(1, 2).name, Place(2, 1).name]
 
 
 def test_a_later_attempts_checkpoint_is_newer_whatever_its_step(tmp_path: Path) -> None:
@@ -118,3 +168,10 @@ def test_one_is_due_by_steps_and_by_time() -> None:
     for steps, seconds in ((0, None), (-1, None), (1.5, None), (None, 0.0), (True, None)):
         with pytest.raises(SpecError, match="every_"):
             Schedule(steps, seconds)  # type: ignore[arg-type]  # what a user may pass
+
+
+def test_a_claim_of_before_there_were_tokens_is_followed(tmp_path: Path) -> None:
+    claim = asdict(Fence(tmp_path, job(2)).claim)
+    del claim["token"]
+    (tmp_path / "attempt.json").write_text(sealed(claim, "penstock-attempt", 1))
+    assert Fence(tmp_path, job(3)).claim.number == 2

@@ -1,7 +1,7 @@
 """Checkpoints: saves that a training makes while it goes on, and goes on from as if nothing had interrupted it.
 
 layout, record, positions, fingerprint, schedule   decide, without I/O
-fence, shards, writing, reading                    the files: who may commit, how, and what is whole
+fence, shards, writing, clearing, reading          the files: who may commit, how, what goes, and what is whole
 staging, background                                copies for the writer, and its thread
 teams, ranks_team, trainers_team                   who takes part
 saving, restoring                                  CheckpointManager

@@ -1,15 +1,17 @@
 """Who may commit into a folder of checkpoints: the newest attempt, and nobody else.
 
 Whoever begins to use the folder *claims* it: it gets the next number, and every attempt before it is refused from then
-on. Processes of one job and epoch (a trainer that is started again in its place) have one number. Within one job an
-epoch below the one that has claimed last is refused at once. A claim and a commit exclude each other by a lock that the
-kernel lets go when a process dies, so a commit that has begun is finished before the next claim.
+on. Processes of one job and epoch (a trainer that is started again in its place) have one number, and are told apart by
+the token of each claim: the last one counts. Within one job an epoch below the one that has claimed last is refused at
+once. A claim and a commit exclude each other by a lock that the kernel lets go when a process dies: a commit that has
+begun is finished before the next claim.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,13 +35,14 @@ class StaleAttempt(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An attempt. `job` '', `epoch` -1: of no control plane."""
+    """An attempt. `job` '', `epoch` -1: of no control plane. `token`: of this claim alone, in hexadecimal."""
 
     number: int
     job: str
     epoch: int
     host: str
     pid: int
+    token: str
 
     def __str__(self) -> str:
         of = f" (job {self.job}, epoch {self.epoch})" if self.job else ""
@@ -71,11 +74,11 @@ class Fence:
             number = 1 if newest is None else newest.number + 1
             if newest is not None and job and (newest.job, newest.epoch) == (job, epoch):
                 number = newest.number
-            self.claim = Claim(number, job, epoch, socket.gethostname(), os.getpid())
+            self.claim = Claim(number, job, epoch, socket.gethostname(), os.getpid(), secrets.token_hex(8))
             self._write()
 
     def check(self) -> None:
-        """Raise StaleAttempt if a newer attempt has claimed the folder."""
+        """Raise StaleAttempt if anybody has claimed the folder after this process."""
         with self._locked():
             self._check()
 
@@ -88,7 +91,7 @@ class Fence:
 
     def _check(self) -> None:
         newest = self._newest()
-        if newest is None or newest.number != self.claim.number:
+        if newest is None or newest.token != self.claim.token:
             raise _stale(str(self.claim), self.folder, newest)
 
     @contextmanager
@@ -104,8 +107,8 @@ class Fence:
         path = self.folder / _FILE
         if not path.exists():
             return None
-        content = unsealed(path.read_bytes(), _FORMAT, _VERSION, str(path))
-        kinds = (("number", int), ("job", str), ("epoch", int), ("host", str), ("pid", int))
+        content = {"token": "", **unsealed(path.read_bytes(), _FORMAT, _VERSION, str(path))}  # there were none at first
+        kinds = (("number", int), ("job", str), ("epoch", int), ("host", str), ("pid", int), ("token", str))
         return Claim(*(expect(content, name, kind, str(path)) for name, kind in kinds))
 
     def _write(self) -> None:

@@ -1,8 +1,8 @@
 """Names in a folder of checkpoints, their order, and which of them are kept. Pure.
 
 checkpoint.<attempt>.<step>   a checkpoint; it is whole, unless a disk has lost something since
-unfinished.<name>             one that is being written, or was when its writer was killed
-removed.<name>                one that is being removed, since newer or better ones are kept
+unfinished.<name>.<token>     one that is being written by this claim, or was when its writer was killed
+removed.<name>.<number>       one that is being removed, since newer or better ones are kept, or it was never finished
 replaced.<name>               one that another of the same attempt and step is about to replace
 damaged.<name>                one that `restore` found damaged and passed over; nobody reads it
 
@@ -24,6 +24,7 @@ Best = Literal["min", "max"]
 
 UNFINISHED, REMOVED, REPLACED, DAMAGED = "unfinished.", "removed.", "replaced.", "damaged."
 _NAME = re.compile(r"checkpoint\.(\d{6,})\.(\d{12,})")
+_UNFINISHED = re.compile(re.escape(UNFINISHED) + r"checkpoint\.(\d{6,})\.\d{12,}\.[^/]+")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,12 +46,15 @@ def place_of(name: str) -> Place | None:
     return Place(int(match[1]), int(match[2])) if match else None
 
 
+def unfinished(place: Place, token: str) -> str:
+    """Return the name of the folder in which a claim writes a checkpoint; no other claim writes there."""
+    return f"{UNFINISHED}{place.name}.{token}"
+
+
 def is_leftover(name: str, attempt: int) -> bool:
-    """Whether a folder is what `attempt`, or one before it, has not finished to write or to remove."""
-    if name.startswith(REMOVED):
-        return True
-    place = place_of(name.removeprefix(UNFINISHED)) if name.startswith(UNFINISHED) else None
-    return place is not None and place.attempt <= attempt
+    """Whether a folder is what `attempt`, or one before it, has not finished to write."""
+    match = _UNFINISHED.fullmatch(name)
+    return match is not None and int(match[1]) <= attempt
 
 
 def to_remove(found: Iterable[tuple[Place, float | None]], *, keep: int, keep_best: int, best: Best) -> list[Place]:

@@ -1,4 +1,4 @@
-"""Finding the newest checkpoint that is whole, and clearing up what dead writers left.
+"""Finding the newest checkpoint that is whole.
 
 Every byte is checked against sizes and digests before anything is restored.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from penstock.errors import UserError
-from penstock.io.checkpoints.layout import DAMAGED, REPLACED, Place, is_leftover, newest_first
+from penstock.io.checkpoints.layout import DAMAGED, Place, newest_first
 from penstock.io.checkpoints.record import MANIFEST, PROGRAM, RankState, Record, parse, rank_file, rank_state
 from penstock.io.files import read_tensors, verify
 from penstock.io.manifest import check_wanted
@@ -93,19 +93,6 @@ def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None
             file=str(folder),
         )
     return None
-
-
-def clear_up(folder: Path, attempt: int) -> None:
-    """Remove what attempts up to this one have not finished, and put back what nothing has replaced."""
-    for path in list(folder.iterdir()):
-        if is_leftover(path.name, attempt):
-            shutil.rmtree(path)
-        elif path.name.startswith(REPLACED):
-            target = folder / path.name.removeprefix(REPLACED)
-            if target.exists():
-                shutil.rmtree(path)
-            else:
-                path.rename(target)
 
 
 def _set_aside(path: Path) -> None:

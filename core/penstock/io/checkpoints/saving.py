@@ -30,9 +30,9 @@ from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.scope import Scope, global_scope
 from penstock.io.checkpoints import fingerprint, generators, settings, shards
 from penstock.io.checkpoints.background import Background
+from penstock.io.checkpoints.clearing import clear_up
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
 from penstock.io.checkpoints.layout import Best
-from penstock.io.checkpoints.reading import clear_up
 from penstock.io.checkpoints.record import RankState
 from penstock.io.checkpoints.restoring import Restored, Target, restore
 from penstock.io.checkpoints.schedule import Schedule
@@ -132,7 +132,7 @@ class CheckpointManager:
             raise SpecError("a parameter server saves when the trainers do; it only restores")
         if self._writer is None and self.team.rank == 0:
             fence = Fence(self.directory, os.environ)
-            clear_up(self.directory, fence.claim.number)
+            clear_up(fence)
             self._writer = Writer(fence, self._retention, self._reached)
 
     def _check_open(self) -> None:

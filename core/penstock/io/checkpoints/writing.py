@@ -16,15 +16,15 @@ import torch
 
 from penstock.errors import UserError
 from penstock.io.checkpoints import shards
+from penstock.io.checkpoints.clearing import delete_removed, out_of_the_way, settle_replaced
 from penstock.io.checkpoints.fence import Fence
 from penstock.io.checkpoints.layout import (
-    REMOVED,
     REPLACED,
-    UNFINISHED,
     Best,
     Place,
     newest_first,
     to_remove,
+    unfinished,
 )
 from penstock.io.checkpoints.record import MANIFEST, PROGRAM, Kind, Record, Shard, parse, rank_file, render
 from penstock.io.files import digest_of, flush
@@ -77,9 +77,12 @@ class Writer:
         """Return where the checkpoint of a step will lie."""
         return Place(self._fence.claim.number, step)
 
+    def _work(self, place: Place) -> Path:
+        return self.folder / unfinished(place, self._fence.claim.token)
+
     def begin(self, step: int) -> Path:
         """Make the unfinished folder of a step and return it. Raises OSError."""
-        work = self.folder / (UNFINISHED + self.place(step).name)
+        work = self._work(self.place(step))
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         return work
@@ -87,7 +90,7 @@ class Writer:
     def write(self, contents: Contents) -> Path:
         """Write and commit a checkpoint; return its folder. Raises OSError, and StaleAttempt with nothing committed."""
         place = self.place(contents.step)
-        work = self.folder / (UNFINISHED + place.name)
+        work = self._work(place)
         try:
             self.at_phase("begin")
             if contents.servers is None:
@@ -99,7 +102,8 @@ class Writer:
             raise
         finally:
             shutil.rmtree(work, ignore_errors=True)
-        self._remove_needless()
+        self.at_phase("removed")
+        delete_removed(self.folder)
         return self.folder / place.name
 
     def _fill(self, work: Path, contents: Contents) -> None:
@@ -134,18 +138,17 @@ class Writer:
             work.rename(target)
             self.at_phase("committed")
             flush(self.folder)
+            self.at_phase("removal")
+            self._remove_needless()
 
     def _remove_needless(self) -> None:
-        self.at_phase("removal")
+        """Take their names from those that are needed no more. The fence is held."""
         places = newest_first([path.name for path in self.folder.iterdir()])
         retention = self._retention
         found = [(place, metric_of(self.folder / place.name)) for place in places]
         for place in to_remove(found, keep=retention.keep, keep_best=retention.keep_best, best=retention.best):
-            (self.folder / place.name).rename(self.folder / (REMOVED + place.name))
-        self.at_phase("removed")
-        for path in list(self.folder.iterdir()):
-            if path.name.startswith((REMOVED, REPLACED)):
-                shutil.rmtree(path)
+            out_of_the_way(self.folder / place.name)
+        settle_replaced(self.folder)
 
 
 def metric_of(path: Path) -> float | None:
