@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from penstock.errors import UserError
-from penstock.io.manifest import Manifest, StoredFile, StoredVariable, parse, render
+from penstock.io.manifest import Damaged, Manifest, StoredFile, StoredVariable, parse, render
 
 _CHUNK = 1 << 20  # bytes read at once for a digest
 
@@ -137,19 +137,25 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def not_read(path: Path, words: str, error: OSError) -> UserError:
+    """Return the error of a file that cannot be read. Only one that is not there is Damaged: others may be read yet."""
+    kind = Damaged if isinstance(error, FileNotFoundError | NotADirectoryError) else UserError
+    return kind(f"{path} {words}: {error.strerror}", file=str(path))
+
+
 def verify(path: Path, stored: StoredFile) -> None:
-    """Raise UserError unless a file has the size and the digest that it was stored with."""
+    """Raise Damaged unless a file has the size and the digest that it was stored with; UserError if it is not read."""
     try:
         size, digest = path.stat().st_size, digest_of(path)
     except OSError as error:
-        raise UserError(f"{path} belongs to the save, but cannot be read: {error.strerror}", file=str(path)) from error
+        raise not_read(path, "belongs to the save, but cannot be read", error) from error
     if size != stored.size_bytes:
-        raise UserError(
+        raise Damaged(
             f"{path} is damaged: it has {size} bytes; expected {stored.size_bytes}. Use another copy of the save",
             file=str(path), got=size, expected=stored.size_bytes,
         )  # fmt: skip
     if digest != stored.sha256:
-        raise UserError(
+        raise Damaged(
             f"{path} is damaged: its sha256 is {digest}; expected {stored.sha256}. Use another copy of the save",
             file=str(path), got=digest, expected=stored.sha256,
         )  # fmt: skip

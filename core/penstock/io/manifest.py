@@ -19,6 +19,12 @@ VERSION = 1
 _DIGEST = 64  # characters of a sha256 in hexadecimal
 
 
+class Damaged(UserError):
+    """A file of a save is missing, or is not what was written: it stays so, however often it is read. Fields: file."""
+
+    code = "damaged"
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file of the save, beside the manifest. `name`: its name without a folder."""
@@ -84,28 +90,35 @@ def parse(text: str | bytes, path: str) -> Manifest:
 
 
 def unsealed(text: str | bytes, kind: str, version: int, path: str) -> dict[str, Any]:
-    """Return what was sealed, read from `path`. Raises UserError for what is damaged, or of another format."""
+    """Return what was sealed, read from `path`. Raises Damaged; UserError for another format, or a version of it.
+
+    Every version is sealed alike, so that a changed byte is not taken for another version.
+    """
     try:
         content = json.loads(text)
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-        raise UserError(f"{path} is damaged or no manifest of a save: {error}; expected JSON", file=path) from error
+        raise Damaged(f"{path} is damaged or no manifest of a save: {error}; expected JSON", file=path) from error
+    said = content.pop("sha256", None) if isinstance(content, dict) else None
+    computed = _digest(content)
     if not isinstance(content, dict) or content.get("format") != kind:
         got = content.get("format") if isinstance(content, dict) else type(content).__name__
-        raise UserError(f"{path} is no manifest of a save: its format is {got!r}; expected {kind!r}", file=path)
-    if content.get("version") != version:
+        error_type = UserError if said == computed else Damaged
+        raise error_type(f"{path} is no manifest of a save: its format is {got!r}; expected {kind!r}", file=path)
+    if content.get("version") != version and said in (computed, None):
         raise UserError(
-            f"{path} has version {content.get('version')!r}; this Penstock reads version {version}", file=path
+            f"{path} has version {content.get('version')!r}; this Penstock reads version {version}. Use the Penstock "
+            "that wrote it, or a newer one",
+            file=path,
         )
-    said, computed = content.pop("sha256", None), _digest(content)
     if said != computed:
-        raise UserError(
+        raise Damaged(
             f"{path} is damaged: its content has sha256 {computed}, but it says {said!r}. Use another copy of the save",
             file=path, got=computed, expected=said,
         )  # fmt: skip
     return content
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _digest(content: object) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -16,8 +16,8 @@ import torch
 from penstock.errors import UserError
 from penstock.io.checkpoints.layout import DAMAGED, Place, newest_first
 from penstock.io.checkpoints.record import MANIFEST, PROGRAM, RankState, Record, parse, rank_file, rank_state
-from penstock.io.files import read_tensors, verify
-from penstock.io.manifest import check_wanted
+from penstock.io.files import not_read, read_tensors, verify
+from penstock.io.manifest import Damaged, check_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,15 @@ class Checkpoint:
 
 
 def opened(path: Path) -> Checkpoint:
-    """Return a checkpoint after reading all of it. Raises UserError naming the file that is missing or damaged."""
+    """Return a checkpoint after reading all of it. Raises Damaged naming the file that is missing or damaged.
+
+    UserError for one that cannot be read now (no right to, an error of the disk), or is of another Penstock.
+    """
     manifest = path / MANIFEST
     try:
         text = manifest.read_bytes()
     except OSError as error:
-        raise UserError(f"{manifest} cannot be read: {error.strerror}", file=str(manifest)) from error
+        raise not_read(manifest, "cannot be read", error) from error
     record = parse(text, str(manifest))
     for stored in record.files:
         verify(path / stored.name, stored)
@@ -71,7 +74,8 @@ def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None
     """Return the newest checkpoint that is whole; None if there is none at all.
 
     A damaged one is named on stderr, and the one before it tried; `sets_aside`: it gets another name, so that it is
-    not met again. Raises UserError for a damaged one if `strict`, and if all are damaged.
+    not met again. Raises UserError for a damaged one if `strict`, and if all are damaged; and for one that cannot be
+    read, which may be whole: nothing is set aside for that, nor an older one taken.
     """
     found = places(folder)
     damaged: list[str] = []
@@ -79,13 +83,19 @@ def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None
         path = folder / place.name
         try:
             return opened(path)
-        except UserError as error:
+        except Damaged as error:
             if strict:
                 raise
             damaged.append(str(error))
             _say(f"the checkpoint {path} is damaged and is passed over: {error}")
             if sets_aside and len(damaged) < len(found):  # the last one stays, to be named again at the next start
                 _set_aside(path)
+        except UserError as error:
+            raise UserError(
+                f"the checkpoint {path} cannot be restored, and is not known to be damaged: {error}. Mend the cause "
+                "and start again; to go on from the one before, move this folder away",
+                file=str(path),
+            ) from error
     if damaged:
         raise UserError(
             f"{folder} has {len(damaged)} checkpoints, and none is whole: {'; '.join(damaged)}. To begin anew, give "

@@ -87,7 +87,7 @@ def _together(directory: Path, team: Team, target: Target, strict: bool) -> Rest
             found = newest(directory, strict=strict, sets_aside=True)
             values = {} if found is None else _values(found, target, team.kind)
             told = None if found is None else _said(found)
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             team.share(json.dumps({"error": str(error)}))
             raise
         team.share(json.dumps(None if told is None else _plain(told)))
