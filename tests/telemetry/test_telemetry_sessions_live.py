@@ -423,11 +423,11 @@ def test_a_forked_child_is_unwatched_and_its_parent_is_not(agent: Agent, path: s
         "import threading\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
-        "    watch.step(step=9, start_ns=0, end_ns=1, samples=1, loss=None); t.log(9, child=1.0)\n"
+        "    watch.step(step=9, start_ns=0, end_ns=1, samples=1, loss=None); t.log(step=9, child=1.0)\n"
         "    assert threading.active_count() == 1\n"
         "    sys.exit(0)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
-        "t.log(1, parent=1.0)\n"
+        "t.log(step=1, parent=1.0)\n"
     )
     done = run_script(SCRIPT + forks, **script_environ(path))
     assert (done.returncode, done.stderr) == (0, "")

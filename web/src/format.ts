@@ -112,6 +112,15 @@ export function shortType(type: string): string {
   return name.replace(/^_+|_+$/g, "").replace(/_backward$/, " grad");
 }
 
+/**
+ * What a failed job says, in two parts: the sentence, and the last line of the log that follows it, which is where a
+ * traceback has its error. The second is empty where nothing follows.
+ */
+export function sentenceAndError(why: string): readonly [string, string] {
+  const lines = why.split("\n").filter((line) => line.trim() !== "");
+  return [lines[0] ?? "", lines.length > 1 ? (lines[lines.length - 1] ?? "").trim() : ""];
+}
+
 export function plural(count: number, noun: string, many = `${noun}s`): string {
   return `${integer(count)} ${count === 1 ? noun : many}`;
 }

@@ -126,6 +126,26 @@ describe("groups", () => {
     expect(mergeSiblings(["e_0", "e_1", "e_2", "e_3", "e_4"])).toEqual(Array(5).fill("e_*"));
   });
 
+  test("an exchange with servers that is of more than two layers is no layer's", () => {
+    const layers = ["a", "b", "c"].map((name) => op(`${name}_grad`, "backward", name));
+    const ops = [...layers, op("send_step", "communication", "parameter_server", 0, "rpc")];
+    const document = { ...training(1), ops, syncs: [] };
+    const label = (edges: [number, number][]) => labels({ ...document, edges }).at(-1);
+    expect(
+      label([
+        [0, 3],
+        [1, 3],
+        [2, 3],
+      ]),
+    ).toBe("parameter servers");
+    expect(
+      label([
+        [0, 3],
+        [1, 3],
+      ]),
+    ).toBe("rpc a");
+  });
+
   test("kind decides before role", () => {
     expect(bucketOf(op("x", "backward", "", 0, "all_reduce"))).toBe("communication");
     expect(bucketOf(op("x", "forward", "", 0, "fetch"))).toBe("input");

@@ -270,13 +270,13 @@ describe("series", () => {
     expect(series.value).toEqual([4]);
   });
 
-  test("steps of a second attempt are drawn in order", () => {
+  test("steps that a process takes again have their last value", () => {
     const series = new Series();
     series.append({ step: [1, 2, 3], time_ns: [1, 2, 3], value: [9, 8, 7] });
     series.append({ step: [2, 3], time_ns: [4, 5], value: [6, 5] });
     expect(series.bySteps()).toEqual([
-      [1, 2, 2, 3, 3],
-      [9, 8, 6, 7, 5],
+      [1, 2, 3],
+      [9, 6, 5],
     ]);
     expect(series.latest).toBe(5);
   });

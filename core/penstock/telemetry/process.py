@@ -49,9 +49,14 @@ def decide(environ: Mapping[str, str]) -> Watched | Unwatched:
     return Watched(found, outcome=_exits.outcome)
 
 
-def log(step: int | None = None, **values: float) -> None:
-    """Send scalars, which the job's page draws as series: `log(auc=0.78)`. `step` None: the newest finished step."""
-    session().log(step, **values)
+def log(values: Mapping[str, float] | None = None, /, *, step: int | None = None, **named: float) -> None:
+    """Send scalars, which the job's page draws as series: `log(auc=0.78)`, or `log({"auc/valid": 0.78}, step=9)`.
+
+    `step` None: the newest finished step. Raises as `Session.log`, and TypeError for `values` without names.
+    """
+    if values is not None and not isinstance(values, Mapping):
+        raise TypeError(f"penstock.telemetry.log got {values!r}; expected names: log(loss=0.5, step=9), or a dict")
+    session().log(step, **{**(values or {}), **named})
 
 
 def exchange(counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:

@@ -56,7 +56,11 @@ export function modulesOf(document: GraphDocument): string[] {
   for (const op of order) {
     if (buckets[op] !== "communication" && buckets[op] !== "optimize") continue;
     const from = (preds[op] ?? []).filter((pred) => buckets[pred] !== "forward" && buckets[pred] !== "input");
-    modules[op] = mostFrequent(from.map((pred) => modules[pred] ?? "")) ?? modules[op] ?? "";
+    const owners = from.map((pred) => modules[pred] ?? "");
+    modules[op] =
+      document.ops[op]?.kind === "rpc" && isOfMany(owners)
+        ? document.ops[op].module
+        : (mostFrequent(owners) ?? modules[op] ?? "");
   }
   for (const sync of document.syncs) {
     const owner = sync.parameter.replace(/\.[^.]*$/, "");
@@ -64,6 +68,9 @@ export function modulesOf(document: GraphDocument): string[] {
   }
   return modules;
 }
+
+/** An operator that takes the gradients of a whole program, as a sync step's exchange with servers, is no layer's but the one it was given. */
+const isOfMany = (owners: readonly string[]): boolean => new Set(owners.filter((one) => one !== "")).size > 2;
 
 function mostFrequent(names: readonly string[]): string | undefined {
   const counts = new Map<string, number>();
@@ -140,7 +147,8 @@ const LABEL: Readonly<Record<Bucket, (base: string, draft: Draft) => string>> = 
   forward: (base, one) => base || one.kind,
   backward: (base, one) => (base === "" ? one.kind || "gradients" : `${base} grad`),
   optimize: (base, one) => (base === "" ? one.kind || "update" : `${base} update`),
-  communication: (base, one) => `${one.kind.replace("_", "-")} ${base}`.trim(),
+  communication: (base, one) =>
+    base === "parameter_server" ? "parameter servers" : `${one.kind.replace("_", "-")} ${base}`.trim(),
   input: (base, one) => (base === "" ? one.kind.replace("computation", "input") : base),
 };
 

@@ -7,7 +7,7 @@ export class Series {
   step: number[] = [];
   timeNs: number[] = [];
   value: number[] = [];
-  /** False once a point came with a smaller step: another replica reports too, or the attempt began again. */
+  /** False once a point came with a smaller step: a process began again. */
   ascending = true;
   /** Points that arrived, thinned out or not. */
   arrived = 0;
@@ -58,11 +58,15 @@ export class Series {
     this.value = this.value.filter(keep);
   }
 
-  /** Steps and values by ascending step, as a chart needs them; the stored arrays themselves where they are so. */
+  /**
+   * Steps and values by ascending step, as a chart needs them; the stored arrays themselves where they are so. A step
+   * that a process took again, after it was started again, has the value that came last.
+   */
   bySteps(): readonly [number[], number[]] {
     if (this.ascending) return [this.step, this.value];
-    const order = this.step.map((_, index) => index).sort((a, b) => (this.step[a] ?? 0) - (this.step[b] ?? 0));
-    return [order.map((index) => this.step[index] ?? 0), order.map((index) => this.value[index] ?? 0)];
+    const last = new Map(this.step.map((step, index) => [step, this.value[index] ?? 0]));
+    const steps = [...last.keys()].sort((a, b) => a - b);
+    return [steps, steps.map((step) => last.get(step) ?? 0)];
   }
 
   get latest(): number | undefined {

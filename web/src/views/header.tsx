@@ -1,12 +1,15 @@
 /** Name, state, progress, the sentence that says why, the figures that decide, and Stop. */
 import { useState } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { age, clock, compact, figure, integer, millis, percent, plural, seconds } from "../format";
+import { age, clock, compact, figure, integer, millis, percent, plural, seconds, sentenceAndError } from "../format";
 import { Dialog, ErrorCard, Progress, StateChip, toneOf } from "../parts/basics";
 import { attemptWords } from "../store/attempts";
+import { isCommand } from "../store/figures";
 import { isTerminal, type JobStore } from "../store/job";
 import type { Job } from "../types";
 import { exchangeOf, hasPservers, longestWaitNs } from "./exchange";
+
+const MOST_KPIS = 4;
 
 export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
   return (
@@ -21,13 +24,7 @@ export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
         </div>
         <HeaderProgress job={job} />
       </div>
-      {job.why === "" ? (
-        <span />
-      ) : (
-        <div class={`why tone-${whyTone(job)}`} data-testid="why">
-          {job.why}
-        </div>
-      )}
+      {job.why === "" ? <span /> : <Why job={job} />}
       <div>
         <Kpis job={job} store={store} />
         <div class="row" style={{ justifyContent: "flex-end", marginTop: "4px" }}>
@@ -42,6 +39,17 @@ export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
         </div>
       </div>
     </section>
+  );
+}
+
+/** The sentence and, of a process that failed, the line of its log that has the error; the rest is in the log. */
+function Why({ job }: { job: Job }) {
+  const [sentence, error] = sentenceAndError(job.why);
+  return (
+    <div class={`why tone-${whyTone(job)}`} data-testid="why" title={job.why}>
+      {sentence}
+      {error !== "" && <code>{error}</code>}
+    </div>
   );
 }
 
@@ -109,6 +117,7 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
   const rate = store.series.latest("samples_per_s") ?? job.latest.samples_per_s ?? Number.NaN;
   const auc = store.series.latest("test_auc");
   const share = syncShare(store);
+  if (isCommand(job)) return <CommandKpis job={job} store={store} />;
   return (
     <dl class="kpis" data-testid="kpis">
       <Kpi name="step" value={step === 0 ? "–" : integer(step)} unit={total === null ? "" : `/ ${integer(total)}`} />
@@ -124,6 +133,24 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
           unit={Number.isFinite(share) ? "%" : ""}
         />
       )}
+    </dl>
+  );
+}
+
+/** A command has what it reports, and nothing is missing where it reports nothing. */
+function CommandKpis({ job, store }: { job: Job; store: JobStore }) {
+  const names = [...store.series.byName.keys()].slice(0, MOST_KPIS);
+  const step = Math.max(
+    0,
+    ...names.map((name) => store.series.byName.get(name)?.step.at(-1) ?? 0),
+    job.latest.step ?? 0,
+  );
+  return (
+    <dl class="kpis" data-testid="kpis">
+      {step > 0 && <Kpi name="step" value={integer(step)} />}
+      {names.map((name) => (
+        <Kpi key={name} name={name} value={figure(store.series.latest(name))} />
+      ))}
     </dl>
   );
 }

@@ -4,7 +4,7 @@ import { bytes, figure } from "../format";
 import { Empty } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { isCommand } from "../store/figures";
-import type { JobStore } from "../store/job";
+import { isTerminal, type JobStore } from "../store/job";
 
 const FIRST = ["loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
 const TITLE: Readonly<Record<string, string>> = {
@@ -18,7 +18,7 @@ const TITLE: Readonly<Record<string, string>> = {
 
 export function MetricsView({ store }: { store: JobStore }) {
   store.metricsVersion.value;
-  const names = [...store.series.byName.keys()].filter((name) => (store.series.byName.get(name)?.step.length ?? 0) > 0);
+  const names = [...store.series.byName.keys()].filter((name) => isWorthAChart(store, name));
   names.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
   return (
     <section class="panel" aria-labelledby="metrics-title">
@@ -27,7 +27,7 @@ export function MetricsView({ store }: { store: JobStore }) {
         {names.length > 0 && <em>{names.length} series by step · drag to zoom, double-click to zoom out</em>}
       </div>
       {names.length === 0 ? (
-        <Empty title="No metrics yet">
+        <Empty title={store.job.value !== null && isTerminal(store.job.value) ? "No metrics" : "No metrics yet"}>
           <span>{whence(store)}</span>
           <code>penstock.telemetry.log(name=value, step=…)</code>
         </Empty>
@@ -42,6 +42,12 @@ export function MetricsView({ store }: { store: JobStore }) {
       )}
     </section>
   );
+}
+
+/** A graph of one replica exchanges nothing in itself: two charts of zeros would only take room. */
+function isWorthAChart(store: JobStore, name: string): boolean {
+  const values = store.series.byName.get(name)?.value ?? [];
+  return /^sync_(ms|bytes)(\.|$)/.test(name) ? values.some((one) => one > 0) : values.length > 0;
 }
 
 function whence(store: JobStore): string {

@@ -58,7 +58,7 @@ function Local({ store }: { store: JobStore }) {
       </div>
       {rows.length === 0 ? (
         <Empty title="No gradients are exchanged">
-          <span>A graph of one replica has nothing to exchange; with more, its parameters appear here.</span>
+          <span>{whyNone(store)}</span>
         </Empty>
       ) : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Gradient sync">
@@ -67,6 +67,16 @@ function Local({ store }: { store: JobStore }) {
       )}
     </section>
   );
+}
+
+/** Trainers of a collective job that exchange nothing each train a model of their own, which nobody means. */
+function whyNone(store: JobStore): string {
+  const spec = store.job.value?.spec;
+  const trainers = spec?.trainers?.count ?? 1;
+  if (spec?.mode === "collective" && trainers > 1 && store.shownHash.value !== null) {
+    return `Unless local_sgd averages their parameters, each of the ${trainers} trainers trains for itself: transpile the program with mode="collective", or give the ParallelExecutor num_trainers and trainer_id.`;
+  }
+  return "A graph of one replica has nothing to exchange; with more, its parameters appear here.";
 }
 
 /** Sparse rows vary in number; before a trainer has counted their bytes, none are invented. */
