@@ -18,7 +18,9 @@ from penstock.errors import SpecError, UserError
 from penstock.exec.dataset_saves import Saves
 from penstock.io.checkpoints import positions
 from penstock.io.checkpoints.fingerprint import fingerprint, normal_text
-from penstock.io.checkpoints.record import RankState
+from penstock.io.checkpoints.record import RankState, rank_state
+from penstock.io.checkpoints.restoring import Target, restore
+from penstock.io.checkpoints.teams import Alone
 from penstock.io.checkpoints.values import values_of
 from penstock.io.checkpoints.writing import Contents
 
@@ -179,6 +181,28 @@ def test_files_go_to_other_readers_with_their_places() -> None:
     assert positions.of_rank([1, 2], 1, 2) == 2
     assert positions.of_rank([1, 2], 1, 3) is None
     assert positions.of_rank([5, 5], 2, 3) == 5
+
+
+def test_a_rank_goes_on_in_its_own_pass() -> None:
+    states = [rank_state(RankState(9, 1, passes, None, {}).text(), "") for passes in (1, 3, 2)]
+    assert [positions.passes_of(states, rank, 3) for rank in range(3)] == [1, 3, 2]
+    assert [positions.passes_of(states, rank, 2) for rank in range(2)] == [1, 1], "nothing of a pass is left out"
+    lost = [*states, rank_state("", "")]
+    assert [positions.passes_of(lost, rank, 4) for rank in range(4)] == [1, 3, 2, 1]
+    assert positions.passes_of([rank_state("", "")], 0, 2) == 0
+
+
+def test_ranks_of_unequal_data_restore_their_own_passes(tmp_path: Path) -> None:
+    model = Model(tmp_path)
+    text, values = normal_text(model.main), values_of(model.main, model.scope, "collective")
+    states = [RankState(8, 3, passes, None, {}).text() for passes in (1, 2)]
+    writer(tmp_path / "saves").write(Contents("collective", 8, fingerprint(text), text, values, states))
+    for rank in range(2):
+        team = Alone()
+        team.rank, team.num_ranks = rank, 2  # of a job, whose ranks all read
+        found = restore(tmp_path / "saves", team, Target(model.main, text, model.scope, None), strict=True)
+        assert found is not None
+        assert found.passes == 1 + rank
 
 
 def test_one_reader_goes_on_from_two_and_sees_the_rest_of_each_file(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import UserError
+from penstock.io.checkpoints.record import RankState
 
 
 def of_rank(positions: Sequence[Any], rank: int, num_ranks: int) -> Any:
@@ -13,6 +14,18 @@ def of_rank(positions: Sequence[Any], rank: int, num_ranks: int) -> Any:
     if len(positions) == num_ranks:
         return positions[rank]
     return positions[0] if all(one == positions[0] for one in positions) else None
+
+
+def passes_of(states: Sequence[RankState], rank: int, num_ranks: int) -> int:
+    """Return how many passes over its data a rank has finished: ranks whose data is unequal differ.
+
+    Of one whose state is not known, or if the job had another number of ranks: those that all had finished, so that
+    nobody leaves out what was left of a pass.
+    """
+    known = [state.passes for state in states if state.is_known]
+    if len(states) == num_ranks and states[rank].is_known:
+        return states[rank].passes
+    return min(known, default=0)
 
 
 def of_files(positions: Sequence[Any], fresh: Mapping[str, Any]) -> dict[str, Any]:

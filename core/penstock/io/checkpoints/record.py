@@ -76,6 +76,11 @@ class RankState:
     position: Any
     generators: Mapping[str, Any]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the rank had handed it in; False of one that was lost."""
+        return self.program_steps >= 0
+
     def text(self) -> str:
         """Return JSON. Raises SpecError for a position that is more than plain types."""
         try:

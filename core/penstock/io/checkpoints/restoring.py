@@ -132,8 +132,8 @@ def _take(said: _Said, values: Mapping[str, torch.Tensor], team: Team, target: T
     if target.dataset is not None and position is not None:
         target.dataset.set_position(position)
     put(values, target.scope)
-    _go_on(target, mine if mine.program_steps >= 0 else states[0])
-    passes = max(state.passes for state in states)
+    _go_on(target, mine if mine.is_known else states[0])
+    passes = positions.passes_of(states, team.rank, team.num_ranks)
     return Restored(Path(said.path), said.step, passes, position, all_positions, said.metric)
 
 
