@@ -105,7 +105,8 @@ class Checkpoints:
             raise PeerError(f"{target} cannot be saved: {error}") from error
 
     def begin_save(self, path: str) -> None:
-        """Copy what `save` writes, and return; it is written beside. Again for the same path: the same copy.
+        """Copy what `save` writes, and return; it is written beside. Again for the same path: the same copy, since a
+        request may come twice. Whoever wants another one gives another path.
 
         Raises PeerError where that is not allowed, or has failed so far.
         """

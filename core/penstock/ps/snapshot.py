@@ -163,6 +163,19 @@ class Snapshot:
                 number += 1
 
 
+def finished_cut(path: Path) -> Cut:
+    """Return the cut of a snapshot that has all its files, with their sizes. What is in them is not read.
+
+    Raises PeerError for one that is missing, or was not finished.
+    """
+    body = _manifest(path)
+    for file in body["files"]:
+        found = path / file["name"]
+        if not found.is_file() or found.stat().st_size != file["size"]:
+            raise PeerError(f"{found} is cut off or missing")
+    return _cut(body["cut"])
+
+
 def snapshot_path(folder: Path, sequence: int) -> Path:
     """Return where a server's snapshot at a position of its log lies."""
     return folder / f"snapshot.{sequence:020d}"

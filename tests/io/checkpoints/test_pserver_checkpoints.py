@@ -11,6 +11,7 @@ import pytest
 from tests.endpoints import free_endpoints
 from tests.io.checkpoints.conftest import Process, Start
 
+from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.ps.snapshot import Snapshot
 
@@ -61,9 +62,8 @@ def left(folder: Path) -> tuple[Checkpoint, Values]:
     assert found is not None and found.record.servers is not None
     parts: dict[str, dict[int, np.ndarray]] = {}
     rows: dict[str, dict[int, bytes]] = {}
-    count = found.record.servers.num_servers
-    for index in range(count):
-        for item in Snapshot(found.path / "servers" / f"{index}-of-{count}").items():
+    for part in server_parts.parts(found.path, found.record.servers):
+        for item in Snapshot(part).items():
             name, _, part = item.name.partition("@")
             if item.is_part:
                 pairs = zip(item.tensors["ids"].tolist(), item.tensors["rows"], strict=True)

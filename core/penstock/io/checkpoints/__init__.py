@@ -2,6 +2,7 @@
 
 layout, record, positions, fingerprint, schedule   decide, without I/O
 fence, shards, writing, clearing, reading          the files: who may commit, how, what goes, and what is whole
+server_parts, servers                              what parameter servers write, and take back
 staging, background                                copies for the writer, and its thread
 teams, ranks_team, trainers_team                   who takes part
 saving, restoring                                  CheckpointManager

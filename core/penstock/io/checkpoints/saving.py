@@ -226,6 +226,8 @@ class CheckpointManager:
             shards.check_dtypes(tensors)
             copies, text = self._staging.copy(tensors), self.program_text
         except (PenstockError, OSError) as error:
+            if writer is not None:
+                writer.abandon(step)
             self._tell(str(error))
             raise _failed(step, error) from error
         make = partial(
@@ -238,6 +240,7 @@ class CheckpointManager:
             contents = make(ranks=collect())
             writer.write(contents)
         except (PenstockError, OSError) as error:
+            writer.abandon(step)
             self._tell(str(error))
             raise _failed(step, error) from error
         self.statistics.written += 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from penstock.errors import UserError
 from penstock.exec.ps_storage import ProgramStorage, prepared_storage
 from penstock.exec.scope import Scope
+from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.native.remote_ops import LISTEN_AND_SERV, SPARSE_TABLE
 from penstock.program.program import Program
@@ -58,8 +59,8 @@ def _items(found: Checkpoint) -> Iterator[Item]:
             "begin from it",
             file=str(found.path),
         )
-    for index in range(servers.num_servers):
-        yield from Snapshot(found.path / servers.folder / f"{index}-of-{servers.num_servers}").items()
+    for part in server_parts.parts(found.path, servers):
+        yield from Snapshot(part).items()
 
 
 def _check(storage: ProgramStorage, program: Program, ends: dict[str, int], path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 import threading
 import time
@@ -129,9 +130,10 @@ class TrainersTeam:
     def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
         if self.rank:
             return None
-        self._servers_folder = str(work() / FOLDER)
+        part = f"{FOLDER}/{secrets.token_hex(8)}"  # of this save alone: a request that comes twice has the same one
+        self._servers_folder = str(work() / part)
         self._client.begin_save(self._servers_folder)
-        return ServersPart(FOLDER, len(self._descriptor.endpoints))
+        return ServersPart(part, len(self._descriptor.endpoints))
 
     def outcome(self, error: str) -> None:
         return

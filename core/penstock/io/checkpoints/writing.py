@@ -7,6 +7,7 @@ after that, and is renamed first, so that what has a checkpoint's name is whole.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 import torch
 
 from penstock.errors import UserError
-from penstock.io.checkpoints import shards
+from penstock.io.checkpoints import server_parts, shards
 from penstock.io.checkpoints.clearing import delete_removed, out_of_the_way, settle_replaced
 from penstock.io.checkpoints.fence import Fence
 from penstock.io.checkpoints.layout import (
@@ -87,8 +88,22 @@ class Writer:
         work.mkdir()
         return work
 
+    def abandon(self, step: int) -> None:
+        """Remove the unfinished folder of a step that comes to nothing. What cannot be removed is, at the next start.
+
+        It is renamed first: a server that still writes finds its folder gone, and ends.
+        """
+        with contextlib.suppress(OSError):
+            work = self._work(self.place(step))
+            if work.exists():
+                out_of_the_way(work)
+                delete_removed(self.folder)
+
     def write(self, contents: Contents) -> Path:
-        """Write and commit a checkpoint; return its folder. Raises OSError, and StaleAttempt with nothing committed."""
+        """Write and commit a checkpoint; return its folder.
+
+        Raises OSError, StaleAttempt, and PeerError for an unfinished part of a server, with nothing committed.
+        """
         place = self.place(contents.step)
         work = self._work(place)
         try:
@@ -118,7 +133,8 @@ class Writer:
         files += [_write_text(work / rank_file(rank), text) for rank, text in enumerate(contents.ranks)]
         self.at_phase("program")
         files.append(_write_text(work / PROGRAM, contents.text))
-        files += _files_of_servers(work, contents.servers)
+        if contents.servers is not None:
+            files += server_parts.files_of(work, contents.servers)
         claim = self._fence.claim
         record = Record(
             contents.kind, contents.step, claim.number, len(contents.ranks), contents.fingerprint, tuple(files),
@@ -163,10 +179,3 @@ def _write_text(path: Path, text: str) -> StoredFile:
     path.write_text(text, encoding="utf-8")
     flush(path)
     return StoredFile(path.name, path.stat().st_size, digest_of(path))
-
-
-def _files_of_servers(work: Path, servers: ServersPart | None) -> list[StoredFile]:
-    if servers is None:
-        return []
-    found = sorted(path for path in (work / servers.folder).rglob("*") if path.is_file())
-    return [StoredFile(path.relative_to(work).as_posix(), path.stat().st_size, digest_of(path)) for path in found]

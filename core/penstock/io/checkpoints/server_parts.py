@@ -1,0 +1,44 @@
+"""What parameter servers have written into a checkpoint: a part of each, all of this save, or the save is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.errors import PeerError
+from penstock.io.files import digest_of, flush
+from penstock.io.manifest import ServersPart, StoredFile
+from penstock.ps.snapshot import finished_cut
+
+
+def parts(folder: Path, servers: ServersPart) -> list[Path]:
+    """Return where each server's part lies in the folder of a checkpoint, by the server's number."""
+    count = servers.num_servers
+    return [folder / servers.folder / f"{index}-of-{count}" for index in range(count)]
+
+
+def files_of(folder: Path, servers: ServersPart) -> list[StoredFile]:
+    """Return the files of all parts. Reads them, for their digests.
+
+    Raises PeerError unless every server has finished its part, and in sync mode all parts are of one round.
+    """
+    found: list[StoredFile] = []
+    rounds: dict[int, int] = {}  # server -> round
+    for index, part in enumerate(parts(folder, servers)):
+        try:
+            cut = finished_cut(part)
+        except PeerError as error:
+            raise PeerError(
+                f"server {index} of {servers.num_servers} has not finished its part of the checkpoint: {error}. Do all "
+                "servers reach the folder of the checkpoints, by the same path?"
+            ) from error
+        if cut.index != index:
+            raise PeerError(f"{part} was written by server {cut.index}: which servers does each trainer name?")
+        if cut.mode == "sync":
+            rounds[index] = cut.round
+        files = sorted(path for path in part.iterdir() if path.is_file())
+        found += [StoredFile(p.relative_to(folder).as_posix(), p.stat().st_size, digest_of(p)) for p in files]
+    flush((folder / servers.folder).parent)  # the names in between; servers have brought their own to the disk
+    if len(set(rounds.values())) > 1:
+        said = ", ".join(f"server {index} after round {number}" for index, number in rounds.items())
+        raise PeerError(f"the servers' parts are not of one step: {said}. Was one of them started again without state?")
+    return found
