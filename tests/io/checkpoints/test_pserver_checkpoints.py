@@ -62,8 +62,8 @@ def left(folder: Path) -> tuple[Checkpoint, Values]:
     assert found is not None and found.record.servers is not None
     parts: dict[str, dict[int, np.ndarray]] = {}
     rows: dict[str, dict[int, bytes]] = {}
-    for part in server_parts.parts(found.path, found.record.servers):
-        for item in Snapshot(part).items():
+    for folder in server_parts.parts(found.path, found.record.servers):
+        for item in Snapshot(folder).items():
             name, _, part = item.name.partition("@")
             if item.is_part:
                 pairs = zip(item.tensors["ids"].tolist(), item.tensors["rows"], strict=True)
