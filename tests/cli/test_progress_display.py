@@ -41,6 +41,11 @@ def test_a_job_without_figures_says_why_instead() -> None:
     assert describe(job("QUEUED", why="waits for 2 cpus")) == "ctr: QUEUED · waits for 2 cpus"
 
 
+def test_a_failed_job_is_told_in_one_line_with_the_error_that_ends_its_log() -> None:
+    why = "trainer 0 exited with code 1\nTraceback (most recent call last):\n  line 5\nValueError: boom\n"
+    assert describe(job("FAILED", why=why)) == "ctr: FAILED · trainer 0 exited with code 1: ValueError: boom"
+
+
 def test_an_ended_job_has_no_time_left() -> None:
     assert figures({**RUNNING, "state": "SUCCEEDED"})[-1] == "45,636 samples/s"
 

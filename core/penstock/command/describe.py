@@ -20,8 +20,14 @@ def describe(job: Job) -> str:
     """Return the state of a job in one line."""
     parts = [f"{job['name']}: {job['state']}", *figures(job)]
     if is_over(job) or job["progress"] is None:
-        parts.append(job["why"])
+        parts.append(why_in_a_line(job))
     return " · ".join(part for part in parts if part)
+
+
+def why_in_a_line(job: Job) -> str:
+    """Return why the job is where it is; of a log's end that follows, the last line, which has a traceback's error."""
+    sentence, *rest = [line.strip() for line in job["why"].splitlines() if line.strip()] or [""]
+    return f"{sentence}: {rest[-1]}" if rest else sentence
 
 
 def figures(job: Job) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.command import follow
-from penstock.command.describe import describe, is_over, label
+from penstock.command.describe import describe, is_over, label, why_in_a_line
 from penstock.command.logreader import LogReader
 from penstock.command.options import JobName, Json, Timeout, Token, Url
 from penstock.command.output import duration, emit_json, emit_table, note
@@ -57,7 +57,7 @@ def list_jobs(
     if json:
         emit_json(found)
         return
-    rows = [[job["id"], job["name"], job["state"], _progress(job), job["why"]] for job in found]
+    rows = [[job["id"], job["name"], job["state"], _progress(job), why_in_a_line(job)] for job in found]
     emit_table(["JOB", "NAME", "STATE", "PROGRESS", "WHY"], rows, empty="there are no jobs; 'penstock submit FILE'")
 
 
@@ -76,7 +76,9 @@ def show_job(job: JobName, url: Url = None, token: Token = None, json: Json = Fa
     if json:
         emit_json(found)
         return
-    print(f"{found['id']}  {_attempts(found)}\n{describe(found)}\n{found['why']}")
+    print(f"{found['id']}  {_attempts(found)}\n{describe(found)}")
+    if not describe(found).endswith(found["why"]):
+        print(found["why"])
     rows = [[label(r), r["state"], r["host"] or "-", str(r["pid"] or "-"), _outcome(r)] for r in found["replicas"]]
     emit_table(["REPLICA", "STATE", "HOST", "PID", "ENDED"], rows, empty="no replicas yet")
 

@@ -56,6 +56,12 @@ function whence(store: JobStore): string {
   return "Steps report loss and speed by themselves; add your own with";
 }
 
+/** "loss.trainer1" is the loss of trainer 1; that of the first trainer has the name alone. */
+function parts(name: string): readonly [string, string] {
+  const found = /^(.+)\.trainer(\d+)$/.exec(name);
+  return [found?.[1] ?? name, found?.[2] ?? ""];
+}
+
 function place(name: string): number {
   const at = FIRST.indexOf(name);
   return at < 0 ? FIRST.length : at;
@@ -71,12 +77,14 @@ const COLOUR = {
 
 function MetricCard({ store, name }: { store: JobStore; name: string }) {
   const latest = store.series.latest(name);
-  const colour = name in COLOUR ? COLOUR[name as keyof typeof COLOUR] : "accent";
+  const [base, trainer] = parts(name);
+  const title = [TITLE[base] ?? base, ...(trainer === "" ? [] : [`trainer ${trainer}`])].join(" · ");
+  const colour = base in COLOUR ? COLOUR[base as keyof typeof COLOUR] : "accent";
   return (
-    <section class="chart" aria-label={TITLE[name] ?? name}>
+    <section class="chart" aria-label={title}>
       <header>
-        <span>{TITLE[name] ?? name}</span>
-        <b>{name === "sync_bytes" && latest !== undefined ? bytes(latest) : figure(latest)}</b>
+        <span>{title}</span>
+        <b>{base === "sync_bytes" && latest !== undefined ? bytes(latest) : figure(latest)}</b>
       </header>
       <Chart store={store} name={name} height={190} colour={colour} />
     </section>
