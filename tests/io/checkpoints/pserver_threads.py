@@ -47,7 +47,8 @@ class Trainer:
         """Train one batch, and count it."""
         feed = {"x": np.full((ROWS, 3), float(number + self.index), np.float32)}
         self.exe.run(self.program, feed=feed, fetch_list=[self.loss], scope=self.scope)
-        self.manager.step(position={"trainer": self.index, "batch": number + 1})
+        self.position = {"trainer": self.index, "batch": number + 1}
+        self.manager.step(position=self.position)
 
     def dies(self) -> None:
         """Be gone without a word to the servers. What the manager has begun is written."""

@@ -28,6 +28,14 @@ def passes_of(states: Sequence[RankState], rank: int, num_ranks: int) -> int:
     return min(known, default=0)
 
 
+def steps_of(states: Sequence[RankState], rank: int, num_ranks: int, step: int) -> int:
+    """Return how many steps a trainer of servers had made, each of which has a count of its own.
+
+    `step`: of trainer 0; of one whose count is not known, or if the job had another number of trainers.
+    """
+    return states[rank].steps if len(states) == num_ranks and states[rank].steps >= 0 else step
+
+
 def of_files(positions: Sequence[Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
     """Return the position of a reader whose files, those of `fresh`, were shared out differently before.
 

@@ -68,6 +68,7 @@ class RankState:
 
     `passes`: passes over the data that it has finished. `position`: of its reader, in plain types. `generators`: the
     states of the random generators of Python, numpy and torch, which no operator uses but the user's code may.
+    `steps`: that its manager has counted; -1 if nobody has said.
     """
 
     program_steps: int
@@ -75,6 +76,7 @@ class RankState:
     passes: int
     position: Any
     generators: Mapping[str, Any]
+    steps: int = -1
 
     @property
     def is_known(self) -> bool:
@@ -100,9 +102,12 @@ def rank_file(rank: int) -> str:
 
 def rank_state(text: str, path: str) -> RankState:
     """Return the state of a rank; nothing of one that had left. Raises UserError."""
-    content = json.loads(text) if text else {"program_steps": -1, "seed": -1, "passes": 0, "generators": {}}
-    steps, seed, passes = (expect(content, key, int, path) for key in ("program_steps", "seed", "passes"))
-    return RankState(steps, seed, passes, content.get("position"), expect(content, "generators", dict, path))
+    nothing = {"program_steps": -1, "seed": -1, "passes": 0, "steps": -1, "generators": {}}
+    content = json.loads(text) if text else nothing
+    counts = ("program_steps", "seed", "passes", "steps")
+    program_steps, seed, passes, steps = (expect(content, key, int, path) for key in counts)
+    kept = expect(content, "generators", dict, path)
+    return RankState(program_steps, seed, passes, content.get("position"), kept, steps)
 
 
 def render(record: Record) -> str:

@@ -27,9 +27,10 @@ from penstock.program.program import Program
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored. `step`: how many steps the training has made; `passes`: of those over the data that it has
-    finished. `position`: of this rank's reader; None at the beginning of a pass, or if the job has another number of
-    ranks now and they stood at different places: `positions` has those of all. `metric`: what the save was given.
+    """What was restored. `step`: how many steps the training has made, of a job with parameter servers this trainer;
+    `passes`: of those over the data that it has finished. `position`: of this rank's reader; None at the beginning of a
+    pass, or if the job has another number of ranks now and they stood at different places: `positions` has those of
+    all. `metric`: what the save was given.
     """
 
     path: Path
@@ -133,8 +134,10 @@ def _take(said: _Said, values: Mapping[str, torch.Tensor], team: Team, target: T
         target.dataset.set_position(position)
     put(values, target.scope)
     _go_on(target, mine if mine.is_known else states[0])
-    passes = positions.passes_of(states, team.rank, team.num_ranks)
-    return Restored(Path(said.path), said.step, passes, position, all_positions, said.metric)
+    passes, step = positions.passes_of(states, team.rank, team.num_ranks), said.step
+    if team.kind == "pserver":  # ranks of a collective job make each step together
+        step = positions.steps_of(states, team.rank, team.num_ranks, step)
+    return Restored(Path(said.path), step, passes, position, all_positions, said.metric)
 
 
 def _go_on(target: Target, state: RankState) -> None:

@@ -213,7 +213,7 @@ class CheckpointManager:
 
     def _state(self, position: Any) -> RankState:
         steps, seed = self.scope.steps(self.program), resolved_seed(self.program)
-        return RankState(steps, seed, self._passes, position, generators.captured())
+        return RankState(steps, seed, self._passes, position, generators.captured(), self._steps)
 
     def _begin(self, state: str, metric: float | None) -> None:
         writer, step, team = self._writer, self._steps, self.team
