@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ ENDPOINTS = ["10.0.0.1:6170", "10.0.0.2:6170"]
 
 
 class Model:
-    """A table of `rows` rows and a layer, trained by Adam, with what its servers keep."""
+    """A table of `rows` rows and a layer, with what its servers keep."""
 
     def __init__(
-        self, *, rows: int = 2000, has_more: bool = False, seed: int = 1, is_distributed: bool = False
-    ) -> None:
+        self, *, rows: int = 2000, has_more: bool = False, seed: int = 1, is_distributed: bool = False,
+        optimizer: Callable[[], Any] = lambda: fluid.optimizer.Adam(0.1),
+    ) -> None:  # fmt: skip
         main, startup = fluid.Program(), fluid.Program()
         startup.random_seed = seed
         with fluid.program_guard(main, startup):
@@ -36,7 +38,7 @@ class Model:
             )
             for name in ("w", "more")[: 1 + has_more]:
                 found = fluid.layers.fc(found, 16, param_attr=name, bias_attr=False)
-            fluid.optimizer.Adam(0.1).minimize(fluid.layers.mean(found))
+            optimizer().minimize(fluid.layers.mean(found))
         self.origin = main.clone()
         made = fluid.DistributeTranspiler()
         made.transpile(0, main, ",".join(ENDPOINTS), 1, startup_program=startup)

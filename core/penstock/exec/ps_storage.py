@@ -27,7 +27,7 @@ from penstock.ps.rows import are_within
 from penstock.ps.spreading import server_of
 from penstock.ps.storage import Gradient
 from penstock.transpile.pserver import Served, ServerDescription, describe, pulled_name
-from penstock.transpile.tables import is_scratch
+from penstock.transpile.tables import is_scratch, is_state
 
 NUMBERS, COUNTS = "numbers", "counts"
 Tensors = dict[str, torch.Tensor]
@@ -130,6 +130,10 @@ class ProgramStorage:
         for block in self._blocks.values():
             if block.served.parameter == parameter:
                 block.restore(part, tensors, self.description)
+
+    def states(self) -> dict[str, set[str]]:
+        """Return, for each parameter that is here, what its optimizer keeps beside it, under names before the cut."""
+        return {block.served.parameter: block.states() for block in self._blocks.values()}
 
     def _found(self, block: str) -> _Dense | _Table:
         found = self._blocks.get(block)
@@ -263,6 +267,9 @@ class _Dense:
         names = tensors if self._pulled_name else ()
         return [int(name.removeprefix(prefix)) for name in names if name.startswith(prefix)]
 
+    def states(self) -> set[str]:
+        return {whole for whole, _ in self._named() if is_state(whole, self.served.parameter)}
+
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What is kept under its names before the cut; scratch is zero between updates, shared numbers are not ours."""
         for name, tensor in self._kept.items():
@@ -317,11 +324,16 @@ class _Table:
         name = self.served.parameter
         with self.lock:
             numbers = {self.served.whole_name(n): t.clone() for n, t in self._numbers.items()}
+        # Rows have their states side by side; which those are is said by their names, of tensors without elements.
+        numbers |= {state: torch.empty(0) for state in self._block.columns[1:]}
         if numbers:
             yield f"{name}@{server}.{NUMBERS}", numbers
         counts = self.table.counts()
         if len(counts):
             yield f"{name}@{server}.{COUNTS}", {COUNTS: torch.from_numpy(counts)}
+
+    def states(self) -> set[str]:
+        return set(self._block.columns[1:])
 
     def parts(self, server: int) -> Iterator[tuple[str, Tensors]]:
         """Yield the rows, shard by shard."""

@@ -75,7 +75,8 @@ class Storage(Protocol):
         An item is a copy, consistent in itself, that nobody changes. Names do not depend on how parameters are cut:
         `parameter@first_row` with a tensor for each variable of the update (under its name before the cut), `numbers`
         with what all blocks share, `table@server.part` with tensors `ids` and `rows`, `table@server.numbers` and
-        `table@server.counts` with what its rows share. They are unique over servers.
+        `table@server.counts` with what its rows share (the former with the names of what stands in the rows, too). They
+        are unique over servers.
         Parts of tables come last: all before is taken while nothing is updated, a part while its table is not.
         """
 

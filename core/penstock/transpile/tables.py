@@ -45,6 +45,11 @@ def is_scratch(name: str, parameter: str) -> bool:
     return name.endswith(f".merge.{parameter}")
 
 
+def is_state(name: str, parameter: str) -> bool:
+    """Whether a variable is what an optimizer keeps beside a parameter: `adam_0.moment1.w` beside `w`."""
+    return name.endswith(f".{parameter}")
+
+
 def check_tables(partition: Partition, startup: Program) -> None:
     """Raise ProgramError for a distributed table that no server could keep: in every process, before any has begun."""
     for update in partition.updates:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,6 +71,31 @@ def test_a_checkpoint_of_another_program_is_refused_by_some_server(
     checkpoint(tmp_path, Model())
     other: Model = model()  # type: ignore[operator]
     with pytest.raises(error, match=said):
+        all_restored(tmp_path, other)
+
+
+OPTIMIZERS = {
+    "sgd": lambda: fluid.optimizer.SGD(0.1), "momentum": lambda: fluid.optimizer.Momentum(0.1, 0.9),
+    "adagrad": lambda: fluid.optimizer.Adagrad(0.1), "adam": lambda: fluid.optimizer.Adam(0.1),
+    "slower": lambda: fluid.optimizer.Adam(fluid.layers.exponential_decay(0.02, decay_steps=3, decay_rate=0.9)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_distributed", [False, True])
+@pytest.mark.parametrize(
+    ("wrote", "restores", "said"),
+    [
+        ("sgd", "adam", r"has nothing beside '(w|table)', .* keeps 'adam_0.moment1.(w|table)', 'adam_0.moment2"),
+        ("adam", "sgd", r"has 'adam_0.moment1.*, and this program keeps nothing: it was trained by another optimizer"),
+        ("momentum", "adagrad", "has 'momentum_0.velocity.*keeps 'adagrad_0.moment"), ("adam", "slower", ""),
+    ],
+)  # fmt: skip
+def test_what_another_optimizer_has_kept_is_refused(
+    wrote: str, restores: str, said: str, is_distributed: bool, tmp_path: Path
+) -> None:
+    checkpoint(tmp_path, Model(is_distributed=is_distributed, optimizer=OPTIMIZERS[wrote]))
+    other = Model(is_distributed=is_distributed, optimizer=OPTIMIZERS[restores])
+    with pytest.raises(UserError, match=said) if said else nullcontext():
         all_restored(tmp_path, other)
 
 

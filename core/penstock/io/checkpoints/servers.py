@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import UserError
-from penstock.exec.ps_storage import ProgramStorage, prepared_storage
+from penstock.exec.ps_storage import NUMBERS, ProgramStorage, prepared_storage
 from penstock.exec.scope import Scope
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
@@ -18,6 +18,7 @@ from penstock.native.remote_ops import LISTEN_AND_SERV, SPARSE_TABLE
 from penstock.program.program import Program
 from penstock.ps.journal import log_files
 from penstock.ps.snapshot import Item, Snapshot, snapshots
+from penstock.transpile.tables import is_state
 
 
 def is_server(program: Program) -> bool:
@@ -40,12 +41,13 @@ def restore_server(directory: Path, program: Program, scope: Scope, *, strict: b
     found = newest(directory, strict=strict, sets_aside=False)
     if found is None:
         return None
-    ends: dict[str, int] = {}
+    ends, states = dict[str, int](), storage.states()
     for item in _items(found):
         parameter, _, part = item.name.rpartition("@")
         value = item.tensors.get(parameter)
         if value is not None and not item.is_part:
             ends[parameter] = max(ends.get(parameter, 0), int(part) + (len(value) if value.dim() else 1))
+        _check_optimizer(item, states.get(parameter), found.path)
         storage.restore(item.name, item.tensors)
     _check(storage, program, ends, found.path)
     return found
@@ -61,6 +63,26 @@ def _items(found: Checkpoint) -> Iterator[Item]:
         )
     for part in server_parts.parts(found.path, servers):
         yield from Snapshot(part).items()
+
+
+def _check_optimizer(item: Item, mine: set[str] | None, path: Path) -> None:
+    """Raise UserError if another optimizer has kept what an item holds. `mine`: None for what is not here."""
+    parameter, _, part = item.name.rpartition("@")
+    if mine is None or not (part.isdigit() or part.endswith(f".{NUMBERS}")):
+        return
+    theirs = {name for name in item.tensors if is_state(name, parameter)}
+    if theirs != mine:
+        raise UserError(
+            f"the checkpoint {path} has {_listed(theirs)} beside {parameter!r}, and this program keeps "
+            f"{_listed(mine)}: it was trained by another optimizer, or in GEO mode, where trainers keep that. Restore "
+            "with the optimizer and mode that wrote it; to change them, give another folder, and begin from a save of "
+            "the parameters (docs/saving.md)",
+            variable=parameter, got=sorted(theirs), expected=sorted(mine),
+        )  # fmt: skip
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "nothing"
 
 
 def _check(storage: ProgramStorage, program: Program, ends: dict[str, int], path: Path) -> None:
