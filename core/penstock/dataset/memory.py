@@ -13,7 +13,7 @@ import threading
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from typing import Any
 from penstock.dataset import arrow
 from penstock.dataset.exchange import exchanged
 from penstock.dataset.faults import DataError, Skipped, file_error, line_error
-from penstock.dataset.peers import peers_of
+from penstock.dataset.peers import Peers, peers_of
 from penstock.dataset.position import Ledger
 from penstock.dataset.settings import Dataset, Reading, Run, at_least_one
+from penstock.dataset.shuffles import Seed, Shuffles
 from penstock.dataset.slots import Slot
 from penstock.dataset.sources import Source, is_columnar, opened, size_of
 from penstock.errors import SpecError
@@ -47,10 +48,6 @@ class _Part:
     size: int
 
 
-_Seed = int | list[int]
-"""Of a shuffle of this process; or of a global one, with the rank and the number of trainers."""
-
-
 class InMemoryDataset(Dataset):
     """Reads everything, then trains. Source: fluid.dataset.InMemoryDataset."""
 
@@ -60,10 +57,9 @@ class InMemoryDataset(Dataset):
         super().__init__()
         self._store: _feed.Store | None = None
         self._loading: _Loading | None = None
-        self._seeds: list[_Seed] = []
+        self._shuffles = Shuffles()
         self._run: MemoryRun | None = None
         self._under_way: weakref.WeakSet[MemoryRun] = weakref.WeakSet()
-        self._restored: tuple[list[_Seed], int] | None = None
         self._rows_a_message = 1024
         self._complement: tuple[Any, int] | None = None
 
@@ -83,36 +79,56 @@ class InMemoryDataset(Dataset):
         if self._loading is None:
             raise SpecError("wait_preload_done is called without preload_into_memory before it")
         loading, self._loading = self._loading, None
-        self._store, self._seeds, self._run = loading.wait(), [], None
+        self._store, self._run = loading.wait(), None
+        self._shuffles.loaded()
 
     def local_shuffle(self, seed: int | None = None) -> None:
         """Put this process's samples in another order, one that `seed` gives; without it, a seed is drawn.
 
-        What was left of the last pass is forgotten; raises SpecError while one is under way.
+        What was left of the last pass is forgotten; raises SpecError while one is under way. After a restore, a shuffle
+        that the interrupted pass began with is made again, by its seed; raises SpecError for another one.
         """
-        store = self._still()
-        chosen = int.from_bytes(os.urandom(8), "little") if seed is None else seed % (1 << 64)
-        store.shuffle(chosen)
-        self._seeds.append(chosen)
+        self._still()
+        for before in self._shuffles.before_next():
+            self._again(before, None)
+        wanted = self._shuffles.next_seed(None if seed is None else seed % (1 << 64))
+        self._shuffle(int.from_bytes(os.urandom(8), "little") if wanted is None else wanted)
+
+    def _shuffle(self, seed: int) -> None:
+        self._still().shuffle(seed)
+        self._shuffles.made(seed)
+        self._is_changed()
+
+    def _is_changed(self) -> None:
         self._run = None
-        self._count_from(0)
+        if self._shuffles.restored is None:
+            self._count_from(0)
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12, seed: int | None = None) -> None:
         """Shuffle the samples of all trainers: each has as many as the others afterwards, or one more.
 
         All trainers call it, between passes: those of `fleet`, or (None) of the collective job that this process is in.
         In a process of its own this is `local_shuffle`. Needs memory for the samples twice. `thread_num` changes
-        nothing: there is a thread for each other trainer. Raises SpecError, Unavailable.
+        nothing: there is a thread for each other trainer. After a restore as `local_shuffle`. Raises SpecError,
+        Unavailable.
         """
         peers = peers_of(fleet, "global_shuffle")
         if peers is None:
             self.local_shuffle(seed)
             return
-        before = list(self._seeds)
+        self._still()
+        for before in self._shuffles.before_next():
+            self._again(before, peers)
+        wanted = self._shuffles.next_seed(None if seed is None else seed % (1 << 62), (peers.rank, peers.num))
+        self._exchange(wanted, peers)
+
+    def _exchange(self, seed: int | None, peers: Peers) -> None:
+        before = self._shuffles.seeds
         self._store, used = exchanged(
-            self._still(), self._slots, peers, seed, shuffle=self.local_shuffle, rows_a_message=self._rows_a_message
+            self._still(), self._slots, peers, seed, shuffle=self._shuffle, rows_a_message=self._rows_a_message
         )
-        self._seeds = [*before, [used, peers.rank, peers.num]]
+        self._shuffles.seeds = [*before, [used, peers.rank, peers.num]]
+        self._is_changed()
 
     def set_fleet_send_batch_size(self, fleet_send_batch_size: int = 1024) -> None:
         """Set how many samples `global_shuffle` sends at a time (1024)."""
@@ -129,7 +145,8 @@ class InMemoryDataset(Dataset):
 
     def release_memory(self) -> None:
         """Forget the samples."""
-        self._store, self._seeds, self._run = None, [], None
+        self._store, self._run = None, None
+        self._shuffles.loaded()
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
         """Return how many samples are in memory: of this process, or of all workers of a fleet, which all call this."""
@@ -137,7 +154,7 @@ class InMemoryDataset(Dataset):
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
         """Return how many of them were shuffled: all, or none before the first shuffle."""
-        return _over(fleet, self.get_memory_data_size() if self._seeds else 0)
+        return _over(fleet, self.get_memory_data_size() if self._shuffles.seeds else 0)
 
     @property
     def memory_bytes(self) -> int:
@@ -156,51 +173,64 @@ class InMemoryDataset(Dataset):
             )
         fleet, seed = self._complement
         peers = peers_of(fleet, "set_complement")
+        self._catch_up()
         own = -(-len(self._loaded()) // self._batch_size)
         most = own if peers is None else max(count for (count,) in peers.gather([own]))
         if most and not own:
             raise SpecError("set_complement: this trainer has no samples to draw from; give each a file at least")
-        return self._begin(Complement(most - own, zlib.crc32(repr((seed, self._seeds)).encode()) << 32))
+        return self._begin(Complement(most - own, zlib.crc32(repr((seed, self._shuffles.seeds)).encode()) << 32))
 
     def _begin(self, complement: Complement) -> MemoryRun:
         store = self._loaded()
-        first = 0
-        if self._restored is not None:
-            self._repeat(self._still(), self._restored[0])
-            (_, first), self._restored = self._restored, None
+        self._catch_up()
+        restored = self._shuffles.restored
+        first = 0 if restored is None else restored.samples
         if first > len(store) + complement.num_batches * self._batch_size:
             raise SpecError(f"the reader's position is sample {first}, and {len(store)} are in memory: other files?")
-        self._run = MemoryRun(self._slots, store, self._batch_size, first, complement)
-        self._under_way.add(self._run)
+        self._shuffles.begin()
+        self._run = self._pass(first, complement)
         return self._run
 
+    def _pass(self, first: int, complement: Complement) -> MemoryRun:
+        run = MemoryRun(self._slots, self._loaded(), self._batch_size, first, complement)
+        self._under_way.add(run)
+        return run
+
+    def open_for_inference(self) -> MemoryRun:
+        return self._pass(0, Complement())
+
     def position(self) -> dict[str, Any]:
-        first = self._restored[1] if self._restored is not None else 0
-        seeds = self._restored[0] if self._restored is not None else self._seeds
-        samples = self._run.used_samples if self._run else first
-        return self._counted({"kind": "memory", "seeds": list(seeds), "samples": samples})
+        return self._counted(self._shuffles.as_position(self._run.used_samples if self._run else None))
+
+    def between_passes(self) -> dict[str, Any] | None:
+        return self._shuffles.between()
 
     def set_position(self, position: Mapping[str, Any]) -> None:
-        """Let the next pass go on there, in the order of that time: the shuffles since the load are repeated."""
+        """Let the next pass go on there, in the order of that time: the shuffles since the load are repeated.
+
+        Those that the pass began with may be asked for again; whatever is not is made when the pass begins.
+        """
         if position.get("kind") != "memory":
             raise SpecError(f"the position {dict(position)!r} is not one of an InMemoryDataset")
-        seeds: list[_Seed] = [list(map(int, s)) if isinstance(s, Sequence) else int(s) for s in position["seeds"]]
-        self._restored, self._run = (seeds, int(position["samples"])), None
+        self._shuffles.restore(position)
+        self._run = None
         self._count_from(int(position.get("batches", 0)))
 
-    def _repeat(self, store: _feed.Store, seeds: list[_Seed]) -> None:
-        if seeds[: len(self._seeds)] != self._seeds:
-            raise SpecError("the samples were shuffled in another way since they were loaded; load them again first")
-        left = seeds[len(self._seeds) :]
-        alone = [seed for seed in left if isinstance(seed, int)]
-        if len(alone) < len(left):
+    def _catch_up(self) -> None:
+        """Make the shuffles that the pass which goes on had begun with, and nobody has made again."""
+        for seed in self._shuffles.missing():
+            self._again(seed, None)
+
+    def _again(self, seed: Seed, peers: Peers | None) -> None:
+        if isinstance(seed, int):
+            self._shuffle(seed)
+            return
+        if peers is None or seed[1:] != [peers.rank, peers.num]:
             raise SpecError(
-                "the position is one after a global_shuffle, for which all trainers are needed: after the load, call "
-                f"what was called before the position was taken, with the same seeds (seed, rank, trainers: {seeds})"
+                "the position is one after a global_shuffle, for which all its trainers are needed: call what was "
+                f"called before the position was taken (the shuffle's seed, the rank, the number of trainers: {seed})"
             )
-        for seed in alone:
-            store.shuffle(seed)
-        self._seeds = list(seeds)
+        self._exchange(seed[0], peers)
 
     def _still(self) -> _feed.Store:
         if any(not run.closed for run in self._under_way):

@@ -236,6 +236,10 @@ class Dataset(ABC):
         self._limited = Limited(self.open(), self._batches_per_pass, before)
         return self._limited
 
+    @abstractmethod
+    def open_for_inference(self) -> Run:
+        """Begin a pass aside of the training: a position that was set, or is asked for later, is not its own."""
+
     def _counted(self, position: dict[str, Any]) -> dict[str, Any]:
         """Return a position with the batches of its pass, if these are limited."""
         if self._batches_per_pass is None:
@@ -248,6 +252,10 @@ class Dataset(ABC):
     @abstractmethod
     def position(self) -> dict[str, Any]:
         """Return how far the pass that runs, or ran last, has come: plain types, to be kept in a checkpoint."""
+
+    def between_passes(self) -> dict[str, Any] | None:
+        """Return the position of a pass that has not begun, after one that is over; None: it begins like the first."""
+        return None
 
     @abstractmethod
     def set_position(self, position: Mapping[str, Any]) -> None:

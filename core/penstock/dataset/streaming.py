@@ -39,6 +39,9 @@ class QueueDataset(Dataset):
         self._run = StreamingRun(self._reading(), self.skipped, position)
         return self._run
 
+    def open_for_inference(self) -> StreamingRun:
+        return StreamingRun(self._reading(), self.skipped)
+
     def position(self) -> dict[str, Any]:
         if self._run is not None:
             return self._counted(self._run.position())

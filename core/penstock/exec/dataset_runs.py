@@ -84,11 +84,13 @@ def run_from_dataset(
         handler = HandlerThread(wanted.fetch_handler, chosen) if wanted.fetch_handler is not None else None
         if handler is not None:
             ends.callback(handler.close)
-        run = ends.enter_context(contextlib.closing(dataset.open_for_training() if trains else dataset.open()))
+        run = ends.enter_context(
+            contextlib.closing(dataset.open_for_training() if trains else dataset.open_for_inference())
+        )
         saves = Saves(wanted.checkpoints, chosen, dataset.position)
         pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves)
         pass_.train(steps.steps, Profile(steps.first) if wanted.debug else None)
-        saves.ended()
+        saves.ended(dataset.between_passes())
 
 
 def _num_threads(thread: int, dataset: Dataset) -> int:

@@ -28,7 +28,7 @@ class Checkpoints(Protocol):
 
     def save(self, *, position: Any = None) -> None: ...
 
-    def pass_ended(self) -> None: ...
+    def pass_ended(self, *, position: Any = None) -> None: ...
 
 
 class Saves:
@@ -76,7 +76,7 @@ class Saves:
             self._saving = False
             self._turn.notify_all()
 
-    def ended(self) -> None:
-        """The pass is over."""
+    def ended(self, position: Any) -> None:
+        """The pass is over; `position`: of the reader, between it and the next one."""
         if self._manager is not None:
-            self._manager.pass_ended()
+            self._manager.pass_ended(position=position)

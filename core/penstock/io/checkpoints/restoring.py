@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from penstock.dataset import Dataset
+from penstock.dataset.shuffles import is_between
 from penstock.errors import PenstockError, UserError
 from penstock.exec.scope import Scope
 from penstock.io.checkpoints import fingerprint, generators, positions
@@ -29,8 +30,8 @@ from penstock.program.program import Program
 class Restored:
     """What was restored. `step`: how many steps the training has made, of a job with parameter servers this trainer;
     `passes`: of those over the data that it has finished. `position`: of this rank's reader; None at the beginning of a
-    pass, or if the job has another number of ranks now and they stood at different places: `positions` has those of
-    all. `metric`: what the save was given.
+    pass (a data set in memory that was shuffled has one there, too), or if the job has another number of ranks now and
+    they stood at different places: `positions` has those of all. `metric`: what the save was given.
     """
 
     path: Path
@@ -128,7 +129,7 @@ def _take(said: _Said, values: Mapping[str, torch.Tensor], team: Team, target: T
     mine = states[team.rank] if team.rank < len(states) else states[0]
     all_positions = tuple(state.position for state in states)
     position = positions.of_rank(all_positions, team.rank, team.num_ranks)
-    if target.dataset is not None and len(states) != team.num_ranks and any(all_positions):
+    if target.dataset is not None and len(states) != team.num_ranks and not all(map(is_between, all_positions)):
         position = positions.of_files(all_positions, target.dataset.position())
     if target.dataset is not None and position is not None:
         target.dataset.set_position(position)

@@ -98,6 +98,7 @@ class CheckpointManager:
         self._text: tuple[int, str] = (-1, "")
         self._steps = self._passes = 0
         self._position: Any = None
+        self._stands: Any = None  # where the reader is while no step is made
         self._closed = False
         self.statistics = SaveStatistics()
         self.at_phase: AtPhase = lambda phase: None
@@ -124,6 +125,7 @@ class CheckpointManager:
         found = restore(self.directory, self.team, target, strict=strict)
         if found is not None:
             self._steps, self._passes, self._position = found.step, found.passes, found.position
+            self._stands = found.position
         return found
 
     def _open(self) -> None:
@@ -184,15 +186,16 @@ class CheckpointManager:
         """Count a step; return whether a checkpoint is due, which the caller then saves."""
         self._check_open()
         self._steps += 1
+        self._stands = None
         if self.team.is_due(self._schedule, self._steps):
             return True
         self._background.check()
         return False
 
-    def pass_ended(self) -> None:
-        """Count a pass over the data; the next one begins at its start."""
+    def pass_ended(self, *, position: Any = None) -> None:
+        """Count a pass over the data. `position`: of the reader, between it and the next one; None: at the start."""
         self._passes += 1
-        self._position = None
+        self._position = self._stands = position
 
     def save(self, *, position: Any = None, metric: float | None = None) -> None:
         """Begin a checkpoint now; it is written while the training goes on. In a job, by all ranks after the same step.
@@ -201,6 +204,7 @@ class CheckpointManager:
         """
         begin = time.perf_counter()
         self._open()
+        position = self._stands if position is None else position
         state = self._state(position).text()
         self._position = position
         self.statistics.waited_s += self._background.join()
