@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import environment  # noqa: F401 it comes before whatever imports torch
 from tests.nursery import Nursery
 
 from penstock.exec import flags
-
-# Here and not in a fixture: processes that tests start inherit it. A test that wants another kernel forces it.
-os.environ.setdefault("PENSTOCK_MATRIX_KERNELS", "torch")
-
-# What one process of the tests has compiled, the next one need not.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell that runs the tests in the background has told them to ignore it, and processes that tests start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
