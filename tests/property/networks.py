@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ParamSpec
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ import penstock as fluid
 from penstock.program.program import Program
 
 Feed = dict[str, npt.NDArray[np.generic]]
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,24 @@ class Network:
         return [self.loss, *self.fetches]
 
 
+def recorded_once(make: Callable[P, Network]) -> Callable[P, Network]:
+    """Give clones of what was recorded first: recording takes up to a second, many times what a step does."""
+    recorded = functools.cache(make)
+
+    @functools.wraps(make)
+    def clone(*args: P.args, **kwargs: P.kwargs) -> Network:
+        one = recorded(*args, **kwargs)
+        return replace(one, main=one.main.clone(), startup=one.startup.clone())
+
+    return clone
+
+
 def optimizer(kind: str) -> fluid.optimizer.Optimizer:
     """SGD or Adam with rates that move small networks visibly."""
     return fluid.optimizer.SGD(learning_rate=0.1) if kind == "sgd" else fluid.optimizer.Adam(learning_rate=0.01)
 
 
+@recorded_once
 def fit_a_line(kind: str = "sgd", dtype: str = "float32") -> Network:
     """One fully connected layer and a square error."""
     main, startup = Program(seed=11), Program(seed=11)
@@ -56,6 +72,7 @@ def fit_a_line(kind: str = "sgd", dtype: str = "float32") -> Network:
     return Network("fit_a_line", main, startup, loss.name, feed, (predicted.name,))
 
 
+@recorded_once
 def ctr_dnn(kind: str = "adam", dtype: str = "float32", *, sparse: bool = True, metrics: bool = True) -> Network:
     """Click-through: a shared table over two slots, one table of its own, a dense one, a tower with dropout."""
     main, startup = Program(seed=5), Program(seed=5)
@@ -135,11 +152,13 @@ def from_module(
     return Network(name, main, startup, loss.name, feed, (predicted.name,))
 
 
+@recorded_once
 def conv_net(kind: str = "sgd", dtype: str = "float32") -> Network:
     """Convolutions and batch-norm."""
     return from_module("conv_net", conv_module(getattr(torch, dtype)), (2, 6, 6), 3, kind, dtype)
 
 
+@recorded_once
 def transformer(kind: str = "adam", dtype: str = "float32") -> Network:
     """Attention, layer-norm, dropout."""
     return from_module("transformer", transformer_module(getattr(torch, dtype)), (5, 8), 8, kind, dtype)
