@@ -13,7 +13,7 @@ from penstock.native import build
 SAYS = {"engine": "4 workers: ", "table": "rounds of 4 threads", "feed": "feed: ", "ops/ring": "runs of 1 to 4 ranks"}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["address", "thread"])
 @pytest.mark.parametrize("part", build.STRESSED)
 def test_what_needs_no_torch_is_clean_under_a_sanitizer(part: str, kind: str) -> None:
