@@ -39,11 +39,14 @@ class Network:
 
 def recorded_once(make: Callable[P, Network]) -> Callable[P, Network]:
     """Give clones of what was recorded first: recording takes up to a second, many times what a step does."""
-    recorded = functools.cache(make)
+    recorded: dict[object, Network] = {}
 
     @functools.wraps(make)
     def clone(*args: P.args, **kwargs: P.kwargs) -> Network:
-        one = recorded(*args, **kwargs)
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in recorded:
+            recorded[key] = make(*args, **kwargs)
+        one = recorded[key]
         return replace(one, main=one.main.clone(), startup=one.startup.clone())
 
     return clone
