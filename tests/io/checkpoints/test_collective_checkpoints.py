@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.distributed import nccl2_job
 from tests.endpoints import free_endpoints
 from tests.io.checkpoints import collective_job
 from tests.io.checkpoints.conftest import Process, Start
@@ -15,6 +16,7 @@ import penstock as fluid
 from penstock.errors import SpecError
 from penstock.exec.scope import Scope
 from penstock.io.checkpoints.reading import newest
+from penstock.io.checkpoints.teams import check_same
 
 SCRIPT = Path(__file__).with_name("collective_job.py")
 pytestmark = [pytest.mark.slow]
@@ -113,3 +115,30 @@ def test_a_process_of_a_job_that_has_not_met_the_others_is_refused(
     monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
     with pytest.raises(SpecError, match="has not met the others"):
         fluid.io.CheckpointManager(tmp_path, fluid.Program()).restore()
+
+
+@pytest.mark.parametrize("mode", ["local_sgd", "grad_allreduce"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_ranks_that_each_keep_moments_of_their_own_are_refused(mode: str, optimizer: str) -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        nccl2_job.optimizer(optimizer).minimize(nccl2_job.network(sparse=True, dropout=0.3))
+    if (mode, optimizer) == ("local_sgd", "adam"):
+        with pytest.raises(SpecError, match=r"local_sgd.*each trainer has 'adam_\d+\.\w+.*' of its own.*Use SGD"):
+            check_same(main, mode)
+    else:
+        check_same(main, mode)
+
+
+def test_a_manager_of_a_transpiled_local_sgd_is_refused_before_anybody_meets(tmp_path: Path) -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        nccl2_job.optimizer("adam").minimize(nccl2_job.network(sparse=False, dropout=0.0))
+        config = fluid.DistributeTranspilerConfig()
+        config.mode, config.collective_mode = "collective", "local_sgd"
+        ends = "127.0.0.1:1,127.0.0.1:2"
+        fluid.DistributeTranspiler(config=config).transpile(
+            1, main, trainers=ends, startup_program=startup, current_endpoint=ends[12:]
+        )
+    with pytest.raises(SpecError, match="local_sgd"):
+        fluid.io.CheckpointManager(tmp_path, main).restore()

@@ -21,6 +21,7 @@ from penstock.exec.strategies import BuildStrategy
 from penstock.exec.trainers import mark_of, trainers_of
 from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.schedule import Schedule
+from penstock.io.checkpoints.values import of_each_rank
 from penstock.io.manifest import ServersPart
 from penstock.native.collective_ops import job
 from penstock.program.program import Program
@@ -92,16 +93,30 @@ class Alone:
         return
 
 
+def check_same(program: Program, mode: object) -> None:
+    """Raise SpecError for a training after whose steps ranks have values that differ: rank 0's stand for all."""
+    own = of_each_rank(program) if mode == "local_sgd" else []
+    if own:
+        raise SpecError(
+            "collective_mode='local_sgd' cannot be saved and go on with this optimizer: each trainer has "
+            f"{own[0]!r} of its own ({len(own)} such variables), and a checkpoint holds those of trainer 0 alone. Use "
+            "SGD, which keeps nothing, or collective_mode='grad_allreduce', where all trainers have the same",
+            got=own[0],
+        )
+
+
 def team_of(program: Program, folder: Path) -> Team:
     """Return the team of a program that this process trains. `folder`: of the checkpoints.
 
     Meets the other trainers of a collective job if its program says who they are. Raises SpecError where only the
-    environment does, and they have not met.
+    environment does, and they have not met; and for ranks whose values differ.
     """
     if descriptors(program):
         module = importlib.import_module("penstock.io.checkpoints.trainers_team")  # loads a client of servers
         return module.TrainersTeam(program, folder)  # type: ignore[no-any-return]
-    if mark_of(program) is not None:
+    mark = mark_of(program)
+    if mark is not None:
+        check_same(program, mark.args[0])
         trainers_of(program, BuildStrategy())
     has_met = "penstock.distributed.collective" in sys.modules  # which takes long to load
     group = job().current() if has_met else None

@@ -10,7 +10,7 @@ from penstock.errors import UserError
 from penstock.exec.scope import Scope
 from penstock.io.checkpoints.record import Kind
 from penstock.io.variables import persistables, value_of
-from penstock.program.ir import VarDesc
+from penstock.program.ir import Role, VarDesc
 from penstock.program.program import Program
 from penstock.transpile.remote_variables import remote_variables
 
@@ -19,6 +19,15 @@ def saved_variables(program: Program, kind: Kind) -> list[VarDesc]:
     """Return the persistable variables that are this process's: those that servers keep are in the servers' part."""
     remote = {variable.name for variable in remote_variables([program])} if kind == "pserver" else set()
     return [var for var in persistables(program) if var.name not in remote]
+
+
+def of_each_rank(program: Program) -> list[str]:
+    """Return what optimizers keep for themselves: ranks that each update by their own gradients differ in it."""
+    variables = program.variables
+    written = [
+        variables[variables[name].storage] for op in program.operators if op.role & Role.OPTIMIZE for name in op.writes
+    ]
+    return list(dict.fromkeys(var.name for var in written if var.persistable and not var.parameter))
 
 
 def values_of(program: Program, scope: Scope, kind: Kind) -> dict[str, torch.Tensor]:
