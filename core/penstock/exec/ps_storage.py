@@ -23,6 +23,7 @@ from penstock.program import legality
 from penstock.program.ir import Operator
 from penstock.program.kernels import check_writes
 from penstock.program.program import Program
+from penstock.ps.origin import Copy
 from penstock.ps.rows import are_within
 from penstock.ps.spreading import server_of
 from penstock.ps.storage import Gradient
@@ -47,6 +48,8 @@ class ProgramStorage:
         legality.check(program)
         check_writes(program)
         self.description: ServerDescription = description
+        self.restored = Copy()
+        """The checkpoint that its values are from."""
         operators: dict[int, list[Operator]] = {}
         for op in program.operators:
             operators.setdefault(op.block, []).append(op)

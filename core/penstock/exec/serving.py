@@ -49,7 +49,7 @@ def settings_of(storage: ProgramStorage) -> ServerSettings:
     said = storage.description
     return ServerSettings.from_environ(
         os.environ, started_ns=_STARTED_NS, endpoint=said.endpoint, index=said.index, fanin=said.fanin, mode=said.mode,
-        num_servers=len(said.endpoints),
+        num_servers=len(said.endpoints), restored=storage.restored,
     )  # fmt: skip
 
 

@@ -21,9 +21,10 @@ from penstock.io.variables import (
     save_persistables,
     save_vars,
 )
+from penstock.ps.origin import OtherCheckpoint
 
 __all__ = [
-    "CheckpointManager", "DataLoader", "PyReader", "Restored", "StaleAttempt", "load", "load_inference_model",
-    "load_params", "load_persistables", "load_vars", "save", "save_inference_model", "save_params",
-    "save_persistables", "save_vars",
+    "CheckpointManager", "DataLoader", "OtherCheckpoint", "PyReader", "Restored", "StaleAttempt", "load",
+    "load_inference_model", "load_params", "load_persistables", "load_vars", "save", "save_inference_model",
+    "save_params", "save_persistables", "save_vars",
 ]  # fmt: skip

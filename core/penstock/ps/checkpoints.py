@@ -22,6 +22,7 @@ from penstock.ps.desk import Desk
 from penstock.ps.ledger import Ledger
 from penstock.ps.logbook import Logbook
 from penstock.ps.members import Roster
+from penstock.ps.origin import Origin
 from penstock.ps.settings import ServerSettings
 from penstock.ps.snapshot import AtStep, Cut, Item, SnapshotWriter, keep_newest, snapshot_path, snapshots
 from penstock.ps.storage import Storage
@@ -79,6 +80,9 @@ class Checkpoints:
         self.at_step: AtStep = lambda step: None
         self._beginning = threading.Lock()
         self._saving: _Saving | None = None  # the newest
+        self._tokens = {settings.restored.token}  # of checkpoints that its values were those of; a few bytes for each
+        self.goes_on = False
+        """Whether the server goes on from a state of its own, in which no checkpoint is named."""
 
     def take(self, *, is_finished: bool = False) -> None:
         """Take a snapshot, unless nothing was logged since the last; remove what it makes needless.
@@ -115,6 +119,7 @@ class Checkpoints:
             saving = self._saving
             if saving is None or saving.target != target:
                 saving = self._saving = _Saving(target, lambda at_cut: self._copy(target, at_cut))
+                self._tokens.add(target.parent.name)
         saving.wait_for_cut()
 
     def _copy(self, target: Path, at_cut: Callable[[], None]) -> None:
@@ -128,6 +133,14 @@ class Checkpoints:
         if saving is None or saving.target != target:
             raise PeerError(f"{target} is not being saved here: was this server started again since?")
         saving.finish()
+
+    def origin(self, token: str) -> Origin:
+        """Say whether the values of the checkpoint with this token are, or were, this server's."""
+        with self._desk.still():
+            epochs = self._desk.machine.members.roster().newest
+        began = f"its own state in {self._settings.folder}" if self.goes_on else str(self._settings.restored)
+        with self._beginning:
+            return Origin(self.goes_on or token in self._tokens, began, epochs)
 
     def _allowed(self, path: str) -> Path:
         roots = [p for p in (self._settings.state_dir, *self._settings.save_dirs) if p is not None]

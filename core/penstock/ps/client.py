@@ -25,6 +25,7 @@ from penstock.ps.beating import Beating
 from penstock.ps.counters import Counters
 from penstock.ps.fan_out import at_once
 from penstock.ps.link import ServerLink
+from penstock.ps.origin import Origin
 from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_back, summed, unique
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.step_read import StepRead
@@ -286,6 +287,11 @@ class TrainerClient:
         """Wait until the servers have written what they have copied. Any thread. Raises PeerError if one has not."""
         for link in self.links:  # not by the pool, whose threads the steps that go on meanwhile need
             link.finish_save(folder)
+
+    def origins(self, copy: str) -> dict[str, Origin]:
+        """Return what each server says of a checkpoint, by endpoint."""
+        found = at_once(self._pool, [partial(link.origin, copy) for link in self.links])
+        return {link.endpoint: origin for link, origin in zip(self.links, found, strict=True)}
 
     def meet(self, part: Tensor | None) -> Tensor | None:
         """Wait until all live trainers call this; return the sum of their parts. For None: only wait.

@@ -28,6 +28,7 @@ from penstock.native.remote import Descriptor
 from penstock.ps.counters import Counters
 from penstock.ps.messages import Sender
 from penstock.ps.open_round import Named, OpenRound
+from penstock.ps.origin import Origin
 from penstock.ps.patience import Patience
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.tensors import from_wire, to_wire
@@ -186,6 +187,11 @@ class ServerLink:
     def finish_save(self, path: str) -> None:
         """Wait until the server has written what it has copied."""
         self._ask("written", f"to save to {path}", path=path).release()
+
+    def origin(self, copy: str) -> Origin:
+        """Return whether the server's values come from a checkpoint, by its token."""
+        with self._ask("origin", "where its values come from", copy=copy) as answer:
+            return Origin.parse(bytes(answer.tensors[0].data))
 
     def meet(self, part: torch.Tensor | None) -> torch.Tensor | None:
         """Wait until all live trainers are here; return the sum of what they brought, if it was anything."""

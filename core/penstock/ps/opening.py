@@ -44,6 +44,11 @@ def open_client(descriptor: Descriptor) -> TrainerClient:
     return client
 
 
+def incarnation() -> int:
+    """Return the epoch as which this process joins servers. Raises SpecError."""
+    return TrainerSettings.from_environ(os.environ, started_ns=_STARTED_NS).epoch
+
+
 def opened_client(descriptor: str) -> TrainerClient:
     """Return the client under an open remote, for reads and calls that are no part of a step. Raises Unavailable."""
     client = _clients.get(descriptor)

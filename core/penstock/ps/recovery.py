@@ -38,6 +38,11 @@ class Recovered:
     is_finished: bool = False
 
 
+def has_state(folder: Path) -> bool:
+    """Whether a server that begins in this folder goes on from what is there."""
+    return bool(snapshots(folder) or log_files(folder))
+
+
 def recover_server(folder: Path, storage: Storage, ledger: Ledger, *, job: str, blocks: Sequence[str]) -> Recovered:
     """Bring storage and ledger to where this folder's server was killed. Raises PeerError, SpecError."""
     tidy(folder)
@@ -101,7 +106,7 @@ def other_state(folder: Path) -> list[Path]:
     if not whole:
         return []
     last = max(whole, key=_written_at)
-    if not snapshots(folder) and not log_files(folder):
+    if not has_state(folder):
         return last
     if _written_at(last) > _written_at([folder]):
         raise PeerError(f"{folder} is older than what {len(last)} servers left in {folder.parent}: remove one of them")

@@ -50,6 +50,7 @@ class Requests:
             "barrier": lambda m, s: self._plain(lambda ticket: Barrier(ticket, s, int(m.fields["round"]))),
             "push": self._push, "step": self._step, "pull": self._pull, "lookup": self._lookup,
             "changed": self._changed, "save": self._save, "cut": self._save, "written": self._save, "meet": self._meet,
+            "origin": self._origin,
         }  # fmt: skip
 
     def answer(self, message: Message) -> Message | Guarded:
@@ -181,6 +182,14 @@ class Requests:
         if told.kind != "refuse":
             how[message.kind](str(message.fields["path"]))
         return told
+
+    def _origin(self, message: Message, sender: Sender) -> Message:
+        told = _told(self._desk.ask(lambda ticket: Beat(ticket, sender)))
+        if told.kind == "refuse":
+            return told
+        text = self._checkpoints.origin(str(message.fields["copy"])).text()
+        letters = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
+        return Message("answer", told.fields, [to_wire("text", letters)])
 
     def _meet(self, message: Message, sender: Sender) -> Message:
         part, number = brought(message), int(message.fields["number"])

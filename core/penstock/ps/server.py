@@ -33,7 +33,7 @@ from penstock.ps.messages import (
     Tick,
 )
 from penstock.ps.payloads import Payloads
-from penstock.ps.recovery import Recovered, other_state, recover_server, restore_from
+from penstock.ps.recovery import Recovered, has_state, other_state, recover_server, restore_from
 from penstock.ps.requests import Requests
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.sync import SyncRounds
@@ -95,6 +95,7 @@ class ParameterServer:
         self._is_open = True
         self._ledger = Ledger(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
         recovered, is_recut = self._recover()
+        goes_on = is_recut or (settings.folder is not None and has_state(settings.folder))
         self._log = Logbook(settings.folder, next_sequence=recovered.next_sequence)
         members = Membership(expected=settings.fanin, lease_s=settings.lease_s)
         members.restore(recovered.roster, time.monotonic())
@@ -109,6 +110,7 @@ class ParameterServer:
             num_threads=settings.num_threads,
         )  # fmt: skip
         self.checkpoints = Checkpoints(settings, self._storage, specs, self._locks, self._desk, self._ledger, self._log)
+        self.checkpoints.goes_on = goes_on
         if is_recut:
             self.checkpoints.take()  # a start after this one goes on from here, whatever becomes of the others' state
         self._watch = Watch(settings, self._desk, time.monotonic())

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar
 
 from penstock.errors import SpecError
 from penstock.protocol.checkpoints import DIRECTORY
+from penstock.ps.origin import Copy
 
 Mode = Literal["sync", "half_async", "async", "geo"]
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class ServerSettings:
     `endpoint`: host:port to listen at. `fanin`: how many trainers have to join before the first round closes.
     `num_threads`: blocks that are updated at the same time. `save_dirs`: where `save` may write, beside `state_dir`.
     `num_servers`: of the job; needed to go on from the state that another number of servers left (0: not said).
+    `restored`: the checkpoint that its values are from.
     """
 
     endpoint: str
@@ -65,6 +67,7 @@ class ServerSettings:
     num_threads: int = 2
     tls: TlsFiles | None = None
     num_servers: int = 0
+    restored: Copy = field(default_factory=Copy)
 
     @property
     def name(self) -> str:
@@ -79,7 +82,7 @@ class ServerSettings:
     @staticmethod
     def from_environ(
         environ: Mapping[str, str], *, started_ns: int, endpoint: str, index: int, fanin: int, mode: Mode,
-        num_threads: int = 2, num_servers: int = 0,
+        num_threads: int = 2, num_servers: int = 0, restored: Copy | None = None,
     ) -> ServerSettings:  # fmt: skip
         """Read the environment; the rest stands in the program. Raises SpecError naming the variable."""
         if fanin < 1 or index < 0 or num_threads < 1:
@@ -93,7 +96,7 @@ class ServerSettings:
         saves = environ.get("PENSTOCK_PS_SAVE_DIRS", "")
         return ServerSettings(
             endpoint=endpoint, index=index, fanin=fanin, mode=mode, num_threads=num_threads,
-            num_servers=num_servers,
+            num_servers=num_servers, restored=restored or Copy(),
             start_s=_seconds(environ, "PENSTOCK_PS_START_S", 600.0),
             state_dir=Path(state) if state else None,
             snapshot_every_s=_seconds(environ, "PENSTOCK_PS_SNAPSHOT_S", 60.0),

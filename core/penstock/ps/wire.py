@@ -52,6 +52,8 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     # the same in two: answered when all is copied, and when the copy is written
     "cut": {**_SENDER, "path": str},
     "written": {**_SENDER, "path": str},
+    # whether the server's values are those of a checkpoint, answered with its `Origin` as text (`ps.origin`)
+    "origin": {**_SENDER, "copy": str},
     # to a meeting of all trainers with [values] or nothing, answered with the sum; number -1: which one is next
     "meet": {**_SENDER, "number": int},
     "here": {"host": str, "address": str},

@@ -37,6 +37,7 @@ class Trainer:
     def __init__(self, job: Job, index: int, folder: Path, every_steps: int | None) -> None:
         made, startup, self.loss = job.transpiled(index)
         self.program, self.scope, self.index = made.get_trainer_program(), fluid.Scope(), index
+        self.position: Any = None
         self.exe = fluid.Executor()
         self.exe.run(startup, scope=self.scope)
         self.manager = fluid.io.CheckpointManager(

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.io.checkpoints.folders import names
 from tests.io.checkpoints.pserver_threads import Job, Trainer, jobs
+
+from penstock.io.checkpoints.reading import newest
+from penstock.ps.origin import OtherCheckpoint
 
 Begin = Callable[..., Job]
 
@@ -53,3 +59,85 @@ def test_trainers_without_common_steps_go_on_each_at_its_own(begin: Begin, tmp_p
     again.close()
     one = begin(tmp_path, trainers=1, sync=False).trainer()
     assert told(one) == (5, 0, None)
+
+
+def restart(folder: Path, hidden: str, begin: Begin, **options: Any) -> tuple[Job, Trainer]:
+    """Start a job whose servers do not see a checkpoint that its trainer will see."""
+    (folder / hidden).rename(folder / "hidden")
+    job = begin(folder, **options)
+    (folder / "hidden").rename(folder / hidden)
+    return job, job.trainer(every_steps=None)
+
+
+def two_checkpoints(begin: Begin, folder: Path) -> list[str]:
+    """Train two steps; return the names of their checkpoints."""
+    job = begin(folder)
+    trainer = job.trainer(every_steps=1)
+    for number in range(2):
+        trainer.step(number)
+    trainer.ends()
+    job.close()
+    return names(folder)
+
+
+def test_trainers_and_servers_that_found_different_checkpoints_are_refused(begin: Begin, tmp_path: Path) -> None:
+    older, newer = two_checkpoints(begin, tmp_path)
+    job, trainer = restart(tmp_path, newer, begin)
+    with pytest.raises(OtherCheckpoint, match=f"restores {newer}, but the server {job.endpoints[0]} .*{older}, the"):
+        trainer.manager.restore()
+    assert trainer.manager.num_steps == 0
+    trainer.dies()
+    job, trainer = restart(tmp_path, older, begin, restores=False)
+    with pytest.raises(OtherCheckpoint, match=f"restores {newer}, but the server .* began from no checkpoint"):
+        trainer.manager.restore()
+    trainer.dies()
+    job = begin(tmp_path)
+    for name in (older, newer):
+        (tmp_path / name).rename(tmp_path / f"moved.{name}")
+    trainer = job.trainer(every_steps=None)
+    with pytest.raises(OtherCheckpoint, match=f"restores no checkpoint, but the server .* began from {newer}"):
+        trainer.manager.restore()
+
+
+def test_servers_find_a_checkpoint_that_was_about_to_be_replaced(begin: Begin, tmp_path: Path) -> None:
+    older, newer = two_checkpoints(begin, tmp_path)
+    (tmp_path / newer).rename(tmp_path / f"replaced.{newer}")
+    job = begin(tmp_path)
+    assert [server.settings.restored.name for server in job.servers] == [newer, newer]
+    trainer = job.trainer(every_steps=None)
+    assert told(trainer) == (2, 0, {"trainer": 0, "batch": 2})
+    assert names(tmp_path) == [older, newer]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_trainer_that_takes_its_place_again_knows_who_has_ended(
+    sync: bool, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_EPOCH", "1")
+    job = begin(tmp_path, trainers=2, sync=sync)
+    first, second = (job.trainer(index, every_steps=None) for index in range(2))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda one: one.step(0), (first, second)))
+    second.ends()
+    first.step(1)
+    saved(first)
+    first.dies()
+    monkeypatch.setenv("PENSTOCK_EPOCH", "2")
+    again = job.trainer(0, every_steps=None)
+    assert told(again) == (2, 0, {"trainer": 0, "batch": 2}), "the servers have written what it restores"
+    again.step(2)
+    saved(again)
+    found = newest(tmp_path, strict=True, sets_aside=False)
+    assert found is not None
+    assert [state.position for state in found.ranks()] == [{"trainer": i, "batch": n} for i, n in enumerate((3, 1))]
+    again.dies()
+    job.close()
+
+    monkeypatch.setenv("PENSTOCK_EPOCH", "3")
+    anew = begin(tmp_path, trainers=2, sync=False)
+    alone = anew.trainer(0, every_steps=None)
+    assert told(alone) is not None
+    saved(alone)
+    found = newest(tmp_path, strict=True, sets_aside=False)
+    assert found is not None
+    assert [state.is_known for state in found.ranks()] == [True, False], "what trainer 1 left was of the run before"

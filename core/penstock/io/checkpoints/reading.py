@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from penstock.errors import UserError
-from penstock.io.checkpoints.layout import DAMAGED, Place, newest_first
+from penstock.io.checkpoints.layout import DAMAGED, REPLACED, Place, newest_first
 from penstock.io.checkpoints.record import MANIFEST, PROGRAM, RankState, Record, parse, rank_file, rank_state
 from penstock.io.files import not_read, read_tensors, verify
 from penstock.io.manifest import Damaged, check_wanted
@@ -66,8 +66,27 @@ def opened(path: Path) -> Checkpoint:
 
 
 def places(folder: Path) -> list[Place]:
-    """Return the checkpoints of a folder, newest first."""
-    return newest_first([path.name for path in folder.iterdir()]) if folder.is_dir() else []
+    """Return the checkpoints of a folder, newest first. One that was to be replaced, and was not, is one of them."""
+    names = {path.name.removeprefix(REPLACED) for path in folder.iterdir()} if folder.is_dir() else set()
+    return newest_first(sorted(names))
+
+
+def _path_of(folder: Path, place: Place) -> Path:
+    path = folder / place.name
+    aside = folder / (REPLACED + place.name)
+    return aside if aside.is_dir() and not path.is_dir() else path
+
+
+def _opened_at(folder: Path, place: Place) -> Checkpoint:
+    """Open a checkpoint; if it was put back meanwhile (`clearing`), by its name then. Raises as `opened`."""
+    path = _path_of(folder, place)
+    try:
+        return opened(path)
+    except Damaged:
+        again = _path_of(folder, place)
+        if again == path:
+            raise
+        return opened(again)
 
 
 def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None:
@@ -82,7 +101,7 @@ def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None
     for place in found:
         path = folder / place.name
         try:
-            return opened(path)
+            return _opened_at(folder, place)
         except Damaged as error:
             if strict:
                 raise

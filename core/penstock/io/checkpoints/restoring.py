@@ -1,7 +1,7 @@
 """From a checkpoint back into a scope, on every rank of a job.
 
 Everything is read and checked before anything changes. Ranks of a collective job get what rank 0 has read; trainers of
-a job with servers read for themselves, and find the same: nobody commits before all have begun.
+a job with servers read for themselves, and ask the servers whether they have found the same.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from penstock.exec.scope import Scope
 from penstock.io.checkpoints import fingerprint, generators, positions
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.io.checkpoints.record import Kind, RankState, rank_state
+from penstock.io.checkpoints.server_parts import copy_of
 from penstock.io.checkpoints.teams import Team
 from penstock.io.checkpoints.values import empty, put, wanted
 from penstock.program.program import Program
@@ -68,9 +69,9 @@ def restore(directory: Path, team: Team, target: Target, *, strict: bool) -> Res
     if team.kind == "collective":
         return _together(directory, team, target, strict)
     found = newest(directory, strict=strict, sets_aside=team.rank == 0)
-    if found is None:
-        return None
-    return _take(_said(found), _values(found, target, team.kind), team, target)
+    values = {} if found is None else _values(found, target, team.kind)
+    team.restores(copy_of(found))
+    return None if found is None else _take(_said(found), values, team, target)
 
 
 def _together(directory: Path, team: Team, target: Target, strict: bool) -> Restored | None:

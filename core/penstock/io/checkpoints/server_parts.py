@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from penstock.errors import PeerError
+from penstock.io.checkpoints.layout import Place
+from penstock.io.checkpoints.reading import Checkpoint
 from penstock.io.files import digest_of, flush
 from penstock.io.manifest import ServersPart, StoredFile
+from penstock.ps.origin import Copy
 from penstock.ps.snapshot import finished_cut
 
 
@@ -14,6 +17,14 @@ def parts(folder: Path, servers: ServersPart) -> list[Path]:
     """Return where each server's part lies in the folder of a checkpoint, by the server's number."""
     count = servers.num_servers
     return [folder / servers.folder / f"{index}-of-{count}" for index in range(count)]
+
+
+def copy_of(found: Checkpoint | None) -> Copy:
+    """Return what a checkpoint, or none, is called between trainers and servers."""
+    if found is None or found.record.servers is None:
+        return Copy()
+    record = found.record
+    return Copy(PurePosixPath(found.record.servers.folder).name, Place(record.attempt, record.step).name)
 
 
 def files_of(folder: Path, servers: ServersPart) -> list[StoredFile]:

@@ -9,15 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.errors import UserError
+from penstock.errors import PeerError, UserError
 from penstock.exec.ps_storage import NUMBERS, ProgramStorage, prepared_storage
 from penstock.exec.scope import Scope
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.native.remote_ops import LISTEN_AND_SERV, SPARSE_TABLE
 from penstock.program.program import Program
-from penstock.ps.journal import log_files
-from penstock.ps.snapshot import Item, Snapshot, snapshots
+from penstock.ps.recovery import has_state
+from penstock.ps.snapshot import Item, Snapshot
 from penstock.transpile.tables import is_state
 
 
@@ -35,12 +35,26 @@ def restore_server(directory: Path, program: Program, scope: Scope, *, strict: b
 
     storage = prepared_storage(program, scope)
     own = settings_of(storage).folder
-    if own is not None and (snapshots(own) or log_files(own)):
+    if own is not None and has_state(own):
         print(f"penstock: goes on from {own}, which is newer than any checkpoint", file=sys.stderr, flush=True)
         return None
     found = newest(directory, strict=strict, sets_aside=False)
     if found is None:
         return None
+    try:
+        _take(found, storage, program)
+    except (PeerError, OSError):
+        if found.path.is_dir():
+            raise
+        found = newest(directory, strict=strict, sets_aside=False)  # a trainer has given it its name back meanwhile
+        if found is None:
+            raise
+        _take(found, storage, program)
+    storage.restored = server_parts.copy_of(found)
+    return found
+
+
+def _take(found: Checkpoint, storage: ProgramStorage, program: Program) -> None:
     ends, states = dict[str, int](), storage.states()
     for item in _items(found):
         parameter, _, part = item.name.rpartition("@")
@@ -50,7 +64,6 @@ def restore_server(directory: Path, program: Program, scope: Scope, *, strict: b
         _check_optimizer(item, states.get(parameter), found.path)
         storage.restore(item.name, item.tensors)
     _check(storage, program, ends, found.path)
-    return found
 
 
 def _items(found: Checkpoint) -> Iterator[Item]:

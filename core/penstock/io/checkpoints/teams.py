@@ -25,6 +25,7 @@ from penstock.io.checkpoints.values import of_each_rank
 from penstock.io.manifest import ServersPart
 from penstock.native.collective_ops import job
 from penstock.program.program import Program
+from penstock.ps.origin import Copy
 
 Collect = Callable[[], list[str]]
 """Returns the texts of all ranks, in order; waits for them. For the writer's thread."""
@@ -54,6 +55,9 @@ class Team(Protocol):
     def outcome(self, error: str) -> None:
         """Tell the others what came of the checkpoint: '' if it was written. First rank."""
 
+    def restores(self, copy: Copy) -> None:
+        """Say what this rank is about to restore. Raises OtherCheckpoint if servers began from another one."""
+
     def share(self, text: str) -> str:
         """Return the first rank's text, on every rank."""
 
@@ -81,6 +85,9 @@ class Alone:
         return None
 
     def outcome(self, error: str) -> None:
+        return
+
+    def restores(self, copy: Copy) -> None:
         return
 
     def share(self, text: str) -> str:

@@ -12,14 +12,17 @@ In the other modes trainers have no common step, so the latest text of each is t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,10 +31,12 @@ from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.teams import Collect
 from penstock.io.manifest import ServersPart
+from penstock.native import remote as remotes
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of
-from penstock.ps.opening import opened_client
+from penstock.ps.opening import incarnation, opened_client
+from penstock.ps.origin import Copy, check_origins
 
 FOLDER = "servers"
 WAIT_S = 60.0
@@ -53,8 +58,13 @@ class TrainersTeam:
         self._is_sync = self._descriptor.mode == "sync"
         self._gone: set[int] = set()
         self._servers_folder = ""  # that servers are writing into
-        if self.rank == 0 and folder.is_dir():
-            self._forget(_LAST)  # of those before
+        self._epoch = incarnation()
+        self._knows_words = self.rank > 0  # what trainers have left: whether it is of this run
+        if self.rank:
+            self._word(_LAST).unlink(missing_ok=True)  # of the incarnation before, if it had ended
+
+    def _word(self, number: int) -> Path:
+        return self._folder / f"handed-in.{self.rank}.{number}.json"
 
     @property
     def _client(self) -> TrainerClient:
@@ -75,6 +85,8 @@ class TrainersTeam:
 
     def hand_in(self, mine: str) -> Collect:
         number = self._round
+        if not self._knows_words:
+            self._forget_strangers(self._client.links[0].origin("").epochs)
         if self.rank:
             self._leave(number, mine)
         return lambda: self._collect(number, mine)
@@ -82,8 +94,8 @@ class TrainersTeam:
     def _leave(self, number: int, text: str) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".handed-in.{self.rank}.{os.getpid()}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self._folder / f"handed-in.{self.rank}.{number}.json")
+        temporary.write_text(json.dumps({"epoch": self._epoch, "state": text}), encoding="utf-8")
+        temporary.replace(self._word(number))
 
     def _collect(self, number: int, mine: str) -> list[str]:
         self._client.finish_save(self._servers_folder)
@@ -102,7 +114,7 @@ class TrainersTeam:
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         self._gone = set(missing)
-        texts = [mine, *(found[rank].read_text(encoding="utf-8") if rank in found else "" for rank in others)]
+        texts = [mine, *(_read(found[rank])["state"] if rank in found else "" for rank in others)]
         if self._is_sync:
             self._forget(number)
         return texts
@@ -122,6 +134,18 @@ class TrainersTeam:
             if (match := _HANDED_IN.fullmatch(path.name))
         ]
 
+    def _forget_strangers(self, epochs: Mapping[int, int]) -> None:
+        """Remove what trainers of runs before this one have left.
+
+        A trainer 0 that is started again in its place needs what others have left since, of whom some have ended. Of
+        this run is what an incarnation has left that the servers know as its trainer's newest.
+        """
+        for rank, _, path in self._left() if self._folder.is_dir() else ():
+            with suppress(FileNotFoundError):  # its trainer has been faster
+                if _read(path)["epoch"] != epochs.get(rank):
+                    path.unlink()
+        self._knows_words = True
+
     def _forget(self, number: int) -> None:
         for _, of, path in self._left():
             if of <= number:
@@ -138,6 +162,13 @@ class TrainersTeam:
     def outcome(self, error: str) -> None:
         return
 
+    def restores(self, copy: Copy) -> None:
+        remotes.remote(str(self._descriptor))  # opened, if no program has done that yet
+        origins = self._client.origins(copy.token)
+        check_origins(copy, origins, self.rank)
+        if not self._knows_words:
+            self._forget_strangers(origins[self._descriptor.endpoints[0]].epochs)
+
     def share(self, text: str) -> str:
         return text
 
@@ -149,3 +180,9 @@ class TrainersTeam:
             self._leave(_LAST, last)
         elif self._folder.is_dir():
             self._forget(_LAST)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a trainer has left: `epoch`, of its incarnation, and `state`, its text."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return {"epoch": int(content.get("epoch", -1)), "state": str(content.get("state", ""))}
