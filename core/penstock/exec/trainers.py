@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -107,6 +108,21 @@ def mark_of(program: Program) -> Operator | None:
     return first if first is not None and first.type == COLLECTIVE else None
 
 
+_tells: WeakKeyDictionary[Program, dict[object, Callable[[], None]]] = WeakKeyDictionary()
+
+
+def after_steps_without_rows(program: Program, who: object, tell: Callable[[], None] | None) -> None:
+    """Let `tell` be called after each step of a program that this process has taken part in without rows.
+
+    One for each `who`; None: no more. Owner: the thread that runs steps.
+    """
+    told = _tells.setdefault(program, {})
+    if tell is None:
+        told.pop(who, None)
+    else:
+        told[who] = tell
+
+
 class SharedSteps:
     """The steps of one program that all trainers make together."""
 
@@ -139,9 +155,14 @@ class SharedSteps:
         if lowered.signature < 0:
             lowered.signature = signature(lowered.graph, self._program)
         self._mine[ROWS], self._mine[SIGNATURE] = total, lowered.signature
-        self._group.take_part(lowered.signature, self._idle)
+        self._group.take_part(lowered.signature, self._without_rows)
         lowered.plan.set(lowered.slots[MINE], self._mine)
         return self._trainers.rank * total
+
+    def _without_rows(self, step: torch.Tensor) -> None:
+        self._idle(step)
+        for tell in list(_tells.get(self._program, {}).values()):
+            tell()
 
     def done(self, lowered: Lowered) -> None:
         """Look at what the others have said of the step that is over."""

@@ -30,7 +30,9 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--every_steps", type=int)
     parser.add_argument("--every_s", type=float)
     parser.add_argument("--die", type=int, default=-1, help="rank 1 kills itself after so many steps")
-    parser.add_argument("--short", type=int, default=-1, help="rank 1 has data for so many steps only")
+    parser.add_argument("--short", type=int, nargs="*", default=[], help="ranks have data for so many steps only")
+    parser.add_argument("--passes", type=int, default=0, help="over the data, with a join after each")
+    parser.add_argument("--leaves", action="store_true", help="rank 1 ends without a close")
     parser.add_argument("--executor", action="store_true", help="by a plain Executor")
     return parser.parse_args(arguments)
 
@@ -43,21 +45,35 @@ def train(asked: argparse.Namespace, rank: int, endpoints: list[str]) -> None:
     parallel = None
     if len(endpoints) > 1 and not asked.executor:
         parallel = fluid.ParallelExecutor(False, loss_name=loss.name, num_trainers=len(endpoints), trainer_id=rank)
-    manager = fluid.io.CheckpointManager(asked.checkpoints, every_steps=asked.every_steps, every_s=asked.every_s)
+    manager = fluid.io.CheckpointManager(
+        asked.checkpoints, every_steps=asked.every_steps, every_s=asked.every_s, keep=9
+    )
     found = manager.restore()
     begin = found.step if found else 0
     if found and len(found.positions) == len(endpoints):
         assert found.position == {"rank": rank, "batch": begin}, found
     print("from", begin, flush=True)
-    last = asked.short if rank == 1 and asked.short >= 0 else asked.steps
-    for step in range(begin, last):
+    last = asked.short[rank] if rank < len(asked.short) else asked.steps
+    passes = found.passes if found else 0
+
+    def train_one(step: int) -> None:
         feed = nccl2_job.share(nccl2_job.batch(step, ROWS), rank, len(endpoints))
         exe.run(feed=feed, fetch_list=[loss]) if parallel is None else parallel.run([loss], feed)
         manager.step(position={"rank": rank, "batch": step + 1}, metric=1 / (step + 1))
         if rank == 1 and step + 1 == asked.die:
             os.kill(os.getpid(), signal.SIGKILL)
-    manager.close()
-    collective.join()
+
+    for number in range(passes, asked.passes or passes + 1):
+        for step in range(begin, last):
+            train_one(step)
+        if asked.passes:
+            manager.pass_ended()
+            collective.join()
+            print("pass", number, "over after", manager.num_steps, flush=True)
+    if not (asked.leaves and rank == 1):
+        manager.close()
+    if not asked.leaves:
+        collective.join()
     scope = fluid.global_scope()
     values: Any = {n: np.array(scope.find_var(n)) for n in scope.names()}
     np.savez(asked.folder / f"rank{rank}.npz", **values)

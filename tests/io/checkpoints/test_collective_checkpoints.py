@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from tests.io.checkpoints.conftest import Process, Start
 import penstock as fluid
 from penstock.errors import SpecError
 from penstock.exec.scope import Scope
-from penstock.io.checkpoints.reading import newest
+from penstock.io.checkpoints.reading import newest, opened
 from penstock.io.checkpoints.teams import check_same
 
 SCRIPT = Path(__file__).with_name("collective_job.py")
@@ -89,7 +91,7 @@ def test_a_job_whose_rank_was_killed_goes_on_to_the_same_bits_and_alone_to_the_s
 def test_three_ranks_go_on_from_two_and_ranks_agree_on_time_and_on_who_has_ended(start: Start, tmp_path: Path) -> None:
     # By time, at every step that it can; rank 1 has data for 5 steps, and its last word stands for it after that.
     folder = tmp_path / "checkpoints"
-    first = job(start, folder, 2, "--every_s", 0.001, "--short", 5, "--executor", into=tmp_path / "first")
+    first = job(start, folder, 2, "--every_s", 0.001, "--short", 8, 5, "--executor", into=tmp_path / "first")
     values = end_well(first, tmp_path / "first")
     found = newest(folder, strict=True, sets_aside=False)
     assert found is not None
@@ -106,6 +108,51 @@ def test_three_ranks_go_on_from_two_and_ranks_agree_on_time_and_on_who_has_ended
     last = newest(folder, strict=True, sets_aside=False)
     assert last is not None
     assert (last.record.step, last.record.num_ranks) == (10, 3)
+
+
+def positions(folder: Path) -> dict[int, list[tuple[int, Any]]]:
+    """Return passes and positions of all ranks, by the step of the checkpoint."""
+    found = [opened(path) for path in sorted(folder.glob("checkpoint.*"))]
+    return {one.record.step: [(state.passes, state.position) for state in one.ranks()] for one in found}
+
+
+def at(rank: int, batch: int) -> dict[str, int]:
+    return {"rank": rank, "batch": batch}
+
+
+def test_ranks_of_unequal_data_save_the_same_steps_over_several_passes(start: Start, tmp_path: Path) -> None:
+    # Rank 0, which writes, has 3 batches a pass and rank 1 has 5: 5 steps a pass, of both.
+    ranks = job(start, tmp_path / "a", 2, "--every_steps", 2, "--short", 3, 5, "--passes", 2, into=tmp_path / "values")
+    values = end_well(ranks, tmp_path / "values")
+    for name, value in values[0].items():
+        assert values[1][name].tobytes() == value.tobytes(), name
+    assert all("pass 0 over after 5\npass 1 over after 10\n" in rank.said for rank in ranks), ranks[0].said
+    assert positions(tmp_path / "a") == {
+        2: [(0, at(0, 2)), (0, at(1, 2))],
+        4: [(1, None), (0, at(1, 4))],
+        6: [(1, at(0, 1)), (1, at(1, 1))],
+        8: [(1, at(0, 3)), (1, at(1, 3))],
+        10: [(2, None), (1, at(1, 5))],
+    }
+    last = newest(tmp_path / "a", strict=True, sets_aside=False)
+    assert last is not None
+    stored = {v.name: (v.dtype, v.shape) for shard in last.record.shards for v in shard.variables}
+    for name, tensor in last.values(stored, lambda name: "").items():
+        assert tensor.numpy().tobytes() == values[0][name].tobytes(), name
+
+
+def test_a_rank_that_ends_without_a_word_is_not_waited_for_and_that_the_writer_has_closed_is_said(
+    start: Start, tmp_path: Path
+) -> None:
+    options = ("--every_steps", 2, "--steps", 7, "--short", 5, 3, "--leaves")
+    ranks = job(start, tmp_path / "a", 3, *options, into=tmp_path / "values")
+    end_well(ranks, tmp_path / "values")
+    assert positions(tmp_path / "a") == {
+        2: [(0, at(0, 2)), (0, at(1, 2)), (0, at(2, 2))],
+        4: [(0, at(0, 4)), (0, at(1, 3)), (0, at(2, 4))],
+    }
+    said = "rank 0 has closed its CheckpointManager of .* and others go on.*Call collective.join"
+    assert [len(re.findall(said, rank.said)) for rank in ranks] == [1, 0, 0], ranks[0].said
 
 
 def test_a_process_of_a_job_that_has_not_met_the_others_is_refused(

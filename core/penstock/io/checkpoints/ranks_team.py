@@ -1,8 +1,9 @@
 """The ranks of a collective job, which tell each other about checkpoints at the store at which they have met.
 
 All have the same values, so rank 0 writes them; each rank's text goes through the store, so that only rank 0 needs to
-reach the folder. Ranks make each step together: rank 0 decides by time, and says before it begins a step that all save
-after it. A rank whose data has ended closes its manager, and its last text stands for it from then on.
+reach the folder. Ranks make each step together, one whose data has ended without rows: all count alike. Rank 0 decides
+by time, and says before it begins a step that all save after it. A rank that has closed its manager hands in nothing
+more, and its last text stands for it from then on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.teams import Collect
 from penstock.io.manifest import ServersPart
-from penstock.ps.origin import Copy
 
 _POLL_S = 0.005
 WAIT_S = 300.0
@@ -112,9 +112,6 @@ class RanksTeam:
             self._seen += 1
             if said != "written":
                 raise Unavailable(f"{self._group.ranks.name(0)} could not write a checkpoint: {said}")
-
-    def restores(self, copy: Copy) -> None:
-        return
 
     def share(self, text: str) -> str:
         key, self._restores = f"restore/{self._restores}", self._restores + 1

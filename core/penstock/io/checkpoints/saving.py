@@ -14,12 +14,14 @@ meets is said on stderr at once, and raised by the next call. Owner: the trainin
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +30,7 @@ from penstock.errors import PenstockError, SpecError, Unavailable, UserError
 from penstock.exec.executor import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.scope import Scope, global_scope
+from penstock.exec.trainers import after_steps_without_rows
 from penstock.io.checkpoints import fingerprint, generators, settings, shards
 from penstock.io.checkpoints.background import Background
 from penstock.io.checkpoints.clearing import clear_up
@@ -42,6 +45,7 @@ from penstock.io.checkpoints.teams import Collect, Team, team_of
 from penstock.io.checkpoints.values import values_of
 from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer
 from penstock.io.variables import Folder, plain
+from penstock.native.collective_ops import job
 from penstock.program.program import Program
 
 
@@ -149,7 +153,27 @@ class CheckpointManager:
         """Who takes part; found at the first call. Raises SpecError."""
         if self._team_found is None:
             self._team_found = team_of(self.program, self.directory)
+            if self._team_found.kind == "collective":
+                after_steps_without_rows(self.program, self._team_found, self._without_rows)
+                atexit.register(self._at_exit)  # before the group's own, which joins
         return self._team_found
+
+    def _without_rows(self) -> None:
+        """Count a step of the others, in which this rank took part after the end of its data, as they count it."""
+        try:
+            self.step(position=self._position)
+        except Unavailable as error:  # a checkpoint that was not written ends no training
+            print(f"penstock: {error}", file=sys.stderr, flush=True)
+
+    def _at_exit(self) -> None:
+        """Close, so that the others do not wait for this rank's part; not where an error ends the process."""
+        if getattr(sys, "last_value", None) is not None:
+            return
+        try:
+            job().current().check()
+            self.close()
+        except PenstockError as error:
+            print(f"penstock: {error}", file=sys.stderr, flush=True)
 
     @property
     def scope(self) -> Scope:
@@ -272,11 +296,15 @@ class CheckpointManager:
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self._at_exit)
         try:
             self._background.wait()
         finally:
-            if self._team_found is not None:
-                self._team_found.close(self._state(self._position).text())
+            team = self._team_found
+            if team is not None:
+                first = team.rank == 0 and team.kind == "collective"
+                after_steps_without_rows(self.program, team, _Says(self.directory) if first else None)
+                team.close(self._state(self._position).text())
 
     def __enter__(self) -> Self:
         return self
@@ -286,6 +314,22 @@ class CheckpointManager:
     ) -> None:
         if error is None:
             self.close()
+
+
+class _Says:
+    """Says once that others go on although this process, which writes their checkpoints, has closed its manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._is_said = folder, False
+
+    def __call__(self) -> None:
+        if not self._is_said:
+            print(
+                f"penstock: rank 0 has closed its CheckpointManager of {self._folder}, and others go on: nothing is "
+                "saved of their steps. Call collective.join() before close()",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
+        self._is_said = True
 
 
 def _checked(writer: Writer | None) -> Writer:
