@@ -23,6 +23,7 @@ from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.teams import Collect
 from penstock.io.manifest import ServersPart
+from penstock.ps.origin import Copy
 
 _POLL_S = 0.005
 WAIT_S = 300.0
@@ -112,6 +113,9 @@ class RanksTeam:
             self._seen += 1
             if said != "written":
                 raise Unavailable(f"{self._group.ranks.name(0)} could not write a checkpoint: {said}")
+
+    def restores(self, copy: Copy) -> None:
+        return
 
     def share(self, text: str) -> str:
         key, self._restores = f"restore/{self._restores}", self._restores + 1
