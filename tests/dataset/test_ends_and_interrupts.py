@@ -116,7 +116,8 @@ def test_what_a_command_leaves_running_is_ended_and_not_waited_for(
     assert rows(dataset) == [((n,),) for n in range(5)]
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     with contextlib.suppress(FileNotFoundError):
-        assert stat.read_text().split()[2] in "ZX"
+        while stat.read_text().split()[2] not in "ZX":  # killed, but a busy machine takes a moment; else the timeout
+            time.sleep(0.01)
 
 
 def test_what_a_command_has_started_may_write_a_little_longer(tmp_path: Path) -> None:

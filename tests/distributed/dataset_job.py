@@ -76,13 +76,18 @@ def shuffled(dataset: Any, seed: int, fleet: Any = None) -> Any:
     position = dataset.position()
     dataset.global_shuffle(fleet, seed=seed + 1)
     twice = seen(dataset)
+    within = dataset.position()
     dataset.load_into_memory()
     dataset.global_shuffle(fleet, seed=seed)
     dataset.set_position({**position, "samples": 0})
     again = seen(dataset)
     dataset.load_into_memory()
+    dataset.set_position({**within, "samples": 0})
+    dataset.global_shuffle(fleet)  # as a loop does for each pass: the one before it is made again, too
+    looped = seen(dataset)
+    dataset.load_into_memory()
     dataset.global_shuffle(fleet)  # rank 0 draws
-    return {"once": once, "twice": twice, "again": again, "drawn": seen(dataset)}
+    return {"once": once, "twice": twice, "again": again, "looped": looped, "drawn": seen(dataset)}
 
 
 def trained(dataset: Any, exe: Any, number: Any, batches: int) -> Any:

@@ -79,7 +79,7 @@ def test_row_89_a_global_shuffle_gives_every_sample_to_one_trainer(
         assert all({row[0] // 1000 for row in rows} >= {i for i, n in enumerate(sizes) if n > 7} for rows in each)
     for trainer in found:
         assert trainer["again"] == trainer["once"]  # a function of the seed, also by way of a position
-        assert trainer["twice"] != trainer["once"]
+        assert trainer["looped"] == trainer["twice"] != trainer["once"]
 
 
 def test_row_89_a_global_shuffle_is_over_the_workers_of_a_fleet(nursery: Nursery, tmp_path: Path) -> None:
