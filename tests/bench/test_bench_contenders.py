@@ -71,9 +71,9 @@ def test_a_workload_is_the_same_after_it_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # four processes import torch one after another, and a busy machine takes its time
+@pytest.mark.timeout(400)  # two processes import torch one after another, and a busy machine takes its time
 def test_contenders_learn_the_same_and_leave_no_process(small: Path) -> None:
-    keys = [OURS, "torch_ddp_gloo", ROOF]
+    keys = [OURS, "torch_eager"]
     results = race(keys, workload=small, cores=2, column="equal", num_rounds=1, num_steps=3, needed=keys)
     assert list(results.seconds) == keys
     assert all(len(turns) == 1 and turns[0] > 0 for turns in results.seconds.values())

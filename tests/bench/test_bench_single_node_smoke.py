@@ -147,8 +147,10 @@ def test_grid_has_the_recommended_cell_and_no_mode_for_one_replica() -> None:
 def test_grid_runs_every_cell_and_marks_the_best(
     workload: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    cells = [grid.best_practice(1), grid.Cell(2, 2, "all_reduce")]
     monkeypatch.setattr(grid, "build", lambda name, **options: workload)
+    monkeypatch.setattr(grid, "cells", lambda cores: cells)
     report = grid.main(1, False, argparse.Namespace(workload="criteo", steps=1, cores=1))
-    assert all(report.figures[f"{cell.name}_samples_per_s"] > 0 for cell in grid.cells(1))
+    assert all(report.figures[f"{cell.name}_samples_per_s"] > 0 for cell in cells)
     assert 0 < report.figures["best_practice_of_best"] <= 1
     assert capsys.readouterr().out.count("*") == 1

@@ -67,10 +67,10 @@ def test_row_3_fifty_steps_in_any_order_equal_the_executor(make: Callable[[], Ne
     network = make()
     ours = started(network.startup)
     theirs = copy_of(ours)
-    executor = trainers(network, ours, replicas=1, num_threads=4)
+    executor, judge = trainers(network, ours, replicas=1, num_threads=4), fluid.Executor()
     for step in range(50):
         executor.run([], network.feed(6, step))
-        fluid.Executor().run(network.main, network.feed(6, step), scope=theirs)
+        judge.run(network.main, network.feed(6, step), scope=theirs)
     assert_near(persistables(network.main, ours), persistables(network.main, theirs), 1e-6)
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -122,15 +119,15 @@ def test_row_101_a_server_updates_as_many_blocks_at_once_as_its_setting_says(thr
     assert most == threads
 
 
-def launched(folder: Path, *options: str) -> list[float]:
-    """Run the fleet script as a job of two servers and one trainer, as a person does; return its losses."""
-    launcher = ["-m", "penstock.distributed.launch_ps", "--worker_num", "1", "--server_num", "2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(SCRIPT), *options], cwd=folder, env={**os.environ, **ENVIRON},
-        capture_output=True, text=True, check=False, timeout=140,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    losses: list[float] = json.loads(done.stdout.splitlines()[-1])
+def losses_of_job(nursery: Nursery, folder: Path, *options: str, servers: int) -> list[float]:
+    """Run the fleet script as a job with one trainer, in a folder that it may save in; return its losses."""
+    job = begin_job(nursery, folder, SCRIPT, *options, servers=servers, trainers=1, environ=ENVIRON)
+    try:
+        all_end_well(job)
+    finally:
+        for process in job:
+            process.close()
+    losses: list[float] = json.loads(job[-1].output.splitlines()[-1])
     return losses
 
 
@@ -139,15 +136,9 @@ def launched(folder: Path, *options: str) -> list[float]:
 def test_row_102_a_job_with_a_table_of_any_ids_goes_on_from_its_save_on_another_number_of_servers(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    first = launched(tmp_path, "--steps", "8", "--save_after", "4")
+    first = losses_of_job(nursery, tmp_path, "--steps", "8", "--save_after", "4", servers=2)
     options = ("--load", "save", "--first_step", "4", "--steps", "4")
-    job = begin_job(nursery, tmp_path, SCRIPT, *options, servers=1, trainers=1, environ=ENVIRON)
-    try:
-        all_end_well(job)
-    finally:
-        for process in job:
-            process.close()
-    again = json.loads(job[-1].output.splitlines()[-1])
+    again = losses_of_job(nursery, tmp_path, *options, servers=1)
     assert len(first) == 8
     # float32; ids of one server are summed in another order than those of two
     assert again == pytest.approx(first[4:], rel=1e-5)

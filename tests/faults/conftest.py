@@ -11,7 +11,7 @@ import pytest
 from tests.faults.fluid_jobs import Job, Left, Undisturbed
 from tests.nursery import Nursery
 
-UNDISTURBED_STEPS = 120
+UNDISTURBED_STEPS, BRIEF_STEPS = 120, 40
 
 
 @pytest.fixture
@@ -34,12 +34,22 @@ def job(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Job]]:
 @pytest.fixture(scope="session")
 def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """A sync job that nothing happens to."""
-    one = Job(nursery, tmp_path_factory.mktemp("undisturbed"))
+    return left_alone(Job(nursery, tmp_path_factory.mktemp("undisturbed")), UNDISTURBED_STEPS)
+
+
+@pytest.fixture(scope="session")
+def briefly_undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """The same for tests in which each step costs much."""
+    return left_alone(Job(nursery, tmp_path_factory.mktemp("briefly")), BRIEF_STEPS)
+
+
+def left_alone(one: Job, steps: int) -> Undisturbed:
+    """Run a job, and say what it comes to."""
     began = time.monotonic()
     try:
         one.server()
-        trainers = [one.trainer(t, "--steps", UNDISTURBED_STEPS) for t in (0, 1)]
+        trainers = [one.trainer(t, "--steps", steps) for t in (0, 1)]
         one.all_end_well()
-        return Undisturbed([t.losses for t in trainers], Left(one), UNDISTURBED_STEPS, time.monotonic() - began)
+        return Undisturbed([t.losses for t in trainers], Left(one), steps, time.monotonic() - began)
     finally:
         one.close()

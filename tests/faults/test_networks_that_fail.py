@@ -68,16 +68,16 @@ def test_a_connection_that_is_half_open_is_noticed_and_left(
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_lost_requests_lost_answers_and_repeated_requests_change_nothing(
-    job: Callable[..., Job], undisturbed: Undisturbed, mode: str
+    job: Callable[..., Job], briefly_undisturbed: Undisturbed, mode: str
 ) -> None:
     one = job(mode=mode)
     one.server()
-    relay = Relay(one.endpoints[0], seed=5, share=0.1)
+    relay = Relay(one.endpoints[0], seed=5, share=0.3)
     try:
-        trainers = [one.trainer(t, "--steps", undisturbed.steps, at=[relay.endpoint], **TCP) for t in (0, 1)]
+        trainers = [one.trainer(t, "--steps", briefly_undisturbed.steps, at=[relay.endpoint], **TCP) for t in (0, 1)]
         one.all_end_well()
     finally:
         relay.close()
     for what in ("lost request", "lost answer", "twice", "late"):
         assert relay.done[what, "push"] > 5, relay.done
-    undisturbed.is_what_became_of(one, trainers)
+    briefly_undisturbed.is_what_became_of(one, trainers)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
+from tests.nursery import Forked, Nursery
 from tests.server.harness import Server
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def certificates(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("sqlite_server", [{"pserver_grace_s": 60.0}], indirect=True)
 async def test_fleet_job_over_tls_trains_as_one_process_and_ends_well(
-    sqlite_server: Server, node: Path, tmp_path: Path
+    sqlite_server: Server, node: Path, nursery: Nursery, tmp_path: Path
 ) -> None:
     environ = {"PYTHONPATH": os.pathsep.join([str(ROOT / "core"), str(ROOT)]), "CPU_NUM": "1", "OMP_NUM_THREADS": "1"}
     one = {"count": 1, "memory": "1MiB"}
@@ -44,9 +45,9 @@ async def test_fleet_job_over_tls_trains_as_one_process_and_ends_well(
         entrypoint=[sys.executable, str(SCRIPT), "--steps", STEPS, "--out", str(tmp_path / "job")],
         env={**environ, **certificates(tmp_path / "tls"), "PENSTOCK_PS_TRANSPORT": "tcp"},
     )
-    alone = [sys.executable, str(SCRIPT), "--local", "--steps", STEPS, "--out", str(tmp_path / "alone")]
-    process = await asyncio.create_subprocess_exec(*alone, env={**os.environ, **environ})
-    assert await process.wait() == 0
+    argv = [str(SCRIPT), "--local", "--steps", STEPS, "--out", str(tmp_path / "alone")]
+    alone = await asyncio.to_thread(Forked, nursery, tmp_path / "process", argv, environ)
+    assert await asyncio.to_thread(alone.end) == 0, alone.errors
     over = await sqlite_server.job_in(job["id"], "SUCCEEDED", "FAILED")
     assert (over["state"], over["why"]) == ("SUCCEEDED", "every trainer ended with exit code 0")
     assert [r["exit_code"] for r in over["replicas"]] == [0, 0], "the server ended by itself"
