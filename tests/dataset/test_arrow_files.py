@@ -12,7 +12,7 @@ import pytest
 from tests.dataset.oracle import Row, batches, dataset_of, rows
 
 from penstock.dataset import DataError, arrow
-from penstock.errors import UserError
+from penstock.errors import SpecError, UserError
 
 SLOTS = [(False, 1), (True, 2), (False, 0)]
 KINDS = ["QueueDataset", "InMemoryDataset"]
@@ -98,6 +98,22 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "part.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(DataError, match=r"part\.parquet: cannot be read"):
         read(tmp_path / "part.parquet", "QueueDataset")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("with_text", [False, True])
+def test_a_pipe_command_is_refused_as_columns_are_no_text(tmp_path: Path, kind: str, with_text: bool) -> None:
+    path = written(tmp_path, ".parquet", table_of(expected(3)))
+    (tmp_path / "text").write_text("1 0 2 0.5 -1 1 7\n")
+    dataset = dataset_of([tmp_path / "text"] * with_text + [path], SLOTS, kind)
+    begin = dataset.load_into_memory if kind == "InMemoryDataset" else dataset.open
+    dataset.set_pipe_command("false")
+    with pytest.raises(SpecError, match=r"set_pipe_command\('false'\).*part\.parquet' has columns"):
+        begin()
+    dataset.set_pipe_command("cat")
+    if kind == "InMemoryDataset":
+        begin()
+    assert len(rows(dataset)) == 3 + with_text
 
 
 def test_without_pyarrow_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,10 @@ class Dataset(ABC):
         self._slots, self._program = slots_of(var_list), var_list[0].program
 
     def set_pipe_command(self, pipe_command: str) -> None:
-        """Set the command that turns a file, on its standard input, into lines ("cat": none). It is run by bash."""
+        """Set the command that turns a file, on its standard input, into lines ("cat": none). It is run by bash.
+
+        With Parquet or Arrow files in the list, anything but "cat" is refused when a pass begins.
+        """
         if not pipe_command.strip():
             raise SpecError("set_pipe_command is given an empty command; 'cat' leaves files as they are")
         self._command = pipe_command.strip()
@@ -266,7 +269,15 @@ class Dataset(ABC):
     def _reading(self) -> Reading:
         if not self._slots:
             raise SpecError("the data set has no inputs; call dataset.set_use_var([…]) first")
-        return Reading(self._slots, self._files(), self._batch_size, self._threads, self._command, self._policy)
+        files = self._files()
+        columnar = next(filter(is_columnar, files), None)
+        if columnar is not None and self._command != CAT:
+            raise SpecError(
+                f"set_pipe_command({self._command!r}): a command gets and gives text, and {columnar!r} has columns. "
+                "Take the command away (set_pipe_command('cat')), or read such files with a data set of their own",
+                got=self._command,
+            )
+        return Reading(self._slots, files, self._batch_size, self._threads, self._command, self._policy)
 
     def _files(self) -> tuple[str, ...]:
         files: list[str] = []
