@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import penstock as fluid
-from penstock.errors import SpecError
+from penstock.errors import ProgramError, SpecError
 from penstock.program.program import Program
 
 TRAINERS = "10.0.0.1:6170,10.0.0.2:6170"
@@ -74,3 +74,26 @@ def test_rows_73_and_75_what_cannot_be_is_refused_and_nothing_has_changed(
     with pytest.raises(SpecError, match=words):
         transpile(main, startup, **arguments)
     assert (str(main), str(startup)) == before
+
+
+@pytest.mark.parametrize("mode", ["nccl2", "collective"])
+def test_a_distributed_table_is_refused_by_name_and_nothing_has_changed(mode: str) -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        ids = fluid.layers.data(name="ids", shape=[1], dtype="int64")
+        rows = fluid.layers.embedding(ids, [10, 2], is_sparse=True, is_distributed=True, param_attr="table")
+        fluid.optimizer.SGD(0.1).minimize(fluid.layers.mean(rows))
+    before = str(main), str(startup)
+    with pytest.raises(ProgramError, match=f"table 'table' .* is distributed, .* and mode '{mode}' has none"):
+        transpile(main, startup, mode=mode, kind="grad_allreduce")
+    assert (str(main), str(startup)) == before
+
+
+def test_row_82_a_setting_that_the_meeting_refuses_is_said_without_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth77")
+    main, startup = recorded()
+    transpile(main, startup)
+    with pytest.raises(
+        SpecError, match=r"^NCCL_SOCKET_IFNAME asks for the network interface 'eth77', but this machine"
+    ):
+        fluid.Executor(fluid.CPUPlace()).run(startup, scope=fluid.Scope())

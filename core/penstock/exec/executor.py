@@ -197,6 +197,8 @@ class Executor:
         def call() -> Any:
             try:
                 return kernel(*args, **kwargs)
+            except SpecError:  # a setting of this process, such as a network interface; not the operator's operands
+                raise
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
                 shapes = {n: shape_text(lookup(n)) for n in op.input_names()}
                 raise operator_error(op, explained(op, str(error), lookup), shapes) from error
@@ -224,7 +226,7 @@ class Executor:
         `debug`: print where the time goes. `fetch_handler`: a fluid.FetchHandler. See `exec.dataset_runs`.
         `checkpoints`: a fluid.io.CheckpointManager, which counts the batches and saves with the data set's position.
         """
-        shown = (debug, fetch_list or (), fetch_info or (), print_period, fetch_handler, checkpoints)
+        shown = (debug, fetch_list or (), fetch_info, print_period, fetch_handler, checkpoints)
         self._from_dataset(program, dataset, scope, thread, shown, trains=True)
 
     def infer_from_dataset(
@@ -240,7 +242,7 @@ class Executor:
         fetch_handler: Any = None,
     ) -> None:
         """Run each batch of a data set once without updates: a training program runs as its clone for tests."""
-        shown = (debug, fetch_list or (), fetch_info or (), print_period, fetch_handler)
+        shown = (debug, fetch_list or (), fetch_info, print_period, fetch_handler)
         self._from_dataset(program, dataset, scope, thread, shown, trains=False)
 
     def _from_dataset(

@@ -39,6 +39,7 @@ def make_collective(
     inter = _inter(config, endpoints, current_endpoint)
     if any(op.type == GEN_ID for op in startup.operators) or any(op.type == COLLECTIVE for op in main.operators):
         raise ProgramError("the program is trained by several trainers already: it was transpiled before")
+    _check_tables(main, config)
     names = tuple(_ID if number == 0 else f"{_ID}_{number}" for number in range(config.nccl_comm_num))
     for name in names:
         startup.variables[name] = VarDesc(name, (0,), "int64")
@@ -67,6 +68,17 @@ def _check_synchronous(config: DistributeTranspilerConfig, sync_mode: object) ->
             f"{threads if config.collective_mode else ''}; mode 'collective' takes 'grad_allreduce' or 'local_sgd'",
             got=config.collective_mode,
         )
+
+
+def _check_tables(main: Program, config: DistributeTranspilerConfig) -> None:
+    for var in main.variables.values():
+        if var.distributed:
+            raise ProgramError(
+                f"table {var.name!r} (created at {var.source}) is distributed, so its rows are on parameter servers "
+                f"alone, and mode {config.mode!r} has none. Use is_distributed=False, or train with parameter servers "
+                '(mode "pserver")',
+                variable=var.name,
+            )
 
 
 def _trainers(config: DistributeTranspilerConfig, trainers: object) -> tuple[str, ...]:
