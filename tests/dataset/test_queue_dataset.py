@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.dataset.oracle import Row, batches, dataset_of, drained, inputs, rows
 
 import penstock as fluid
-from penstock.dataset import QueueDataset
+from penstock.dataset import QueueDataset, settings
 from penstock.dataset.position import Ledger
 from penstock.dataset.slots import padded_length
 from penstock.dataset.streaming import StreamingRun
@@ -99,6 +100,31 @@ def test_row_87_settings_are_used_and_their_defaults_are_fluids(tmp_path: Path) 
         dataset.local_shuffle()
     with pytest.raises(AttributeError):
         dataset.set_nonsense()
+
+
+@pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
+def test_hints_that_have_no_effect_say_so_once(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = fluid.DatasetFactory().create_dataset(kind)
+    dataset.set_fleet_send_sleep_seconds(0)
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        dataset.set_queue_num(12)
+        dataset.set_fleet_send_sleep_seconds(2)
+    said = capsys.readouterr().err.splitlines()
+    assert [re.match(r"penstock: (\w+) has no effect: ", line)[1] for line in said] == [  # type: ignore[index]
+        "set_queue_num", "set_fleet_send_sleep_seconds"
+    ]  # fmt: skip
+    with pytest.raises(SpecError, match="set_queue_num is given 0"):
+        dataset.set_queue_num(0)
+
+
+def test_the_page_names_every_call_that_is_refused() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
+    dataset = fluid.DatasetFactory().create_dataset()
+    for name in settings._REFUSED:
+        assert f"`{name}`" in page
+        with pytest.raises(SpecError, match=f"{name} is not supported: "):
+            getattr(dataset, name)(1)
 
 
 def test_what_cannot_be_a_slot_is_refused_by_name() -> None:

@@ -1,6 +1,7 @@
 """What Fluid's setters set: the base of both data sets. Source: fluid/dataset.py of Fluid 1.8.
 
-A setting of Fluid that is not supported is refused where it is set, never ignored.
+A setting of Fluid that is not supported is refused where it is set, never ignored; of two that only tune what is done
+in another way here it is said once that they have no effect.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ _REFUSED = {
     "set_merge_by_lineid": "merge lines before they are read",
     "set_merge_by_sid": "merge lines before they are read",
     "set_complement": "only what is in memory can be drawn again; use an InMemoryDataset, or set_batches_per_pass",
-    "set_queue_num": "there is one queue, of four batches a reader",
-    "set_fleet_send_sleep_seconds": "global_shuffle waits for whoever is slower by itself",
     "preprocess_instance": "page-view batches are not supported",
     "postprocess_instance": "page-view batches are not supported",
     "set_current_phase": "page-view batches are not supported",
@@ -143,6 +142,7 @@ class Dataset(ABC):
         self._limited: Limited | None = None
         self._used_before = 0
         self._policy: Policy = "raise"
+        self._said: set[str] = set()
         self.skipped = Skipped()
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -187,6 +187,23 @@ class Dataset(ABC):
         What is left is not trained on, and that is said.
         """
         self._batches_per_pass = None if num_batches is None else at_least_one("set_batches_per_pass", num_batches)
+
+    def set_queue_num(self, queue_num: int) -> None:
+        """Take Fluid's number of channels between readers and trainers, which has no effect; that is said once."""
+        at_least_one("set_queue_num", queue_num)
+        self._say_no_effect("set_queue_num", "readers put batches into one queue, of four a reader")
+
+    def set_fleet_send_sleep_seconds(self, fleet_send_sleep_seconds: int = 0) -> None:
+        """Take Fluid's pause between messages of a shuffle, which has no effect; that is said once, if it is not 0."""
+        if isinstance(fleet_send_sleep_seconds, bool) or not isinstance(fleet_send_sleep_seconds, int | float):
+            raise SpecError(f"set_fleet_send_sleep_seconds is given {fleet_send_sleep_seconds!r}; expected seconds")
+        if fleet_send_sleep_seconds:
+            self._say_no_effect("set_fleet_send_sleep_seconds", "global_shuffle waits for whoever is slower by itself")
+
+    def _say_no_effect(self, setter: str, why: str) -> None:
+        if setter not in self._said:
+            self._said.add(setter)
+            print(f"penstock: {setter} has no effect: {why}", file=sys.stderr)
 
     @property
     def thread_num(self) -> int:
