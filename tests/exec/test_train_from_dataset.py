@@ -145,6 +145,10 @@ def test_row_90_settings_are_checked(model: Model) -> None:
         train(model.main, None)
     with pytest.raises(SpecError, match="fetch_info has 1 texts for the 2 variables"):
         train(model.main, model.dataset(), fetch_list=[model.loss, model.loss], fetch_info=["one"])
+    with pytest.raises(SpecError, match="fetch_info has 0 texts for the 1 variables"):
+        train(model.main, model.dataset(), fetch_list=[model.loss], fetch_info=[])
+    with pytest.raises(SpecError, match="fetch_info has 1 texts for the 0 variables"):
+        train(model.main, model.dataset(), fetch_info=["one"])
     with pytest.raises(SpecError, match="thread is -1"):
         train(model.main, model.dataset(), thread=-1)
     with pytest.raises(SpecError, match="print_period is 0"):

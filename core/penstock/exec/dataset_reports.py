@@ -23,17 +23,20 @@ _SHOWN_OPERATORS = 15
 
 
 class Fetches:
-    """Prints `fetch_list` every `print_period` batches: `<info>\\t<name>\\tdim: …\\tdtype: …\\tdata: …`."""
+    """Prints `fetch_list` every `print_period` batches: `<info>\\t<name>\\tdim: …\\tdtype: …\\tdata: …`.
+
+    `fetch_info` None: the variables' names. Raises SpecError if there are not as many texts as variables.
+    """
 
     def __init__(
         self, program: Program, fetch_list: Sequence[Any] | None, fetch_info: Sequence[str] | None, print_period: int
     ) -> None:
         self._names = fetch_names(program, fetch_list)
-        self._info = list(fetch_info or self._names)
+        self._info = list(self._names if fetch_info is None else fetch_info)
         if len(self._info) != len(self._names):
             raise SpecError(
                 f"fetch_info has {len(self._info)} texts for the {len(self._names)} variables of fetch_list; give one "
-                "for each"
+                "for each, or None for their names"
             )
         if print_period < 1:
             raise SpecError(f"print_period is {print_period!r}; expected a number of batches of at least 1")
