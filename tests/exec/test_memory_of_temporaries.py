@@ -67,7 +67,7 @@ def test_each_choice_gives_the_same_bits(reuse: bool, inplace: bool) -> None:
     )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(recipe=recipes())
 def test_random_programs_give_the_same_bits_in_planned_memory(recipe: Recipe) -> None:
     network = build(recipe)

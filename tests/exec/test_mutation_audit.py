@@ -71,7 +71,7 @@ def test_recurrent_layers_write_what_they_declare(kind: str, dtype: str) -> None
     assert audit(network.main, network.feed(4, 1), started(network.startup)) == []
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
 @given(recipe=recipes())
 def test_random_programs_write_what_they_declare(recipe: Recipe) -> None:
     network = build(recipe)

@@ -50,10 +50,20 @@ def test_one_replica_with_all_cores_gives_the_same_bits(name: str, network_of: C
     assert_engine_equals_interpreter(network_of(name), mode="all_reduce", num_replicas=1, batches=(5, 1, 5))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
 @given(recipe=recipes())
 def test_random_programs_give_the_same_bits_on_every_schedule(recipe: Recipe) -> None:
-    network = build(recipe)
+    assert_same_bits(build(recipe))
+
+
+@pytest.mark.soak
+@settings(max_examples=100, deadline=None, database=None)
+@given(recipe=recipes())
+def test_many_random_programs_give_the_same_bits_on_every_schedule(recipe: Recipe) -> None:
+    assert_same_bits(build(recipe))
+
+
+def assert_same_bits(network: Network) -> None:
     for number, (mode, num_replicas) in enumerate(product(MODES, REPLICAS)):
         assert_engine_equals_interpreter(
             network, mode=mode, num_replicas=num_replicas, batches=(4, 5, 2, 1, 5),

@@ -77,10 +77,20 @@ def test_networks_on_shares_train_like_the_whole_batch(name: str) -> None:
             assert_close(whole, shared, f"{name} {mode} x{num_replicas}")
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(recipe=recipes(rows_independent=True))
 def test_random_programs_on_shares_train_like_the_whole_batch(recipe: Recipe) -> None:
-    network = build(recipe, "float64")
+    assert_shares_equal_whole(build(recipe, "float64"))
+
+
+@pytest.mark.soak
+@settings(max_examples=100, deadline=None, database=None)
+@given(recipe=recipes(rows_independent=True))
+def test_many_random_programs_on_shares_train_like_the_whole_batch(recipe: Recipe) -> None:
+    assert_shares_equal_whole(build(recipe, "float64"))
+
+
+def assert_shares_equal_whole(network: Network) -> None:
     start = started(network.startup)
     whole = trained(network, start, "all_reduce", 1, BATCHES)
     assert_close(whole, trained(network, start, "reduce", 2, BATCHES), "reduce x2")
