@@ -1,4 +1,4 @@
-"""launch: what ranks are told, that scripts for torchrun run, and that nothing is left behind."""
+"""launch: what ranks are told, and that nothing is left behind. Scripts for torchrun run as jobs in tests/server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from penstock.errors import SpecError
 from penstock.protocol import contract
 
 LAUNCH = [sys.executable, "-m", "penstock.distributed.launch"]
-SCRIPTS = Path(__file__).with_name("scripts")
 ROOT = Path(__file__).parents[2]
 _TOLD = ("PADDLE_", "FLAGS_", "NCCL_", "GLOO_", "CUDA_", "http", "OMP_", "MASTER_", "TORCHELASTIC_")
 SAYS_WHO_IT_IS = f"""
@@ -269,16 +268,6 @@ def test_the_manuals_command_line_trains_ranks_like_one_process_on_the_whole_bat
             for name, value in alone.items():
                 if np.issubdtype(value.dtype, np.floating):
                     np.testing.assert_allclose(file[name], value, rtol=0, atol=1e-9, err_msg=f"{name} of rank {rank}")
-
-
-# -- scripts for torchrun ----------------------------------------------------------------------------
-
-
-def test_a_hello_world_for_torchrun_runs(folder: Path) -> None:
-    done = launch(folder, "", "--nproc_per_node", "2", str(SCRIPTS / "torchrun_hello.py"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "hello from rank 0 of 2: the sum is 3\n"
-    assert (folder / "mylog/workerlog.1").read_text() == "hello from rank 1 of 2: the sum is 3\n"
 
 
 # -- how it ends -------------------------------------------------------------------------------------
