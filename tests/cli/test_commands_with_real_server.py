@@ -7,7 +7,7 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, Popen
 from typing import Any, Protocol
 
 import pytest
@@ -27,6 +27,7 @@ STUBBORN = (
 
 class Site(Protocol):
     home: Path
+    started: list[Popen[str]]
 
     def run(self, *arguments: str, timeout_s: float = 60.0, **environ: str) -> CompletedProcess[str]: ...
     def json(self, *arguments: str) -> Any: ...
@@ -134,6 +135,13 @@ def test_a_token_does_what_its_scope_says_until_it_is_revoked(serving: Site) -> 
 def test_the_local_agent_is_listed_and_a_login_link_is_made(serving: Site) -> None:
     assert " READY " in serving.run("nodes").stdout
     assert "/login#code=" in serving.run("login-link").stdout
+
+
+def test_up_says_what_ails_a_child_that_ends(serving: Site) -> None:
+    second = serving.run("up", "--port", "0")
+    assert second.returncode == 6
+    assert "in use by another server" in second.stderr
+    assert serving.started[0].poll() is None
 
 
 def test_the_profile_of_up_is_private(serving: Site) -> None:

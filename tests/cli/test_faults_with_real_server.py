@@ -121,15 +121,9 @@ def test_up_leaves_nothing_running_however_it_ends(site: Site, until: Until, num
     until(lambda: site.alive() == [], timeout_s=10)
 
 
-def test_up_says_what_ails_a_child_that_ends(site: Site, until: Until) -> None:
-    first = site.up()
-    second = site.run("up", "--port", "0")
-    assert second.returncode == 6
-    assert "in use by another server" in second.stderr
-    assert first.poll() is None
-
-
-def test_the_demo_ends_with_one_line_of_figures_and_nothing_running(site: Site) -> None:
+def test_the_demo_is_made_as_small_as_its_node_and_ends_with_one_line_of_figures_and_nothing_running(
+    site: Site,
+) -> None:
     code = (
         "import json, os, socket, struct, sys\n"
         "from penstock.protocol.frames import Column, Frame, Kind, encode\n"
@@ -144,13 +138,16 @@ def test_the_demo_ends_with_one_line_of_figures_and_nothing_running(site: Site) 
         "    values = {'test_auc': auc, 'samples_per_s': 100.0 + step}\n"
         "    send(Kind.SCALARS, {'step': step, 'time_ns': 1 + step, 'values': values})\n"
         "assert sys.argv[1:] == ['--passes', '3'], sys.argv\n"
+        "assert os.environ['CPU_NUM'] != '4096'\n"
     )
-    path = site.job("stub", code)
+    needs = {"env": {"CPU_NUM": "4096"}, "trainers": {"cpus": 4096, "memory": "1000TiB"}}
+    path = site.job("stub", code, **needs)
     result = site.run("demo", "--exit-when-done", "--json", "--port", "0", "--passes", "3", "--job", str(path))
     assert result.returncode == 0, result.stderr
     last = json.loads(result.stdout.splitlines()[-1])
     assert (last["state"], last["auc"], last["auc_first_pass"], last["samples_per_s"]) == ("SUCCEEDED", 0.9, 0.7, 101.0)
     assert "/login#code=" in result.stderr
+    assert "trainers.cpus is lowered from 4096" in result.stderr
     assert site.alive() == []
 
 
@@ -161,14 +158,6 @@ def test_a_demo_whose_job_crashes_says_why_and_exits_1(site: Site) -> None:
     assert json.loads(result.stdout.splitlines()[-1])["state"] == "FAILED"
     assert "no luck today" in result.stderr
     assert site.alive() == []
-
-
-def test_a_demo_is_made_as_small_as_its_node_and_says_so(site: Site) -> None:
-    needs = {"env": {"CPU_NUM": "4096"}, "trainers": {"cpus": 4096, "memory": "1000TiB"}}
-    path = site.job("huge", "import os; raise SystemExit(os.environ['CPU_NUM'] == '4096')", **needs)
-    result = site.run("demo", "--exit-when-done", "--port", "0", "--job", str(path))
-    assert result.returncode == 0, result.stderr
-    assert "trainers.cpus is lowered from 4096" in result.stderr
 
 
 def test_a_demo_that_no_node_can_ever_hold_says_why_and_exits_1(site: Site) -> None:
