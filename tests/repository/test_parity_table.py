@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.nursery import Forked, Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "fluid-parity.md"
@@ -33,13 +33,11 @@ def test_every_row_is_there_once_with_tests_by_their_full_names() -> None:
         assert all(_TEST.fullmatch(test) for test in tests), (number, tests)
 
 
-def test_every_named_test_is_collected_by_its_name() -> None:
+def test_every_named_test_is_collected_by_its_name(nursery: Nursery, tmp_path: Path) -> None:
     named = {test for tests in table().values() for test in tests}
     files = sorted({test.partition("::")[0] for test in named})
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
-        cwd=ROOT, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    collected = {line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line}
+    argv = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
+    collecting = Forked(nursery, tmp_path / "collecting", argv, {}, cwd=ROOT)
+    assert collecting.end() == 0, collecting.output + collecting.errors
+    collected = {line.partition("[")[0] for line in collecting.output.splitlines() if "::" in line}
     assert named <= collected, sorted(named - collected)
