@@ -96,6 +96,9 @@ class ThreadGroup:
     def note(self, step: Tensor, steps: int) -> None:
         """As above."""
 
+    def join(self) -> None:
+        """As above."""
+
     def step_failed(self, error: BaseException) -> None:
         raise AssertionError("a step has failed") from error
 

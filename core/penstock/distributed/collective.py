@@ -190,6 +190,10 @@ class Group:
             text = f"{other} has ended without a step of the program that {first} begins; each needs a batch at least"
         else:
             text = f"{first} begins a program that {other} does not begin: the ranks run different programs"
+        text += (
+            ". With unequal data, call collective.join() after each pass, or give all equally many batches (see the "
+            "documentation of data sets on several trainers)"
+        )
         error = SpecError(text)
         self.step_failed(error)
         raise error

@@ -32,7 +32,7 @@ from penstock.exec.shown_graphs import ShownGraphs
 from penstock.exec.splitting import merge
 from penstock.exec.statistics import Statistics, statistics
 from penstock.exec.temporaries import Retention, Temporaries
-from penstock.exec.trainers import SharedSteps, Trainers
+from penstock.exec.trainers import SharedSteps, Trainers, signature
 from penstock.graph.across import STEP
 from penstock.graph.operands import Shares
 from penstock.graph.passes import PassChoice, run_graph_passes, run_sized_passes
@@ -162,6 +162,18 @@ class DataParallel:
             var = self.program.variables[name]
             out += [var.rows, var.values] if var.kind == "selected_rows" else [name]
         return out
+
+    def begin_together(self) -> None:
+        """Begin with the other trainers, if there are some: a pass may have no batch here. All of them call it."""
+        if self._together is not None:
+            self._follow_program()
+            self._together.begin(self.memory.scope)
+            self._together.offer(signature(self.graph(1), self.program))
+
+    def end_together(self) -> None:
+        """Take part in the other trainers' steps until the data of all has ended. All of them call it."""
+        if self._together is not None:
+            self._together.join()
 
     def _run_without_rows(self, said: torch.Tensor) -> None:
         """Take part in a step of the other trainers when the data here has ended; `said`: what the ranks say of it."""

@@ -3,6 +3,7 @@
 Each thread takes batches and runs steps of its own, without the interpreter lock while a step runs; temporaries are the
 thread's, persistable variables are the scope's own tensors, which all threads read and update without locks. With one
 thread a pass gives the bits of `exe.run(CompiledProgram(program))` over the same batches.
+Trainers of a collective job make a pass together: it ends for all when the data of all has ended.
 The first error ends the pass: the other threads finish their step. Parameters keep what was learned until then.
 Nothing is written to disk, but for checkpoints that were asked for.
 Source: Executor.train_from_dataset of Fluid 1.8; hogwild_worker.cc.
@@ -89,7 +90,12 @@ def run_from_dataset(
         )
         saves = Saves(wanted.checkpoints, chosen, dataset.position)
         pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves)
+        if trains:
+            steps.first.begin_together()
         pass_.train(steps.steps, Profile(steps.first) if wanted.debug else None)
+        if trains:
+            saves.data_ended()
+            steps.first.end_together()
         saves.ended(dataset.between_passes())
 
 

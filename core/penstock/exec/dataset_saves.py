@@ -28,6 +28,8 @@ class Checkpoints(Protocol):
 
     def save(self, *, position: Any = None) -> None: ...
 
+    def data_ended(self, *, position: Any) -> None: ...
+
     def pass_ended(self, *, position: Any = None) -> None: ...
 
 
@@ -75,6 +77,11 @@ class Saves:
         finally:
             self._saving = False
             self._turn.notify_all()
+
+    def data_ended(self) -> None:
+        """There is no more data here; other trainers may have some, in whose steps this one takes part without rows."""
+        if self._manager is not None:
+            self._manager.data_ended(position=self._position())
 
     def ended(self, position: Any) -> None:
         """The pass is over; `position`: of the reader, between it and the next one."""

@@ -54,6 +54,8 @@ class Group(Protocol):
 
     def note(self, step: torch.Tensor, steps: int) -> None: ...
 
+    def join(self) -> None: ...
+
     def step_failed(self, error: BaseException) -> None: ...
 
     def why(self) -> Unavailable | None: ...
@@ -155,9 +157,17 @@ class SharedSteps:
         if lowered.signature < 0:
             lowered.signature = signature(lowered.graph, self._program)
         self._mine[ROWS], self._mine[SIGNATURE] = total, lowered.signature
-        self._group.take_part(lowered.signature, self._without_rows)
+        self.offer(lowered.signature)
         lowered.plan.set(lowered.slots[MINE], self._mine)
         return self._trainers.rank * total
+
+    def offer(self, signature: int) -> None:
+        """Take part without rows, from now on, in steps that have this signature, when the data here has ended."""
+        self._group.take_part(signature, self._without_rows)
+
+    def join(self) -> None:
+        """Take part without rows until the data of all has ended. Raises Unavailable."""
+        self._group.join()
 
     def _without_rows(self, step: torch.Tensor) -> None:
         self._idle(step)

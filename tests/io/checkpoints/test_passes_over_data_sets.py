@@ -140,6 +140,8 @@ def test_what_is_saved_is_a_moment_between_all_threads_steps() -> None:
             assert position == self.num_steps, "each batch that was used is counted"
             self.saved += 1
 
+        def data_ended(self, *, position: Any) -> None: ...
+
         def pass_ended(self, *, position: Any = None) -> None: ...
 
     manager, lock = Manager(), threading.Lock()

@@ -216,6 +216,10 @@ class CheckpointManager:
         self._background.check()
         return False
 
+    def data_ended(self, *, position: Any) -> None:
+        """Note where the reader is at the end of its data: what is saved until the pass is over says so."""
+        self._position = self._stands = position
+
     def pass_ended(self, *, position: Any = None) -> None:
         """Count a pass over the data. `position`: of the reader, between it and the next one; None: at the start."""
         self._passes += 1
