@@ -15,21 +15,20 @@ from penstock.io.checkpoints.layout import Place
 from penstock.io.checkpoints.reading import opened
 
 SCRIPT = Path(__file__).with_name("collective_passes_job.py")
-SIZES = [40, 28]  # 10 and 7 batches a pass
 pytestmark = [pytest.mark.slow]
 
 
-def trained(start: Start, folder: Path, checkpoints: Path, begin: int) -> list[Values]:
-    """Train from a step to the end; return the values of both ranks."""
+def trained(start: Start, folder: Path, checkpoints: Path, begin: int, first_size: int = 40) -> list[Values]:
+    """Train from a step to the end, with batches of 4; return the values of both ranks."""
     folder.mkdir()
-    written(folder, SIZES)
+    written(folder, [first_size, 28])
     endpoints = ",".join(free_endpoints(2))
     ranks = [
         start(SCRIPT, folder, checkpoints, PADDLE_TRAINER_ENDPOINTS=endpoints, PADDLE_TRAINER_ID=str(rank))
         for rank in range(2)
     ]
     values = end_well(ranks, folder)
-    assert [rank.output for rank in ranks] == [f"from {begin}\nsteps 20\n"] * 2
+    assert [rank.output for rank in ranks] == [f"from {begin}\nsteps {max(first_size, 28) // 2}\n"] * 2
     return values
 
 
@@ -54,3 +53,13 @@ def test_ranks_of_unequal_data_go_on_within_a_pass_to_the_same_bits(start: Start
             assert again[rank].keys() == whole[0].keys()
             for name, value in whole[0].items():
                 assert again[rank][name].tobytes() == value.tobytes(), f"{name} of rank {rank}, from {step}"
+
+
+def test_a_rank_without_any_data_takes_part_in_passes_and_writes_their_checkpoints(
+    start: Start, tmp_path: Path
+) -> None:
+    first, second = trained(start, tmp_path / "values", tmp_path / "saves", 0, first_size=0)
+    for name, value in first.items():
+        assert second[name].tobytes() == value.tobytes(), name
+    last = opened(tmp_path / "saves" / Place(1, 12).name)
+    assert [(one.passes, one.position["samples"]) for one in last.ranks()] == [(1, 0), (1, 20)]
