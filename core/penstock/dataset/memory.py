@@ -227,7 +227,7 @@ class InMemoryDataset(Dataset):
             return
         if peers is None or seed[1:] != [peers.rank, peers.num]:
             raise SpecError(
-                "the position is one after a global_shuffle, for which all its trainers are needed: call what was "
+                "the position is one after a global_shuffle, for which all trainers are needed: call what was "
                 f"called before the position was taken (the shuffle's seed, the rank, the number of trainers: {seed})"
             )
         self._exchange(seed[0], peers)
@@ -419,7 +419,7 @@ class _Loading:
 
     def _line_errors(self, path: str, part: _Part, faults: list[_feed.Fault]) -> list[DataError]:
         before = _lines_before(path, part.begin) if faults and part.begin else 0
-        return [line_error(path, fault, before) for fault in faults]
+        return [line_error(path, fault, self._reading.slots, before) for fault in faults]
 
 
 def _parts(reading: Reading) -> list[_Part]:
