@@ -156,9 +156,20 @@ def test_a_new_incarnation_counts_its_steps_again_and_the_old_one_is_refused() -
 def test_what_was_applied_before_a_restart_is_not_applied_again() -> None:
     machine = ImmediateUpdates(Membership(expected=1, lease_s=LEASE_S), applied={(0, "w"): (0, 7)})
     a = Sender(0, 0)
-    machine.handle(Join(1, a), 0.0)
+    assert machine.handle(Join(1, a), 0.0) == [Answer(1, 7)]
     assert machine.handle(Push(2, a, 7, "w", 100), 0.0) == [Answer(2, 7), Release(100)]
     assert machine.handle(Push(3, a, 8, "w", 101), 0.0) == [Apply(101, "w", a, 8, 0)]
+
+
+def test_a_join_is_told_the_newest_step_applied_of_its_incarnation() -> None:
+    machine, (a, b) = joined(2)
+    for number, (sender, step, block) in enumerate([(a, 5, "w"), (a, 3, "v"), (b, 9, "w")]):
+        machine.handle(Push(10 + number, sender, step, block, 100 + number), 0.0)
+        machine.handle(AppliedPush(100 + number), 0.0)
+    assert machine.handle(Join(20, a), 0.0) == [Answer(20, 5)]
+    assert machine.handle(Join(21, Sender(1, 1)), 0.0) == [Answer(21, 0)]
+    machine.handle(Leave(22, a), 0.0)
+    assert machine.handle(Join(23, a), 0.0) == [Answer(23, 0)]
 
 
 def test_serving_ends_after_the_last_update_of_the_last_trainer() -> None:

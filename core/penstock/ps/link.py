@@ -25,6 +25,7 @@ import torch
 
 from penstock.errors import PeerError, Unavailable
 from penstock.native.remote import Descriptor
+from penstock.ps.acknowledged import Acknowledged
 from penstock.ps.counters import Counters
 from penstock.ps.messages import Sender
 from penstock.ps.open_round import Named, OpenRound
@@ -82,6 +83,7 @@ class ServerLink:
         self._settings, self._counters = settings, counters
         self.route = Route(address_of(endpoint, settings))
         self._round = OpenRound(endpoint) if descriptor.mode == "sync" else None
+        self._acknowledged = Acknowledged(endpoint)  # where there are no rounds
         self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._joining = threading.Lock()
         self._joined_as = 0  # counts joins; 0: not joined
@@ -118,7 +120,9 @@ class ServerLink:
             return
         # One by one: a server takes a smaller number after a larger one for a repetition.
         with self._turns[block]:
-            self._push(block, next(_NUMBERS), [to_wire(name, tensor) for name, tensor in tensors])
+            number = next(_NUMBERS)
+            self._push(block, number, [to_wire(name, tensor) for name, tensor in tensors])
+            self._acknowledged.note(number)
 
     def _push(self, block: str, number: int, views: Sequence[WireTensor]) -> None:
         of = "" if self._round is None else f" of round {number}"
@@ -378,9 +382,11 @@ class ServerLink:
         lease_s, deadline = self._settings.lease_s, time.monotonic() + limit_s
         agree = self._message("agree", mode=self._mode, trainers=self._num_trainers)
         self._exchange(agree, min(lease_s, limit_s)).release()
+        acknowledged = self._acknowledged.newest  # before it is asked how far it is
         with self._exchange(self._message("join"), min(lease_s, max(deadline - time.monotonic(), 0.05))) as answer:
             first = int(answer.fields["round"])
         if self._round is None:
+            self._acknowledged.check(first, acknowledged)
             self._say_joined_again("")
             return
         self._round.joined(first)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from penstock.errors import PeerError, ProgramError
+from penstock.errors import ProgramError
+from penstock.ps.acknowledged import state_lost
 from penstock.ps.tensors import to_wire
 from penstock.ps.wire import MAX_TENSORS, WireTensor
 
@@ -66,12 +67,8 @@ class OpenRound:
         """
         with self._lock:
             if first < self._number:
-                raise PeerError(
-                    f"{self._endpoint} is at round {first}, but has acknowledged all before round {self._number}: it "
-                    "was started again without its state. Give servers a PENSTOCK_PS_STATE_DIR that outlives them, or "
-                    "start the job again",
-                    endpoint=self._endpoint,
-                )
+                how_far = f"is at round {first}, but has acknowledged all before round {self._number}"
+                raise state_lost(self._endpoint, how_far)
             self._first = first
             if self._number < 0:
                 self._number = first

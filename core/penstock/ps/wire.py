@@ -32,6 +32,7 @@ ITEM_SIZES = {
 Value = int | float | str | bool
 
 # kind -> field -> type. A request names its sender (trainer, epoch) and its job; an answer the open round.
+# Where there are no rounds, that to a join names the newest push of the sender that was applied.
 _SENDER = {"job": str, "trainer": int, "epoch": int}
 KINDS: Mapping[str, Mapping[str, type]] = {
     "hello": {"job": str, "token": str},

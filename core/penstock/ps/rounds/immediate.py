@@ -4,6 +4,8 @@ one block      its pushes are applied one after another (a lock per block, with 
 a push         (trainer, epoch, step, block) is applied once: steps of one trainer and block only grow, so the last one
                is all that has to be remembered; a repetition of the one being applied waits for it
 a new epoch    starts to count its steps again
+a join         is answered with the number of the newest step applied of this incarnation, 0 if there is none: one that
+               was told of more knows then that this server was started again without its state
 a pull         is answered at once with what is there; a barrier too, since nobody waits for anybody
 """
 
@@ -31,6 +33,7 @@ from penstock.ps.messages import (
     Push,
     Refuse,
     Release,
+    Sender,
     Tick,
     Ticket,
 )
@@ -79,7 +82,13 @@ class ImmediateUpdates(RoundMachine):
             self.members.join(event.sender, self.now, 0)
         else:
             self.members.touch(event.sender, self.now)
-        return [Answer(event.ticket, 0)]
+        return [Answer(event.ticket, self._newest_step(event.sender))]
+
+    def _newest_step(self, sender: Sender) -> int:
+        keys = ((trainer, epoch, step) for (trainer, _), (epoch, step) in self.applied.items())
+        return max(
+            (step for trainer, epoch, step in keys if (trainer, epoch) == (sender.trainer, sender.epoch)), default=0
+        )
 
     def _beat(self, event: Beat | Barrier) -> list[Instruction]:
         return [Answer(event.ticket, 0)]
