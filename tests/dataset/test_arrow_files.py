@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 from tests.dataset.oracle import Row, batches, dataset_of, rows
 
+import penstock as fluid
 from penstock.dataset import DataError, arrow
 from penstock.errors import SpecError, UserError
 
@@ -98,6 +99,15 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "part.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(DataError, match=r"part\.parquet: cannot be read"):
         read(tmp_path / "part.parquet", "QueueDataset")
+
+
+def test_row_87_lists_for_a_sequence_of_fluid_are_an_error_that_says_how_it_is_declared(tmp_path: Path) -> None:
+    dataset = fluid.DatasetFactory().create_dataset()
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        dataset.set_use_var([fluid.layers.data("slot2", [1], dtype="int64", lod_level=1)])
+    dataset.set_filelist([str(written(tmp_path, ".parquet", table_of(expected(3))))])
+    with pytest.raises(DataError, match=r"is list.*expected whole numbers\. 'slot2' has .*shape=\[-1, -1\]"):
+        rows(dataset)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.dataset.oracle import Row, batches, dataset_of, drained, inputs, rows
 
 import penstock as fluid
-from penstock.dataset import QueueDataset, settings
+from penstock.dataset import DataError, QueueDataset, settings
 from penstock.dataset.position import Ledger
 from penstock.dataset.slots import padded_length
 from penstock.dataset.streaming import StreamingRun
@@ -141,6 +141,25 @@ def test_what_cannot_be_a_slot_is_refused_by_name() -> None:
         dataset.set_use_var([made])
     with pytest.raises(SpecError, match=r"call dataset\.set_use_var"):
         dataset.open()
+
+
+@pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
+def test_row_87_an_error_says_how_a_sequence_of_fluid_is_declared(tmp_path: Path, kind: str) -> None:
+    """[-1, 1] with lod_level=1 is what Fluid's own scripts give an input with one id in each row, too."""
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        one = fluid.layers.data("one", [1], dtype="int64", lod_level=1)
+        plain = fluid.layers.data("plain", [1], dtype="int64")
+    (tmp_path / "good").write_text("1 7 1 8\n")
+    (tmp_path / "bad").write_text("2 7 9 1 8\n")
+    (tmp_path / "other").write_text("1 7 2 8 9\n")
+    hint = r"shape \[-1, 1\].* each line says: fluid\.layers\.data\('one', shape=\[-1, -1\], dtype='int64', lod_level=1"
+    for name, message in (("bad", hint), ("other", "slot 'plain' announces 2 values, but its variable has 1 a row. ")):
+        dataset = fluid.DatasetFactory().create_dataset(kind)
+        dataset.set_use_var([one, plain])
+        dataset.set_filelist([str(tmp_path / "good"), str(tmp_path / name)])
+        begin = dataset.load_into_memory if kind == "InMemoryDataset" else lambda d=dataset: drained(d.open())
+        with pytest.raises(DataError, match=message):
+            begin()
 
 
 @given(st.integers(1, 10_000))

@@ -102,5 +102,12 @@ def test_lengths_that_are_not_known_or_not_possible_are_errors() -> None:
         )  # fmt: skip
     with pytest.raises(ProgramError, match="has no time of a sequence input"):
         run(lambda: [fluid.layers.sequence_pool(fluid.layers.data("y", [3, 1]), "max")], {})
+    with pytest.raises(ProgramError, match=r"no time .*\[-1, 1\] of 'ids' is one value a row, whatever the lod_level"):
+        run(
+            lambda: [fluid.layers.sequence_pool(
+                fluid.embedding(fluid.layers.data("ids", [1], dtype="int64", lod_level=1), [9, 2]), "sum"
+            )],
+            {},
+        )  # fmt: skip
     with pytest.raises(ProgramError, match="no pool_type 'median'"):
         run(lambda: [fluid.layers.sequence_pool(fluid.layers.data("z", [-1, -1, 1], lod_level=1), "median")], {})

@@ -136,7 +136,7 @@ def _bad_rows(path: str, column: Any, slot: Slot) -> Iterator[tuple[npt.NDArray[
         raise file_error(
             path,
             f"column {slot.name!r} is {kind}; expected {'lists of ' if slot.width != 1 else ''}"
-            f"{'numbers' if slot.is_float else 'whole numbers'}",
+            f"{'numbers' if slot.is_float else 'whole numbers'}" + (f". {slot.hint}" if nested and slot.hint else ""),
         )
     yield _mask(column.is_null()), "has no value (null)"
     values = column.flatten() if nested else column

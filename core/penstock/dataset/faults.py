@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Literal
 
+from penstock.dataset.slots import Slot
 from penstock.errors import UserError
 from penstock.native import _feed
 
@@ -25,9 +27,11 @@ class DataError(UserError):
     code = "data_error"
 
 
-def line_error(path: str, fault: _feed.Fault, lines_before: int = 0) -> DataError:
+def line_error(path: str, fault: _feed.Fault, slots: Sequence[Slot], lines_before: int = 0) -> DataError:
     """Return the error of a line. `lines_before`: lines of the file before those that `fault` counts."""
     number, column, reason, text = fault
+    hints = [f" ({slot.hint})" for slot in slots if slot.hint and reason.startswith(f"slot '{slot.name}' announces ")]
+    reason = "".join([reason, *hints])
     line = lines_before + number
     shown = text.decode("utf-8", "backslashreplace")
     return DataError(

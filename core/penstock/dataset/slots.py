@@ -1,7 +1,8 @@
 """From a program's inputs to the columns of a line, and from a batch to a feed.
 
 An input [batch, sizes…] is a slot of as many values a line as the sizes' product. An input [batch, -1] or [batch, -1,
-1] with lod_level 1 is *ragged*: each line has as many values as it says. It is fed padded with zeros, to the longest
+1] with lod_level 1 is *ragged*: each line has as many values as it says; [batch, 1] is one value, whatever its
+lod_level. It is fed padded with zeros, to the longest
 row's length rounded up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, …: plans are made for sizes, and there are few of these.
 How many values of a row are its own is fed beside it, as `<name>@LENGTHS` int64 [batch, 1], if the program asks
 (`layers.sequence_lengths`, `layers.sequence_pool`).
@@ -25,12 +26,16 @@ _DTYPES = ("float32", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One column of a line. `width` 0: ragged; `sizes`: of a row in the feed, without a ragged one's length."""
+    """One column of a line. `width` 0: ragged; `sizes`: of a row in the feed, without a ragged one's length.
+
+    `hint`: what may be meant otherwise, for errors about its number of values; empty or a sentence.
+    """
 
     name: str
     is_float: bool
     width: int
     sizes: tuple[int, ...]
+    hint: str = ""
 
     @property
     def native(self) -> _feed.Slot:
@@ -62,7 +67,7 @@ def _slot(variable: Any) -> Slot:
     free = [i for i, size in enumerate(shape) if i and not isinstance(size, int)]
     if not free:
         sizes = tuple(int(size) for size in shape[1:])
-        return Slot(desc.name, is_float, math.prod(sizes), sizes)
+        return Slot(desc.name, is_float, math.prod(sizes), sizes, _ragged_hint(desc, sizes))
     if free != [1] or desc.lod_level != 1 or any(size != 1 for size in shape[2:]):
         raise SpecError(
             f"set_use_var: input {desc.name!r} has shape {_text(shape)} and lod_level {desc.lod_level}. Lines of "
@@ -70,6 +75,19 @@ def _slot(variable: Any) -> Slot:
             got=_text(shape),
         )
     return Slot(desc.name, is_float, 0, tuple(int(size) for size in shape[2:]))
+
+
+def _ragged_hint(desc: Any, sizes: tuple[int, ...]) -> str:
+    """Return how an input of Fluid's sequences, [batch, 1] with a lod_level, is declared if rows have several values.
+
+    Its lod_level alone does not tell: scripts that have one id in each row say lod_level=1, too.
+    """
+    if not desc.lod_level or sizes != (1,):
+        return ""
+    return (
+        f"{desc.name!r} has lod_level={desc.lod_level} and the shape [-1, 1], which is one value a row. For as many as "
+        f"each line says: fluid.layers.data({desc.name!r}, shape=[-1, -1], dtype={desc.dtype!r}, lod_level=1)"
+    )
 
 
 def _text(shape: Sequence[Any]) -> str:

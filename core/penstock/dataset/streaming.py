@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.dataset import arrow
-from penstock.dataset.faults import Skipped, file_error, line_error
+from penstock.dataset.faults import DataError, Skipped, file_error, line_error
 from penstock.dataset.position import Ledger
 from penstock.dataset.settings import Dataset, Reading, Run
 from penstock.dataset.sources import Source, is_columnar, opened, size_of
@@ -202,7 +202,10 @@ class StreamingRun(Run):
         if fault is None and not stream.stopped and not self._closed:
             source.check()
             fault = stream.read_rest()
-        self._skipped.add(stream.skipped - before, [line_error(source.path, f) for f in stream.take_faults()])
+        self._skipped.add(stream.skipped - before, self._errors(source, stream.take_faults()))
         if fault is not None:
             source.check_after_fault()
-            raise line_error(source.path, fault)
+            raise self._errors(source, [fault])[0]
+
+    def _errors(self, source: Source, faults: list[_feed.Fault]) -> list[DataError]:
+        return [line_error(source.path, fault, self.slots) for fault in faults]

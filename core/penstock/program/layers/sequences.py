@@ -84,9 +84,17 @@ def _owner(variable: Any) -> VarDesc:
                 return known
     raise ProgramError(
         f"{user_line()}: {variable} has no time of a sequence input, so its lengths are not known. Declare the input "
-        "as fluid.layers.data(name, shape=[-1, -1], dtype='int64', lod_level=1), or pass lengths=…",
+        f"as fluid.layers.data(name, shape=[-1, -1], dtype='int64', lod_level=1), or pass lengths=…{_without_time()}",
         variable=variable.name,
     )
+
+
+def _without_time() -> str:
+    """Return a sentence about inputs that are declared as Fluid's sequences, [-1, 1], if there are any."""
+    names = [v.name for v in default_main_program().feeds() if v.lod_level and list(v.shape[1:]) == [1]]
+    if not names:
+        return ""
+    return f". The shape [-1, 1] of {', '.join(map(repr, names))} is one value a row, whatever the lod_level"
 
 
 __all__ = ["LENGTHS", "sequence_lengths", "sequence_pool"]
