@@ -122,6 +122,26 @@ def test_shuffles_that_the_interrupted_pass_did_not_begin_with_are_refused(tmp_p
     again.local_shuffle(seed=102)
 
 
+def test_shuffles_of_before_all_passes_may_be_made_before_or_after_the_position_is_set(tmp_path: Path) -> None:
+    def shuffle(dataset: Any) -> None:
+        dataset.local_shuffle(seed=5)
+        dataset.local_shuffle(seed=6)
+
+    dataset = loaded(tmp_path)
+    shuffle(dataset)
+    whole = numbers(dataset.open())
+    numbers(dataset.open(), 2)
+    for calls in (["shuffle", "set"], ["set", "shuffle"], ["set"]):
+        again = loaded(tmp_path)
+        for call in calls:
+            shuffle(again) if call == "shuffle" else again.set_position(dataset.position())
+        assert numbers(again.open()) == whole[2 * BATCH :], calls
+    again = loaded(tmp_path)
+    again.set_position(dataset.position())
+    with pytest.raises(SpecError, match="expected seed 5, got local_shuffle with seed 6"):
+        again.local_shuffle(seed=6)
+
+
 def test_shuffles_of_all_trainers_are_asked_for_again_by_their_seed_and_place() -> None:
     shuffles = Shuffles()
     shuffles.restore({"seeds": [7, [3, 1, 2], [4, 1, 2]], "before": 2, "samples": 5})

@@ -56,8 +56,15 @@ class Shuffles:
         self.restored = Restored(seeds, int(position.get("before", 0)), int(position["samples"]))
 
     def before_next(self) -> list[Seed]:
-        """Return the shuffles to make before the next one that is asked for. Raises SpecError."""
-        return [] if self.restored is None else self._missing()[: max(0, self.restored.before - len(self.seeds))]
+        """Return the shuffles to make before the next one that is asked for. Raises SpecError.
+
+        None where the interrupted pass began without one: what is asked for then are those that were made once, before
+        all passes.
+        """
+        restored = self.restored
+        if restored is None or (restored.samples and restored.before == len(restored.seeds)):
+            return []
+        return self._missing()[: max(0, restored.before - len(self.seeds))]
 
     def next_seed(self, given: int | None, trainers: tuple[int, int] | None = None) -> int | None:
         """Return the seed that a shuffle has to have, None for any; those of `before_next` were made.
