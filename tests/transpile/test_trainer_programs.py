@@ -12,12 +12,15 @@ from penstock.errors import ProgramError
 from penstock.program import legality
 from penstock.program.ir import Role
 from penstock.program.kernels import check_writes
+from penstock.transpiler import HashName
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transpile"
 CASES: dict[str, tuple[dict[str, object], int, int]] = {
     "sync": ({}, 1, 2),
     "sync_whole": ({"slice_var_up": False}, 0, 1),
+    "sync_hash_name": ({"split_method": HashName}, 1, 2),
     "async": ({"sync_mode": False}, 1, 2),
+    "half_async": ({"sync_mode": False, "half_async": True}, 1, 2),
     "geo": ({"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 20}, 0, 2),
 }
 REMOTE = {"send", "send_rows", "send_barrier", "recv", "fetch_barrier"}
