@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.endpoints import free_endpoints
 
 from penstock.distributed.ranks import Ranks, ranks_of
 from penstock.distributed.rendezvous import START_S, Presence, Rendezvous, this_host
-from penstock.distributed.watch import LEASE_S, Watch
+from penstock.distributed.watch import _BEAT_S, LEASE_S, Watch
 from penstock.errors import PeerError, Unavailable
 
 BOUND_S = 60.0
@@ -91,6 +92,57 @@ def test_a_rank_that_says_nothing_is_named_by_all_others(monkeypatch: pytest.Mon
         assert rank == 2
         assert "has said nothing for" in why
         assert "rank 2 (127.0.0.1:" in why
+
+
+class Pretended:
+    """A clock that goes on when somebody waits. Nothing that is waited for ever happens."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, timeout: float) -> bool:
+        self.now_s += timeout
+        return False
+
+    join = wait
+
+    def is_alive(self) -> bool:
+        return True
+
+    def set(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_by_default_all_others_have_ended_within_ten_seconds_of_a_ranks_last_word(
+    monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    """The waits of `Watch` added up, for the worst phase of its threads. Rank 0 stands still with the store."""
+    monkeypatch.delenv(LEASE_S, raising=False)
+    meetings = met(2)  # the first one has the store
+    watch: Any = Watch(meetings[1 - victim], lambda rank, why: None, lambda rank: None)
+    clock = Pretended()
+
+    def passes(wait_s: float) -> list[int]:
+        clock.wait(wait_s)
+        if victim == 1:  # news are fetched once a beat, and looked at just before the next ones
+            watch._news = ({1: '["works", "", 1, 1]'}, clock.now_s - _BEAT_S, "")
+        return []
+
+    watch._ended_within, watch._said, watch._ended, watch._threads = passes, clock, clock, [clock, clock]
+    watch._news = ({}, clock.now_s, "")
+    monkeypatch.setattr("penstock.distributed.watch.time", SimpleNamespace(monotonic=clock.monotonic))
+    found = None
+    while found is None:
+        assert clock.now_s < BOUND_S
+        found = watch._pass_time()
+    assert found[0] == victim
+    watch.linger()
+    watch.close()
+    assert clock.now_s < 9  # what is left of ten seconds is for the processes' ends
 
 
 def test_the_rank_that_one_has_lost_is_named_by_those_that_could_not_see_it(
