@@ -17,6 +17,7 @@ from tests.distributed.conftest import Start
 from tests.distributed.launching import is_alive, pids, until, waits
 
 from penstock.distributed import launch as launcher
+from penstock.distributed import rank_plan
 from penstock.distributed.group import Group, stop, wait_for_an_end
 from penstock.distributed.log_files import claimed
 from penstock.distributed.ports import free_ports
@@ -218,6 +219,29 @@ def test_a_wrong_command_line_is_refused(
     assert status == 2
     assert words in capsys.readouterr().err
     assert not told(folder)
+
+
+@pytest.mark.parametrize(("told_ranks", "is_said"), [("2", True), ("1", False), ("", False)])
+def test_row_78_a_number_that_may_mean_hosts_is_said_to_be_taken_as_ranks(
+    capsys: pytest.CaptureFixture[str], told_ranks: str, is_said: bool
+) -> None:
+    args = launcher.parser().parse_args(["--nproc_per_node", "2", "script.py"])
+    environ = {"PADDLE_NUM_TRAINERS": told_ranks} if told_ranks else {}
+    assert len(launcher.plan_of(args, environ).processes) == 2
+    said = capsys.readouterr().err
+    expected = (
+        "PADDLE_NUM_TRAINERS is 2, taken as the number of ranks: all of them are on this host. If it is the number of "
+        "hosts, name them with --cluster_node_ips on each\n"
+    )
+    assert said == (expected if is_said else "")
+
+
+def test_row_78_hosts_that_are_named_leave_no_doubt() -> None:
+    args = launcher.parser().parse_args(
+        ["--nproc_per_node", "1", "--cluster_node_ips", "a,b", "--node_ip", "a", "s.py"]
+    )
+    environ = {"PADDLE_NUM_TRAINERS": "2"}
+    assert rank_plan.doubt(environ, launcher.layout_of(args, 1, environ)) == ""
 
 
 def test_a_taken_port_is_named_before_anything_starts(folder: Path) -> None:

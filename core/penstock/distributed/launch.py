@@ -35,6 +35,7 @@ from penstock.distributed.rank_plan import (
     check_told,
     cloud_hosts,
     cloud_layout,
+    doubt,
     on_ports,
     planned_ranks,
 )
@@ -154,6 +155,9 @@ def plan_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     layout = layout_of(args, num_local, environ)
     check_told(environ, layout)
     check_free(layout.local)
+    doubtful = doubt(environ, layout)
+    if doubtful:
+        say(doubtful)
     if chosen is None and args.gpus is not None:
         say(
             f"this host shows no GPU: what --gpus {num_local} starts computes on CPU (--nproc_per_node says so at once)"

@@ -120,6 +120,20 @@ def check_told(environ: Mapping[str, str], layout: Layout) -> None:
         )
 
 
+def doubt(environ: Mapping[str, str], layout: Layout) -> str:
+    """Return what to say where PADDLE_NUM_TRAINERS may mean hosts that nobody has named; empty where it cannot.
+
+    In Fluid's manual it is the number of hosts. Each of several would start a job of its own.
+    """
+    text = environ.get("PADDLE_NUM_TRAINERS", "")
+    if len(layout.hosts.addresses) > 1 or text in ("", "1"):
+        return ""
+    return (
+        f"PADDLE_NUM_TRAINERS is {text}, taken as the number of ranks: all of them are on this host. If it is the "
+        "number of hosts, name them with --cluster_node_ips on each"
+    )
+
+
 def planned_ranks(
     layout: Layout, log_dir: Path, environ: Mapping[str, str], *, gpus: Sequence[str] | None, num_cores: int
 ) -> Plan:
