@@ -148,8 +148,9 @@ class ParameterServerFleet:
         self._calls.check("distributed_optimizer", None)
         if self._position.collective:
             raise SpecError(
-                f"{type(self._role).__name__} describes a collective job, which has no parameter servers; use "
-                "PaddleCloudRoleMaker() or UserDefinedRoleMaker(...)"
+                f"{type(self._role).__name__} describes a collective job, which has no parameter servers, and fleet "
+                'trains with those alone. Distribute the program with DistributeTranspilerConfig.mode = "nccl2" or '
+                '"collective", or, with servers, use PaddleCloudRoleMaker() or UserDefinedRoleMaker(...)'
             )
         made = DistributedOptimizer(self, optimizer, strategy_of(strategy))
         self._calls.note("distributed_optimizer")
