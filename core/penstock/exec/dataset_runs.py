@@ -32,6 +32,7 @@ from penstock.exec.memory import ReplicaMemory
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.pass_choice import choice_of
 from penstock.exec.places import CUDAPlace, gpus_for, num_cores
+from penstock.exec.rows_ahead import RowsAhead, RunAhead
 from penstock.exec.scope import Scope, global_scope
 from penstock.exec.strategies import BuildStrategy
 from penstock.native.remote_ops import REMOTE_TYPES
@@ -89,6 +90,7 @@ def run_from_dataset(
             contextlib.closing(dataset.open_for_training() if trains else dataset.open_for_inference())
         )
         saves = Saves(wanted.checkpoints, chosen, dataset.position)
+        run = _ahead(run, steps.first, ends) if num_threads == 1 else run
         pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves)
         if trains:
             steps.first.begin_together()
@@ -119,6 +121,20 @@ def _allowed_threads(program: Program, num_threads: int, *, is_compiled: bool) -
         )
         return 1
     return num_threads
+
+
+def _ahead(run: Run, core: DataParallel, ends: contextlib.ExitStack) -> Run:
+    """Return a pass that starts the lookups of the next batch's rows while a step runs, where there are any to start.
+
+    Replicas look up shares of a batch, which are not foreseen.
+    """
+    rows = RowsAhead(core.program)
+    if not rows or core.num_replicas > 1 or not rows.inputs <= {slot.name for slot in run.slots}:
+        return run
+    ends.callback(rows.close)
+    return ends.enter_context(
+        contextlib.closing(RunAhead(run, lambda batch: rows.start(feed_of(batch, run.slots, rows.inputs))))
+    )
 
 
 class _Steps:

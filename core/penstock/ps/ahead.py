@@ -53,8 +53,14 @@ class Ahead:
         # One that has not begun would wait for others that do not matter here.
         return None if found.rows.cancel() else found.rows
 
+    def forget(self) -> None:
+        """Forget all: whoever asks for these ids later looks them up."""
+        with self._lock:
+            forgotten, self._waiting = self._waiting, []
+        for old in forgotten:
+            old.rows.cancel()
+
     def close(self) -> None:
         """Forget all, and end."""
-        with self._lock:
-            self._waiting.clear()
+        self.forget()
         self._thread.shutdown(wait=False, cancel_futures=True)

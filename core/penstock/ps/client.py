@@ -226,6 +226,10 @@ class TrainerClient:
         self._ahead.start(table, ids.detach().cpu().reshape(-1).contiguous(), look_up, keep=not self._sync)
         return True
 
+    def forget_ahead(self) -> None:
+        """Drop what `prefetch_ahead` has looked up and no step has taken."""
+        self._ahead.forget()
+
     def _look_up(self, table: Table, ids: Tensor, out: Tensor, *, now: bool) -> None:
         if self._is_near(table):
             check_rows(table, ids)

@@ -62,11 +62,20 @@ def opened_counters() -> dict[str, dict[tuple[str, str], Sums]]:
     return {descriptor: client.counters.rows() for descriptor, client in list(_clients.items())}
 
 
-def prefetch_ahead(table: str, ids: Any) -> bool:
+def prefetch_ahead(table: str, ids: Any, descriptor: str = "") -> bool:
     """Start to look up the rows of the next batch's ids while this batch is computed: `TrainerClient.prefetch_ahead`.
 
     Call it before `Executor.run` of the current batch, with the int64 ids that the next one feeds to `table`'s lookup,
-    without those of its padding_idx. Returns whether a client took it on.
+    without those of its padding_idx. `descriptor`: of the program, if this process has several with such a table.
+    Returns whether a client took it on. `Executor.train_from_dataset` does this by itself (`exec.rows_ahead`).
     """
-    taken = [client.prefetch_ahead(table, ids) for client in list(_clients.values())]  # all, not only the first
+    clients = list(_clients.values()) if not descriptor else [c for c in [_clients.get(descriptor)] if c is not None]
+    taken = [client.prefetch_ahead(table, ids) for client in clients]  # all, not only the first
     return any(taken)
+
+
+def forget_ahead(descriptor: str) -> None:
+    """Drop rows that were looked up ahead for a step that does not come: much later they would be out of date."""
+    client = _clients.get(descriptor)
+    if client is not None:
+        client.forget_ahead()

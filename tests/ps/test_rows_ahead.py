@@ -1,0 +1,239 @@
+"""Passes over data sets ask servers for the next batch's rows while a step runs. Servers run on threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.endpoints import free_endpoint
+
+import penstock as fluid
+from penstock.dataset.slots import feed_of
+from penstock.errors import UserError
+from penstock.exec.ps_storage import ProgramStorage
+from penstock.exec.rows_ahead import RowsAhead, RunAhead
+from penstock.exec.scope import Scope
+from penstock.native import remote as remotes
+from penstock.ps.client import TrainerClient
+from penstock.ps.opening import opened_client
+from penstock.ps.server import ParameterServer
+from penstock.ps.settings import ServerSettings
+
+NUM_BATCHES, ROWS, IDS_A_BATCH = 8, 4, 5
+HANGS_S = 60.0
+
+
+class Job:
+    """One trainer whose two lookups of a table are joined, a server, and lines of ids that no two batches share."""
+
+    def __init__(self, folder: Path, *, sync: bool = False, distributed: bool = False, server: bool = True) -> None:
+        self.main, startup = fluid.Program(), fluid.Program()
+        self.main.random_seed = startup.random_seed = 5
+        with fluid.program_guard(self.main, startup):
+            ids = [fluid.layers.data(name, [1], dtype="int64") for name in ("a", "b")]
+            label = fluid.layers.data("label", [1])
+            rows: list[Any] = [
+                fluid.embedding(x, [100, 4], True, distributed, padding_idx=0, param_attr="table") for x in ids
+            ]
+            out = fluid.layers.fc(fluid.layers.concat(rows, 1), 1, param_attr="weight")
+            self.loss = fluid.layers.mean(fluid.layers.square_error_cost(out, label))
+            fluid.optimizer.SGD(0.1).minimize(self.loss)
+        endpoint = free_endpoint()
+        made = fluid.DistributeTranspiler()
+        made.transpile(0, self.main, endpoint, 1, sync_mode=sync, startup_program=startup)
+        self.trainer, self.descriptor = made.get_trainer_program(), str(made.descriptor)
+        self.use, self.startup, self.scope, self.exe = [*ids, label], startup, Scope(), fluid.Executor()
+        self.file = folder / "lines"
+        self.file.write_text("".join(self._line(n) for n in range(NUM_BATCHES * ROWS)))
+        if server:
+            program, begin = made.get_pserver_programs(endpoint)
+            scope = Scope()
+            self.exe.run(begin, scope=scope)
+            self.storage = ProgramStorage(program, scope)
+            mode = made.descriptor.mode
+            self.server = ParameterServer(
+                ServerSettings(endpoint, 0, 1, mode, start_s=HANGS_S, lease_s=20.0), self.storage
+            )
+            self.server.start()
+            self.exe.run(startup, scope=self.scope)
+
+    @staticmethod
+    def _line(n: int) -> str:
+        first = 1 + n // ROWS * IDS_A_BATCH
+        a, b = first + n % ROWS, (first + IDS_A_BATCH - 1) * (n % ROWS > 1)  # half of b is padding
+        return f"1 {a} 1 {b} 1 {n % 3}.5\n"
+
+    def dataset(self) -> Any:
+        dataset = fluid.DatasetFactory().create_dataset()
+        dataset.set_use_var(self.use)
+        dataset.set_batch_size(ROWS)
+        dataset.set_filelist([str(self.file)])
+        return dataset
+
+    def learned(self) -> dict[str, torch.Tensor]:
+        ids = torch.arange(1, NUM_BATCHES * IDS_A_BATCH)
+        blocks = {name: self.storage.value(name) for name in self.storage.blocks() if "table" not in name}
+        (table,) = (name for name in self.storage.blocks() if "table" in name)
+        return {**blocks, "table": self.storage.rows(table, ids, create=False)}
+
+    def close(self) -> None:
+        remotes.close(self.descriptor)
+        self.server.close()
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PENSTOCK_PS_START_S", "60")
+    monkeypatch.delenv("PENSTOCK_PS_STATE_DIR", raising=False)
+    monkeypatch.setattr(remotes, "_opener", [])
+    yield
+    for descriptor in remotes.opened():
+        remotes.close(descriptor)
+
+
+class Watched:
+    """The batches whose rows a server was asked for, and pushes that wait for those of the next one."""
+
+    def __init__(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: Counter[int] = Counter()
+        self._changed = threading.Condition()
+        self._rows, self._send, self._num_steps = job.storage.rows, TrainerClient.send, 0
+        self.too_late: list[int] = []
+        monkeypatch.setattr(job.storage, "rows", self.rows)
+        watched = self
+
+        def send(client: TrainerClient, variable: str, *args: Any) -> None:
+            if variable.startswith("weight"):
+                watched.wait_for_next()
+            watched._send(client, variable, *args)
+
+        monkeypatch.setattr(TrainerClient, "send", send)
+
+    def rows(self, block: str, ids: torch.Tensor, *, create: bool) -> torch.Tensor:
+        with self._changed:
+            self.asked.update({(int(ids.min()) - 1) // IDS_A_BATCH})
+            self._changed.notify_all()
+        return self._rows(block, ids, create=create)
+
+    def wait_for_next(self) -> None:
+        """At the end of a step: the rows of the next are asked for. The first cannot know where the rows are."""
+        step, self._num_steps = self._num_steps, self._num_steps + 1
+        if 1 <= step < NUM_BATCHES - 1:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self.asked[step + 1] > 0, HANGS_S):
+                    self.too_late.append(step)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("distributed", [False, True])
+def test_rows_of_the_next_batch_are_asked_for_before_a_step_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distributed: bool
+) -> None:
+    plain = Job(tmp_path, distributed=distributed)
+    run = plain.dataset().open()
+    while (batch := run.take()) is not None:
+        feed = feed_of(batch, run.slots, {v.name for v in plain.trainer.feeds()})
+        plain.exe.run(plain.trainer, feed=feed, scope=plain.scope)
+    run.close()
+    expected = plain.learned()
+    plain.close()
+    job = Job(tmp_path, distributed=distributed)
+    watched = Watched(job, monkeypatch)
+    job.exe.train_from_dataset(job.trainer, job.dataset(), scope=job.scope)
+    assert not watched.too_late
+    assert watched.asked == dict.fromkeys(range(NUM_BATCHES), 1)  # and the step takes that answer
+    learned = job.learned()
+    assert learned.keys() == expected.keys()
+    for name, value in learned.items():  # no two batches have a row in common, so nothing is older than it would be
+        np.testing.assert_array_equal(value.numpy(), expected[name].numpy())
+    job.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_pass_that_ends_early_forgets_rows_that_no_step_has_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path)
+    watched = Watched(job, monkeypatch)
+    wait = watched.wait_for_next
+
+    def fail() -> None:
+        wait()
+        if watched._num_steps == 4:
+            raise UserError("enough")
+
+    monkeypatch.setattr(watched, "wait_for_next", fail)
+    with pytest.raises(Exception, match="enough"):
+        job.exe.train_from_dataset(job.trainer, job.dataset(), scope=job.scope)
+    assert watched.asked[4] == 1
+    assert not opened_client(job.descriptor)._ahead._waiting
+    job.close()
+
+
+def test_in_sync_nothing_is_asked_early(tmp_path: Path) -> None:
+    """The rows of the next batch are made by the round that is under way."""
+    assert not RowsAhead(Job(tmp_path, sync=True, server=False).trainer)
+    ahead = RowsAhead(Job(tmp_path, server=False).trainer)
+    assert ahead
+    assert ahead.inputs == {"a", "b"}
+
+
+class Batches:
+    """A pass of numbers."""
+
+    slots = ()
+
+    def __init__(self, numbers: list[Any]) -> None:
+        self.numbers, self.taken = numbers, 0
+        self.stopped = threading.Event()
+
+    def take(self) -> Any:
+        if self.taken == len(self.numbers):
+            return None
+        self.taken += 1
+        found = self.numbers[self.taken - 1]
+        if isinstance(found, Exception):
+            raise found
+        if found == "wait":
+            assert self.stopped.wait(HANGS_S)
+            return None
+        return found
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+@pytest.mark.timeout(120)
+def test_one_batch_is_taken_ahead_and_shown_and_errors_come_in_their_place() -> None:
+    seen: list[int] = []
+    looked = threading.Semaphore(0)
+
+    def see(batch: Any) -> None:
+        seen.append(batch)
+        looked.release()
+
+    ahead: Any = RunAhead(Batches([1, 2, 3, UserError("bad")]), see)  # type: ignore[arg-type]  # numbers
+    for number in (1, 2, 3):
+        assert looked.acquire(timeout=HANGS_S)
+        assert seen == list(range(1, number + 1)), "one is ahead, not more"
+        assert ahead.take() == number
+    with pytest.raises(UserError, match="bad"):
+        ahead.take()
+    ahead.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("numbers", [[1, "wait"], [1, 2, 3], ["wait"]])
+def test_a_pass_that_is_closed_leaves_no_thread(numbers: list[Any]) -> None:
+    before = set(threading.enumerate())
+    ahead: Any = RunAhead(Batches(numbers), lambda batch: None)  # type: ignore[arg-type]  # numbers
+    if numbers[0] == 1:
+        assert ahead.take() == 1
+    ahead.close()
+    assert not {thread for thread in threading.enumerate() if thread not in before}
