@@ -292,6 +292,16 @@ def test_nobody_comes(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert "waits for trainers 0, 1 of 2 to join" in capfd.readouterr().err
 
 
+def test_everybody_is_lost_and_nobody_comes_back(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    server, _, endpoint = start(lease_s=2.0, start_s=1.0)
+    Trainer(endpoint, 0).join()
+    with pytest.raises(
+        Unavailable, match=r"every trainer was lost, and none came back within 1 s.*PENSTOCK_PS_START_S"
+    ):
+        server.wait(60)
+    assert "every trainer is lost; waits 1 s for one to come back" in capfd.readouterr().err
+
+
 def reason_of(call: Callable[[], Any]) -> str:
     """Return why a call is refused."""
     with pytest.raises(Refused) as caught:
