@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,12 @@ class Network:
         return Partition(self.main)
 
 
+@functools.cache  # recording takes longer than all that is done with it
 def network(make: Make, *, is_sparse: bool, dtype: str = "float32", seed: int = 4) -> Network:
-    """Return a network with the parameters `table` [23, 5] and `weight` [5, 3]; `make` gives its optimizer."""
+    """Return a network with the parameters `table` [23, 5] and `weight` [5, 3]; `make` gives its optimizer.
+
+    Nobody may change it: who asks again is given the same.
+    """
     main, startup = fluid.Program(), fluid.Program()
     startup.random_seed = seed
     with fluid.program_guard(main, startup):

@@ -5,6 +5,7 @@ The Executor computes the gradients of each step; servers are given the same one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 STEPS = 4
 
 
+@functools.cache
 def made(kind: str, variant: str) -> Callable[[], Any]:
     """Return what makes an optimizer: plain, or with a schedule and a regulariser (AdamW has its own decay)."""
     L: Any = fluid.layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,8 +29,9 @@ def batches(number: int = STEPS) -> Iterator[dict[str, Any]]:
         }
 
 
+@functools.cache  # recording takes longer than all that is done with it
 def network(make: Callable[[], Any], *, is_sparse: bool, weight: Any = "weight") -> Parts:
-    """Return (main, startup, loss) of a network whose parameters are `table` and `weight`."""
+    """Return (main, startup, loss) of a network whose parameters are `table` and `weight`; nobody may change it."""
     main, startup = fluid.Program(), fluid.Program()
     startup.random_seed = 4
     with fluid.program_guard(main, startup):
