@@ -15,11 +15,11 @@ from examples.book import (
 )
 from tests.property.oracle import intra_op_threads
 
-MODES = ["all_reduce", "reduce"]
-pytestmark = [
-    pytest.mark.parametrize("mode", MODES),
-    pytest.mark.parametrize("num_replicas", [1, 2, 3]),
-]
+QUICK = [("all_reduce", 1), ("all_reduce", 2), ("reduce", 3)]
+LONG = [("reduce", 1), ("reduce", 2), ("all_reduce", 3)]
+pytestmark = pytest.mark.parametrize(
+    ("mode", "num_replicas"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.soak) for case in LONG)]
+)
 
 
 @pytest.fixture(autouse=True)
