@@ -84,9 +84,9 @@ def options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def prepared(asked: argparse.Namespace, rank: int, endpoints: list[str]) -> tuple[Any, fluid.Executor]:
+def prepared(asked: argparse.Namespace, trainer_id: int, endpoints: list[str]) -> tuple[Any, fluid.Executor]:
     """Record, transpile, and run the startup program; return the loss."""
-    fluid.default_startup_program().random_seed = 1 + rank  # the first one's values count
+    fluid.default_startup_program().random_seed = 1 + trainer_id  # the first one's values count
     fluid.default_main_program().random_seed = 5
     loss = network(sparse=not asked.dense, dropout=asked.dropout, wide=asked.wide)
     if asked.width:
@@ -102,7 +102,9 @@ def prepared(asked: argparse.Namespace, rank: int, endpoints: list[str]) -> tupl
             config.use_hierarchical_allreduce = True
             config.hierarchical_allreduce_inter_nranks = asked.inter
         t = fluid.DistributeTranspiler(config=config)
-        t.transpile(rank, trainers=",".join(endpoints), current_endpoint=endpoints[rank])
+        trainers = ",".join(endpoints)
+        current_endpoint = endpoints[trainer_id]
+        t.transpile(trainer_id, trainers=trainers, current_endpoint=current_endpoint)
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     return loss, exe

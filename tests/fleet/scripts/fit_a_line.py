@@ -95,15 +95,28 @@ def run_local(args: argparse.Namespace) -> None:
     write(args, [p.name for p in fluid.default_main_program().all_parameters()], losses)
 
 
+def strategy_of(args: argparse.Namespace) -> Any:
+    strategy: Any
+    if args.mode == "sync":
+        # Sync
+        strategy = DistributedStrategyFactory.create_sync_strategy()
+    elif args.mode == "half_async":
+        # Half-Async
+        strategy = DistributedStrategyFactory.create_half_async_strategy()
+    elif args.mode == "async":
+        # Async
+        strategy = DistributedStrategyFactory.create_async_strategy()
+    else:
+        strategy = DistributedStrategyFactory.create_geo_strategy(update_frequency=args.geo_every)
+    return strategy
+
+
 def run_distributed(args: argparse.Namespace) -> None:
     loss, predict = network()
     names = [p.name for p in fluid.default_main_program().all_parameters()]
 
     # step1: get distributed strategy
-    if args.mode == "geo":
-        strategy: Any = DistributedStrategyFactory.create_geo_strategy(update_frequency=args.geo_every)
-    else:
-        strategy = getattr(DistributedStrategyFactory, f"create_{args.mode}_strategy")()
+    strategy = strategy_of(args)
     # small blocks, so that the layers are cut over both servers
     strategy.set_program_config({"min_block_size": 8192})
 
@@ -127,11 +140,12 @@ def run_distributed(args: argparse.Namespace) -> None:
         exe.run(fleet.startup_program)
         program: Any = fleet.main_program
         if args.compiled:
-            program = fluid.compiler.CompiledProgram(fleet.main_program).with_data_parallel(
+            compiled_program = fluid.compiler.CompiledProgram(fleet.main_program).with_data_parallel(
                 loss_name=loss.name,
                 build_strategy=strategy.get_build_strategy(),
                 exec_strategy=strategy.get_execute_strategy(),
             )
+            program = compiled_program
         losses = train(args, exe, program, loss, fleet.worker_index(), fleet.worker_num())
         whole = np.zeros(2)
         fleet.all_reduce_worker(np.array([len(losses), sum(losses)]), whole)

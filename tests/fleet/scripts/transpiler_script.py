@@ -54,10 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         losses = train_loop(fluid.default_main_program(), loss, 0, 1)
     else:
         role = os.environ["TRAINING_ROLE"]
-        trainer_id, trainers = int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ["PADDLE_TRAINERS_NUM"])
+        trainer_id = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+        trainers = int(os.environ["PADDLE_TRAINERS_NUM"])
         pserver_endpoints = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"]
         t = fluid.DistributeTranspiler()
-        t.transpile(trainer_id, pservers=pserver_endpoints, trainers=trainers, sync_mode=args.mode == "sync")
+        if args.mode == "sync":
+            t.transpile(trainer_id, pservers=pserver_endpoints, trainers=trainers)
+        else:
+            t.transpile(trainer_id, pservers=pserver_endpoints, trainers=trainers, sync_mode=False)
         if role == "PSERVER":
             current_endpoint = f"{os.environ['POD_IP']}:{os.environ['PADDLE_PORT']}"
             pserver_prog = t.get_pserver_program(current_endpoint)
@@ -66,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             exe.run(pserver_startup)
             exe.run(pserver_prog)
             return
-        losses = train_loop(t.get_trainer_program(), loss, trainer_id, trainers)
+        elif role == "TRAINER":
+            losses = train_loop(t.get_trainer_program(), loss, trainer_id, trainers)
     if trainer_id == 0:
         args.out.mkdir(parents=True, exist_ok=True)
         found = {p.name: fluid.global_scope().find(p.name) for p in fluid.default_main_program().all_parameters()}
