@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -16,6 +17,10 @@ import pytest
 import penstock as fluid
 from penstock.dataset.slots import feed_of
 from penstock.errors import OperatorError, SpecError
+from penstock.exec import dataset_reports
+from penstock.exec.dataset_reports import Progress
+from penstock.telemetry import process
+from penstock.telemetry.sessions import Unwatched
 
 NUM_IDS = 50
 ROWS = 400
@@ -153,6 +158,58 @@ def test_row_90_settings_are_checked(model: Model) -> None:
         train(model.main, model.dataset(), thread=-1)
     with pytest.raises(SpecError, match="print_period is 0"):
         train(model.main, model.dataset(), print_period=0)
+
+
+def test_progress_is_told_to_the_jobs_page_until_all_is_read(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session(Unwatched):
+        def progress(self, done: int, total: int, unit: str = "steps") -> None:
+            told.append((done, total, unit))
+
+    told: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(process, "_session", Session())
+    model.exe.train_from_dataset(model.main, model.dataset("InMemoryDataset", batch_size=200), scope=model.scope)
+    assert len(told) >= 2
+    assert told == sorted(told)
+    assert told[-1] == (1000, 1000, "per mille of the data")
+
+
+class Terminal(io.StringIO):
+    """A stream whose reader waits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.25, "25.0 % of the data, "), (None, "")])
+def test_a_line_shows_progress_once_a_second_where_stderr_is_a_terminal(
+    share: float | None, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal, now = Terminal(), [10.0]
+    monkeypatch.setattr("sys.stderr", terminal)
+    shown = Progress(lambda: share, shows_line=True, clock=lambda: now[0])
+    for seconds in (0.5, 1.5, 0.5, 0.5):
+        now[0] += seconds
+        shown.trained(100)
+        shown.say()
+    shown.close()
+    lines = [
+        f"\rpenstock: {text}{samples}/s\x1b[K" for samples in ("200 samples, 100 samples", "400 samples, 133 samples")
+    ]
+    assert terminal.getvalue() == "".join([*lines, lines[1], "\n"])
+
+
+def test_a_pass_shows_no_line_beside_what_it_prints_or_to_files(
+    model: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dataset_reports, "_LINE_S", 0.0)
+    model.exe.train_from_dataset(model.main, model.dataset(), scope=model.scope)
+    assert capsys.readouterr().err == ""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    model.exe.train_from_dataset(model.main, model.dataset(), scope=model.scope, fetch_list=[model.loss])
+    assert terminal.getvalue() == ""
+    model.exe.train_from_dataset(model.main, model.dataset(), scope=model.scope)
+    assert re.search(r"\rpenstock: 100.0 % of the data, 400 samples, \d+ samples/s\x1b\[K\n$", terminal.getvalue())
 
 
 def test_row_91_inference_changes_no_variable(model: Model, capsys: pytest.CaptureFixture[str]) -> None:

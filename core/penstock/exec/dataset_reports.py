@@ -1,17 +1,20 @@
 """What a pass over a data set shows while it runs: fetched variables, a user's handler, where the time goes.
 
-All of it is about the first thread's steps, as in Fluid. Printing goes to stdout, the profile to stderr.
+All of it but the progress is about the first thread's steps, as in Fluid. Printing goes to stdout, the profile and the
+progress to stderr.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock import telemetry
 from penstock.errors import SpecError
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.feeding import fetch_names
@@ -20,6 +23,8 @@ from penstock.program.program import Program
 _SHOWN_VALUES = 20
 _PROFILED_STEPS = 100
 _SHOWN_OPERATORS = 15
+_TOLD_S, _LINE_S = 0.5, 1.0
+_PER_MILLE = 1000
 
 
 class Fetches:
@@ -155,3 +160,55 @@ class Profile:
         return [
             f"{graph.handles[i].op.name}: {sums[i] / 1e3 / self._steps:.1f} us a step" for i in order if sums[i] > 0
         ]
+
+
+class Progress:
+    """How far a pass is: told to the job's page twice a second, and shown as one line, once a second, to who waits.
+
+    `fraction`: of the data, None if it is not known. The line is for terminals, where nothing else is printed:
+    `shows_line` says so. `trained` is any thread's, the rest the first thread's.
+    """
+
+    def __init__(
+        self,
+        fraction: Callable[[], float | None],
+        *,
+        shows_line: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fraction, self._clock, self._begin = fraction, clock, clock()
+        self._stream = sys.stderr if shows_line and sys.stderr.isatty() else None
+        self._lock = threading.Lock()
+        self._rows = 0
+        self._told, self._shown = float("-inf"), self._begin
+
+    def trained(self, rows: int) -> None:
+        """Count a batch."""
+        with self._lock:
+            self._rows += rows
+
+    def say(self) -> None:
+        """Say it, if it is time."""
+        now = self._clock()
+        if now - self._told >= _TOLD_S:
+            self._told = now
+            self._tell()
+        if self._stream is not None and now - self._shown >= _LINE_S:
+            self._shown = now
+            print(f"\r{self._line(now)}\x1b[K", end="", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Say it a last time, and end the line, if there is one."""
+        self._tell()
+        if self._stream is not None and self._shown > self._begin:
+            print(f"\r{self._line(self._clock())}\x1b[K", file=self._stream, flush=True)
+
+    def _tell(self) -> None:
+        fraction = self._fraction()
+        if fraction is not None:
+            telemetry.progress(int(fraction * _PER_MILLE), _PER_MILLE, "per mille of the data")
+
+    def _line(self, now: float) -> str:
+        fraction, seconds = self._fraction(), max(now - self._begin, 1e-9)
+        share = "" if fraction is None else f"{100 * fraction:.1f} % of the data, "
+        return f"penstock: {share}{self._rows} samples, {self._rows / seconds:.0f} samples/s"

@@ -18,13 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock import telemetry
 from penstock.dataset import Dataset
 from penstock.dataset.settings import Run
 from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError
 from penstock.exec.data_parallel import DataParallel, results
-from penstock.exec.dataset_reports import Fetches, FetchHandler, HandlerThread, Profile
+from penstock.exec.dataset_reports import Fetches, FetchHandler, HandlerThread, Profile, Progress
 from penstock.exec.dataset_saves import Checkpoints, Saves
 from penstock.exec.device_streams import Devices
 from penstock.exec.devices import devices_of
@@ -41,8 +40,6 @@ from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.strict_fields import say_once
 
-_PROGRESS_S = 0.5
-_PER_MILLE = 1000
 Step = Callable[[Mapping[str, Any], Sequence[str]], list[Any]]
 """Runs a step on a feed and returns what is fetched, as arrays."""
 
@@ -53,7 +50,7 @@ class Wanted:
 
     debug: bool = False
     fetch_list: Sequence[Any] = ()
-    fetch_info: Sequence[str] = ()
+    fetch_info: Sequence[str] | None = None
     print_period: int = 100
     fetch_handler: FetchHandler | None = None
     checkpoints: Checkpoints | None = None
@@ -91,7 +88,9 @@ def run_from_dataset(
         )
         saves = Saves(wanted.checkpoints, chosen, dataset.position)
         run = _ahead(run, steps.first, ends) if num_threads == 1 else run
-        pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves)
+        prints = wanted.debug or handler is not None or bool(wanted.fetch_list)
+        progress = ends.enter_context(contextlib.closing(Progress(run.fraction, shows_line=not prints)))
+        pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves, progress)
         if trains:
             steps.first.begin_together()
         pass_.train(steps.steps, Profile(steps.first) if wanted.debug else None)
@@ -208,10 +207,16 @@ class _Pass:
     """Threads that take batches until there are no more."""
 
     def __init__(
-        self, run: Run, inputs: set[str], fetches: Fetches, handler: HandlerThread | None, saves: Saves
+        self,
+        run: Run,
+        inputs: set[str],
+        fetches: Fetches,
+        handler: HandlerThread | None,
+        saves: Saves,
+        progress: Progress,
     ) -> None:
         self._run, self._inputs, self._fetches, self._handler = run, inputs, fetches, handler
-        self._saves = saves
+        self._saves, self._progress = saves, progress
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -249,7 +254,7 @@ class _Pass:
         self._run.stop()  # who waits for data that does not come is told, too
 
     def _first(self, step: Step, profile: Profile | None) -> None:
-        num_batches, said = 0, 0.0
+        num_batches = 0
         while self._error is None:
             names = self._fetches.names(num_batches + 1)
             watched = self._handler.names if self._handler is not None else ()
@@ -264,12 +269,9 @@ class _Pass:
                 self._handler.see(values[len(names) :])
             if profile is not None:
                 profile.step(rows, time.perf_counter() - begin)
-            if begin - said >= _PROGRESS_S:
-                said = begin
-                self._say_progress()
+            self._progress.say()
         if profile is not None:
             profile.show()
-        self._say_progress()
 
     def _one(self, step: Step, names: Sequence[str], profile: Profile | None = None) -> tuple[int, list[Any]] | None:
         found = None
@@ -290,12 +292,8 @@ class _Pass:
             profile.read(time.perf_counter() - begin)
         found = step(feed, names)
         self._run.used(batch)
+        self._progress.trained(len(batch))
         return len(batch), found
-
-    def _say_progress(self) -> None:
-        fraction = self._run.fraction()
-        if fraction is not None:
-            telemetry.progress(int(fraction * _PER_MILLE), _PER_MILLE, "per mille of the data")
 
 
 __all__ = ["Wanted", "run_from_dataset"]
