@@ -22,7 +22,7 @@ def test_a_rank_that_is_killed_in_a_step_is_named_by_all_others_soon(trainers: S
             assert rank.end() == 1
             assert f"Unavailable: rank {victim} (127.0.0.1:" in rank.errors
             assert "has ended in the middle of the job" in rank.errors
-    assert time.monotonic() - began < 100  # 10 s are promised, on a machine with nothing else to do
+    assert time.monotonic() - began < 100  # a hang; test_watch.py adds up the waits, to below 10 s
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -36,7 +36,7 @@ def test_a_rank_that_stands_still_is_named_by_all_others(trainers: Start, victim
         if rank is not ranks[victim]:
             assert rank.end() == 1
             assert f"Unavailable: rank {victim} (127.0.0.1:" in rank.errors
-    assert time.monotonic() - began < 100  # 10 s are promised, as above
+    assert time.monotonic() - began < 100  # as above
     ranks[victim].kill()
 
 
