@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.rows_ahead import RowsAhead, RunAhead
 from penstock.exec.scope import Scope
 from penstock.native import remote as remotes
+from penstock.ps import communicator
 from penstock.ps.client import TrainerClient
+from penstock.ps.communicator import Communicator
 from penstock.ps.opening import opened_client
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
@@ -32,7 +35,9 @@ HANGS_S = 60.0
 class Job:
     """One trainer whose two lookups of a table are joined, a server, and lines of ids that no two batches share."""
 
-    def __init__(self, folder: Path, *, sync: bool = False, distributed: bool = False, server: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, sync: bool = False, half: bool = False, distributed: bool = False, server: bool = True
+    ) -> None:
         self.main, startup = fluid.Program(), fluid.Program()
         self.main.random_seed = startup.random_seed = 5
         with fluid.program_guard(self.main, startup):
@@ -45,7 +50,10 @@ class Job:
             self.loss = fluid.layers.mean(fluid.layers.square_error_cost(out, label))
             fluid.optimizer.SGD(0.1).minimize(self.loss)
         endpoint = free_endpoint()
-        made = fluid.DistributeTranspiler()
+        config = fluid.DistributeTranspilerConfig()
+        config.sync_mode = sync
+        config.runtime_split_send_recv = config.half_async = half
+        made = fluid.DistributeTranspiler(config)
         made.transpile(0, self.main, endpoint, 1, sync_mode=sync, startup_program=startup)
         self.trainer, self.descriptor = made.get_trainer_program(), str(made.descriptor)
         self.use, self.startup, self.scope, self.exe = [*ids, label], startup, Scope(), fluid.Executor()
@@ -61,6 +69,9 @@ class Job:
                 ServerSettings(endpoint, 0, 1, mode, start_s=HANGS_S, lease_s=20.0), self.storage
             )
             self.server.start()
+            self.communicator = Communicator(self.trainer) if half else None
+            if self.communicator is not None:
+                self.communicator.start()
             self.exe.run(startup, scope=self.scope)
 
     @staticmethod
@@ -92,6 +103,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PENSTOCK_PS_START_S", "60")
     monkeypatch.delenv("PENSTOCK_PS_STATE_DIR", raising=False)
     monkeypatch.setattr(remotes, "_opener", [])
+    monkeypatch.setattr(communicator, "_set_up", {})
     yield
     for descriptor in remotes.opened():
         remotes.close(descriptor)
@@ -131,9 +143,10 @@ class Watched:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("distributed", [False, True])
 def test_rows_of_the_next_batch_are_asked_for_before_a_step_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distributed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distributed: bool, half: bool
 ) -> None:
     plain = Job(tmp_path, distributed=distributed)
     run = plain.dataset().open()
@@ -143,15 +156,34 @@ def test_rows_of_the_next_batch_are_asked_for_before_a_step_ends(
     run.close()
     expected = plain.learned()
     plain.close()
-    job = Job(tmp_path, distributed=distributed)
+    job = Job(tmp_path, distributed=distributed, half=half)
     watched = Watched(job, monkeypatch)
     job.exe.train_from_dataset(job.trainer, job.dataset(), scope=job.scope)
+    if job.communicator is not None:
+        job.communicator.stop()  # a last push may be on its way
     assert not watched.too_late
     assert watched.asked == dict.fromkeys(range(NUM_BATCHES), 1)  # and the step takes that answer
     learned = job.learned()
     assert learned.keys() == expected.keys()
     for name, value in learned.items():  # no two batches have a row in common, so nothing is older than it would be
         np.testing.assert_array_equal(value.numpy(), expected[name].numpy())
+    job.close()
+
+
+@pytest.mark.timeout(600)
+def test_a_loop_says_its_next_feed_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(tmp_path)
+    watched, ahead = Watched(job, monkeypatch), RowsAhead(job.trainer)
+    lines = np.loadtxt(job.file).reshape(NUM_BATCHES, ROWS, 6)
+    feeds = [
+        {"a": x[:, 1:2].astype("int64"), "b": x[:, 3:4].astype("int64"), "label": x[:, 5:].astype("float32")}
+        for x in lines
+    ]
+    for feed, following in itertools.pairwise(feeds):
+        ahead.start(following)
+        job.exe.run(job.trainer, feed=feed, scope=job.scope)
+    assert not watched.too_late
+    assert watched.asked == dict.fromkeys(range(NUM_BATCHES), 1)
     job.close()
 
 

@@ -2,7 +2,8 @@
 
 A thread takes the next batch while a step runs, and starts the lookups that its step will make: those whose ids are
 views and joins of inputs. The step's own lookup then takes the answer, which may lack what was pushed meanwhile, as any
-read in async, half-async and GEO; in sync the rows are made by the round that is under way, so nothing is asked early.
+read in async and half-async. In sync the rows are made by the round that is under way, so nothing is asked early;
+in GEO tables are here.
 Invariant: one batch ahead at most, so an answer is older than the step that takes it by the step before, no more.
 """
 
@@ -60,11 +61,15 @@ class RowsAhead:
     def __bool__(self) -> bool:
         return bool(self._lookups)
 
-    def start(self, feed: Mapping[str, torch.Tensor]) -> None:
-        """Start the lookups of the step that will be fed with `feed`, which has the `inputs` at least."""
+    def start(self, feed: Mapping[str, Any]) -> None:
+        """Start the lookups of the step that will be fed with `feed`: arrays or tensors, of the `inputs` at least.
+
+        Before the first step nothing is known of servers, so nothing is started.
+        """
         from penstock.ps.opening import prefetch_ahead  # which programs without servers do without
 
-        values = self._block.run(feed, bind_symbols(self._program, feed))
+        given = {name: torch.as_tensor(feed[name]) for name in self.inputs}
+        values = self._block.run(given, bind_symbols(self._program, given))
         for lookup in self._lookups:
             ids = values[lookup.ids].reshape(-1)
             live = ids if lookup.padding_idx is None else ids[ids != lookup.padding_idx]
