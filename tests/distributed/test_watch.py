@@ -168,6 +168,14 @@ def test_the_rank_that_one_has_lost_is_named_by_those_that_could_not_see_it(
     assert near.watch._state[0] == "lost"
 
 
+def test_an_exchange_that_fails_waits_for_the_lease_of_ranks_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LEASE_S, "5")
+    near, far = met(2), met(2)
+    far[0].present[1] = replace(far[0].present[1], host="far away")
+    assert Seen(near[0]).watch.finds_out_s < 5
+    assert 5 + 2 * _BEAT_S < Seen(far[0]).watch.finds_out_s < 9  # the others end within ten seconds
+
+
 def test_a_rank_that_says_why_it_fails_and_ends_is_named_with_its_words(
     monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
 ) -> None:

@@ -37,7 +37,6 @@ TRANSPORT = "PENSTOCK_COLLECTIVE_TRANSPORT"
 _TRANSPORTS = ("auto", "shared_memory", "gloo")
 _Result = TypeVar("_Result")
 _MOST_RINGS = 64  # each has a thread that waits, of which an engine has a limited number
-_FOUND_OUT_S = 3.0  # an exchange may fail before the watch has said who is lost
 
 
 Idle = Callable[[Tensor], None]
@@ -139,7 +138,7 @@ class Group:
 
     def why(self) -> Unavailable | None:
         """Return the error that names the lost rank, if one is lost. Waits a moment for the watch to find out."""
-        self._knows.wait(_FOUND_OUT_S)
+        self._knows.wait(self._watch.finds_out_s)
         return Unavailable(self._lost) if self._lost else None
 
     def check(self) -> None:

@@ -30,6 +30,7 @@ _DEFAULT_LEASE_S = 5.0
 _BEAT_S = 0.5
 _STORE_S = 2.0  # torch gives most answers of a store up after this, but not all
 _STORE_ENDS_S = 0.2
+_SEEN_S = 3.0
 _LEAVE_S = 5.0  # so long the one who has the store waits for the others' goodbye
 
 State = Literal["works", "leaves", "failed", "lost"]
@@ -85,6 +86,13 @@ class Watch:
                 self._poll.register(descriptor, select.POLLIN)
 
     # -- what other threads ask for ----------------------------------------------------------------
+
+    @property
+    def finds_out_s(self) -> float:
+        """So long an exchange that has failed waits to hear who is lost: the end of a process of this host is seen at
+        once, that of another host's by its lease, long after its connections have broken."""
+        are_all_here = len(self._processes) == self._ranks.num_ranks - 1
+        return _SEEN_S if are_all_here else self._lease_s + _STORE_S + 2 * _BEAT_S
 
     def close(self) -> None:
         """Release the descriptors of a watch that was never started."""
