@@ -112,8 +112,7 @@ def state_name(scope: Scope, path: str) -> str:
     return next(n for n in scope.names() if n.endswith(f"_0.{path}") and not n.startswith(("adam", "sgd")))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize(("kind", "dtype"), [("sgd", "float64"), ("adam", "float32")])
 @pytest.mark.parametrize("name", MODULES)
 def test_training_equals_eager(name: str, kind: str, dtype: str) -> None:
     module, network = recorded(name, kind, dtype)

@@ -26,7 +26,7 @@ def test_networks_survive_their_text(name: str) -> None:
         assert str(again) == str(program)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@settings(max_examples=6, deadline=None, derandomize=True, database=None)
 @given(recipe=recipes())
 def test_random_programs_survive_their_text(recipe: Recipe) -> None:
     network = build(recipe)
@@ -92,7 +92,7 @@ guards = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(
     st.lists(variables, max_size=3, unique_by=lambda v: v.name),
     st.lists(guards, max_size=2),
@@ -116,7 +116,7 @@ def lines_of(name: str) -> tuple[str, ...]:
 CHARACTERS = st.text('abz019 .,%[]():="\\->+*/s@\n\t_é\x00', max_size=3)
 
 
-@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(
     st.sampled_from(["fit_a_line", "ctr_dnn"]),
     st.integers(0, 10**6),
