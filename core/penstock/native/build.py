@@ -7,6 +7,7 @@ running; two builds at once wait for each other.  Needs torch, ninja and a C++20
 `stress.cpp`, of which several folders have one, is part of no library: `--sanitize` builds each with what of its folder
 needs no torch, and runs it (see `sanitize`).
 The code has to run on any x86-64 or Arm core: no `-march`; a kernel that wants more uses target attributes.
+What is in the checkout is named from its root, so that a copy of one with its `build/native` compiles nothing again.
 On failure: `UserError` with the compiler's output; libraries already built stay as they were.
 """
 
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,8 +31,10 @@ from pathlib import Path
 from penstock.errors import UserError
 
 NATIVE = Path(__file__).resolve().parent
+ROOT = NATIVE.parents[2]
 SOURCES = NATIVE / "src"
 RECORD = NATIVE / "_built.json"
+PRECOMPILED = SOURCES / "precompiled.h"
 STRESS = "stress.cpp"
 STRESSED = {
     "engine": ("engine/clock.cpp", "engine/engine.cpp", "engine/host.cpp", "engine/schedule.cpp"),
@@ -66,8 +71,7 @@ def libraries() -> list[Library]:
     module = ("-DTORCH_EXTENSION_NAME=_engine", f'-DPENSTOCK_TORCH=\\"{torch.__version__}\\"')
     found = [
         Library("_engine", engine, NATIVE / f"_engine{suffix}", (*torch_links, "-ltorch_python"), module),
-        # -fopenmp for at::parallel_for, when compiling only: at run time the symbols are those of torch's own runtime.
-        Library("_ops", operators, NATIVE / "_ops.so", torch_links, ("-fopenmp",)),
+        Library("_ops", operators, NATIVE / "_ops.so", torch_links, ()),
         Library("_table", table, NATIVE / f"_table{suffix}", (), ()),
         Library("_feed", feed, NATIVE / f"_feed{suffix}", (), ()),
     ]
@@ -92,9 +96,8 @@ def compiler() -> str:
 
 def build_folder() -> Path:
     """Name the folder for object files: `build/native` of a checkout, else one in the user's cache."""
-    root = NATIVE.parents[2]
-    if (root / "pyproject.toml").is_file():
-        return root / "build" / "native"
+    if (ROOT / "pyproject.toml").is_file():
+        return ROOT / "build" / "native"
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "penstock" / "native"
 
@@ -102,7 +105,7 @@ def build_folder() -> Path:
 def build(*, jobs: int | None = None, debug: bool = False, verbose: bool = False) -> list[Path]:
     """Build every library that is out of date and return the paths of all.
 
-    Cost: two to three minutes from scratch on two cores, 0.1 s when nothing changed.  Raises: UserError if a tool is
+    Cost: about two minutes from scratch on two cores, 0.1 s when nothing changed.  Raises: UserError if a tool is
     missing or a file does not compile.
     """
     import torch  # a plain import of this module must work where torch is not installed
@@ -147,7 +150,12 @@ def _torch_flags(*, debug: bool) -> list[str]:
 
     # -isystem: the headers of torch and Python are not ours to warn about
     headers = [f"-isystem {_escape(path)}" for path in (*include_paths(), sysconfig.get_path("include"))]
-    defines = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-DNDEBUG"]
+    # AT_PER_OPERATOR_HEADERS, as torch itself is compiled: its headers bring in the operators that they name, not all
+    defines = [
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        "-DAT_PER_OPERATOR_HEADERS",
+        "-DNDEBUG",
+    ]
     return [*STANDARD, *WARNINGS, *headers, *defines, *(["-g"] if debug else [])]
 
 
@@ -159,30 +167,56 @@ def _torch_link_flags() -> list[str]:
 
 def _ninja_script(wanted: Sequence[Library], folder: Path, flags: Sequence[str], link_flags: Sequence[str]) -> str:
     """Write the build graph as text; a change of torch, Python or flags changes it, and ninja rebuilds."""
+    precompiled = _named(folder / PRECOMPILED.name) + ".gch"
     lines = [
         "ninja_required_version = 1.5",
+        f"builddir = {_named(folder)}",  # where it notes what it has built
         f"cxx = {_escape(compiler())}",
-        f"flags = {' '.join(flags)} -I{_escape(str(SOURCES))}",
+        # the folder of the precompiled header before that of the header itself: taken where the compiler can take it
+        f"flags = {' '.join(flags)} -I{_named(folder)} -I{_named(SOURCES)}",
+        # for at::parallel_for, when compiling only: at run time the symbols are those of torch's own runtime
+        "torch = -fopenmp",
         f"link_flags = {' '.join(link_flags)}",
         "rule compile",
         "  command = $cxx -MD -MF $out.d $flags $defines -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
         "  description = compile $in",
+        "rule precompile",
+        "  command = $cxx -MD -MF $out.d $flags $torch -x c++-header -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = precompile $in",
         "rule link",
         "  command = $cxx $in $link_flags $links -o $out.part && mv -f $out.part $out",
         "  description = link $out",
     ]
+    if any(_includes_torch(source) for library in wanted for source in library.sources):
+        lines += [f"build {precompiled}: precompile {_named(PRECOMPILED)}"]
     for library in wanted:
         objects = []
         for source in library.sources:
             unit = folder / library.name / source.relative_to(SOURCES).with_suffix(".o")
-            objects.append(_escape(str(unit)))
-            lines += [f"build {objects[-1]}: compile {_escape(str(source))}"]
-            lines += [f"  defines = {' '.join(library.defines)}"]
-        lines += [f"build {_escape(str(library.output))}: link {' '.join(objects)}"]
+            objects.append(_named(unit))
+            torch = _includes_torch(source)
+            lines += [f"build {objects[-1]}: compile {_named(source)}{f' | {precompiled}' if torch else ''}"]
+            given = f" $torch -include {PRECOMPILED.name}" if torch else ""
+            lines += [f"  defines = {' '.join(library.defines)}{given}"]
+        lines += [f"build {_named(library.output)}: link {' '.join(objects)}"]
         lines += [f"  links = {' '.join(library.links)}"]
     return "\n".join(lines) + "\n"
+
+
+@functools.cache
+def _includes_torch(source: Path) -> bool:
+    """Say whether a source or header includes one of torch's, or one of ours that does."""
+    text = source.read_text()
+    ours = (SOURCES / name for name in re.findall(r'^#include "(.+)"', text, re.MULTILINE))
+    return bool(re.search(r"^#include <(ATen|torch)/", text, re.MULTILINE)) or any(map(_includes_torch, ours))
+
+
+def _named(path: Path) -> str:
+    return _escape(str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path))
 
 
 def _escape(text: str) -> str:
@@ -191,9 +225,9 @@ def _escape(text: str) -> str:
 
 def _run_ninja(script: Path, *, jobs: int, verbose: bool) -> None:
     program = shutil.which("ninja") or _bundled_ninja()
-    command = [program, "-C", str(script.parent), "-f", script.name, "-j", str(jobs), *(["-v"] if verbose else [])]
+    command = [program, "-f", str(script), "-j", str(jobs), *(["-v"] if verbose else [])]
     out = None if verbose else subprocess.PIPE
-    done = subprocess.run(command, check=False, stdout=out, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, cwd=ROOT, check=False, stdout=out, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise UserError(f"the native build failed (ninja exit status {done.returncode}):\n{done.stdout or ''}")
 

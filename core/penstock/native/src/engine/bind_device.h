@@ -1,7 +1,7 @@
 // The Python face of DevicePlan, and of the devices that are only pretended.
 #pragma once
 
-#include <torch/csrc/utils/pybind.h>
+#include <pybind11/pybind11.h>
 
 namespace penstock {
 

@@ -1,7 +1,7 @@
 // The Python face of arenas, observations, placements and meters.
 #pragma once
 
-#include <torch/csrc/utils/pybind.h>
+#include <pybind11/pybind11.h>
 
 #include <memory>
 

@@ -1,4 +1,9 @@
-#include <ATen/ATen.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "ops/checks.h"
 #include "ops/composed.h"

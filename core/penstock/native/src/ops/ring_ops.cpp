@@ -3,7 +3,9 @@
 // A ring has a name, under which a process opens it once and operators find it. `step` is what the ranks said at the
 // beginning of a step, int64[ranks, 3]: rows, whether the rank has ended, signature of the exchanges that it will make.
 // Gradients are weighed by it: a rank counts as many times as it has rows. Nothing here takes the interpreter lock.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
 #include <map>
