@@ -5,18 +5,19 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+MAKEFLAGS += --jobs=2    # one thing loads or waits while another computes
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-INSTALL := $(PIP) install --constraint constraints.txt
+INSTALL := flock $(STAMPS)/lock $(PIP) install --constraint constraints.txt
 
 NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h' -o -name build.py 2>/dev/null)
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help sanitize setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench peers soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench peers soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -26,7 +27,7 @@ help: ## Show this list
 
 setup: $(STAMPS)/install $(STAMPS)/native web/dist/index.html ## Install what running needs: .venv, native engine, web page
 
-setup-dev: $(STAMPS)/install-dev setup ## The same, and what checking and testing need
+setup-dev: $(STAMPS)/install-dev $(STAMPS)/native web/dist/index.html ## The same, and what checking and testing need
 
 $(STAMPS)/venv:
 	@tools/prerequisites.sh build
@@ -41,22 +42,33 @@ $(STAMPS)/build-tools: constraints.txt | $(STAMPS)/venv
 	$(INSTALL) --requirement $(STAMPS)/build-requires.txt
 	@touch $@
 
+# while the engine compiles
+$(STAMPS)/dependencies: EXTRAS := examples
+$(STAMPS)/dependencies-dev: EXTRAS := examples test check
+$(STAMPS)/dependencies $(STAMPS)/dependencies-dev: pyproject.toml $(STAMPS)/build-tools
+	@echo "==> Dependencies: $(EXTRAS)"
+	@$(BIN)/python -c 'import sys, tomllib; all = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*all["dependencies"], *(one for extra in sys.argv[1:] for one in all["optional-dependencies"][extra]), sep="\n")' \
+	  $(EXTRAS) > $@-requires.txt
+	$(INSTALL) --requirement $@-requires.txt
+	@touch $@
+
 # before the installation, which would build the same in silence
 $(STAMPS)/native: $(NATIVE_SOURCES) | $(STAMPS)/build-tools
-	@echo "==> Native engine (two to three minutes, the first time)"
+	@echo "==> Native engine (about two minutes, the first time)"
 	PYTHONPATH=core $(BIN)/python -m penstock.native.build
 	@touch $@
 
 # --no-build-isolation: the engine has to be compiled with the torch that will load it
-$(STAMPS)/install: pyproject.toml hatch_build.py $(STAMPS)/build-tools | $(STAMPS)/native
-	@echo "==> Penstock and its dependencies"
+$(STAMPS)/install: hatch_build.py $(STAMPS)/dependencies | $(STAMPS)/native
+	@echo "==> Penstock"
 	$(INSTALL) --no-build-isolation --editable ".[examples]"
 	@touch $@
 
-$(STAMPS)/install-dev: pyproject.toml hatch_build.py $(STAMPS)/build-tools | $(STAMPS)/native
-	@echo "==> Penstock and its dependencies, checkers and test tools"
+$(STAMPS)/install-dev: hatch_build.py $(STAMPS)/dependencies-dev | $(STAMPS)/native
+	@echo "==> Penstock, with checkers and test tools"
 	$(INSTALL) --no-build-isolation --editable ".[examples,test,check]"
-	@touch $@ $(STAMPS)/install
+	@touch $(STAMPS)/dependencies && touch $@ $(STAMPS)/install
 
 web/node_modules/.stamp: web/package.json web/package-lock.json | $(STAMPS)/venv
 	@echo "==> Packages of the web page"
@@ -119,8 +131,10 @@ check-web: setup-dev
 	@echo "==> Web: types, lint, unit tests"
 	cd web && npm run check
 
-test: check ## check, and every test (sets itself up; under 15 minutes on 2 cores)
+prerequisites: # what `make test` needs of the machine
 	@tools/prerequisites.sh test
+
+test: prerequisites check ## check, and every test (sets itself up; under 15 minutes on 2 cores)
 	@echo "==> Tests"
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
