@@ -45,8 +45,9 @@ class Timeline {
   std::int64_t unix_ns(std::uint64_t at) const noexcept {
     return unix_ns_ + static_cast<std::int64_t>(static_cast<double>(static_cast<std::int64_t>(at - ticks_)) * ratio_);
   }
+  // As far apart as the two are in `unix_ns`: rounded by itself, an end could come after what began later.
   std::uint64_t duration_ns(std::uint64_t begin, std::uint64_t end) const noexcept {
-    return end <= begin ? 0 : static_cast<std::uint64_t>(static_cast<double>(end - begin) * ratio_ + 0.5);
+    return end <= begin ? 0 : static_cast<std::uint64_t>(unix_ns(end) - unix_ns(begin));
   }
 
  private:
