@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -9,15 +11,27 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests import environment  # noqa: F401 it comes before whatever imports torch
 from tests.nursery import Nursery
+from torch import _logging  # noqa: F401 as it is loaded it sets what is set here after it
 
 from penstock.exec import flags
 
 # A shell that runs the tests in the background has told them to ignore it, and processes that tests start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# pytest listens to loggers that do not propagate, and while anybody listens to this one torch writes down where it has
+# each shape from: a tenth of the time that it takes to record a program.
+logging.getLogger("torch.__trace").propagate = True
+
 # A machine that is busy with other things draws and runs examples slowly.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Take what thousands of collected tests and torch hold out of what every collection of garbage looks at."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

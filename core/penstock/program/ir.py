@@ -105,11 +105,15 @@ class Operator:
     source: str = ""
     train_only: bool = False
     block: int = 0
+    _inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values = (*self.args, *(v for _, v in self.kwargs))
+        object.__setattr__(self, "_inputs", tuple(itertools.chain.from_iterable(_refs(v) for v in values)))
 
     def input_names(self) -> tuple[str, ...]:
         """Names of all operands, in order, duplicates kept."""
-        values = (*self.args, *(v for _, v in self.kwargs))
-        return tuple(itertools.chain.from_iterable(_refs(v) for v in values))
+        return self._inputs  # found once: a graph's passes ask a hundred times
 
     def output_names(self) -> tuple[str, ...]:
         """Names of all results that are kept."""

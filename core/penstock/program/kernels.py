@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ _REFUSED = {
 }  # fmt: skip
 
 
+@functools.cache
 def _is_pure(func: Any, name: str) -> bool:
     """Whether an operator of torch takes or makes tensors, is not refused by name, and asks for no file."""
     schema = func._schema
