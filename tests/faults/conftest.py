@@ -11,7 +11,7 @@ import pytest
 from tests.faults.fluid_jobs import Job, Left, Undisturbed
 from tests.nursery import Nursery
 
-UNDISTURBED_STEPS, BRIEF_STEPS = 120, 60
+UNDISTURBED_STEPS, BRIEF_STEPS = 120, 40
 
 
 @pytest.fixture
