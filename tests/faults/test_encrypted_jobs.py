@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import trustme
+from tests.certificates import certificates
 from tests.faults.fluid_jobs import Job, Process, Undisturbed
 from tests.ps.proxy import Proxy
 
@@ -17,18 +17,6 @@ SAYS = b'"kind"'
 """Stands in the head of every message."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-def certificates(folder: Path) -> dict[str, str]:
-    """Write those of a server at 127.0.0.1; return the settings that name them."""
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    folder.mkdir()
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
-    for part in issued.cert_chain_pems:
-        part.write_to_path(str(folder / "cert.pem"), append=True)
-    return {f"PENSTOCK_PS_TLS_{name.upper()}": str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}
 
 
 def started(job: Callable[..., Job], steps: int, **environ: str) -> tuple[Job, Proxy, list[Process]]:

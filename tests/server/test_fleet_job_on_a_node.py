@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import trustme
+from tests.certificates import certificates
 from tests.nursery import Forked, Nursery
 from tests.server.harness import Server
 
@@ -18,18 +18,6 @@ SCRIPT = ROOT / "tests/fleet/scripts/fit_a_line.py"
 STEPS = "6"
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow, pytest.mark.timeout(400)]
-
-
-def certificates(folder: Path) -> dict[str, str]:
-    """Write those of a server at 127.0.0.1; return the settings that name them."""
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    folder.mkdir()
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
-    for part in issued.cert_chain_pems:
-        part.write_to_path(str(folder / "cert.pem"), append=True)
-    return {f"PENSTOCK_PS_TLS_{name.upper()}": str(folder / f"{name}.pem") for name in ("ca", "cert", "key")}
 
 
 @pytest.mark.parametrize("sqlite_server", [{"pserver_grace_s": 60.0}], indirect=True)
