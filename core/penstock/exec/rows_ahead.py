@@ -88,10 +88,8 @@ def _from_inputs(program: Program, makers: Mapping[str, Operator], variable: str
     inputs, names, todo = set[str](), set[str](), [variable]
     while todo:
         name = todo.pop()
-        op, described = (
-            makers.get(name),
-            program.variables.get(name),
-        )  # the state of random operators has no description
+        op = makers.get(name)
+        described = program.variables.get(name)  # the state of random operators has none
         if op is None and described is not None and described.feed:
             inputs.add(name)
             continue
