@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import UserError
+from penstock.native import python_abi
 
 NATIVE = Path(__file__).resolve().parent
 ROOT = NATIVE.parents[2]
@@ -117,7 +118,8 @@ def build(*, jobs: int | None = None, debug: bool = False, verbose: bool = False
         flags, link_flags = _torch_flags(debug=debug), _torch_link_flags()
         _write_if_changed(script, _ninja_script(wanted, folder, flags, link_flags))
         _run_ninja(script, jobs=jobs or default_jobs(), verbose=verbose)
-        record = {"torch": torch.__version__, "libraries": [library.name for library in wanted]}
+        names = [library.name for library in wanted]
+        record = {"torch": torch.__version__, "abi": python_abi(), "libraries": names}
         _write_if_changed(RECORD, json.dumps(record) + "\n")
     return [library.output for library in wanted]
 

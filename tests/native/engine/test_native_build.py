@@ -76,8 +76,10 @@ def test_an_up_to_date_build_compiles_nothing(monkeypatch: pytest.MonkeyPatch, t
     ("record", "says"),
     [
         (None, "is not built"),
-        ('{"torch": "1.0.0", "libraries": ["_engine"]}', r"built with torch 1\.0\.0, but torch"),
-        ('{"torch": "1.0.0", "libraries": []}', "not _engine"),
+        ('{"torch": "1.0.0", "abi": "cpython-30", "libraries": ["_engine"]}', r"built with torch 1\.0\.0, but torch"),
+        ('{"torch": "1.0.0", "abi": "cpython-30", "libraries": ["_engine"]}', "with Python cpython-30, but this is"),
+        ('{"torch": "1.0.0", "libraries": ["_engine"]}', "with Python of an older build, but this is"),
+        ('{"torch": "1.0.0", "abi": "cpython-30", "libraries": []}', "not _engine"),
     ],
 )
 def test_a_library_that_does_not_fit_is_refused(
@@ -86,5 +88,21 @@ def test_a_library_that_does_not_fit_is_refused(
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
     if record is not None:
         (tmp_path / "_built.json").write_text(record)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=f"{says}.*python -m penstock.native.build"):
         native.check_built("_engine")
+
+
+@pytest.mark.parametrize(
+    ("torch", "abi", "count"),
+    [
+        ("2.13.0+cpu", "cpython-311-x86_64-linux-gnu", 0),
+        ("2.13.1+cu130", "cpython-311-x86_64-linux-gnu", 0),
+        ("2.14.0", "cpython-311-x86_64-linux-gnu", 1),
+        ("2.13.0", "cpython-312-x86_64-linux-gnu", 1),
+        ("2.13.0", "cpython-311-aarch64-linux-gnu", 1),
+        ("2.14.0", "cpython-312-x86_64-linux-gnu", 2),
+    ],
+)
+def test_a_build_fits_one_minor_torch_one_python_one_platform(torch: str, abi: str, count: int) -> None:
+    built = {"torch": "2.13.0+cpu", "abi": "cpython-311-x86_64-linux-gnu"}
+    assert len(native.mismatches(built, torch=torch, abi=abi)) == count
