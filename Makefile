@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench peers soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench peers wheel soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -107,6 +107,10 @@ endif
 
 peers: setup-dev ## Make the environments of the benchmarks' peers in build/peers (ARGS="NAME …" for some)
 	$(BIN)/python -m bench.peers setup $(ARGS)
+
+wheel: setup ## Build the sdist and a wheel for this Python, with engine, page and examples, into dist/
+	$(BIN)/python -m hatchling build --target sdist --target wheel
+	@ls -l dist/penstock-*
 
 # ---------------------------------------------------------------- checking
 

@@ -1,9 +1,9 @@
-"""What a wheel holds beyond the Python sources: native libraries, the browser's page, migrations.
+"""What a wheel holds beyond the Python sources: native libraries, the browser's page, migrations, examples.
 
 The native build runs in place, for an editable install as for a wheel, with the torch of the environment that builds;
 therefore installations pass `--no-build-isolation`, and a wheel asks for the same minor version of torch again.
-A wheel is refused rather than built without the page or the migrations. An editable install takes both from the
-checkout and gets nothing copied; a static `force-include` in pyproject.toml would break it.
+A wheel is refused rather than built without one of the assets. An editable install takes them from the checkout and
+gets nothing copied; a static `force-include` in pyproject.toml would break it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-ASSETS = {"web/dist": "penstock_server/static", "alembic": "penstock_server/migrations"}
-MARKS = {"web/dist": "index.html", "alembic": "env.py"}
+ASSETS = {
+    "web/dist": "penstock_server/static",
+    "alembic": "penstock_server/migrations",
+    "examples": "penstock/examples",
+}
+MARKS = {"web/dist": "index.html", "alembic": "env.py", "examples": "ctr_flights/job.yaml"}
 
 
 class PenstockBuildHook(BuildHookInterface[Any]):
-    """Build the native libraries, then add the page and the migrations to a wheel that is not editable."""
+    """Build the native libraries, then add the assets to a wheel that is not editable."""
 
     PLUGIN_NAME = "custom"
 

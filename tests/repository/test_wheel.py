@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from penstock.native import build
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD_TIMEOUT_S = 1800
+BARE_PROGRAMS = ("sh", "env", "uname")  # no compiler, no Node, no ninja, no git
 
 FIT_A_LINE = """
 import numpy as np
@@ -66,7 +68,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(BUILD_TIMEOUT_S)
-def test_a_wheel_holds_engine_page_and_migrations_and_nothing_of_the_checkout(wheel: Path) -> None:
+def test_a_wheel_holds_what_a_machine_needs_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     wanted = {
@@ -75,6 +77,8 @@ def test_a_wheel_holds_engine_page_and_migrations_and_nothing_of_the_checkout(wh
         "penstock_server/static/index.html",
         "penstock_server/migrations/env.py",
         "penstock_worker/guard.py",
+        "penstock/examples/ctr_flights/job.yaml",
+        "penstock/examples/ctr_flights/train.py",
     }
     assert wanted - set(names) == set()
     assert any(name.startswith("penstock/native/_engine.") and name.endswith(".so") for name in names)
@@ -104,3 +108,53 @@ def test_the_installed_wheel_trains_without_the_checkout(wheel: Path, tmp_path: 
     said = checked([sys.executable, "-P", "-c", FIT_A_LINE], tmp_path, PYTHONPATH=str(site), CPU_NUM="2").splitlines()
     assert all(path.startswith(str(site)) for path in said[:3]), said
     assert said[3] == "True"
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Install the wheel with pip into an environment of its own; return the environment variables of a user of it."""
+    folder = tmp_path_factory.mktemp("bare")
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in BARE_PROGRAMS:
+        (programs / name).symlink_to(str(shutil.which(name)))
+    checked([sys.executable, "-m", "venv", str(folder / "venv")], folder)
+    kept = {name: value for name, value in os.environ.items() if name in ("LANG", "PIP_CONFIG_FILE", "SSL_CERT_FILE")}
+    environ = {
+        **kept,
+        "HOME": str(folder),
+        "PATH": f"{folder / 'venv' / 'bin'}:{programs}",
+        "PIP_CACHE_DIR": checked([sys.executable, "-m", "pip", "cache", "dir"], folder).strip(),
+    }
+    pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    pinned = ["--constraint", str(ROOT / "constraints.txt"), f"penstock[examples] @ {wheel.as_uri()}"]
+    done = subprocess.run([*pip, *pinned], cwd=folder, check=False, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return environ
+
+
+@pytest.mark.soak
+def test_the_demo_of_an_installed_wheel_trains_on_a_bare_path(bare: dict[str, str]) -> None:
+    command = ["penstock", "demo", "--exit-when-done", "--json", "--no-open", "--passes", "1", "--port", "0"]
+    program = shutil.which("penstock", path=bare["PATH"])
+    assert program is not None
+    assert [shutil.which(name, path=bare["PATH"]) for name in ("g++", "cc", "c++", "clang++", "node", "npm")] == [
+        None
+    ] * 6
+    done = subprocess.run(
+        [program, *command[1:]], cwd=bare["HOME"], check=False, capture_output=True, text=True, env=bare
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    outcome = json.loads(done.stdout)
+    assert (outcome["state"], outcome["auc"] > 0.7) == ("SUCCEEDED", True)
+
+
+@pytest.mark.soak
+def test_a_wheel_of_another_torch_is_refused_in_one_line(bare: dict[str, str]) -> None:
+    """The version that torch reports stands for a torch of that version, which would be another large download."""
+    other = "import torch; torch.__version__ = '2.1.0'; import penstock.native as native; native.load_operators()"
+    command = [str(shutil.which("python", path=bare["PATH"])), "-c", other]
+    done = subprocess.run(command, cwd=bare["HOME"], check=False, capture_output=True, text=True, env=bare)
+    last = done.stderr.splitlines()[-1]
+    assert "was built with torch" in last
+    assert "python -m penstock.native.build" in last
