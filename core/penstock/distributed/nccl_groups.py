@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from penstock.compat.torch import abort_group
 from penstock.distributed.process_groups import ProcessGroups
 from penstock.distributed.rendezvous import Rendezvous
 from penstock.errors import SpecError, Unavailable
@@ -49,7 +50,7 @@ class NcclGroups(ProcessGroups):
         """End what waits on a GPU, now and later. Any thread."""
         super().fail(why)
         for group in self.groups():
-            group._get_backend(_GPU).abort()
+            abort_group(group, _GPU)
 
     def _all(self, mine: Tensor, ring: int) -> Tensor:
         return self._on_cpu.meet(mine, ring)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but torch does not list it
 
+from penstock.compat.torch import set_group_timeout
 from penstock.distributed import interfaces
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous
@@ -56,7 +57,7 @@ class ProcessGroups:
         except (RuntimeError, ValueError) as error:
             raise Unavailable(f"the trainers cannot connect by {backend}: {str(error).splitlines()[0]}") from error
         for group in self.groups():
-            dist.distributed_c10d._set_pg_timeout(_TIMEOUT, group)  # from now on exchanges may take any time
+            set_group_timeout(group, _TIMEOUT)  # from now on exchanges may take any time
         self.names = [f"{label}.{number}" for number in range(ranks.num_rings)]
         for number, name in enumerate(self.names):
             collective_ops.register_exchanger(name, self, number)

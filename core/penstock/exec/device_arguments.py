@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import has_kernel, schema_of
 from penstock.errors import SpecError
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.kernels import CAPTURED, resolve
@@ -58,7 +59,7 @@ def refuse_without_kernel(graph: Graph, key: str = "CUDA") -> None:
         name = handle.op.type.rsplit(".", 1)[0].replace(".", "::", 1)
         if not name.startswith("penstock::"):
             continue  # torch's own: it says itself what it cannot do, and knows ways round that cannot be asked for
-        if not takes_tensors(resolve(handle.op)._schema) or not _has_kernel(name, key):
+        if not takes_tensors(schema_of(resolve(handle.op))) or not _has_kernel(name, key):
             raise SpecError(
                 f"operator {handle.op.name!r} ({handle.op.type}, {handle.op.source or 'no line'}) has no kernel for "
                 f"{key}; run this program with use_cuda=False",
@@ -76,5 +77,4 @@ def first_of_each_type(handles: Iterable[OpHandle]) -> list[OpHandle]:
 
 
 def _has_kernel(name: str, key: str) -> bool:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has(name, k) for k in (key, "CompositeExplicitAutograd", "CompositeImplicitAutograd"))
+    return any(has_kernel(name, k) for k in (key, "CompositeExplicitAutograd", "CompositeImplicitAutograd"))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import schema_of
 from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
 from penstock.exec import nan_check
 from penstock.exec.device_arguments import moved, on_device
@@ -192,7 +193,7 @@ class Executor:
         args = [concrete(a, bindings, lookup) for a in op.args]
         kwargs = {k: concrete(v, bindings, lookup) for k, v in op.kwargs}
         if self._device.type != "cpu":
-            on_device(kernel._schema, args, kwargs, self._device)
+            on_device(schema_of(kernel), args, kwargs, self._device)
 
         def call() -> Any:
             try:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import schema_of
 from penstock.exec.device_arguments import put_on_device
 from penstock.exec.device_streams import DeviceStreams, streams_for
 from penstock.exec.memory import ReplicaMemory
@@ -111,7 +112,7 @@ def bind(lowered: Lowered, program: Program, memory: ReplicaMemory) -> None:
 def _call(
     handle: OpHandle, shares: Shares, slots: Mapping[str, int], device: torch.device | None
 ) -> tuple[str, str, list[tuple[str, object]]]:
-    schema = resolve(handle.op)._schema
+    schema = schema_of(resolve(handle.op))
     args, kwargs = operands(handle, shares)
     named = dict(kwargs)
     bindings = shares.bindings[handle.rows_of]

@@ -6,6 +6,7 @@ import weakref
 
 import torch
 
+from penstock.compat.torch import schema_of
 from penstock.native import remote, remote_ops
 from penstock.program.ir import Operator
 from penstock.program.program import Program
@@ -18,7 +19,7 @@ def descriptors(program: Program) -> set[str]:
 
 def _descriptor(op: Operator) -> str:
     name = op.type.split(".")[1]
-    arguments = [a.name for a in getattr(torch.ops.penstock, name).default._schema.arguments]
+    arguments = [a.name for a in schema_of(getattr(torch.ops.penstock, name).default).arguments]
     index = arguments.index("remote")
     return str(op.args[index] if index < len(op.args) else dict(op.kwargs)["remote"])
 

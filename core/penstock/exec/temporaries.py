@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.compat.torch import schema_of
 from penstock.exec.flags import number_of
 from penstock.graph.passes import PassChoice
 from penstock.graph.passes.buffers import Buffers, plan
@@ -195,7 +196,7 @@ def _operand_names(handle: OpHandle) -> dict[int, str]:
     """The variables that are operands of their own, by position in the operator's schema."""
     named: dict[str, Arg] = dict(handle.op.kwargs)
     found = {}
-    for position, argument in enumerate(resolve(handle.op)._schema.arguments):
+    for position, argument in enumerate(schema_of(resolve(handle.op)).arguments):
         value = handle.op.args[position] if position < len(handle.op.args) else named.get(argument.name)
         if isinstance(value, Ref):
             found[position] = value.name

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from penstock.compat.torch import check_value
 from penstock.native import load_operators
 from penstock.native import recurrent as _recurrent  # noqa: F401 - registers the recurrent layers
 from penstock.native.pass_shapes import PASS_FAKE_KERNELS
@@ -154,7 +155,7 @@ _FLOATING = (torch.float32, torch.float64)
 
 def _check(holds: Any, message: str) -> None:
     # A comparison of symbols becomes a guard of the recorded program; torch words it as a runtime assertion.
-    torch._check_value(holds, lambda: message)  # type: ignore[no-untyped-call]  # torch ships it without types
+    check_value(holds, lambda: message)
 
 
 def _expect_some(operator: str, tensors: Sequence[Tensor]) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from penstock.compat.torch import check_value
 from penstock.native import sequence_lengths as _lengths  # noqa: F401 - registers the check of lengths
 
 aten = torch.ops.aten
@@ -322,7 +323,7 @@ def _gru_backward(*given: Any) -> tuple[Tensor, ...]:
 
 
 def _expect(holds: Any, operator: str, what: str) -> None:
-    torch._check_value(holds, lambda: f"penstock.{operator}: {what}")  # type: ignore[no-untyped-call]  # torch
+    check_value(holds, lambda: f"penstock.{operator}: {what}")
 
 
 def _check_shapes(operator: str, gates: int, x: Tensor, states: tuple[Tensor, ...], weights: Weights) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import storage_id
 from penstock.errors import ProgramError
 from penstock.program.eager import advice, words
 from penstock.program.ir import Operator, Output, Ref, Role, VarDesc
@@ -209,7 +210,7 @@ def _name_gradients(
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return storage_id(tensor)
 
 
 def _dense_gradient(recording: Recording, name: str, grad: torch.Tensor, private: bool) -> Variable:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import REFUSED_OPERATORS, OpOverload, schema_of
 from penstock.errors import OperatorError, ProgramError
 from penstock.native import collective_ops as _collective  # noqa: F401 - the trainers' meeting and exchanges
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
@@ -35,18 +36,15 @@ _STATISTICS = {
 # Operators of torch that are no functions of tensors: they open files, talk to devices and autograd, print, or put
 # other memory under a tensor. A Program may come from elsewhere, so it may not name them.
 _REFUSED = {
-    "from_file", "set_", "set", "_backward", "requires_grad_", "retain_grad", "set_data", "record_stream", "rename_",
-    "pin_memory", "_pin_memory", "is_pinned", "_print", "_assert_async", "_assert_scalar", "_functional_assert_async",
-    "_functional_assert_scalar", "_cufft_clear_plan_cache", "_cufft_set_plan_cache_max_size",
-    "_resize_output", "_resize_output_", "resize", "resize_", "resize_as_", "resize_as_sparse_", "_local_scalar_dense",
-    "item",
+    "from_file", "set_", "set", "requires_grad_", "retain_grad", "set_data", "record_stream", "rename_", "pin_memory",
+    "is_pinned", "resize", "resize_", "resize_as_", "resize_as_sparse_", "item", *REFUSED_OPERATORS,
 }  # fmt: skip
 
 
 @functools.cache
 def _is_pure(func: Any, name: str) -> bool:
     """Whether an operator of torch takes or makes tensors, is not refused by name, and asks for no file."""
-    schema = func._schema
+    schema = schema_of(func)
     values = [str(spec.type) for spec in (*schema.arguments, *schema.returns)]
     asks_for_file = any(spec.name in {"filename", "file", "path"} for spec in schema.arguments)
     return name not in _REFUSED and not asks_for_file and any("Tensor" in value for value in values)
@@ -66,7 +64,7 @@ def resolve(op: Operator) -> Any:
         func = getattr(getattr(getattr(torch.ops, parts[0]), parts[1]), parts[2])
     except AttributeError:
         func = None
-    if not isinstance(func, torch._ops.OpOverload):  # a name like __doc__ is found too
+    if not isinstance(func, OpOverload):  # a name like __doc__ is found too
         raise ProgramError(
             f"operator {op.name!r}: {op.type!r} is unknown to torch {torch.__version__}", operator=op.name
         )
@@ -109,7 +107,7 @@ def check_writes(program: Structure) -> None:
     for op in program.operators:
         if op.type == CAPTURED:
             continue
-        written = written_operands(resolve(op)._schema, op.args, dict(op.kwargs))
+        written = written_operands(schema_of(resolve(op)), op.args, dict(op.kwargs))
         missing = sorted({value.name for value in written if isinstance(value, Ref)} - set(op.writes))
         if missing:
             raise ProgramError(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from penstock.compat.torch import OpOverload, has_kernel, schema_of
 from penstock.errors import ProgramError
 from penstock.graph.passes.liveness import Allocation, Liveness
 from penstock.graph.ssa import Graph, OpHandle
@@ -56,18 +57,18 @@ def is_single_pass(handle: OpHandle) -> bool:
     return is_single_pass_overload(overload)
 
 
-def is_single_pass_overload(overload: torch._ops.OpOverload) -> bool:
+def is_single_pass_overload(overload: OpOverload) -> bool:
     """Whether torch's kernel of a pointwise operator is its own, on CPU, and reads each element once."""
     return (
         torch.Tag.pointwise in overload.tags
-        and overload._schema.name not in _READS_AGAIN
-        and len(overload._schema.returns) == 1
-        and torch._C._dispatch_has_kernel_for_dispatch_key(_full_name(overload), "CPU")
+        and schema_of(overload).name not in _READS_AGAIN
+        and len(schema_of(overload).returns) == 1
+        and has_kernel(_full_name(overload), "CPU")
     )
 
 
-def _full_name(overload: torch._ops.OpOverload) -> str:
-    schema = overload._schema
+def _full_name(overload: OpOverload) -> str:
+    schema = schema_of(overload)
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 

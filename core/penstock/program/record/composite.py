@@ -23,8 +23,14 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint as checkpoints
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
+from penstock.compat.torch import (
+    CHECKPOINT_FUNCTION,
+    CHECKPOINT_GENERATOR,
+    FUNCTIONAL_CHECKS,
+    qualified_name,
+    tree_map,
+)
 from penstock.errors import ProgramError
 from penstock.program.record import resizing
 from penstock.program.record.recording import Recording, SparseLookup
@@ -32,7 +38,6 @@ from penstock.program.record.recurrent import rewrites
 from penstock.program.record.source import user_line
 
 _BY_ROWS, _DIRECT = "use_mm_for_euclid_dist_if_necessary", "donot_use_mm_for_euclid_dist"
-_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 def _unchecked_in(thread: int, check: Callable[..., bool]) -> Callable[..., bool]:
@@ -47,7 +52,9 @@ def plain_functional() -> Iterator[None]:
     Within `recording_lock`; the calls of other threads are checked, and checkpointed, as ever.
     """
     thread = threading.get_ident()
-    places: list[tuple[Any, str, Any]] = [(F, name, _unchecked_in(thread, getattr(F, name))) for name in _CHECKS]
+    places: list[tuple[Any, str, Any]] = [
+        (F, name, _unchecked_in(thread, getattr(F, name))) for name in FUNCTIONAL_CHECKS
+    ]
     places += [(checkpoints, name, make(thread, getattr(checkpoints, name))) for name, make in _CHECKPOINTS.items()]
     old = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, value in places:
@@ -78,8 +85,8 @@ def _once_in(thread: int, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _CHECKPOINTS: dict[str, Callable[[int, Any], Any]] = {
-    "CheckpointFunction": _CalledOnce,
-    "_checkpoint_without_reentrant_generator": _once_in,
+    CHECKPOINT_FUNCTION: _CalledOnce,
+    CHECKPOINT_GENERATOR: _once_in,
 }
 
 
@@ -109,7 +116,7 @@ class CompositeMode(TorchFunctionMode):
         if not _asks_only(func):
             args, kwargs = tree_map(self._stand_in, (args, kwargs))
         rewrite = _REWRITES.get(getattr(func, "__name__", ""))
-        own = getattr(func, "_qualified_op_name", "").startswith("penstock::")  # penstock.gru is no torch.gru
+        own = qualified_name(func).startswith("penstock::")  # penstock.gru is no torch.gru
         if rewrite is not None and not own:
             result = rewrite(self.recording, *args, **kwargs)
             if result is not NotImplemented:

@@ -10,9 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._decomp import meta_table
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.compat.torch import (
+    TorchDispatchMode,
+    next_sequence_number,
+    running_sequence_number,
+    schema_of,
+    shape_function,
+)
 from penstock.errors import ProgramError
 from penstock.program.ir import Operator, Output, Role, VarDesc
 from penstock.program.kernels import written_operands
@@ -25,7 +30,7 @@ from penstock.program.record.source import user_line
 aten = torch.ops.aten
 _QUERIES = {"prim::device", "aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"}
 # torch has a symbolic shape function for padding, but runs its C++ kernel, which pins the batch.
-_SHAPE_FUNCTIONS = {aten.constant_pad_nd.default: meta_table[aten.constant_pad_nd.default]}
+_SHAPE_FUNCTIONS = {aten.constant_pad_nd.default: shape_function(aten.constant_pad_nd.default)}
 # Calls that return as many tensors as a size says: type -> position of the dimension.
 _COUNTED = {"aten::split": 2, "aten::unsafe_split": 2, "aten::unbind": 1}
 _ALIASES = {"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"}
@@ -40,7 +45,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = func._schema
+        schema = schema_of(func)
         if schema.name in _QUERIES:
             return func(*args, **kwargs)
         if schema.name in _ALIASES:
@@ -71,7 +76,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         return value
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        rec, schema = self.recording, func._schema
+        rec, schema = self.recording, schema_of(func)
         module, source = self._origin()
         base = schema.name.split("::")[1].rstrip("_")
         name = rec.program.unique_operator(base.lstrip("_"))
@@ -95,11 +100,11 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
 
     def _origin(self) -> tuple[str, str]:
         """Module and line: of the forward call when autograd runs, else of now."""
-        node = torch._C._current_autograd_node()
-        if node is not None:
-            return self.recording.origins.get(node._sequence_nr(), ("", user_line()))
+        running = running_sequence_number()
+        if running is not None:
+            return self.recording.origins.get(running, ("", user_line()))
         origin = (self.recording.module_path(), user_line())
-        self.recording.origins.setdefault(torch._C._autograd._get_sequence_nr() - 1, origin)
+        self.recording.origins.setdefault(next_sequence_number() - 1, origin)
         return origin
 
     def _outputs(self, op_name: str, out: Any, source: str) -> tuple[Output, ...]:
@@ -185,7 +190,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call draws random numbers: attention without dropout is tagged so, and does not."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
-    for position, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(schema_of(func).arguments):
         if argument.name == "dropout_p":
             value = args[position] if position < len(args) else kwargs.get("dropout_p", argument.default_value)
             return bool(value != 0.0)
@@ -193,7 +198,7 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse_count(func: Any, args: tuple[Any, ...]) -> None:
-    position = _COUNTED.get(func._schema.name)
+    position = _COUNTED.get(schema_of(func).name)
     if position is None:
         return
     dim = args[position] if position < len(args) else 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import shape_env_of
 from penstock.program.record.context import default_main_program
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
@@ -49,7 +50,7 @@ def _asked(operands: Iterable[Any]) -> Recording | None:
     """The Recording that a size among the operands belongs to, unless it is in a recorded call already."""
     for value in operands:
         if isinstance(value, torch.SymInt):
-            found = _worlds.get(id(value.node.shape_env))
+            found = _worlds.get(id(shape_env_of(value)))
             return None if found is None or found.active else _current(found)
         if isinstance(value, (tuple, list)) and (inner := _asked(value)) is not None:
             return inner

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import FAKE_TENSOR_LOGGER
 from penstock.errors import RecordError
 from penstock.program.record.source import line_of_frame, user_line
 
@@ -30,7 +31,7 @@ class _Quiet(logging.Filter):
         return not _depth
 
 
-logging.getLogger("torch._subclasses.fake_tensor").addFilter(_Quiet())
+logging.getLogger(FAKE_TENSOR_LOGGER).addFilter(_Quiet())
 
 
 @contextmanager
@@ -76,8 +77,8 @@ def _name(func: Any) -> str:
     owner = getattr(func, "__objclass__", None)
     if owner is not None:
         return f"Tensor.{name}"
-    module = (getattr(func, "__module__", None) or "").removesuffix("._VariableFunctionsClass")
-    return f"{module}.{name}" if module else str(name)
+    parts = (getattr(func, "__module__", None) or "").split(".")
+    return ".".join([*(part for part in parts if part and not part.startswith("_")), str(name)])  # torch._C._nn.linear
 
 
 def _last(trace: TracebackType | None) -> TracebackType | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import module_tensors
 from penstock.errors import ProgramError
 from penstock.program.record.failures import telling
 from penstock.program.record.recording import Recording
@@ -56,7 +57,7 @@ def _inner(
 ) -> Any:
     outside = recording.normalises
     recording.modules.append(paths.get(id(module), recording.modules[-1]))
-    recording.normalises = isinstance(module, torch.nn.modules.batchnorm._NormBase)
+    recording.normalises = "num_batches_tracked" in dict(module.named_buffers(recurse=False))
     path = recording.modules[-1]
     try:
         with telling(lambda: _described(module, path), lambda: operands_of((args, kwargs), recording)):
@@ -119,7 +120,7 @@ def _stand_ins(recording: Recording, module: torch.nn.Module, root: str) -> Iter
     try:
         for path, part in module.named_modules():
             prefix = f"{root}.{path}" if path else root
-            for store in (part._parameters, part._buffers):
+            for store in module_tensors(part):
                 for key, tensor in store.items():
                     if tensor is not None:
                         stand_in = recording.capture(tensor, f"{prefix}.{key}")

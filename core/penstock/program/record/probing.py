@@ -14,9 +14,8 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from penstock.compat.torch import disable_current_modes, schema_of, tree_flatten, tree_map, tree_unflatten
 from penstock.program.expr import Expr, evaluate
 from penstock.program.record.recording import Recording
 
@@ -27,7 +26,7 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def probed(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Return fake results of a call, or NotImplemented if its sizes are not linear in the symbols."""
-    schema = func._schema
+    schema = schema_of(func)
     if any(spec.alias_info is not None for spec in (*schema.arguments, *schema.returns)):
         return NotImplemented
     symbols = _symbols(recording, (args, kwargs))
@@ -90,7 +89,7 @@ def _at(recording: Recording, func: Any, args: Any, kwargs: Any, point: Mapping[
                 return torch.empty_strided(sizes, strides, dtype=value.dtype, device=device).zero_()
             return torch.device(device) if isinstance(value, torch.device) else number(value)
 
-        with _disable_current_modes(), torch.no_grad():
+        with disable_current_modes(), torch.no_grad():
             return func(*tree_map(concrete, args), **tree_map(concrete, kwargs))
 
     try:
@@ -144,7 +143,7 @@ def _lines(
 
 
 def _fakes(recording: Recording, results: Sequence[Any]) -> list[torch.Tensor]:
-    with _disable_current_modes(), recording.fake_mode:
+    with disable_current_modes(), recording.fake_mode:
         return [
             torch.empty_strided(sizes, strides, dtype=dtype)
             if strides or not sizes

@@ -12,11 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils._python_dispatch import _disable_current_modes
 
+from penstock.compat.torch import (
+    TRILINEAR,
+    FakeTensor,
+    FakeTensorMode,
+    ShapeEnv,
+    disable_current_modes,
+    new_size_symbol,
+    storage_id,
+    version_of,
+)
 from penstock.errors import Bug, ProgramError
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Dim, Expr
@@ -67,9 +73,7 @@ class Recording:
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
         self.modules: list[str] = []
         self.normalises = False  # inside the forward of a normalisation module that keeps statistics
-        self.pinning: set[Any] = {
-            torch.ops.aten._trilinear.default
-        }  # calls that turn sizes into numbers; see probing.py
+        self.pinning: set[Any] = {TRILINEAR}  # calls that turn sizes into numbers; see probing.py
         self.calling = ""  # the torch function that was entered last, for messages
         self.active = 0
         self.num_seeds = 0
@@ -104,7 +108,7 @@ class Recording:
     def versions(self) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
         """Return the fake tensors, and how often torch has seen each of them changed in place."""
         tensors = tuple(tensor for tensor, _ in self._names.values() if not tensor.is_inference())
-        return tensors, tuple(tensor._version for tensor in tensors)
+        return tensors, tuple(version_of(tensor) for tensor in tensors)
 
     # -- sizes -----------------------------------------------------------------------------------
 
@@ -133,12 +137,9 @@ class Recording:
         self._batch = sizes[0] if sizes else None
 
     def _symbol(self, name: str) -> torch.SymInt:
-        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
-        hint = torch.empty(_HINT + len(self.symbols.names) + 1)
-        fake = self.fake_mode.from_tensor(hint, symbolic_context=context, source=ConstantSource(name))
-        size = fake.shape[0]
-        self.symbols.add(size, name)  # type: ignore[arg-type]  # a SymInt
-        return size  # type: ignore[return-value]  # a SymInt
+        size = new_size_symbol(self.fake_mode, name, _HINT + len(self.symbols.names) + 1)
+        self.symbols.add(size, name)
+        return size
 
     def shape_of(self, tensor: torch.Tensor) -> tuple[Dim, ...]:
         """Return the shape as expressions."""
@@ -177,7 +178,7 @@ class Recording:
 
     def bind(self, tensor: torch.Tensor, var: VarDesc) -> VarDesc:
         """Add `var` to the Program and let `tensor` stand for it; a view gets its base's storage."""
-        key = tensor.untyped_storage()._cdata
+        key = storage_id(tensor)
         root = self._storages.get(key)
         if root is None:
             self._storages[key] = (tensor.untyped_storage(), var.name)
@@ -189,8 +190,7 @@ class Recording:
 
     def adopt(self, tensor: torch.Tensor, var: VarDesc) -> None:
         """Let `tensor` stand for a variable that the Program has already."""
-        storage = tensor.untyped_storage()
-        self._storages.setdefault(storage._cdata, (storage, var.storage))
+        self._storages.setdefault(storage_id(tensor), (tensor.untyped_storage(), var.storage))
         self.alias(tensor, var.name)
 
     def rename(self, old: str, new: str) -> None:
@@ -245,7 +245,7 @@ class Recording:
                 "an operand is the result of eager operations with gradient; record these too, or detach it"
             )
         name = name or self.program.unique("param" if is_parameter else "const")
-        with _disable_current_modes():  # else making the stand-in would be recorded, and the copy be a fake
+        with disable_current_modes():  # else making the stand-in would be recorded, and the copy be a fake
             self.program.captured[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
             with self.fake_mode:
                 fake = torch.empty_strided(tensor.shape, tensor.contiguous().stride(), dtype=tensor.dtype)
@@ -268,7 +268,7 @@ class Recording:
         """Return the stand-in of the random state (see `RNG`)."""
         if RNG in self.handles:
             return self.tensor_of(RNG)
-        with _disable_current_modes(), self.fake_mode:
+        with disable_current_modes(), self.fake_mode:
             fake = torch.empty(3, dtype=torch.int64)
         self.bind(fake, self.describe(fake, RNG))
         self.handle(fake)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from penstock.compat.torch import PACK_PADDED_SEQUENCE
 from penstock.errors import ProgramError
 from penstock.program.record.recording import Recording
 from penstock.program.record.source import user_line
@@ -138,5 +139,5 @@ def rewrites(dropout: Dropout) -> dict[str, Callable[..., Any]]:
         "gru_cell": gru_cell,
         "rnn_tanh_cell": _rnn_cell(torch.tanh),
         "rnn_relu_cell": _rnn_cell(torch.relu),
-        "_pack_padded_sequence": refuse_packed,
+        PACK_PADDED_SEQUENCE: refuse_packed,
     }

@@ -12,15 +12,19 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import RESIZING_OPERATORS
 from penstock.errors import ProgramError
 from penstock.program.record.recording import Recording
 from penstock.program.record.source import user_line
 
 _ALIGNED = (
-    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    *(name for name in RESIZING_OPERATORS if "nearest" not in name),
 )  # fmt: skip
-_NEAREST = tuple(f"{kind}{n}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3))
+_NEAREST = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    *(name for name in RESIZING_OPERATORS if "nearest" in name),
+)  # fmt: skip
 
 
 def _sizes(x: torch.Tensor, sizes: Sequence[Any] | None, scales: Sequence[float] | None) -> list[Any]:

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
+from penstock.compat.torch import set_versions
 from penstock.program.program import Program
 from penstock.program.record.context import default_startup_program, recording_lock
 from penstock.program.record.recording import Recording
@@ -37,7 +36,7 @@ def undone_on_failure(recording: Recording, *, renames: bool = False) -> Iterato
             if saved is not None and versions is not None:
                 _put_back(dicts, lists, *saved)
                 # Those changes are of operators that are gone, so they have not happened.
-                torch._C._autograd._unsafe_set_version_counter(*versions)
+                set_versions(*versions)
                 for name, handle in recording.handles.items():
                     handle.name = name
             else:

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from penstock.compat.torch import statically_known_true
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Guard
 from penstock.program.record.recording import Recording

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from traceback import FrameSummary
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # sympy has no types
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.functions import FloorDiv, Max, Min, Mod, PythonMod
 
+from penstock.compat.torch import (
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    PythonMod,
+    ShapeEnv,
+    expression_of,
+    forget_since,
+    guard_frame,
+    guards_since,
+    shape_knowledge,
+)
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Guard
@@ -30,17 +40,6 @@ _OPERATION: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Knowledge:
-    """What a ShapeEnv has concluded from its guards."""
-
-    num_guards: int
-    replacements: dict[Any, Any]
-    axioms: dict[Any, Any]
-    ranges: dict[Any, Any]
-    divisible: set[Any]
-
-
 class SymbolTable:
     """Names of the size symbols of one Program: torch calls them s77, a Program s0, s1, …"""
 
@@ -48,13 +47,13 @@ class SymbolTable:
         self.shape_env = shape_env
         self.names: dict[sympy.Symbol, str] = {}
         self.sizes: dict[str, torch.SymInt] = {}
-        self._known = self._knowledge()
+        self._known = shape_knowledge(self.shape_env)
 
     def add(self, size: torch.SymInt, name: str) -> None:
         """Give the symbol of `size` its name in the Program."""
-        self.names[size.node.expr] = name
+        self.names[expression_of(size)] = name
         self.sizes[name] = size
-        self._known = self._knowledge()
+        self._known = shape_knowledge(self.shape_env)
 
     def size(self, name: str) -> torch.SymInt:
         """Return torch's symbol for the one that the Program calls `name`."""
@@ -63,7 +62,7 @@ class SymbolTable:
     def dim(self, size: int | torch.SymInt) -> Dim:
         """Return the expression of a size. Raises ProgramError for operators that Programs do not have."""
         if isinstance(size, torch.SymInt):
-            return self.expr(size.node.expr)
+            return self.expr(expression_of(size))
         return int(size)
 
     def expr(self, value: Any) -> Dim:
@@ -99,7 +98,7 @@ class SymbolTable:
 
         Raises ProgramError if one pins a symbol to a number; what was learnt since the last call is forgotten then.
         """
-        fresh = self.shape_env.guards[self._known.num_guards :]
+        fresh = guards_since(self.shape_env, self._known)
         if not fresh:
             return []
         guards: list[Guard] = []
@@ -114,9 +113,9 @@ class SymbolTable:
             forgets = dropped
         finally:
             if forgets:
-                self._forget()
+                forget_since(self.shape_env, self._known)
             else:
-                self._known = self._knowledge()
+                self._known = shape_knowledge(self.shape_env)
         return guards
 
     def forget_guards(self, source: str, asker: str) -> list[Guard]:
@@ -126,33 +125,11 @@ class SymbolTable:
         another (`min(20, s0) == 20`), which the kernel may broadcast where it is not. Raises ProgramError if one pins
         a symbol to a number.
         """
-        fresh = self.shape_env.guards[self._known.num_guards :]
+        fresh = guards_since(self.shape_env, self._known)
         if fresh:
-            self._forget()
+            forget_since(self.shape_env, self._known)
         found = [guard for asked in fresh for guard in self._guard(asked.expr, source, asker)]
         return [g for g in found if g.relation == "==" and any(_is_cut(side) for side in (g.left, g.right))]
-
-    def _knowledge(self) -> _Knowledge:
-        env = self.shape_env
-        return _Knowledge(
-            len(env.guards), dict(env.replacements), dict(env.axioms), dict(env.var_to_range), set(env.divisible)
-        )
-
-    def _forget(self) -> None:
-        """Go back to what was known after the last call. torch has no way to take a guard back, so its state is set."""
-        env, known = self.shape_env, self._known
-        del env.guards[known.num_guards :]
-        for mine, kept in (
-            (env.replacements, known.replacements),
-            (env.axioms, known.axioms),
-            (env.var_to_range, known.ranges),
-        ):
-            mine.clear()
-            mine.update(kept)
-        env.divisible = set(known.divisible)
-        env._replacements_version_counter += 1
-        env._version_counter += 1
-        ShapeEnv._inner_evaluate_expr.cache_clear()  # it answers without a guard what it was asked before
 
     def _guard(self, expr: Any, source: str, asker: str = "") -> list[Guard]:
         if isinstance(expr, sympy.And):
@@ -199,7 +176,7 @@ class SymbolTable:
 
 def _line(asked: Any) -> str:
     """The user's line that asked for a guard; '' if torch itself asked, within a call."""
-    frame = asked.sloc.framework_loc
+    frame = guard_frame(asked)
     return line_of_frame(frame.filename, frame.lineno) if isinstance(frame, FrameSummary) else ""
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
+from penstock.compat.torch import tree_leaves, tree_map
 from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from penstock.compat.torch import StorageWeakRef, storage_behind
 from penstock.ps.communicators.background import Route
 
 _Address = tuple[int, ...]
@@ -36,7 +36,7 @@ class _View:
 
     def tensor(self) -> Tensor | None:
         """Return the tensor, or None if its memory is gone."""
-        storage = torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        storage = storage_behind(self.storage)
         if storage is None:
             return None
         return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.shape, self.stride)

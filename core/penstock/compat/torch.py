@@ -1,0 +1,337 @@
+"""Private and unstable names of torch that Penstock needs: the only module that may touch one.
+
+Invariant: each name below has its reason beside it and a contract test with the same name in
+`tests/compat`; `tools/private_names.py --list` prints them. A leaf: imports torch alone, and costs no more than
+`import torch`; what costs more (symbolic sizes, sympy) is imported at its first use. `CPP_NAMES` holds the private
+names that the C++ sources use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.multiprocessing.reductions as _reductions
+import torch.utils._python_dispatch as _python_dispatch
+import torch.utils._pytree as _pytree
+from torch._subclasses import fake_tensor as _fake_tensor
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
+    from torch.fx.experimental.symbolic_shapes import statically_known_true as statically_known_true
+    from torch.utils._sympy.functions import FloorDiv as FloorDiv
+    from torch.utils._sympy.functions import Max as Max
+    from torch.utils._sympy.functions import Min as Min
+    from torch.utils._sympy.functions import Mod as Mod
+    from torch.utils._sympy.functions import PythonMod as PythonMod
+
+# ---------------------------------------------------------------- names that are imported at their first use
+
+_SHAPES, _FUNCTIONS = "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy.functions"
+
+DEFERRED = {
+    "ShapeEnv": (_SHAPES, "Holds the size symbols of a Program; without it the batch would be recorded as a number."),
+    "statically_known_true": (
+        _SHAPES,
+        "Compares sizes without adding a guard; else each slice would restrict the batch.",
+    ),
+    "FloorDiv": (_FUNCTIONS, "torch's `//` of sizes; unknown, a size such as s0 // 2 could not be recorded."),
+    "Mod": (_FUNCTIONS, "torch's `%` of sizes that are not negative; unknown, s0 % 2 could not be recorded."),
+    "PythonMod": (_FUNCTIONS, "torch's `%` of sizes of any sign; unknown, (s0 - 4) % 3 could not be recorded."),
+    "Max": (_FUNCTIONS, "torch's largest of sizes; unknown, a slice from the end could not be recorded."),
+    "Min": (_FUNCTIONS, "torch's smallest of sizes; unknown, x[:20] of a batch could not be recorded."),
+}
+"""Name -> (module of torch, why it is needed and what breaks without it)."""
+
+
+if not TYPE_CHECKING:  # else every misspelt name of this module would be of type Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in DEFERRED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(DEFERRED[name][0]), name)
+        return value
+
+
+# ---------------------------------------------------------------- modes and nests of operands
+
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+"""The base of the recorder's mode: it sees each ATen call below autograd; without it nothing is recorded."""
+
+disable_current_modes = _python_dispatch._disable_current_modes
+"""Runs a block outside the recorder's modes; without it a captured value would be recorded instead of copied."""
+
+tree_map = _pytree.tree_map
+"""Applies a function to the leaves of nested operands as torch nests them; operands in a dict would be missed."""
+
+tree_leaves = _pytree.tree_leaves
+"""Lists the leaves of nested operands; Variables within lists and dicts would not be found."""
+
+tree_flatten = _pytree.tree_flatten
+"""Takes a nest of results apart; calls that return several tensors could not be probed for their shapes."""
+
+tree_unflatten = _pytree.tree_unflatten
+"""Puts a nest of results together again, the inverse of `tree_flatten`."""
+
+# ---------------------------------------------------------------- operators and the dispatcher
+
+OpOverload = torch._ops.OpOverload
+"""The type of an operator overload: tells an operator that a Program names from another attribute of torch.ops."""
+
+
+def schema_of(overload: Any) -> Any:
+    """Return an operator's schema: names, types and writes of its arguments, without which no write is declared."""
+    return overload._schema
+
+
+def qualified_name(func: Any) -> str:
+    """Return 'penstock::gru' for an operator packet, else ''; without it penstock.gru is taken for torch.gru."""
+    return str(getattr(func, "_qualified_op_name", ""))
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Tell whether an operator ('aten::add.Tensor') has a kernel for a dispatch key; else a GPU fails within a step."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def shape_function(overload: Any) -> Callable[..., Any]:
+    """Return an operator's shape function in Python; the C++ one of padding reads numbers, and fixes the batch."""
+    from torch._decomp import meta_table  # here: a table of a thousand functions, of which the recorder needs one
+
+    return meta_table[overload]
+
+
+def check_value(holds: Any, message: Callable[[], str]) -> None:
+    """Raise ValueError unless a condition holds; of symbols it becomes a guard, where `if` would fix the batch."""
+    torch._check_value(holds, message)  # type: ignore[no-untyped-call]  # torch has not typed it
+
+
+# ---------------------------------------------------------------- autograd
+
+
+def running_sequence_number() -> int | None:
+    """Return the number of the autograd node that runs now; without it a backward operator has no module and line."""
+    node: Any = torch._C._current_autograd_node()  # typed as if there always were one
+    return None if node is None else int(node._sequence_nr())
+
+
+def next_sequence_number() -> int:
+    """Return the number that the next autograd node of this thread gets: it pairs forward and backward operators."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place; without it a failed recording cannot be undone."""
+    return int(tensor._version)
+
+
+def set_versions(tensors: tuple[torch.Tensor, ...], versions: tuple[int, ...]) -> None:
+    """Put back what `version_of` returned; else autograd refuses tensors whose recorded write was undone."""
+    torch._C._autograd._unsafe_set_version_counter(tensors, versions)
+
+
+# ---------------------------------------------------------------- memory of tensors
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Return a number for a tensor's storage, of a fake one too (`data_ptr` is 0 there): views share their base's."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+StorageWeakRef = _reductions.StorageWeakRef
+"""A weak reference to a storage: destinations of pulled parameters would else keep their memory for ever."""
+
+
+def storage_behind(reference: Any) -> torch.UntypedStorage | None:
+    """Return the storage of a `StorageWeakRef`, None once it is freed; else a pull would write freed memory."""
+    return torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+
+
+# ---------------------------------------------------------------- what the recorder replaces within torch
+
+
+def module_tensors(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return where a module keeps parameters and buffers; by setattr a stand-in would be refused as no Parameter."""
+    return module._parameters, module._buffers
+
+
+FUNCTIONAL_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+"""Globals of torch.nn.functional that its bodies ask first; unreplaced, a dropout within attention is not seen."""
+
+CHECKPOINT_FUNCTION = "CheckpointFunction"
+"""Global of torch.utils.checkpoint behind use_reentrant=True; unreplaced, a checkpointed block is recorded twice."""
+
+CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+"""Global of torch.utils.checkpoint behind use_reentrant=False; unreplaced, a checkpointed block is recorded twice."""
+
+
+# ---------------------------------------------------------------- fake tensors and their sizes
+
+FakeTensor = _fake_tensor.FakeTensor
+"""A tensor without values: tells the recorder's own tensors from real ones, which are captured."""
+
+FakeTensorMode = _fake_tensor.FakeTensorMode
+"""Runs ATen calls for shapes alone; without it recording would need real data of one batch size."""
+
+FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
+"""The logger of failed shape functions; unfiltered, each refused call prints a traceback beside its error."""
+
+
+def new_size_symbol(mode: Any, name: str, hint: int) -> torch.SymInt:
+    """Return a new size symbol that no other size equals by chance; without it the batch would be a number."""
+    symbols = importlib.import_module(_SHAPES)
+    context = symbols.StatelessSymbolicContext(dynamic_sizes=[symbols.DimDynamic.DYNAMIC])
+    fake = mode.from_tensor(torch.empty(hint), symbolic_context=context, source=_source(name))
+    return fake.shape[0]  # type: ignore[no-any-return]  # a SymInt
+
+
+def _source(name: str) -> Any:
+    from torch._dynamo.source import ConstantSource  # here: most of the recorder's import time
+
+    return ConstantSource(name)
+
+
+def expression_of(size: torch.SymInt) -> Any:
+    """Return the sympy expression of a size; without it no shape of a Program could be written as an expression."""
+    return size.node.expr
+
+
+def shape_env_of(size: torch.SymInt) -> Any:
+    """Return the ShapeEnv that a size belongs to: tells which Program `torch.zeros(x.shape[0])` is recorded in."""
+    return size.node.shape_env
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeKnowledge:
+    """What a ShapeEnv has concluded from its guards: torch cannot take a guard back, so its state is put back."""
+
+    num_guards: int
+    replacements: dict[Any, Any]
+    axioms: dict[Any, Any]
+    ranges: dict[Any, Any]
+    divisible: set[Any]
+
+
+def shape_knowledge(env: ShapeEnv) -> ShapeKnowledge:
+    """Copy what a ShapeEnv knows now; without it guards that a kernel's choice adds would restrict the batch."""
+    return ShapeKnowledge(
+        len(env.guards), dict(env.replacements), dict(env.axioms), dict(env.var_to_range), set(env.divisible)
+    )
+
+
+def forget_since(env: ShapeEnv, known: ShapeKnowledge) -> None:
+    """Put back what `shape_knowledge` returned; else a branch of the user's would go unasked, and leave no guard."""
+    del env.guards[known.num_guards :]
+    for mine, kept in (
+        (env.replacements, known.replacements),
+        (env.axioms, known.axioms),
+        (env.var_to_range, known.ranges),
+    ):
+        mine.clear()
+        mine.update(kept)
+    env.divisible = set(known.divisible)
+    env._replacements_version_counter += 1
+    env._version_counter += 1
+    type(env)._inner_evaluate_expr.cache_clear()  # it answers without a guard what it was asked before
+
+
+def guards_since(env: ShapeEnv, known: ShapeKnowledge) -> list[Any]:
+    """List the guards that arose after `shape_knowledge`: the sizes that a Program accepts follow from them."""
+    return env.guards[known.num_guards :]
+
+
+def guard_frame(guard: Any) -> Any:
+    """Return the traceback.FrameSummary of the line that asked for a guard; a guard would else name no line."""
+    return guard.sloc.framework_loc
+
+
+# ---------------------------------------------------------------- process groups
+
+
+def set_group_timeout(group: Any, timeout: timedelta) -> None:
+    """Set the time after which a process group gives up an exchange; it would keep the short one of the rendezvous."""
+    torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def abort_group(group: Any, device: torch.device) -> None:
+    """End what waits on a device within a process group; ranks would else wait for a lost one until the time-out."""
+    group._get_backend(device).abort()
+
+
+# ---------------------------------------------------------------- operators by name
+
+_KNOWN = "Batch norm of newer exports: its writes, clone(for_test=True) and sync batch norm know it by name."
+_COPIED = "The operator by which a device's copy of a temporary enters a graph."
+_REFUSED = "Refused in programs: no function of tensors. By a new name a program from elsewhere could call it."
+_RESIZED = "F.interpolate is recorded as a call of it with symbolic sizes; torch's own entry fixes the batch."
+_PROBED = "The operator behind nn.Bilinear: torch has no shapes of it in symbols, so they are probed at once."
+_PACKED = "The operator behind pack_padded_sequence, refused under record: its sizes depend on data."
+
+PRIVATE_OPERATORS = {
+    "aten::_native_batch_norm_legit": _KNOWN,
+    "aten::_to_copy": _COPIED,
+    "aten::_trilinear": _PROBED,
+    "aten::_pack_padded_sequence": _PACKED,
+    "aten::_upsample_bilinear2d_aa": _RESIZED,
+    "aten::_upsample_bicubic2d_aa": _RESIZED,
+    "aten::_upsample_nearest_exact1d": _RESIZED,
+    "aten::_upsample_nearest_exact2d": _RESIZED,
+    "aten::_upsample_nearest_exact3d": _RESIZED,
+    "aten::_backward": _REFUSED,
+    "aten::_pin_memory": _REFUSED,
+    "aten::_print": _REFUSED,
+    "aten::_assert_async": _REFUSED,
+    "aten::_assert_scalar": _REFUSED,
+    "aten::_functional_assert_async": _REFUSED,
+    "aten::_functional_assert_scalar": _REFUSED,
+    "aten::_cufft_clear_plan_cache": _REFUSED,
+    "aten::_cufft_set_plan_cache_max_size": _REFUSED,
+    "aten::_resize_output": _REFUSED,
+    "aten::_resize_output_": _REFUSED,
+    "aten::_local_scalar_dense": _REFUSED,
+}
+"""Private operators that Penstock's own tables name -> why.
+
+What a program has merely recorded (`aten._softmax.default`, say) passes through and is not listed: it is called with
+the operands that torch itself gave it, and `program.kernels.resolve` refuses by name what this torch does not know.
+"""
+
+
+def _names(why: str) -> tuple[str, ...]:
+    return tuple(name.removeprefix("aten::") for name, reason in PRIVATE_OPERATORS.items() if reason == why)
+
+
+REFUSED_OPERATORS = _names(_REFUSED)
+"""Names of the private operators that a program may not call; an unknown one could touch files or other memory."""
+
+RESIZING_OPERATORS = _names(_RESIZED)
+"""Names of the private operators behind F.interpolate, which is refused for symbolic sizes without them."""
+
+PACK_PADDED_SEQUENCE = _names(_PACKED)[0]
+"""Name of the function behind `pack_padded_sequence`; without it the refusal has no advice to keep the padding."""
+
+TRILINEAR = torch.ops.aten._trilinear.default
+"""The operator whose shapes are probed at once; else torch's shape function fixes the batch before it is noticed."""
+
+# ---------------------------------------------------------------- the C++ side
+
+CPP_NAMES = {
+    "at::AutoDispatchBelowADInplaceOrView": "Calls torch's kernels below autograd; each call would else build a tape.",
+    "at::_assert_async": "Refuses probabilities outside [0, 1] within a kernel, as torch's binary_cross_entropy does.",
+    "at::_fused_adagrad_": "Updates a group of dense parameters in one call; a loop costs a call for each.",
+    "at::_fused_sgd_": "Updates a group of dense parameters in one call; a loop costs a call for each.",
+    "c10::impl::DeviceGuardImplInterface": "Streams and events of any device: one build serves CPU and CUDA wheels.",
+    "c10::impl::ForceDispatchKeyGuard": "Gives an engine thread the default dispatch keys; else a mode sees its calls.",
+    "c10::impl::getDeviceGuardImpl": "Finds CUDA's interface of the torch that runs; there is no GPU plan without it.",
+    "c10::impl::hasDeviceGuardImpl": "Tells whether this torch has CUDA; asking for the interface without it aborts.",
+    "mkldnn::_linear_pointwise": "oneDNN's matmul with bias and activation; without it torch's kernels remain.",
+    "torch/csrc/autograd/python_variable.h": "Turns tensors of Python into those of C++ and back.",
+    "torch/csrc/jit/python/pybind_utils.h": "Turns operands of Python into IValues of a boxed call.",
+    "torch/csrc/utils/pybind.h": "pybind11's casters of torch's types, for the engine's binding.",
+}
+"""Private names that `core/penstock/native/src` uses -> why. The build fails without one that is linked, and the tests
+of `tests/native` run each; `tools/private_names.py` compares this table with the sources."""
