@@ -13,9 +13,8 @@ from contextlib import contextmanager
 
 import structlog
 import uvicorn
-from uvicorn._types import ASGISendEvent
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from penstock.compat.uvicorn import SignalFreeServer, WebSocketProtocol
 from penstock.errors import PenstockError, Unavailable
 from penstock.protocol.frames import MAX_FRAME_BYTES
 from penstock_server.app import app_of
@@ -26,7 +25,6 @@ from penstock_server.statedir import write_address
 
 EXIT_OK, EXIT_UNAVAILABLE = 0, 6
 _STOP_S = 5
-_LINGER_S = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -73,12 +71,12 @@ def make_server(runtime: Runtime) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        ws=_WebSocketProtocol,
+        ws=WebSocketProtocol,
         ws_per_message_deflate=False,
         ws_max_size=MAX_FRAME_BYTES + (1 << 20),
         timeout_graceful_shutdown=_STOP_S,
     )
-    return _Server(config)
+    return SignalFreeServer(config)
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
@@ -105,25 +103,3 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-
-
-class _WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn waits for the peer before it sends a close frame; a browser that has stalled never lets it.
-
-    Here the close frame goes behind what is buffered, and a peer that does not take it is cut off.
-    """
-
-    async def send(self, message: ASGISendEvent) -> None:
-        """Send one ASGI message; a close does not wait until the transport can be written."""
-        if message["type"] == "websocket.close" and self.handshake_complete:
-            self.writable.set()
-            self.loop.call_later(_LINGER_S, self.transport.abort)
-        await super().send(message)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn raises a signal again once it has stopped, which would kill us before the runtime is closed."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
