@@ -1,0 +1,171 @@
+"""Which environment variables reach a job: each that the code reads has a kind, and secrets never pass."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.protocol.contract import Mode, reserved
+from penstock.protocol.environment import (
+    SECRET_WORDS,
+    VARIABLES,
+    Kind,
+    exported,
+    kind_of,
+    passes_from_node,
+)
+from penstock.ps.runtime_config import SERVER_KEYS, TRAINER_KEYS
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("core", "server", "worker", "examples")
+_NAME = re.compile(r"(PENSTOCK|FLAGS|PADDLE|TORCHELASTIC|OMP|MKL|ONEDNN|DNNL|GLOO|NCCL|CUDA|GLOG)_\w*[A-Za-z0-9]")
+_READ_IN_CPP = re.compile(r'getenv\("(\w+)"\)')
+_ACCESSORS = {"get", "setdefault", "pop", "getenv"}
+_OF_ANY_PROGRAM = {"PATH", "PYTHONUNBUFFERED"}
+
+
+def names_in(source: str) -> Iterator[str]:
+    """Yield texts that are a variable's name by their form, or by being looked up in an environment."""
+    tree = ast.parse(source)
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        looked_up = _looked_up(node)
+        found = constants.get(looked_up.id) if isinstance(looked_up, ast.Name) else looked_up
+        for text in (node, found):
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                if text is found or _NAME.fullmatch(text.value):
+                    yield text.value
+
+
+def _looked_up(node: ast.AST) -> ast.expr | None:
+    """Return what `environ[…]`, `environ.get(…)` and `os.getenv(…)` ask for."""
+    if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+        return node.slice
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ACCESSORS:
+        if node.args and ast.unparse(node.func.value).endswith(("environ", "os")):
+            return node.args[0]
+    return None
+
+
+def names_read() -> set[str]:
+    files = [path for top in SOURCES for path in (ROOT / top).rglob("*.py")]
+    python = {name for path in files for name in names_in(path.read_text(encoding="utf-8"))}
+    native = [path for path in (ROOT / "core").rglob("*.*") if path.suffix in (".cpp", ".h", ".cu")]
+    return python | {name for path in native for name in _READ_IN_CPP.findall(path.read_text(encoding="utf-8"))}
+
+
+def test_every_variable_that_the_code_reads_has_a_kind() -> None:
+    unknown = sorted(name for name in names_read() - _OF_ANY_PROGRAM if kind_of(name) is None)
+    assert unknown == [], "add them to penstock.protocol.environment and docs/environment.md"
+
+
+def test_the_walk_finds_names_however_they_are_read() -> None:
+    source = "A = 'VIA_CONSTANT'\nos.environ.get(A)\nos.environ['BY_ITEM']\nos.getenv('BY_CALL')\nX = 'PENSTOCK_FORM'\n"
+    assert set(names_in(source)) == {"VIA_CONSTANT", "BY_ITEM", "BY_CALL", "PENSTOCK_FORM"}
+
+
+def test_every_key_of_the_runtime_configs_is_a_setting() -> None:
+    names = [f"FLAGS_{key.removeprefix('_')}" for key in (*TRAINER_KEYS, *SERVER_KEYS)]
+    assert {kind_of(name) for name in names} == {Kind.SETTING}
+
+
+@pytest.mark.parametrize("mode", ["local", "pserver", "collective", "command"])
+def test_nothing_that_an_agent_sets_passes(mode: Mode) -> None:
+    names = reserved(mode, gpus=1)
+    assert exported(dict.fromkeys(names, "1"), {}).passed == {}
+    assert [name for name in names if passes_from_node(name)] == []
+
+
+def test_each_variable_of_the_table_has_the_kind_that_it_says() -> None:
+    """No row is hidden by a name that looks like a secret, or that an agent sets."""
+    assert [row.name for row in VARIABLES if kind_of(row.name) is not row.kind] == []
+
+
+@given(
+    st.sampled_from(["PENSTOCK_", "FLAGS_", "MKL_", "ONEDNN_", "AWS_", ""]),
+    st.sampled_from(sorted(SECRET_WORDS)),
+    st.sampled_from(["", "S", "_FILE", "S_2"]),
+    st.sampled_from([str.upper, str.lower]),
+)
+def test_no_secret_passes(prefix: str, word: str, end: str, case: type[str]) -> None:
+    name = prefix + case(word + end)
+    found = exported({name: "hidden"}, {})
+    assert (found.passed, found.unknown, passes_from_node(name)) == ({}, (), False)
+
+
+def test_an_exported_setting_reaches_a_job_that_does_not_set_it() -> None:
+    environ = {"CPU_NUM": "4", "PENSTOCK_MATRIX_KERNELS": "torch", "MKL_CBWR": "AVX2", "HOME": "/root"}
+    assert exported(environ, {"CPU_NUM": "2"}).passed == {"MKL_CBWR": "AVX2", "PENSTOCK_MATRIX_KERNELS": "torch"}
+
+
+def test_a_job_sets_a_setting_by_either_of_its_names() -> None:
+    environ = {"PENSTOCK_MATRIX_KERNELS": "torch", "PENSTOCK_CHECK_NAN": "1"}
+    assert exported(environ, {"FLAGS_matrix_kernels": "onednn"}).passed == {"PENSTOCK_CHECK_NAN": "1"}
+
+
+def test_checkpoint_of_a_job_is_not_overridden() -> None:
+    environ = {"PENSTOCK_CHECKPOINT_EVERY_STEPS": "7", "PENSTOCK_CHECKPOINT_KEEP": "9"}
+    assert exported(environ, {}, has_checkpoint=True).passed == {}
+    assert exported(environ, {}).passed == environ
+
+
+def test_what_does_not_pass_is_named() -> None:
+    environ = {"CPU_NUM": "4", "PENSTOCK_CHECKPOINT_DIR": "/c", "FLAGS_nonsense": "1", "PENSTOCK_CACHE": "/k"}
+    found = exported(environ, {"CPU_NUM": "2"})
+    assert (found.overruled, found.paths, found.unknown) == (
+        {"CPU_NUM": "4"},
+        ("PENSTOCK_CHECKPOINT_DIR",),
+        ("FLAGS_nonsense",),
+    )
+    assert exported({"CPU_NUM": "2"}, {"CPU_NUM": "2"}).overruled == {}, "it has what was asked for"
+
+
+@pytest.mark.parametrize("name", ["PENSTOCK_CACHE", "PENSTOCK_ABSENT", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH"])
+def test_what_a_machine_needs_passes_from_its_node(name: str) -> None:
+    assert passes_from_node(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["PENSTOCK_MATRIX_KERNELS", "PENSTOCK_URL", "PENSTOCK_SERVER_PORT", "PENSTOCK_NEW", "RANK", "PADDLE_X"]
+)
+def test_a_node_gives_no_place_and_no_setting_of_penstock(name: str) -> None:
+    assert not passes_from_node(name)
+
+
+# ---------------------------------------------------------------- docs/environment.md
+
+_ROW = re.compile(r"^\| `([^`]+)` \| (.+) \| (.+) \| (.+) \| (.+) \|$")
+
+
+def page() -> Iterator[tuple[str, ...]]:
+    kind = ""
+    for line in (ROOT / "docs" / "environment.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            kind = line.removeprefix("## ").split(":")[0].lower()
+        if row := _ROW.match(line):
+            yield kind, *row.groups()
+
+
+def test_the_page_lists_the_variables_of_the_table() -> None:
+    titles = {Kind.SETTING: "settings", Kind.PATH: "paths", Kind.NODE: "nodes", Kind.SECRET: "secrets"}
+    expected = {
+        (titles.get(row.kind, "tools"), row.name, row.values, row.default, row.reader, row.meaning) for row in VARIABLES
+    }
+    assert set(page()) == expected
+
+
+def test_the_page_names_each_word_of_a_secret() -> None:
+    text = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    assert [word for word in SECRET_WORDS if f"`{word}`" not in text] == []
