@@ -47,3 +47,30 @@ def test_what_an_agent_sets_is_what_a_job_may_not(mode: Mode) -> None:
 def test_gpus_are_told_only_to_ranks_that_have_any() -> None:
     assert "FLAGS_selected_gpus" not in reserved("collective")
     assert "FLAGS_selected_gpus" in reserved("collective", gpus=2)
+
+
+def test_a_node_gives_what_its_machine_needs_and_nothing_else() -> None:
+    passing = {"PENSTOCK_CACHE": "/cache", "CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": "/lib", "CPU_NUM": "4"}
+    held = {
+        "PENSTOCK_JOIN_TOKEN": "t",
+        "PENSTOCK_MATRIX_KERNELS": "torch",
+        "HF_TOKEN": "t",
+        "RANK": "3",
+        "PADDLE_X": "1",
+    }
+    desired = Desired(
+        replica_id="r", job_id="j", job_name="n", role="trainer", index=0, epoch=1, stream=7, entrypoint=["true"],
+    )  # fmt: skip
+    found = entrypoint_environment({**passing, **held}, desired, socket="/s", interpreter="/bin/python")
+    assert {name: found.get(name) for name in passing} == passing
+    assert not found.keys() & held.keys()
+
+
+def test_a_job_s_own_variables_are_over_those_of_its_node() -> None:
+    desired = Desired(
+        replica_id="r", job_id="j", job_name="n", role="trainer", index=0, epoch=1, stream=7, entrypoint=["true"],
+        env={"CPU_NUM": "2", "PENSTOCK_CACHE": "/mine", "HF_TOKEN": "named"},
+    )  # fmt: skip
+    base = {"CPU_NUM": "4", "PENSTOCK_CACHE": "/cache", "HF_TOKEN": "of the node"}
+    found = entrypoint_environment(base, desired, socket="/s", interpreter="/bin/python")
+    assert {name: found[name] for name in base} == {"CPU_NUM": "2", "PENSTOCK_CACHE": "/mine", "HF_TOKEN": "named"}

@@ -1,4 +1,4 @@
-"""The environment of an entrypoint: the agent's own, without what is the agent's business, plus the job's."""
+"""The environment of an entrypoint: what a node gives to all jobs, then the job's own, then its place in the job."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from penstock.protocol import contract
 from penstock.protocol.checkpoints import CheckpointJob
+from penstock.protocol.environment import passes_from_node
 from penstock_worker.messages import CollectiveJob, Desired, PserverJob
 
-RESERVED_PREFIX = "PENSTOCK_"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -20,11 +20,12 @@ def entrypoint_environment(
 ) -> dict[str, str]:  # fmt: skip
     """Return the variables of one replica. `state_dir`: of a pserver; `checkpoint_dir`: of a job with checkpoints.
 
-    No PENSTOCK_* variable of the agent gets through (a person's token must not reach a job); the job's `env` comes next
-    and the contract last, so that a job cannot pose as another replica. PATH starts with the folder of the agent's
+    Of the agent's own variables those that `passes_from_node` allows come first: no secret, no place in a job, and of
+    Penstock's only what is about the machine. The job's `env`, which holds what its submitter exported, comes next and
+    the contract last, so that a job cannot pose as another replica. PATH starts with the folder of the agent's
     interpreter, so that `python` in a job is the agent's. Output is unbuffered unless the job says otherwise.
     """
-    environ = {name: value for name, value in base.items() if not name.startswith(RESERVED_PREFIX)}
+    environ = {name: value for name, value in base.items() if passes_from_node(name)}
     environ["PYTHONUNBUFFERED"] = "1"
     environ.update(desired.env)
     environ["PATH"] = os.pathsep.join([str(Path(interpreter).parent), environ.get("PATH") or DEFAULT_PATH])
