@@ -59,6 +59,12 @@ class Split:
         """Return the given rows: views for a slice, copies for row numbers."""
         return Split(self.categorical[:, rows], self.numeric[rows], self.label[rows])
 
+    def evenly(self, num_rows: int) -> Split:
+        """Return that many rows at equal distances, so that every season is among them; all if there are no more."""
+        if num_rows >= self.num_rows:
+            return self
+        return self.take(np.arange(num_rows) * self.num_rows // num_rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Flights:

@@ -9,6 +9,7 @@ flights that were held back are scored. The last line printed is one JSON object
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import time
@@ -131,13 +132,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--seed", type=int, default=7, help="decides initial values and order; 0: fresh ones (default: %(default)s)"
     )
+    parser.add_argument("--rows", type=int, help="rows to train on, evenly spaced (default: all)")
     given = parser.parse_args(arguments)
-    for name in ("passes", "batch_size", "fetch_every"):
-        if getattr(given, name) < 1:
+    for name in ("passes", "batch_size", "fetch_every", "rows"):
+        if getattr(given, name) is not None and getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(given, name)}; expected at least 1")
     os.environ.setdefault("CPU_NUM", "2")
     print("reading the flights …", flush=True)
     flights = flights_data.load()
+    if given.rows is not None:
+        flights = dataclasses.replace(flights, train=flights.train.evenly(given.rows))
     print(f"{flights.train.num_rows:,} flights to train on, {flights.test.num_rows:,} to test on", flush=True)
     figures = train(
         flights, num_passes=given.passes, batch_size=given.batch_size, fetch_every=given.fetch_every, seed=given.seed

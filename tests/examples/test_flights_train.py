@@ -40,8 +40,14 @@ def test_a_feed_has_one_column_for_each_slot_and_the_label() -> None:
     assert fed[flights_model.NUMERIC_FEED].shape == (2, 10)
 
 
-@pytest.mark.parametrize("option", ["--passes", "--batch-size", "--fetch-every"])
+@pytest.mark.parametrize("option", ["--passes", "--batch-size", "--fetch-every", "--rows"])
 def test_a_count_of_nothing_is_refused_by_name(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         train.main([option, "0"])
     assert f"{option} is 0; expected at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "rows"), [(3, [0, 2, 5]), (8, list(range(8))), (100, list(range(8)))])
+def test_fewer_rows_are_spread_over_all_of_them(asked: int, rows: list[int]) -> None:
+    split = Split(np.arange(8).reshape(1, 8), np.zeros((8, 1), dtype=np.float32), np.arange(8))
+    assert split.evenly(asked).label.tolist() == rows
