@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.command import snapshot
-from penstock.command.demo import example, with_passes
+from penstock.command.demo import example, with_option
 from penstock.command.specfile import load
 from penstock.errors import SpecError
 
@@ -133,9 +133,10 @@ def test_a_workdir_that_is_none_is_named(tmp_path: Path) -> None:
         snapshot.pack(tmp_path / "no", tmp_path / "s.tar.gz")
 
 
-def test_the_demo_sets_the_number_of_passes() -> None:
-    assert with_passes(["python", "t.py", "--passes", "20", "-v"], 3) == ["python", "t.py", "--passes", "3", "-v"]
-    assert with_passes(["python", "t.py"], 3) == ["python", "t.py", "--passes", "3"]
+def test_the_demo_sets_options_of_its_script() -> None:
+    passes = ["python", "t.py", "--passes", "20", "-v"]
+    assert with_option(passes, "--passes", 3) == ["python", "t.py", "--passes", "3", "-v"]
+    assert with_option(["python", "t.py"], "--rows", 9) == ["python", "t.py", "--rows", "9"]
 
 
 def test_the_example_that_the_demo_runs_is_a_valid_job() -> None:

@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from penstock.command.describe import is_over
 from penstock.command.exits import Exit
 from penstock.command.fit import clamp, fits
 from penstock.command.output import emit_json, note
+from penstock.command.passing import with_environment, without_settings
 from penstock.command.specfile import load, prepare
 from penstock.command.stack import Stack
 from penstock.errors import SpecError
@@ -36,10 +37,16 @@ TAIL_BYTES = 4000
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """What the person asked for. `job`: another job file than the example's."""
+    """What was asked for. `job`: another job file than the example's.
+
+    `options`: of its script, None for those that stay as they are. `env`: variables over those of its file.
+    `no_env`: exported settings reach neither the job nor its node.
+    """
 
     exit_when_done: bool
-    passes: int | None
+    options: Mapping[str, int | None]
+    env: Mapping[str, str]
+    no_env: bool
     open_browser: bool
     json: bool
     job: Path | None
@@ -48,15 +55,14 @@ class Demo:
 def run(settings: Demo, *, host: str, port: int, state_dir: Path | None) -> Exit:
     """Run the demo to its end or to a signal; everything that it started is gone when it returns."""
     file = settings.job or example()
-    spec = load(file)
-    if settings.passes is not None:
-        spec = spec.model_copy(update={"entrypoint": with_passes(spec.entrypoint, settings.passes)})
+    spec = _asked_for(load(file), settings)
+    environ = without_settings(os.environ) if settings.no_env else os.environ
     job: Job | None = None
     try:
         with (
             stopped_by_signal(),
             _folder(state_dir) as folder,
-            Stack(folder, host=host, port=port, agent=True) as stack,
+            Stack(folder, host=host, port=port, agent=True, environ=environ) as stack,
         ):
             spec, nodes = _fitted(stack.client, spec)
             fields = prepare(stack.client, spec, folder=file.parent)
@@ -75,6 +81,18 @@ def run(settings: Demo, *, host: str, port: int, state_dir: Path | None) -> Exit
         note(f"stopped by {signal}")
         return Exit.JOB_FAILED if settings.exit_when_done else Exit.OK
     return follow.exit_of_job(job)
+
+
+def _asked_for(spec: JobSpec, settings: Demo) -> JobSpec:
+    """Return the job with the options and the environment of the command; what passes, and what does not, is noted."""
+    entrypoint = spec.entrypoint
+    for option, value in settings.options.items():
+        if value is not None:
+            entrypoint = with_option(entrypoint, option, value)
+    spec, sentences = with_environment(spec, {} if settings.no_env else os.environ, settings.env)
+    for sentence in sentences:
+        note(sentence)
+    return spec.model_copy(update={"entrypoint": entrypoint})
 
 
 @contextmanager
@@ -154,12 +172,12 @@ def _log_tail(client: Client, job: Job) -> str:
     return "\n".join(lines)
 
 
-def with_passes(entrypoint: list[str], passes: int) -> list[str]:
-    """Return the entrypoint with this number after `--passes`, which is added if it is not there."""
-    if "--passes" not in entrypoint[:-1]:
-        return [*entrypoint, "--passes", str(passes)]
-    at = entrypoint.index("--passes") + 1
-    return [*entrypoint[:at], str(passes), *entrypoint[at + 1 :]]
+def with_option(entrypoint: list[str], option: str, value: int) -> list[str]:
+    """Return the entrypoint with this value after `option`, which is added if it is not there."""
+    if option not in entrypoint[:-1]:
+        return [*entrypoint, option, str(value)]
+    at = entrypoint.index(option) + 1
+    return [*entrypoint[:at], str(value), *entrypoint[at + 1 :]]
 
 
 def example() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from penstock.command import follow
 from penstock.command.describe import describe, is_over, label, why_in_a_line
 from penstock.command.logreader import LogReader
-from penstock.command.options import JobName, Json, Timeout, Token, Url
+from penstock.command.options import Env, JobName, Json, NoEnv, Timeout, Token, Url
 from penstock.command.output import duration, emit_json, emit_table, note
 from penstock.command.profile import connect
 from penstock.errors import SpecError, Unavailable
@@ -27,14 +28,19 @@ def submit(
     file: Annotated[Path, typer.Argument(help="job description, YAML or JSON")],
     wait: Annotated[bool, typer.Option("--wait", help="wait for the end; exit 1 if the job does not succeed")] = False,
     timeout: Timeout = None,
+    env: Env = None,
+    no_env: NoEnv = False,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
     """Submit a job. Its workdir is packed and sent along. Prints the job's id."""
-    from penstock.command.specfile import load, prepare  # loads pydantic and yaml
+    from penstock.command.passing import given, with_environment  # loads pydantic and yaml
+    from penstock.command.specfile import load, prepare
 
-    spec = load(file)
+    spec, sentences = with_environment(load(file), {} if no_env else os.environ, given(env or ()))
+    for sentence in sentences:
+        note(sentence)
     with connect(url, token) as client:
         job = client.submit(prepare(client, spec, folder=file.parent), key=uuid.uuid4().hex)
         note(f"{job['name']}: {client.url}/jobs/{job['id']}")

@@ -18,6 +18,11 @@ Token = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="id of a job, or its name (the newest of that name)")]
 Timeout = Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="give up after this long (exit 7)")]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="variable of the job, over those of its file; several times"),
+]
+NoEnv = Annotated[bool, typer.Option("--no-env", help="pass no exported settings to the job (docs/environment.md)")]
 StateDir = Annotated[Path | None, typer.Option("--state-dir", help="folder for everything that is kept")]
 Host = Annotated[str, typer.Option("--host", help="address to listen on")]
 LAST_PORT = 65535

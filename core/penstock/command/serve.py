@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.command.options import Host, Json, Port, StateDir
+from penstock.command.options import Env, Host, Json, NoEnv, Port, StateDir
 from penstock.command.output import emit_json, note
 
 LOOPBACK = "127.0.0.1"
@@ -26,7 +27,10 @@ def up(
     from penstock.command.stack import Stack  # loads httpx
 
     try:
-        with stopped_by_signal(), Stack(state_dir or home(), host=host, port=port, agent=not no_agent) as stack:
+        with (
+            stopped_by_signal(),
+            Stack(state_dir or home(), host=host, port=port, agent=not no_agent, environ=os.environ) as stack,
+        ):
             link = stack.login_link()
             emit_json({"url": stack.url, "login_link": link}) if json else print(f"Penstock: {link}", flush=True)
             note("Ctrl-C stops it")
@@ -38,6 +42,9 @@ def up(
 def demo(
     exit_when_done: Annotated[bool, typer.Option("--exit-when-done", help="stop when the job has ended")] = False,
     passes: Annotated[int | None, typer.Option("--passes", min=1, help="passes over the data (default: 20)")] = None,
+    rows: Annotated[int | None, typer.Option("--rows", min=1, help="rows to train on (default: all)")] = None,
+    env: Env = None,
+    no_env: NoEnv = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="do not open a browser")] = False,
     host: Host = LOOPBACK,
     port: Port = 7080,
@@ -47,6 +54,15 @@ def demo(
 ) -> None:
     """Train CTR-DNN on real flights as a job, and show it live in a browser."""
     from penstock.command.demo import Demo, run  # loads httpx and pydantic
+    from penstock.command.passing import given
 
-    settings = Demo(exit_when_done=exit_when_done, passes=passes, open_browser=not no_open, json=json, job=job)
+    settings = Demo(
+        exit_when_done=exit_when_done,
+        options={"--passes": passes, "--rows": rows},
+        env=given(env or ()),
+        no_env=no_env,
+        open_browser=not no_open,
+        json=json,
+        job=job,
+    )
     raise typer.Exit(run(settings, host=host, port=port, state_dir=state_dir))

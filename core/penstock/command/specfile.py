@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,9 +51,21 @@ def check(fields: Any, *, name: str) -> JobSpec:
     try:
         return without_reserved(JobSpec.model_validate(fields))
     except ValidationError as error:
-        faults = [{"pointer": pointer(item["loc"]), "message": _message(dict(item))} for item in error.errors()]
-        lines = "".join(f"\n  {fault['pointer'] or '/'}: {fault['message']}" for fault in faults)
-        raise SpecError(f"job file {name!r} is not a valid job:{lines}", errors=faults) from error
+        raise _refused(error, f"job file {name!r} is not a valid job") from error
+
+
+def with_env(spec: JobSpec, env: Mapping[str, str]) -> JobSpec:
+    """Return the job with another `env`. Raises SpecError that names each variable that it cannot hold."""
+    try:
+        return without_reserved(JobSpec.model_validate({**spec.model_dump(), "env": dict(env)}))
+    except ValidationError as error:
+        raise _refused(error, f"job {spec.name!r} cannot have this environment") from error
+
+
+def _refused(error: ValidationError, what: str) -> SpecError:
+    faults = [{"pointer": pointer(item["loc"]), "message": _message(dict(item))} for item in error.errors()]
+    lines = "".join(f"\n  {fault['pointer'] or '/'}: {fault['message']}" for fault in faults)
+    return SpecError(f"{what}:{lines}", errors=faults)
 
 
 def _message(item: dict[str, Any]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -16,6 +16,7 @@ from penstock.client import Client, Conflict
 from penstock.command import profile
 from penstock.command.children import Child, ignore_signals
 from penstock.errors import SpecError, Unavailable
+from penstock.protocol import contract
 
 READY_S = 60.0
 POLL_S, CHECK_S = 0.05, 0.2
@@ -39,13 +40,17 @@ def check_port(host: str, port: int) -> None:
 
 
 class Stack:
-    """Server and agent with their state below one folder. A context manager: leaving it ends both, and all replicas."""
+    """Server and agent with their state below one folder. A context manager: leaving it ends both, and all replicas.
 
-    def __init__(self, state_dir: Path, *, host: str, port: int, agent: bool) -> None:
+    Both run in `environ`, without the address and the token that are for commands.
+    """
+
+    def __init__(self, state_dir: Path, *, host: str, port: int, agent: bool, environ: Mapping[str, str]) -> None:
         self._state_dir = state_dir
         self._host = host
         self._port = port
         self._with_agent = agent
+        self._environ = {name: value for name, value in environ.items() if name not in (contract.URL, contract.TOKEN)}
         self._server: Child | None = None
         self._agent: Child | None = None
         self._profile: profile.Profile | None = None
@@ -94,10 +99,8 @@ class Stack:
             time.sleep(POLL_S)
 
     def _child(self, name: str, arguments: list[str], secrets: dict[str, str]) -> Child:
-        # What a person set for commands must not become a job's or a server's business.
-        environ = {key: value for key, value in os.environ.items() if key not in ("PENSTOCK_URL", "PENSTOCK_TOKEN")}
         log = self._state_dir / f"{name}.log"
-        return Child(name, [sys.executable, *arguments], log=log, env={**environ, **secrets})
+        return Child(name, [sys.executable, *arguments], log=log, env={**self._environ, **secrets})
 
     def _until_ready(self, server: Child, server_dir: Path) -> str:
         """Return the address that the server wrote down, once it answers there."""
