@@ -161,6 +161,20 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def made_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Site]]:
+    """Sites as many as a module asks for, closed with it."""
+    made: list[Site] = []
+
+    def make() -> Site:
+        made.append(Site(tmp_path_factory.mktemp("site") / "home"))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()
+
+
 @pytest.fixture(name="until")
 def until_fixture() -> Callable[..., None]:
     return until
