@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import multiprocessing
 import resource
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
+from tests.native.products import fails, gives_nan, in_bfloat16
 
 from penstock.native.matrix_cache import FILE_NAME, VERSION, CacheFile, cache_folder, machine
-from penstock.native.matrix_kernels import MOST_FLOP, Conditions, KernelTimes, Product, decide, rounded
+from penstock.native.matrix_kernels import KERNELS, MOST_FLOP, Conditions, KernelTimes, Product, decide, forced, rounded
+from penstock.native.matrix_probe import Multiply, available
 from penstock.native.matrix_timing import measure
 
 PRODUCT = Product(512, 400, 400)
@@ -22,12 +24,12 @@ class Memory:
     """A store in memory."""
 
     def __init__(self) -> None:
-        self.content: dict[str, dict[str, float]] = {}
+        self.content: dict[str, dict[str, float | None]] = {}
 
-    def load(self) -> Mapping[str, Mapping[str, float]]:
+    def load(self) -> Mapping[str, Mapping[str, float | None]]:
         return self.content
 
-    def add(self, found: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+    def add(self, found: Mapping[str, Mapping[str, float | None]]) -> Mapping[str, Mapping[str, float | None]]:
         for entry, times in found.items():
             self.content.setdefault(entry, dict(times))
         return self.content
@@ -36,12 +38,12 @@ class Memory:
 class Stopwatch:
     """Measures nothing: gives the next seconds of a list, and counts what it was asked."""
 
-    def __init__(self, *seconds: dict[str, float]) -> None:
+    def __init__(self, *seconds: dict[str, float | None]) -> None:
         self.seconds, self.asked = list(seconds), 0
 
     def __call__(
-        self, products: list[Product], conditions: Conditions, budget_s: float
-    ) -> dict[Product, dict[str, float]]:
+        self, products: list[Product], conditions: Conditions, budget_s: float, available: Collection[str]
+    ) -> dict[Product, dict[str, float | None]]:
         self.asked += len(products)
         return {p: self.seconds.pop(0) for p in products if self.seconds}
 
@@ -54,9 +56,13 @@ class Stopwatch:
         ({"torch": 1.0, "onednn": 2.0}, "torch"),
         ({"onednn": 1.0}, "torch"),
         ({}, "torch"),
+        ({"torch": 1.0, "onednn": 0.5, "onednn_matmul": 0.4}, "onednn_matmul"),
+        ({"torch": 1.0, "onednn": 0.5, "onednn_matmul": 0.49}, "onednn"),
+        ({"torch": 1.0, "onednn": None, "onednn_matmul": 0.5}, "onednn_matmul"),
+        ({"torch": 1.0, "onednn": None}, "torch"),
     ],
 )
-def test_another_kernel_has_to_be_three_percent_faster(seconds: dict[str, float], kernel: str) -> None:
+def test_another_kernel_has_to_be_three_percent_faster(seconds: dict[str, float | None], kernel: str) -> None:
     assert decide(seconds) == kernel
 
 
@@ -100,7 +106,9 @@ def test_what_the_time_did_not_allow_stays_with_torch_for_good() -> None:
 def test_processes_that_measured_at_once_choose_as_the_first_to_store() -> None:
     store = Memory()
 
-    def overtaken(products: list[Product], conditions: Conditions, budget_s: float) -> dict[Product, dict[str, float]]:
+    def overtaken(
+        products: list[Product], conditions: Conditions, budget_s: float, available: Collection[str]
+    ) -> dict[Product, dict[str, float | None]]:
         first = KernelTimes(store, Stopwatch({"torch": 2.0, "onednn": 1.0}))
         assert first.choose([PRODUCT], TWO) == {PRODUCT: "onednn"}
         return {PRODUCT: {"torch": 1.0, "onednn": 2.0}}
@@ -111,7 +119,9 @@ def test_processes_that_measured_at_once_choose_as_the_first_to_store() -> None:
 def test_what_the_time_did_not_allow_is_taken_from_who_measured_it_meanwhile() -> None:
     store = Memory()
 
-    def overtaken(products: list[Product], conditions: Conditions, budget_s: float) -> dict[Product, dict[str, float]]:
+    def overtaken(
+        products: list[Product], conditions: Conditions, budget_s: float, available: Collection[str]
+    ) -> dict[Product, dict[str, float | None]]:
         KernelTimes(store, Stopwatch({"torch": 2.0, "onednn": 1.0})).choose([PRODUCT], TWO)
         return {}
 
@@ -120,7 +130,7 @@ def test_what_the_time_did_not_allow_is_taken_from_who_measured_it_meanwhile() -
 
 def test_what_the_time_did_not_allow_is_said_and_measured_by_the_next_process() -> None:
     other, store, said = Product(256, 400, 400), Memory(), list[str]()
-    faster = {"torch": 1.0, "onednn": 0.5}
+    faster: dict[str, float | None] = {"torch": 1.0, "onednn": 0.5}
     first = KernelTimes(store, Stopwatch(faster), said.append)
     assert first.choose([PRODUCT, other], TWO) == {PRODUCT: "onednn", other: "torch"}
     assert len(said) == 1
@@ -130,23 +140,83 @@ def test_what_the_time_did_not_allow_is_said_and_measured_by_the_next_process() 
     assert later.asked == len(said) == 1
 
 
+LAYOUTS = [
+    Product(64, 32, 48, transpose_x, transpose_w, bias, activation)
+    for transpose_x in (False, True)
+    for transpose_w in (False, True)
+    for bias, activation in ((False, "none"), (True, "relu"))
+]
+BATCH = Product(16, 8, 16, batch=4)
+
+
 @pytest.mark.parametrize("conditions", [Conditions(1, 1), TWO])
-def test_both_kernels_of_every_layout_are_measured(conditions: Conditions) -> None:
-    products = [
-        Product(64, 32, 48, transpose_x, transpose_w, bias, activation)
-        for transpose_x in (False, True)
-        for transpose_w in (False, True)
-        for bias, activation in ((False, "none"), (True, "relu"))
-    ]
-    found = measure([*products, Product(16, 8, 16, batch=4)], conditions, budget_s=30.0)
+def test_the_kernels_of_every_layout_are_measured(conditions: Conditions) -> None:
+    found = measure([*LAYOUTS, BATCH], conditions, 30.0, available())
     assert len(found) == 9
-    assert all(
-        set(times) == {"torch", "onednn"} and all(0 < t < 10 for t in times.values()) for times in found.values()
-    )
+    for product, times in found.items():
+        assert set(times) == set(product.candidates()) & set(available())
+        assert all(t is not None and 0 < t < 10 for t in times.values())
 
 
 def test_no_time_measures_nothing() -> None:
-    assert measure([PRODUCT], TWO, budget_s=0.0) == {}
+    assert measure([PRODUCT], TWO, 0.0, KERNELS) == {}
+
+
+# ---------------------------------------------------------------- kernels that fail
+
+
+@pytest.mark.parametrize(
+    ("by", "reason"),
+    [(fails, "needs the cpu support avx512bw"), (in_bfloat16, "more than rounding"), (gives_nan, "more than rounding")],
+)
+@pytest.mark.parametrize("product", [*LAYOUTS, BATCH], ids=str)
+def test_a_kernel_that_fails_or_is_wrong_is_left_out(product: Product, by: Multiply, reason: str) -> None:
+    said: list[str] = []
+    times = measure([product], Conditions(1, 1), 30.0, KERNELS, by=by, say=said.append)[product]
+    assert {kernel for kernel, seconds in times.items() if seconds is None} == set(product.candidates()) - {"torch"}
+    assert decide(times) == "torch"
+    assert len(said) == len(product.candidates()) - 1
+    assert all(reason in line and "\n" not in line for line in said)
+
+
+def test_a_kernel_left_out_is_remembered_and_not_chosen() -> None:
+    store, weight_gradient = Memory(), Product(400, 512, 400, transpose_x=True)
+    clock = Stopwatch({"torch": 1.0, "onednn": 0.5, "onednn_matmul": None})
+    assert KernelTimes(store, clock).choose([weight_gradient], TWO) == {weight_gradient: "onednn"}
+    assert KernelTimes(store, clock).choose([weight_gradient], TWO) == {weight_gradient: "onednn"}
+    assert clock.asked == 1
+
+
+def test_times_of_a_kernel_that_is_absent_are_ignored() -> None:
+    store, weight_gradient = Memory(), Product(400, 512, 400, transpose_x=True)
+    clock = Stopwatch({"torch": 1.0, "onednn": 0.5, "onednn_matmul": 0.1})
+    assert KernelTimes(store, clock).choose([weight_gradient], TWO) == {weight_gradient: "onednn_matmul"}
+    without = KernelTimes(store, clock, available=lambda: ("torch", "onednn"))
+    assert without.choose([weight_gradient], TWO) == {weight_gradient: "onednn"}
+    assert clock.asked == 1
+
+
+def test_nothing_is_measured_where_torch_has_no_rival() -> None:
+    clock = Stopwatch()
+    times = KernelTimes(Memory(), clock, available=lambda: ("torch",))
+    assert times.choose([PRODUCT], TWO) == {PRODUCT: "torch"}
+    assert clock.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("product", "kernels", "expected"),
+    [
+        (PRODUCT, KERNELS, "onednn"),
+        (Product(400, 512, 400, transpose_x=True), KERNELS, "onednn_matmul"),
+        (Product(400, 512, 400, transpose_x=True), ("torch", "onednn"), "onednn"),
+        (BATCH, KERNELS, "onednn_matmul"),
+        (BATCH, ("torch", "onednn"), "torch"),
+        (PRODUCT, ("torch",), "torch"),
+    ],
+)
+def test_onednn_is_forced_as_far_as_it_is_there(product: Product, kernels: tuple[str, ...], expected: str) -> None:
+    assert forced(product, "onednn", kernels) == expected
+    assert forced(product, "torch", kernels) == "torch"
 
 
 # ---------------------------------------------------------------- the file
@@ -170,9 +240,9 @@ def test_what_is_added_is_there_for_the_same_machine_only(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{", "[]", "[" * 100_000, '{"version": 1, "machines": {}}', '{"version": 2, "machines": {"this one": []}}',
-        '{"version": 2, "machines": {"this one": {"a": {"torch": "fast"}}}}',
-        '{"version": 2, "machines": {"this one": {"a": {"torch": -1.0}}}}',
+        "", "{", "[]", "[" * 100_000, '{"version": 1, "machines": {}}', '{"version": 3, "machines": {"this one": []}}',
+        '{"version": 3, "machines": {"this one": {"a": {"torch": "fast"}}}}',
+        '{"version": 3, "machines": {"this one": {"a": {"torch": -1.0}}}}',
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_said_once_ignored_and_rewritten(tmp_path: Path, text: str) -> None:

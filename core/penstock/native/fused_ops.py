@@ -29,6 +29,7 @@ def _fused_add_act(x: Tensor, y: Tensor, activation: str, scale: float) -> Tenso
 
 _FAKE_KERNELS: dict[str, Callable[..., Any]] = {
     "product": _product,
+    "product_by": _product,
     "fused_add_act": _fused_add_act,
 }
 for _name, _kernel in _FAKE_KERNELS.items():

@@ -12,8 +12,9 @@ from penstock.native import check_built
 check_built("_engine")
 
 from penstock.native._engine import (  # noqa: E402 - a library built for another torch must not be loaded
+    intra_op_runtimes,
     intra_op_threads_here,
     use_intra_op_threads_here,
 )
 
-__all__ = ["intra_op_threads_here", "use_intra_op_threads_here"]
+__all__ = ["intra_op_runtimes", "intra_op_threads_here", "use_intra_op_threads_here"]

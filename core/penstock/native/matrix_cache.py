@@ -25,14 +25,14 @@ import torch
 
 from penstock.native.fused_ops import mkl_vendor_check
 
-VERSION = 2
-"""Of what is written and of how it is measured. 2: oneDNN's relu comes after the product, not within."""
+VERSION = 3
+"""Of what is written and of how it is measured. 3: null for a kernel that fails; a third kernel."""
 FILE_NAME = f"matrix-kernels-{VERSION}.json"
 _SETTINGS = ("MKL_", "ONEDNN_", "DNNL_")
 _NOT_SPEED = ("MKL_NUM_THREADS", "ONEDNN_VERBOSE", "MKL_VERBOSE", "DNNL_VERBOSE")
 _MACHINES = "machines"
 
-Times = dict[str, dict[str, float]]
+Times = dict[str, dict[str, float | None]]
 
 
 def cache_folder() -> Path:
@@ -49,6 +49,7 @@ def machine() -> str:
         f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_SETTINGS) and not k.startswith(_NOT_SPEED)
     ]
     parts = [_processor(), f"{os.cpu_count()} cores", f"torch {torch.__version__}", f"mkl vendor {mkl_vendor_check()}"]
+    parts.append(torch.backends.cpu.get_cpu_capability())  # an emulator shows the host's processor in /proc
     return ", ".join([*parts, *settings])
 
 
@@ -83,7 +84,7 @@ class CacheFile:
             self._say_once(f"cannot read {self._path}: {error.strerror}; matrix kernels are measured again")
             return {}
 
-    def add(self, found: Mapping[str, Mapping[str, float]]) -> Times:
+    def add(self, found: Mapping[str, Mapping[str, float | None]]) -> Times:
         """Add what this machine's section does not have: read, merge and replace the file under a lock.
 
         Return the section as it is now; `found` if that fails. An entry that has all kernels of `found` stays.
@@ -142,6 +143,6 @@ def _checked(content: Any) -> dict[str, Times]:
 
 def _is_section(section: Any) -> bool:
     return isinstance(section, dict) and all(
-        isinstance(times, dict) and all(isinstance(t, float) and 0 < t < 1e6 for t in times.values())
+        isinstance(times, dict) and all(t is None or (isinstance(t, float) and 0 < t < 1e6) for t in times.values())
         for times in section.values()
     )

@@ -4,7 +4,7 @@ A `Product` is described by its sizes, layouts and epilogue; `Conditions` by wha
 from memory, then from the file (`matrix_cache`), then by measuring (`matrix_timing`); within a process the answer to
 one question never changes, so that the same program gives the same bits. Times that another process has stored in
 the meantime win over those measured here: processes that share a store choose equally for all that is in it.
-Decision: another kernel than torch's is taken only if it is 3 % faster.
+Decision: another kernel than torch's is taken only if it is 3 % faster; one that fails or gives wrong results never is.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-KERNELS = ("torch", "onednn")
+KERNELS = ("torch", "onednn", "onednn_matmul")
+"""In the order of preference. `onednn` is an operator that torch registers, `onednn_matmul` a private function."""
 LEAST_GAIN = 0.03
 LEAST_FLOP = 1 << 19
 """Below this (a few microseconds) the call costs more than the product, and torch's call is the cheapest."""
@@ -48,6 +49,16 @@ class Product:
         layout = ("T" if self.transpose_x else "N") + ("T" if self.transpose_w else "N")
         sizes = "x".join(str(size) for size in (self.batch, self.m, self.k, self.n) if size)
         return f"float32 {sizes} {layout}{' bias' if self.bias else ''} {self.activation}"
+
+    def candidates(self) -> tuple[str, ...]:
+        """Return the kernels that can be the fastest for this layout.
+
+        `onednn` has no batches and copies an operand if x lies transposed. `onednn_matmul` has no bias, and the
+        same speed on an x that does not lie transposed.
+        """
+        if self.batch:
+            return ("torch", "onednn_matmul")
+        return KERNELS if self.transpose_x and not self.bias else ("torch", "onednn")
 
     def measured(self) -> Product:
         """Return the product that is measured in the place of this one: the largest size halved until it is short."""
@@ -81,29 +92,44 @@ def rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-def decide(seconds: Mapping[str, float]) -> str:
+Times = Mapping[str, float | None]
+"""Seconds by kernel; None for one that failed on this product or gave wrong results."""
+
+
+def decide(times: Times) -> str:
     """Return the kernel to take: torch's, unless another one is faster by LEAST_GAIN."""
-    torch_s = seconds.get("torch")
-    if torch_s is None or not seconds:
-        return "torch"
-    best = min(seconds, key=lambda kernel: seconds[kernel])
-    return best if seconds[best] < (1.0 - LEAST_GAIN) * torch_s else "torch"
+    best, best_s = "torch", times.get("torch")
+    if best_s is None:
+        return best
+    for kernel in KERNELS[1:]:
+        seconds = times.get(kernel)
+        if seconds is not None and seconds < (1.0 - LEAST_GAIN) * best_s:
+            best, best_s = kernel, seconds
+    return best
+
+
+def forced(product: Product, wanted: str, available: Collection[str]) -> str:
+    """Return the kernel for a user's wish: torch's, or the best of oneDNN's for the layout as far as there is one."""
+    if wanted == "torch":
+        return wanted
+    fit = [kernel for kernel in product.candidates() if kernel in available]
+    return fit[-1]
 
 
 class Store(Protocol):
     """Where times outlive the process: product and conditions as text -> kernel -> seconds."""
 
-    def load(self) -> Mapping[str, Mapping[str, float]]:
+    def load(self) -> Mapping[str, Times]:
         """Return what is known of this machine."""
         ...
 
-    def add(self, found: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+    def add(self, found: Mapping[str, Times]) -> Mapping[str, Times]:
         """Remember what is not known yet; return all that is known now. What was there before stays."""
         ...
 
 
-Measure = Callable[[list[Product], Conditions, float], dict[Product, dict[str, float]]]
-"""Measure products within a number of seconds; a product that the time did not allow is left out."""
+Measure = Callable[[list[Product], Conditions, float, Collection[str]], dict[Product, dict[str, float | None]]]
+"""Measure products by some kernels within a number of seconds; one that the time did not allow is left out."""
 
 
 def _to_stderr(text: str) -> None:
@@ -111,10 +137,19 @@ def _to_stderr(text: str) -> None:
 
 
 class KernelTimes:
-    """The times of kernels, as far as they are known. Thread-safe; one thread measures at a time."""
+    """The times of kernels, as far as they are known. Thread-safe; one thread measures at a time.
 
-    def __init__(self, store: Store, measure: Measure, say: Callable[[str], None] = _to_stderr) -> None:
-        self._store, self._measure, self._say = store, measure, say
+    available: says which kernels work on this machine; asked once there is something to choose.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        measure: Measure,
+        say: Callable[[str], None] = _to_stderr,
+        available: Callable[[], Collection[str]] = lambda: KERNELS,
+    ) -> None:
+        self._store, self._measure, self._say, self._available = store, measure, say, available
         self._lock = threading.Lock()
         self._decided: dict[tuple[Product, Conditions], str] = {}
 
@@ -131,25 +166,35 @@ class KernelTimes:
             return {p: self._decided[p, conditions] for p in products}
 
     def _decide(self, wanted: list[Product], conditions: Conditions) -> None:
+        available = self._available()
         stored = self._store.load()
-        known: dict[Product, Mapping[str, float]] = {}
+        known: dict[Product, Times] = {}
         for product in wanted:
-            seconds = stored.get(f"{product.measured()}, {conditions}")
-            if seconds is not None and set(seconds) == set(KERNELS):
-                known[product] = seconds
+            times, racing = stored.get(f"{product.measured()}, {conditions}"), _racing(product, available)
+            if len(racing) == 1:
+                known[product] = {}
+            elif times is not None and set(times) >= racing:
+                known[product] = times
         missing = list(dict.fromkeys(p.measured() for p in wanted if p not in known))
-        found = self._measured(missing, conditions) if missing else {}
+        found = self._measured(missing, conditions, available) if missing else {}
         for product in wanted:
-            seconds = known.get(product, found.get(f"{product.measured()}, {conditions}", {}))
-            self._decided[product, conditions] = decide(seconds)
+            times = known.get(product, found.get(f"{product.measured()}, {conditions}", {}))
+            usable = {kernel: s for kernel, s in times.items() if kernel in _racing(product, available)}
+            self._decided[product, conditions] = decide(usable)
 
-    def _measured(self, missing: list[Product], conditions: Conditions) -> Mapping[str, Mapping[str, float]]:
+    def _measured(
+        self, missing: list[Product], conditions: Conditions, available: Collection[str]
+    ) -> Mapping[str, Times]:
         start = time.monotonic()
-        found = self._measure(missing, conditions, BUDGET_S)
+        found = self._measure(missing, conditions, BUDGET_S, available)
         took, left = time.monotonic() - start, len(missing) - len(found)
         if took > SAY_AFTER_S or left:
             later = f"; {left} more stay with torch's until another run measures them" if left else ""
             self._say(
                 f"measured the kernels of {len(found)} matrix products in {took:.1f} s, which the next run knows{later}"
             )
-        return self._store.add({f"{product}, {conditions}": seconds for product, seconds in found.items()})
+        return self._store.add({f"{product}, {conditions}": times for product, times in found.items()})
+
+
+def _racing(product: Product, available: Collection[str]) -> set[str]:
+    return set(product.candidates()) & {"torch", *available}

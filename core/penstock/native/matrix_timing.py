@@ -3,18 +3,19 @@
 Each kernel runs in a plan of its own: on every replica a chain of equal products on operands of the replica's own.
 Kernels take turns; the time of a kernel is the lower quartile of its calls, from the engine's own trace: a process that
 comes between does not count, nor does a call that ran while the other core was idle. Operands are warm, as in a step.
+A kernel that fails on a product, or differs from torch's beyond rounding, takes no part and is said with the reason.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-import torch
-
-from penstock.native import fused_ops as _registered  # noqa: F401 - registers penstock.product
 from penstock.native.engine import Engine, TorchPlan
-from penstock.native.matrix_kernels import KERNELS, Conditions, Product
+from penstock.native.matrix_kernels import Conditions, Product
+from penstock.native.matrix_probe import Multiply, Operands, multiply, operands_of, why_wrong
 
 PER_PRODUCT_S = 0.05
 _TURN_S = 0.001
@@ -22,22 +23,50 @@ _LEAST_TURNS, _MOST_TURNS = 3, 16
 _LONGEST_CHAIN = 32
 
 
-def measure(products: list[Product], conditions: Conditions, budget_s: float) -> dict[Product, dict[str, float]]:
+def _to_stderr(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr)
+
+
+def measure(
+    products: list[Product],
+    conditions: Conditions,
+    budget_s: float,
+    available: Collection[str],
+    *,
+    by: Multiply = multiply,
+    say: Callable[[str], None] = _to_stderr,
+) -> dict[Product, dict[str, float | None]]:
     """Return seconds by kernel for each product, the longest products first; those beyond the budget are left out.
 
+    None in the place of seconds: the kernel fails on this product or gives wrong results, which is said once a kernel.
+    `by`: how one product is made for that comparison.
     Cost: PER_PRODUCT_S for each product, or five turns where those take longer. Threads of its own; torch's allocator.
     """
-    found: dict[Product, dict[str, float]] = {}
+    found: dict[Product, dict[str, float | None]] = {}
+    said: set[str] = set()
     stop = time.monotonic() + budget_s
     engine = Engine(conditions.at_once, max_running=conditions.at_once, intra_op_threads=conditions.intra_op)
     try:
         for product in sorted(products, key=lambda p: p.flop, reverse=True):
             if time.monotonic() >= stop:
                 break
-            found[product] = _times(engine, product, conditions, stop)
+            operands = [operands_of(product, seed) for seed in range(conditions.at_once)]
+            left_out = _left_out(product, available, operands[0], by)
+            racing = [k for k in product.candidates() if k in available and k not in left_out]
+            found[product] = {**_times(engine, product, racing, operands, stop), **dict.fromkeys(left_out)}
+            for kernel in left_out.keys() - said:
+                say(f"the matrix kernel {kernel} is left out for {product}: {left_out[kernel]}")
+                said.add(kernel)
     finally:
         engine.close()
     return found
+
+
+def _left_out(product: Product, available: Collection[str], operands: Operands, by: Multiply) -> dict[str, str]:
+    """Return the kernels that fail on a product or give wrong results, with the reason."""
+    others = [k for k in product.candidates() if k in available and k != "torch"]
+    reasons = {kernel: why_wrong(product, kernel, operands, by) for kernel in others}
+    return {kernel: why for kernel, why in reasons.items() if why}
 
 
 @dataclass(slots=True)
@@ -53,9 +82,10 @@ class _Race:
         return max(sorted(self.spent_ns)[len(self.spent_ns) // 4], 1) * 1e-9
 
 
-def _times(engine: Engine, product: Product, conditions: Conditions, stop: float) -> dict[str, float]:
-    operands = [_operands(product, seed) for seed in range(conditions.at_once)]
-    races = {kernel: _Race(_plan(product, kernel, operands, 1)) for kernel in KERNELS}
+def _times(
+    engine: Engine, product: Product, racing: list[str], operands: list[Operands], stop: float
+) -> dict[str, float]:
+    races = {kernel: _Race(_plan(product, kernel, operands, 1)) for kernel in racing}
     end = min(time.monotonic() + PER_PRODUCT_S, stop)
     for race in races.values():
         _turn(engine, race)  # the first call makes primitives and memory
@@ -78,18 +108,7 @@ def _turn(engine: Engine, race: _Race) -> None:
     race.spent_ns.extend(engine.drain()["duration_ns"].tolist())
 
 
-def _operands(product: Product, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    generator = torch.Generator().manual_seed(seed)
-    batch = [product.batch] if product.batch else []
-    x = [product.k, product.m] if product.transpose_x else [product.m, product.k]
-    w = [product.n, product.k] if product.transpose_w else [product.k, product.n]
-    bias = torch.randn(product.n, generator=generator) if product.bias else None
-    return torch.randn(batch + x, generator=generator), torch.randn(batch + w, generator=generator), bias
-
-
-def _plan(
-    product: Product, kernel: str, operands: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]], length: int
-) -> TorchPlan:
+def _plan(product: Product, kernel: str, operands: list[Operands], length: int) -> TorchPlan:
     """Return a plan of one chain a replica. Its results are dropped at once."""
     plan = TorchPlan(num_slots=3 * len(operands))
     for replica, (_, _, bias) in enumerate(operands):

@@ -150,4 +150,4 @@ def test_a_fused_layer_may_take_another_kernel() -> None:
     found = core.sized_graph(core.shares([{symbol: 3}] * 2, [3, 3])).handles
     products = [h.op.args[3:] for h in found if h.op.type == "penstock.product.default"]
     assert (False, False, "relu", "onednn") in products
-    assert all(args[-1] == "onednn" for args in products)
+    assert all(str(args[-1]).startswith("onednn") for args in products)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -152,16 +152,16 @@ def test_torch_stays_where_it_is_the_fastest() -> None:
 class Forgetful:
     """A store that has nothing and keeps nothing."""
 
-    def load(self) -> Mapping[str, Mapping[str, float]]:
+    def load(self) -> Mapping[str, Mapping[str, float | None]]:
         return {}
 
-    def add(self, found: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+    def add(self, found: Mapping[str, Mapping[str, float | None]]) -> Mapping[str, Mapping[str, float | None]]:
         return found
 
 
 def onednn_is_faster(
-    products: list[Product], conditions: Conditions, budget_s: float
-) -> dict[Product, dict[str, float]]:
+    products: list[Product], conditions: Conditions, budget_s: float, available: Collection[str]
+) -> dict[Product, dict[str, float | None]]:
     """Measure nothing: oneDNN takes half the time."""
     return {p: {"torch": 2.0, "onednn": 1.0} for p in products}
 
@@ -172,7 +172,7 @@ def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
     if request.param == "forced":
         return ONEDNN
     monkeypatch.setenv("PENSTOCK_MATRIX_KERNELS", "auto")
-    times = KernelTimes(Forgetful(), onednn_is_faster)
+    times = KernelTimes(Forgetful(), onednn_is_faster, available=lambda: ("torch", "onednn"))
     monkeypatch.setattr(matrix_kernels, "known_times", lambda: times)
     return PassChoice()
 

@@ -177,6 +177,7 @@ CASES = [
     ),
     Case("product", lambda: [_table(), torch.randn(3, 4), torch.randn(4), False, False, "relu", "onednn"]),
     Case("product", lambda: [_table(3, 6), torch.randn(4, 3), None, True, True, "tanh", "torch"]),
+    Case("product_by", lambda: [_table(), torch.randn(3, 4), torch.randn(4), False, False, "relu", "torch"]),
     Case("fused_add_act", lambda: [_table(), _table(3), "relu", 1.0]),
     Case("mkl_vendor_check", list),
     Case("fused_broadcast_", lambda: [_tables(), _tables()]),

@@ -21,7 +21,8 @@ from penstock.graph.passes.readers import Readers, drop_unread_views
 from penstock.graph.passes.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.native.matrix_cache import FILE_NAME, CacheFile, cache_folder, machine
-from penstock.native.matrix_kernels import LEAST_FLOP, Conditions, KernelTimes, Product, rounded
+from penstock.native.matrix_kernels import LEAST_FLOP, Conditions, KernelTimes, Product, forced, rounded
+from penstock.native.matrix_probe import available
 from penstock.native.matrix_timing import measure
 from penstock.program.expr import Dim
 from penstock.program.ir import Arg, Operator, Ref
@@ -39,7 +40,7 @@ Choose = Callable[[list[Product], Conditions], dict[Product, str]]
 @functools.cache
 def known_times() -> KernelTimes:
     """Return the times of this process: one for all graphs, so that equal products run equal kernels."""
-    return KernelTimes(CacheFile(cache_folder() / FILE_NAME, machine()), measure)
+    return KernelTimes(CacheFile(cache_folder() / FILE_NAME, machine()), measure, available=available)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def choose_matrix_kernels(
     calls = _Calls(graph, program, shares, kept).found()
     wanted = [c.product for c in calls.values()]
     if settings.forced:
-        kernels = dict.fromkeys(wanted, settings.forced)
+        kernels = {product: forced(product, settings.forced, available()) for product in wanted}
     elif any(p.flop >= LEAST_FLOP for p in wanted):
         calls = {index: c for index, c in calls.items() if c.product.flop >= LEAST_FLOP}
         wanted = [c.product for c in calls.values()]

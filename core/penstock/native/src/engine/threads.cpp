@@ -6,6 +6,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 namespace penstock {
@@ -17,6 +20,20 @@ struct IntraOp {
   int (*set_mkl)(int) = nullptr;  // returns what was set before; 0 means "as OpenMP"
 };
 
+bool is_declared_absent(std::string_view name) {
+  const char* declared = std::getenv("PENSTOCK_ABSENT");  // as penstock.machine.capability reads it
+  std::string_view rest = declared == nullptr ? "" : declared;
+  while (!rest.empty()) {
+    const auto end = std::min(rest.find(','), rest.size());
+    std::string_view one = rest.substr(0, end);
+    while (!one.empty() && one.front() == ' ') one.remove_prefix(1);
+    while (!one.empty() && one.back() == ' ') one.remove_suffix(1);
+    if (one == name) return true;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return false;
+}
+
 // The functions of the OpenMP runtime and the MKL that libtorch_cpu itself uses: a process may hold several
 // (scikit-learn brings its own), so the search starts at libtorch_cpu and its dependencies, not at the process.
 IntraOp find_intra_op() {
@@ -25,9 +42,13 @@ IntraOp find_intra_op() {
   if (dladdr(reinterpret_cast<void*>(&at::get_num_threads), &library) == 0) return found;
   void* handle = dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) return found;
-  found.set_openmp = reinterpret_cast<void (*)(int)>(dlsym(handle, "omp_set_num_threads"));
-  found.get_openmp = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_max_threads"));
-  found.set_mkl = reinterpret_cast<int (*)(int)>(dlsym(handle, "MKL_Set_Num_Threads_Local"));
+  if (!is_declared_absent("threads.openmp")) {
+    found.set_openmp = reinterpret_cast<void (*)(int)>(dlsym(handle, "omp_set_num_threads"));
+    found.get_openmp = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_max_threads"));
+  }
+  if (!is_declared_absent("threads.mkl")) {
+    found.set_mkl = reinterpret_cast<int (*)(int)>(dlsym(handle, "MKL_Set_Num_Threads_Local"));
+  }
   dlclose(handle);
   return found;
 }
@@ -83,6 +104,10 @@ void use_intra_op_threads_here(int num_threads) {
 
 std::pair<int, int> intra_op_threads_here() {
   return {intra_op().get_openmp != nullptr ? intra_op().get_openmp() : 0, at::get_num_threads()};
+}
+
+std::pair<bool, bool> intra_op_runtimes() {
+  return {intra_op().get_openmp != nullptr && intra_op().set_openmp != nullptr, intra_op().set_mkl != nullptr};
 }
 
 }  // namespace penstock

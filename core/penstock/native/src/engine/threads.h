@@ -24,4 +24,7 @@ void use_intra_op_threads_here(int num_threads);
 // The number of threads that an operator called on this thread would use: {OpenMP's, torch's}.
 std::pair<int, int> intra_op_threads_here();
 
+// Whether the number can be set for a thread alone: in {OpenMP, MKL}. Where it cannot, operators use torch's number.
+std::pair<bool, bool> intra_op_runtimes();
+
 }  // namespace penstock

@@ -15,8 +15,11 @@ void activate_(at::Tensor& tensor, std::string_view activation, double scale);
 at::Tensor fused_add_act(const at::Tensor& x, const at::Tensor& y, c10::string_view activation, double scale);
 
 // operators_matrix.cpp
+// `product` falls back to torch's kernel, with a warning, where another one fails; `product_by` raises.
 at::Tensor product(const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias, bool transpose_x,
                    bool transpose_w, c10::string_view activation, c10::string_view kernel);
+at::Tensor product_by(const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias, bool transpose_x,
+                      bool transpose_w, c10::string_view activation, c10::string_view kernel);
 int64_t mkl_vendor_check();
 
 }  // namespace penstock::ops

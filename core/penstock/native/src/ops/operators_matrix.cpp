@@ -5,11 +5,14 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/relu.h>
 
+#include <exception>
+#include <string>
+
 #include "ops/checks.h"
 #include "ops/operators_fused.h"
 
-// oneDNN's product as torch 2.10 to 2.13 export it, for any transposes of both operands. Weak: where a torch does not
-// have it, the operator that torch registers for its compiler takes over (which copies a transposed left operand).
+// oneDNN's matmul, private to torch, for any transposes of both operands and for batches. Weak: a torch may lack it,
+// and one that has it may refuse the processor; `penstock.native.matrix_probe` finds out before a plan names it.
 namespace at::native {
 __attribute__((weak)) void mkldnn_matmul(const Tensor& x, const Tensor& w, const Tensor& out, float beta, float alpha);
 }
@@ -35,17 +38,24 @@ Tensor linear(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bia
   return call.call(x, w.t(), dense, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
+// A left operand that lies transposed is copied; where that is more than the right one and the result, (w' x')' is
+// made.
+Tensor linear_of_any_layout(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias) {
+  const bool swap = !bias && !x.is_contiguous() && x.numel() > w.numel() + x.size(0) * w.size(1);
+  return swap ? linear(w.t(), x.t(), bias).t().contiguous() : linear(x, w, bias);
+}
+
 Tensor transposed(const Tensor& tensor, bool transpose) {
   return transpose ? tensor.transpose(-2, -1) : tensor;
 }
 
 void check_kernel(const Check& check, c10::string_view kernel, const Tensor& x) {
-  TORCH_CHECK_VALUE(kernel == "torch" || kernel == "onednn", check.op(), ": kernel is '", kernel,
-                    "'; expected torch or onednn");
-  TORCH_CHECK_VALUE(kernel == "torch" || x.device().is_cpu(), check.op(), ": x is on ", x.device(),
-                    "; the kernel onednn multiplies on CPU");
+  TORCH_CHECK_VALUE(kernel == "torch" || kernel == "onednn" || kernel == "onednn_matmul", check.op(), ": kernel is '",
+                    kernel, "'; expected torch, onednn or onednn_matmul");
+  TORCH_CHECK_VALUE(kernel == "torch" || x.device().is_cpu(), check.op(), ": x is on ", x.device(), "; the kernel ",
+                    kernel, " multiplies on CPU");
   TORCH_CHECK_TYPE(kernel == "torch" || x.scalar_type() == at::kFloat, check.op(), ": x has dtype ", x.scalar_type(),
-                   "; the kernel onednn expects Float");
+                   "; the kernel ", kernel, " expects Float");
 }
 
 void check_shapes(const Check& check, const Tensor& x, const Tensor& w) {
@@ -65,25 +75,39 @@ Tensor by_torch(const Tensor& x, const Tensor& w, const std::optional<Tensor>& b
   return out;
 }
 
-Tensor by_onednn(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, c10::string_view activation) {
+Tensor by_private_matmul(const Tensor& x, const Tensor& w) {
+  TORCH_CHECK(at::native::mkldnn_matmul != nullptr, "this torch has no at::native::mkldnn_matmul");
+  Tensor out = x.dim() == 2 ? at::empty({x.size(0), w.size(1)}, x.options())
+                            : at::empty({x.size(0), x.size(1), w.size(2)}, x.options());
+  at::native::mkldnn_matmul(x, w, out, 0.0F, 1.0F);
+  return out;
+}
+
+// `onednn` has no batches, `onednn_matmul` no bias: what the one lacks the other does, and torch what both lack.
+Tensor by_onednn(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, c10::string_view activation,
+                 bool matmul) {
   Tensor out;
-  if (x.dim() == 2 && (bias || at::native::mkldnn_matmul == nullptr)) {
-    out = linear(x, w, bias);
-  } else if (at::native::mkldnn_matmul == nullptr) {
-    out = product_of(x, w);
+  if (matmul && !bias) {
+    out = by_private_matmul(x, w);
+  } else if (x.dim() == 2) {
+    out = linear_of_any_layout(x, w, bias);
   } else {
-    out = x.dim() == 2 ? at::empty({x.size(0), w.size(1)}, x.options())
-                       : at::empty({x.size(0), x.size(1), w.size(2)}, x.options());
-    at::native::mkldnn_matmul(x, w, out, 0.0F, 1.0F);
+    out = product_of(x, w);
   }
   activate_(out, {activation.data(), activation.size()}, 1.0);
   return out;
 }
 
+// Without the frames that torch adds.
+std::string message_of(const std::exception& error) {
+  const auto* known = dynamic_cast<const c10::Error*>(&error);
+  return known == nullptr ? error.what() : known->what_without_backtrace();
+}
+
 }  // namespace
 
-Tensor product(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, bool transpose_x, bool transpose_w,
-               c10::string_view activation, c10::string_view kernel) {
+Tensor product_by(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, bool transpose_x,
+                  bool transpose_w, c10::string_view activation, c10::string_view kernel) {
   const Check check("penstock.product");
   const Tensor left = transposed(x, transpose_x), right = transposed(w, transpose_w);
   check_kernel(check, kernel, x);
@@ -91,7 +115,23 @@ Tensor product(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bi
   TORCH_CHECK_VALUE(!bias || (left.dim() == 2 && bias->dim() == 1 && bias->size(0) == right.size(1)), check.op(),
                     ": bias has shape ", bias ? bias->sizes() : at::IntArrayRef(), "; expected [", right.size(-1), "]");
   if (kernel == "torch" || left.numel() == 0 || right.numel() == 0) return by_torch(left, right, bias, activation);
-  return by_onednn(left, right, bias, activation);
+  return by_onednn(left, right, bias, activation, kernel == "onednn_matmul");
+}
+
+Tensor product(const Tensor& x, const Tensor& w, const std::optional<Tensor>& bias, bool transpose_x, bool transpose_w,
+               c10::string_view activation, c10::string_view kernel) {
+  try {
+    return product_by(x, w, bias, transpose_x, transpose_w, activation, kernel);
+  } catch (const c10::ValueError&) {  // the arguments: no kernel could
+    throw;
+  } catch (const c10::TypeError&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (kernel == "torch") throw;
+    TORCH_WARN_ONCE("the matrix kernel ", kernel, " failed on ", x.sizes(), " by ", w.sizes(), " (", message_of(error),
+                    "); torch's kernel takes its place");
+    return product_by(x, w, bias, transpose_x, transpose_w, activation, "torch");
+  }
 }
 
 int64_t mkl_vendor_check() {

@@ -7,6 +7,9 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def(
       "product(Tensor x, Tensor w, Tensor? bias, bool transpose_x, bool transpose_w, str activation, str kernel) "
       "-> Tensor");
+  m.def(
+      "product_by(Tensor x, Tensor w, Tensor? bias, bool transpose_x, bool transpose_w, str activation, str kernel) "
+      "-> Tensor");
   m.def("fused_add_act(Tensor x, Tensor y, str activation, float scale) -> Tensor");
   m.def("mkl_vendor_check() -> int");
 }
@@ -14,6 +17,7 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
 TORCH_LIBRARY_IMPL(penstock, CPU, m) {
   using namespace penstock::ops;
   m.impl("product", product);
+  m.impl("product_by", product_by);
   m.impl("fused_add_act", fused_add_act);
 }
 
@@ -21,6 +25,7 @@ TORCH_LIBRARY_IMPL(penstock, CPU, m) {
 TORCH_LIBRARY_IMPL(penstock, CUDA, m) {
   using namespace penstock::ops;
   m.impl("product", product);
+  m.impl("product_by", product_by);
   m.impl("fused_add_act", fused_add_act);
 }
 
