@@ -226,20 +226,25 @@ def test_ranks_that_are_set_up_differently_are_told_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "hosts", "each"),
+    ("cores", "hosts", "quota", "each"),
     [
-        ([(0, 1, 2, 3)] * 3, "aaa", 1),
-        ([(0, 1, 2, 3)] * 2, "aa", 2),
-        ([(0, 1), (2, 3)], "aa", 2),  # each has its own
-        ([(0, 1)] * 2, "ab", 2),
-        ([(0,)] * 4, "aaaa", 1),
+        ([(0, 1, 2, 3)] * 3, "aaa", None, 1),
+        ([(0, 1, 2, 3)] * 2, "aa", None, 2),
+        ([(0, 1), (2, 3)], "aa", None, 2),  # each has its own
+        ([(0, 1)] * 2, "ab", None, 2),
+        ([(0,)] * 4, "aaaa", None, 1),
+        ([(0, 1, 2, 3)] * 2, "aa", 2.0, 1),
+        ([(0, 1), (2, 3)], "aa", 2.0, 1),  # each has its own, but not at a time
+        ([(0, 1, 2, 3)], "a", 1.5, 2),
+        ([(0, 1), (2, 3)], "aa", 64.0, 2),
+        ([(0, 1)] * 2, "aa", 0.5, 1),
     ],
 )
 def test_ranks_of_a_host_share_the_cores_that_they_may_run_on(
-    cores: list[tuple[int, ...]], hosts: str, each: int
+    cores: list[tuple[int, ...]], hosts: str, quota: float | None, each: int
 ) -> None:
     (meeting,) = met(1)
-    meeting.present = [Presence(host, 1, "", "", own) for own, host in zip(cores, hosts, strict=True)]
+    meeting.present = [Presence(host, 1, "", "", own, quota) for own, host in zip(cores, hosts, strict=True)]
     assert meeting.cores_each() == each
 
 

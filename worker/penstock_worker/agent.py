@@ -24,6 +24,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from penstock import __version__
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError
+from penstock.machine import memory
 from penstock_worker import lease, messages, ports, processes, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.identity import Identity
@@ -283,7 +284,7 @@ class Agent:
             if lease.now() >= self._beat_at and not outgoing.awaiting:
                 self._beat_at = lease.now() + ttl_s / 3
                 outgoing.beat_sent(lease.now())
-                used = psutil.virtual_memory().used
+                used = memory.used_bytes(psutil.virtual_memory().used)
                 await websocket.send(messages.beat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used))
             if idle:
                 with contextlib.suppress(TimeoutError):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from penstock import __version__
 from penstock.client import Client
 from penstock.errors import SpecError
+from penstock.machine import memory
+from penstock.machine.cores import usable_cores
 from penstock_worker import lease
 
 FILE = "node.json"
@@ -43,9 +42,9 @@ def join(url: str, join_token: str, *, name: str | None, state_dir: Path) -> Ide
         "join_token": join_token,
         "name": name or socket.gethostname(),
         "host": socket.gethostname(),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": usable_cores(),
         "gpus": num_gpus(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": memory.usable_bytes(),
         "version": __version__,
     }
     with Client(url, token=None) as client:

@@ -41,6 +41,7 @@ from penstock.distributed.rank_plan import (
 )
 from penstock.distributed.supervisor import Manner, say, supervise
 from penstock.errors import SpecError
+from penstock.machine.cores import usable_cores
 
 _FIRST_PORT = 6070  # Fluid's on several hosts
 _FIRST_CLOUD_PORT = 6170
@@ -162,7 +163,7 @@ def plan_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
         say(
             f"this host shows no GPU: what --gpus {num_local} starts computes on CPU (--nproc_per_node says so at once)"
         )
-    return planned_ranks(layout, args.log_dir, environ, gpus=chosen, num_cores=len(os.sched_getaffinity(0)))
+    return planned_ranks(layout, args.log_dir, environ, gpus=chosen, num_cores=usable_cores())
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:

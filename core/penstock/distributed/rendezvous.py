@@ -8,6 +8,7 @@ meanwhile is noticed at once. Blocks the calling thread; other threads run.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from penstock.distributed.ranks import Ranks
 from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.machine.cores import core_numbers, core_quota
 
 START_S = "PENSTOCK_COLLECTIVE_START_S"
 _DEFAULT_START_S = 300.0
@@ -31,7 +33,8 @@ _pause = threading.Event()  # never set: a wait that gives way to other threads
 class Presence:
     """What a rank says of itself. `host`: equal for processes that can share memory. `endpoints`: as it knows them.
 
-    `exchange`: settings that all ranks must share, in words. `cores`: numbers of those that it may run on.
+    `exchange`: settings that all ranks must share, in words. `cores`: numbers of those that it may run on; `quota`: how
+    many of them at a time, by its control group, which all ranks of its host share.
     """
 
     host: str
@@ -39,6 +42,7 @@ class Presence:
     endpoints: str
     exchange: str = ""
     cores: tuple[int, ...] = ()
+    quota: float | None = None
 
 
 def seconds(name: str, default: float) -> float:
@@ -85,8 +89,7 @@ class Rendezvous:
                 f"two processes say that they are {ranks.name(ranks.rank)} of {ranks.num_ranks}; each trainer has a "
                 "number of its own (trainer_id, PADDLE_TRAINER_ID)"
             )
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-        mine = Presence(this_host(), os.getpid(), ",".join(ranks.endpoints), exchange, cores)
+        mine = Presence(this_host(), os.getpid(), ",".join(ranks.endpoints), exchange, core_numbers(), core_quota())
         self.store.set(f"here/{ranks.rank}", json.dumps(asdict(mine)))
         self.wait_for("here", "has not come")
         self.present = [Presence(**json.loads(self.store.get(f"here/{r}"))) for r in range(ranks.num_ranks)]
@@ -106,7 +109,9 @@ class Rendezvous:
         """Return how many cores this rank has, which it shares with ranks that may run on them, too; at least 1."""
         mine = self.present[self.ranks.rank]
         sharing = [p for p in self.present if p.host == mine.host and set(p.cores) & set(mine.cores)]
-        return max(1, len(mine.cores) // max(1, len(sharing)))
+        here = [p for p in self.present if p.host == mine.host]
+        fair = len(mine.cores) // max(1, len(sharing))
+        return max(1, fair if mine.quota is None else min(fair, math.ceil(mine.quota) // len(here)))
 
     def left_s(self) -> float:
         """Seconds until whoever has not come is given up; a little above 0 when that is over."""

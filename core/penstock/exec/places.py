@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.errors import SpecError
+from penstock.machine.cores import usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ Place = CPUPlace | CUDAPlace
 
 
 def num_cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Return the cores that this process may use: its affinity mask, bounded by the quota of its control group."""
+    return usable_cores()
 
 
 @functools.cache

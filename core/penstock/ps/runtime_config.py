@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from penstock.errors import SpecError
+from penstock.machine.cores import usable_cores
 from penstock.native.remote import PsMode
 from penstock.program.strict_fields import say_once
 
@@ -91,7 +92,7 @@ def num_training_threads(environ: Mapping[str, str]) -> int:
     """Return CPU_NUM, else the number of cores. Raises SpecError."""
     text = environ.get("CPU_NUM", "").strip()
     if not text:
-        return len(os.sched_getaffinity(0))
+        return usable_cores()
     if not text.isdecimal() or int(text) < 1:
         raise SpecError(f"the environment variable CPU_NUM is {text!r}; expected a whole number from 1 on", got=text)
     return int(text)
