@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.capabilities import absent
 from tests.endpoints import free_endpoints
 
 from penstock.distributed.ranks import Ranks, ranks_of
@@ -51,10 +53,11 @@ def met(count: int) -> list[Rendezvous]:
     return at_once([partial(Rendezvous, mine) for mine in ranks(count)])
 
 
-@pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
+@pytest.fixture(params=["with a pidfd", "without"])
+def child(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-    yield process
+    with absent("pidfd") if request.param == "without" else nullcontext():
+        yield process
     process.kill()
     process.wait()
 

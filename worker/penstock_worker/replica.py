@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.errors import PenstockError, Unavailable
+from penstock.machine.process_end import open_process_end
 from penstock_worker import guard, lease, ports, processes, relay, snapshots, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
@@ -230,7 +231,7 @@ def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
 async def _until_gone(pid: int) -> None:
     """Wait for the end of a process, our child or not. Does not reap it."""
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = open_process_end(pid)
     except ProcessLookupError:
         return
     loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.command.children import end_with_parent
+from penstock.machine.process_end import open_process_end
 
 _CHUNK = 1 << 16  # bytes passed on at once
 _POLL_S = 0.02
@@ -37,7 +38,7 @@ class Group:
                 start_new_session=True,
                 preexec_fn=end_with_parent(),  # noqa: PLW1509 the launcher has one thread
             )
-        self._end = os.pidfd_open(self._process.pid)
+        self._end = open_process_end(self._process.pid)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable from the end of the process on, until `reap`."""

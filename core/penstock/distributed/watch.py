@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from penstock.distributed.rendezvous import Rendezvous, seconds, this_host
 from penstock.errors import Unavailable
+from penstock.machine.process_end import open_process_end
 
 LEASE_S = "PENSTOCK_COLLECTIVE_LEASE_S"
 _DEFAULT_LEASE_S = 5.0
@@ -77,7 +78,7 @@ class Watch:
         for rank, other in enumerate(meeting.present):
             if rank != self._ranks.rank and other.host == this_host():
                 try:
-                    descriptor = os.pidfd_open(other.pid)
+                    descriptor = open_process_end(other.pid)
                 except ProcessLookupError as error:
                     self.close()
                     ended = f"{self._ranks.name(rank)} has ended before all were ready"
