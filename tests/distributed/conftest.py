@@ -84,12 +84,15 @@ Start = Callable[..., list[Rank]]
 
 @pytest.fixture
 def trainers(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
-    """Start trainers: `trainers(2, "--steps", 4)`. `only`: numbers of those that are; `own`: options of one."""
+    """Start trainers: `trainers(2, "--steps", 4)`. `only`: numbers of those that are.
+
+    `own`, `environ_of`: options and variables of one.
+    """
     made: list[Rank] = []
 
     def start(
         count: int, *options: object, only: tuple[int, ...] | None = None, own: dict[int, list[str]] | None = None,
-        **environ: str,
+        environ_of: dict[int, dict[str, str]] | None = None, **environ: str,
     ) -> list[Rank]:  # fmt: skip
         folder = tmp_path / str(len(made))
         folder.mkdir()
@@ -97,7 +100,7 @@ def trainers(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
         ranks = []
         for number in range(count) if only is None else only:
             arguments = [*(str(o) for o in options), *(own or {}).get(number, [])]
-            ranks.append(Rank(nursery, folder, number, arguments, told))
+            ranks.append(Rank(nursery, folder, number, arguments, {**told, **(environ_of or {}).get(number, {})}))
         made.extend(ranks)
         return ranks
 

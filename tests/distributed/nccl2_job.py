@@ -145,7 +145,8 @@ def main(arguments: list[str]) -> None:
         collective.join()
     if asked.wide and len(endpoints) > 1:
         met: Any = collective.current()
-        print("in place", sum(torch.ops.penstock.ring_num_in_place(ring) for ring in met.rings), flush=True)
+        if met.kind == "ring":
+            print("in place", sum(torch.ops.penstock.ring_num_in_place(ring) for ring in met.rings), flush=True)
     scope = fluid.global_scope()
     values: Any = {n: np.array(scope.find_var(n)) for n in scope.names()}  # on CPU, wherever they lie
     np.savez(asked.folder / f"rank{rank}.npz", **values)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.capabilities import absent
 from tests.endpoints import free_endpoint
 from tests.nursery import Forked, Nursery
 from tests.ps.server_process import SHAPES
@@ -111,6 +112,22 @@ def test_two_trainers_at_two_servers_equal_one_process(pair: Pair) -> None:
     for name, whole in (("w", w), ("t", t)):
         trained = torch.cat([s.values[f"{name}.block{i}"] for i, s in enumerate(storages)])
         torch.testing.assert_close(trained, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("missing", [(), ("memfd",), ("memfd", "shared_memory")], ids=str)
+def test_large_values_travel_whatever_memory_the_host_has(missing: tuple[str, ...]) -> None:
+    storage = TorchStorage({"w": (3000, 4)}, dtype=torch.float64)
+    before, read = storage.values["w"].clone(), torch.empty(3000, 4, dtype=torch.float64)
+    gradient = torch.randn(3000, 4, dtype=torch.float64)
+    with absent(*missing), ParameterServer(ServerSettings("127.0.0.1:0", 0, 1, "sync"), storage) as server:
+        server.start()
+        client = client_of([f"127.0.0.1:{server.port}"])
+        client.send("w", ["w"], [0], [gradient])
+        client.send_barrier()
+        client.recv("w", ["w"], [0], [read])
+        client.close()
+    assert torch.equal(read, storage.values["w"])
+    assert not torch.equal(read, before)
 
 
 def test_servers_end_when_all_trainers_have_closed(pair: Pair) -> None:

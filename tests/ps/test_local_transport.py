@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tests.capabilities import absent
 
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.transport import frames
@@ -93,6 +94,21 @@ def test_without_shared_memory_the_bytes_go_through_the_socket(serve: Serve, mon
     with client.call(push(values), deadline_s=20) as answer:
         assert np.array_equal(values_of(answer), values * 2)
         assert type(answer.tensors[0].data.obj) is not memoryview
+
+
+def test_without_memory_that_can_be_sealed_bytes_go_through_the_socket(
+    serve: Serve, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, client = serve()
+    frames._say_short.cache_clear()
+    values = np.random.default_rng(0).normal(size=200_000)
+    with absent("memfd"):
+        for _ in range(2):
+            with client.call(push(values), deadline_s=20) as answer:
+                assert np.array_equal(values_of(answer), values * 2)
+                assert type(answer.tensors[0].data.obj).__name__ == "bytearray"
+    why = "penstock: bodies of messages go through the socket, since shared memory cannot be had"
+    assert capfd.readouterr().err.count(why) == 1
 
 
 def test_calls_at_once_have_connections_of_their_own(serve: Serve) -> None:

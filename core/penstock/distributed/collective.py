@@ -27,7 +27,7 @@ from penstock.distributed.nccl_groups import NcclGroups
 from penstock.distributed.process_groups import ProcessGroups
 from penstock.distributed.ranks import Ranks, from_environ, ranks_of
 from penstock.distributed.rendezvous import Rendezvous, this_host
-from penstock.distributed.shared_ring import SharedRings
+from penstock.distributed.shared_ring import NoSharedMemory, SharedRings
 from penstock.distributed.watch import Watch
 from penstock.errors import SpecError, Unavailable
 from penstock.native.collective_ops import BEGINS, ENDED, HAS_ENDED, SIGNATURE
@@ -271,7 +271,13 @@ def _rings(meeting: Rendezvous, label: str, wanted: str) -> SharedRings | Proces
     if wanted != "gloo" and one_host:
         if meeting.ranks.inter:
             _say("hierarchical all-reduce has one level here: all trainers are on one host, and share its memory")
-        return SharedRings(meeting, label)
+        try:
+            return SharedRings(meeting, label)
+        except NoSharedMemory as error:
+            if wanted == "shared_memory":
+                raise NoSharedMemory(f"{error}; {TRANSPORT} is {wanted!r}, 'gloo' does without") from error
+            if meeting.ranks.rank == 0:
+                _say(f"the trainers exchange by Gloo, since shared memory cannot be used: {error}")
     return ProcessGroups(meeting, label, "gloo")
 
 

@@ -1,13 +1,14 @@
 """Rings of the ranks of one host: memory that the first one makes, and the others open through its process.
 
-It is a memfd, so nothing is left behind, however a rank ends. `Rings` owns the native side by name; exchanges in a
-graph find it there.
+It is a memfd, or an unlinked file where there is none, so nothing is left behind, however a rank ends. All ranks use
+the rings or none does: before any is opened, each reports whether it could open the memory, and all read the reports.
+`SharedRings` owns the native side by name; exchanges in a graph find it there.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +16,22 @@ from torch import Tensor
 
 from penstock.distributed.rendezvous import Rendezvous
 from penstock.errors import Unavailable
+from penstock.machine.capability import capability
+from penstock.machine.shared import open_shared
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators
 
 SLOT_BYTES = 64 << 10
 """Of a rank, four times: what it hands over at a time. The slots of all ranks fit into caches; docs/collective.md."""
+_HAS = "yes"
 _OPS: Any = torch.ops.penstock
 
 
+class NoSharedMemory(Unavailable):
+    """A rank could not make or open the memory of a ring: every rank raises this, with the same text."""
+
+
 class SharedRings:
-    """The rings of a job on one host, `names` of them. Raises Unavailable if the memory cannot be had or opened."""
+    """The rings of a job on one host, `names` of them. Raises NoSharedMemory, on all ranks or on none; Unavailable."""
 
     kind = "ring"
 
@@ -31,37 +39,15 @@ class SharedRings:
         ranks = meeting.ranks
         self.names = [f"{label}.{number}" for number in range(ranks.num_rings)]
         size = int(_OPS.ring_size_bytes(ranks.num_ranks, SLOT_BYTES))
-        for name in self.names:
-            descriptor = self._make(meeting, name, size) if ranks.rank == 0 else self._open(meeting, name)
-            try:
+        opened: dict[str, int] = {}
+        try:
+            for name in self.names:
+                opened[name] = _agreed(meeting, name, size)
+            for name, descriptor in opened.items():
                 _OPS.ring_open(name, descriptor, ranks.rank, ranks.num_ranks, SLOT_BYTES)
-                meeting.say(f"open/{name}")
-                meeting.wait_for(f"open/{name}", "has not opened the shared memory")
-            finally:
-                os.close(descriptor)  # all have mapped it
-
-    @staticmethod
-    def _make(meeting: Rendezvous, name: str, size: int) -> int:
-        descriptor = os.memfd_create("penstock-ring", os.MFD_CLOEXEC)
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            os.close(descriptor)
-            raise Unavailable(f"{size >> 10} KiB of shared memory for the exchange cannot be had: {error}") from error
-        meeting.store.set(f"memory/{name}", str(descriptor))
-        return descriptor
-
-    @staticmethod
-    def _open(meeting: Rendezvous, name: str) -> int:
-        meeting.wait_for_key(f"memory/{name}")
-        path = Path(f"/proc/{meeting.present[0].pid}/fd/{meeting.store.get(f'memory/{name}').decode()}")
-        try:
-            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise Unavailable(
-                f"the shared memory of {meeting.ranks.name(0)} cannot be opened ({error}); "
-                "PENSTOCK_COLLECTIVE_TRANSPORT=gloo does without"
-            ) from error
+        finally:
+            for descriptor in opened.values():  # all ranks have one
+                os.close(descriptor)
 
     def meet(self, mine: Tensor, ring: int = 0) -> Tensor:
         """Return what every rank gave, int64[ranks, n]; n is at most 64."""
@@ -80,3 +66,48 @@ class SharedRings:
         """Unmap the memory once nothing uses it."""
         for name in self.names:
             _OPS.ring_close(name)
+
+
+def _agreed(meeting: Rendezvous, name: str, size: int) -> int:
+    """Return a descriptor of a ring's memory once every rank has one. Raises NoSharedMemory where one has not."""
+    descriptor, why = -1, ""
+    try:
+        descriptor = _make(meeting, name, size) if meeting.ranks.rank == 0 else _open(meeting, name)
+    except OSError as error:
+        why = f"{meeting.ranks.name(meeting.ranks.rank)}: {error}"
+    meeting.store.set(f"open/{name}/{meeting.ranks.rank}", why or _HAS)
+    try:
+        meeting.wait_for(f"open/{name}", "has not opened the shared memory")
+        reports = [meeting.store.get(f"open/{name}/{rank}").decode() for rank in range(meeting.ranks.num_ranks)]
+        refused = [report for report in reports if report != _HAS]
+        if refused:
+            raise NoSharedMemory(refused[0])
+    except BaseException:
+        if descriptor >= 0:
+            os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _make(meeting: Rendezvous, name: str, size: int) -> int:
+    """Make the memory and publish its descriptor, or that there is none. Raises OSError."""
+    descriptor = -1
+    try:
+        descriptor = open_shared("penstock-ring", size)
+    except OSError as error:
+        raise OSError(error.errno, f"{size >> 10} KiB of shared memory cannot be had: {error.strerror}") from error
+    finally:
+        meeting.store.set(f"memory/{name}", str(descriptor))
+    return descriptor
+
+
+def _open(meeting: Rendezvous, name: str) -> int:
+    """Open the memory that rank 0 has made. Raises OSError."""
+    meeting.wait_for_key(f"memory/{name}")
+    theirs = int(meeting.store.get(f"memory/{name}"))
+    if theirs < 0:
+        raise OSError(errno.ENOMEM, f"{meeting.ranks.name(0)} has no shared memory")
+    found = capability("other_descriptors")
+    if not found.present:
+        raise OSError(errno.EACCES, f"the descriptors of {meeting.ranks.name(0)} cannot be opened: {found.detail}")
+    return os.open(f"/proc/{meeting.present[0].pid}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)

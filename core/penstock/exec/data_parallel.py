@@ -38,6 +38,7 @@ from penstock.graph.operands import Shares
 from penstock.graph.passes import PassChoice, run_graph_passes, run_sized_passes
 from penstock.graph.passes.without_rows import without_rows
 from penstock.graph.ssa import Graph, Mode
+from penstock.machine.capability import capability
 from penstock.native.engine import Engine, EngineError, EngineStateError
 from penstock.program import legality
 from penstock.program.initializers import SEED
@@ -87,7 +88,7 @@ class DataParallel:
         self.engine = Engine(self.num_threads, max_running=self.max_running, intra_op_threads=self.intra_op_threads)
         self._graphs: dict[int, Graph] = {}
         self._plans: OrderedDict[tuple[Any, ...], Lowered] = OrderedDict()
-        shared = self._across is not None and self._across.kind == "ring"
+        shared = self._across is not None and self._across.kind == "ring" and capability("memfd").present
         self.temporaries = Temporaries(program, self.choice, retention, shared=shared)
         self._times = DeviceTrace(self.engine) if on_gpus(memory.devices) else None
         self._watch = telemetry.session().watch(self._times or self.engine, name=name)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import array
 import contextlib
+import functools
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 
@@ -33,6 +35,13 @@ _LONGEST_S = 1 << 30
 _DIRECTIONS = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
 
 
+@functools.cache  # once for a reason
+def _say_short(why: str) -> None:
+    print(
+        f"penstock: bodies of messages go through the socket, since shared memory cannot be had: {why}", file=sys.stderr
+    )
+
+
 class Closed(Unavailable):
     """The other side has closed the connection."""
 
@@ -48,7 +57,6 @@ class Line:
         self._socket, self._limits = connection, dict.fromkeys(_DIRECTIONS, float("inf"))
         self._mine: Region | None = None
         self._theirs: Region | None = None
-        self.shared_memory_is_short = False
 
     def send(
         self, message: Message, deadline: float, *, reading: contextlib.AbstractContextManager[None] | None = None
@@ -89,8 +97,8 @@ class Line:
         if fresh:
             try:
                 larger = make_region(length)
-            except OSError:
-                self.shared_memory_is_short = True
+            except OSError as error:
+                _say_short(error.strerror or str(error))
                 return 0, []
             if self._mine is not None:
                 self._mine.close()

@@ -5,6 +5,7 @@ The maker seals it against shrinking, and the receiver insists on the seal: memo
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.errors import PeerError
+from penstock.machine.capability import capability
 
 _LARGE = 256 << 10  # bytes
 _STEP = 1 << 20  # bytes; regions grow in whole ones
@@ -57,7 +59,12 @@ class Region:
 
 
 def make_region(at_least: int) -> Region:
-    """Make a region whose pages exist, so that writing to it cannot fail later. Raises OSError when memory is short."""
+    """Make a region whose pages exist, so that writing to it cannot fail later.
+
+    Raises OSError when memory is short, or cannot be sealed: then the body of a message goes through the socket.
+    """
+    if not capability("memfd").present:
+        raise OSError(errno.ENOSYS, f"no memory that can be sealed: {capability('memfd').detail}")
     size = -(-at_least // _STEP) * _STEP
     descriptor = os.memfd_create("penstock-ps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
