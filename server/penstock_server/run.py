@@ -16,6 +16,7 @@ import uvicorn
 
 from penstock.compat.uvicorn import SignalFreeServer, WebSocketProtocol
 from penstock.errors import PenstockError, Unavailable
+from penstock.machine.network import family_of
 from penstock.protocol.frames import MAX_FRAME_BYTES
 from penstock_server.app import app_of
 from penstock_server.logsetup import configure_logging
@@ -43,7 +44,10 @@ def serve(settings: Settings) -> int:
 
 @contextmanager
 def _bound(settings: Settings) -> Generator[socket.socket]:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        family = family_of(settings.host)
+    except OSError as error:
+        raise _cannot_listen(settings, error) from error
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -8,7 +8,6 @@ import statistics
 import tempfile
 import time
 import uuid
-import webbrowser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from penstock.command.passing import with_environment, without_settings
 from penstock.command.specfile import load, prepare
 from penstock.command.stack import Stack
 from penstock.errors import SpecError
+from penstock.machine.network import open_browser
 
 if TYPE_CHECKING:
     from penstock.client import Client, Job, Node, Series
@@ -127,7 +127,8 @@ def _invite(stack: Stack, settings: Demo) -> None:
     note(f"\n  Watch it live: {link}\n")
     # Without a display `webbrowser` may start a text browser in this terminal.
     if settings.open_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        webbrowser.open(link)
+        if (why := open_browser(link)) is not None:
+            note(f"no browser was opened: {why}")
 
 
 def _finish(stack: Stack, job: Job, settings: Demo) -> None:

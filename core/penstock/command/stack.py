@@ -16,6 +16,7 @@ from penstock.client import Client, Conflict
 from penstock.command import profile
 from penstock.command.children import Child, ignore_signals
 from penstock.errors import SpecError, Unavailable
+from penstock.machine.network import family_of
 from penstock.protocol import contract
 
 READY_S = 60.0
@@ -25,7 +26,10 @@ AGENT_STOP_S, SERVER_STOP_S = 9.0, 3.0
 
 def check_port(host: str, port: int) -> None:
     """Raise Conflict if the port is taken, SpecError if the host is none of this machine's."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        family = family_of(host)
+    except OSError as error:
+        raise SpecError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -8,10 +8,12 @@ but for GLOO_SOCKET_IFNAME where nobody has set it.
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from penstock.errors import SpecError
 
@@ -53,11 +55,27 @@ def choose_for_gloo(host: str) -> None:
     """Let Gloo use the interface that has the address of `host`, unless the user has chosen one."""
     if os.environ.get(GLOO):
         return
-    address = socket.gethostbyname(host)
+    try:
+        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:  # a name that does not resolve here: Gloo uses what the machine's own name resolves to
+        return
+    of_version_6 = _addresses_of_version_6()
     for name in names():
-        if _address(name) == address:
+        if _address(name) in addresses or of_version_6.get(name, set()) & addresses:
             os.environ[GLOO] = name
             return
+
+
+def _addresses_of_version_6(table: Path = Path("/proc/net/if_inet6")) -> dict[str, set[str]]:
+    """Return the IPv6 addresses of each interface; none where the kernel has no IPv6."""
+    found: dict[str, set[str]] = {}
+    try:
+        lines = table.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return found
+    for address, _, _, _, _, name in (line.split() for line in lines):
+        found.setdefault(name, set()).add(str(ipaddress.IPv6Address(int(address, 16))))
+    return found
 
 
 def _address(interface: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -15,12 +16,12 @@ def family_of(host: str) -> socket.AddressFamily:
 
     Raises OSError (gaierror) for a name that resolves to no address of a family that this machine has.
     """
-    found = {info[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    found = {info[0] for info in socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)}
     if socket.AF_INET in found:
         return socket.AF_INET
     if not capability("ipv6").present:
-        reason = capability("ipv6").detail
-        raise OSError(f"{host} resolves to IPv6 addresses alone, which this machine lacks: {reason}")
+        reason = f"{host} has IPv6 addresses alone, and this machine has no IPv6: {capability('ipv6').detail}"
+        raise OSError(errno.EAFNOSUPPORT, reason)
     return socket.AF_INET6
 
 
