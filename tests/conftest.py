@@ -1,19 +1,22 @@
-"""What every test runs under: nothing that is measured decides what a test computes."""
+"""What every test runs under: the settings that users have. A test that needs another one sets it itself."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests import environment  # noqa: F401 it comes before whatever imports torch
 from tests.nursery import Nursery
 from torch import _logging  # noqa: F401 as it is loaded it sets what is set here after it
 
 from penstock.exec import flags
+
+# What one process of the tests has compiled, the next one need not.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell that runs the tests in the background has told them to ignore it, and processes that tests start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -171,7 +171,6 @@ def onednn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> P
     """Let oneDNN multiply: because it is forced, or because the default choice has found it faster."""
     if request.param == "forced":
         return ONEDNN
-    monkeypatch.setenv("PENSTOCK_MATRIX_KERNELS", "auto")
     times = KernelTimes(Forgetful(), onednn_is_faster, available=lambda: ("torch", "onednn"))
     monkeypatch.setattr(matrix_kernels, "known_times", lambda: times)
     return PassChoice()
