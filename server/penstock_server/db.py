@@ -8,6 +8,8 @@ begins IMMEDIATE, so that a read followed by a write never fails half way with S
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from penstock.errors import Unavailable
 from penstock_server.tables import EventRow
 
 BUSY_TIMEOUT_MS = 30_000
+WAL_RETRY_S = 0.01
 _SERVER_KEY = 0x50454E53544F434C
 
 
@@ -114,14 +117,27 @@ class Database:
 def _on_sqlite_connect(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself: `_on_sqlite_begin` does
     cursor = connection.cursor()
-    for pragma in (
-        "journal_mode=WAL",
-        "synchronous=NORMAL",
-        "foreign_keys=ON",
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
-    ):
+    for pragma in ("synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={BUSY_TIMEOUT_MS}"):
         cursor.execute(f"PRAGMA {pragma}")
+    _use_wal(connection, cursor)
     cursor.close()
+
+
+def _use_wal(connection: Any, cursor: Any) -> None:
+    """Switch the file to a write-ahead log; no-op if it has one. Raises sqlite3.OperationalError after the timeout.
+
+    SQLite does not wait here, whatever `busy_timeout` says, if another connection is open on a file without a log.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            connection.run_async(lambda _: asyncio.sleep(WAL_RETRY_S))
+        else:
+            return
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
