@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-native check-web test constraints bench peers wheel soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test constraints bench peers wheel soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -114,7 +114,7 @@ wheel: setup ## Build the sdist and a wheel for this Python, with engine, page a
 
 # ---------------------------------------------------------------- checking
 
-check: check-python check-sizes check-native check-web ## Format, lint, types, import contracts, size gates; Python, C++ and web
+check: check-python check-sizes check-private check-native check-web ## Format, lint, types, contracts, gates; Python, C++, web
 
 check-python: setup-dev
 	@echo "==> Python: format, lint, import contracts, types"
@@ -126,6 +126,10 @@ check-python: setup-dev
 check-sizes: setup-dev
 	@echo "==> Sizes"
 	$(BIN)/python tools/size_gate.py
+
+check-private: setup-dev
+	@echo "==> Private names of other libraries"
+	$(BIN)/python tools/private_names.py
 
 check-native: setup-dev
 	@echo "==> C++: format"

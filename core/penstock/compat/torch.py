@@ -305,6 +305,9 @@ def _names(why: str) -> tuple[str, ...]:
     return tuple(name.removeprefix("aten::") for name, reason in PRIVATE_OPERATORS.items() if reason == why)
 
 
+FUNCTIONAL_COLLECTIVES = "_c10d_functional"
+"""Namespace of torch's functional collectives, which a program may name; it is refused under another name."""
+
 REFUSED_OPERATORS = _names(_REFUSED)
 """Names of the private operators that a program may not call; an unknown one could touch files or other memory."""
 
@@ -321,6 +324,7 @@ TRILINEAR = torch.ops.aten._trilinear.default
 
 CPP_NAMES = {
     "at::AutoDispatchBelowADInplaceOrView": "Calls torch's kernels below autograd; each call would else build a tape.",
+    "at::native::mkldnn_matmul": "oneDNN's matmul without bias, which has no public name; else torch's kernel runs.",
     "at::_assert_async": "Refuses probabilities outside [0, 1] within a kernel, as torch's binary_cross_entropy does.",
     "at::_fused_adagrad_": "Updates a group of dense parameters in one call; a loop costs a call for each.",
     "at::_fused_sgd_": "Updates a group of dense parameters in one call; a loop costs a call for each.",
@@ -328,6 +332,7 @@ CPP_NAMES = {
     "c10::impl::ForceDispatchKeyGuard": "Gives an engine thread the default dispatch keys; else a mode sees its calls.",
     "c10::impl::getDeviceGuardImpl": "Finds CUDA's interface of the torch that runs; there is no GPU plan without it.",
     "c10::impl::hasDeviceGuardImpl": "Tells whether this torch has CUDA; asking for the interface without it aborts.",
+    "mkl_serv_intel_cpu_true": "MKL's check of the vendor, replaced so that MKL takes its fast kernels on AMD.",
     "mkldnn::_linear_pointwise": "oneDNN's matmul with bias and activation; without it torch's kernels remain.",
     "torch/csrc/autograd/python_variable.h": "Turns tensors of Python into those of C++ and back.",
     "torch/csrc/jit/python/pybind_utils.h": "Turns operands of Python into IValues of a boxed call.",

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.websockets import websockets_sansio_impl as _sansio
-
-if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent as ASGISendEvent  # the type of one ASGI message, which no public name has
 
 _LINGER_S = 10.0
 
@@ -25,7 +22,7 @@ class WebSocketProtocol(_sansio.WebSocketsSansIOProtocol):
     A peer that does not take it within 10 s is cut off. Without it a stop of the server waits for such a browser.
     """
 
-    async def send(self, message: ASGISendEvent) -> None:
+    async def send(self, message: Any) -> None:
         """Send one ASGI message; a close does not wait until the transport can be written."""
         if message["type"] == "websocket.close" and self.handshake_complete:
             self.writable.set()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.compat.torch import REFUSED_OPERATORS, OpOverload, schema_of
+from penstock.compat.torch import FUNCTIONAL_COLLECTIVES, REFUSED_OPERATORS, OpOverload, schema_of
 from penstock.errors import OperatorError, ProgramError
 from penstock.native import collective_ops as _collective  # noqa: F401 - the trainers' meeting and exchanges
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
@@ -17,7 +17,7 @@ from penstock.program.expr import Expr
 from penstock.program.ir import Arg, Operator, Ref, Structure, TorchConst
 
 CAPTURED = "penstock.captured"
-_NAMESPACES = {"aten", "penstock", "mkldnn", "_c10d_functional"}
+_NAMESPACES = {"aten", "penstock", "mkldnn", FUNCTIONAL_COLLECTIVES}
 _LAYOUTS = {"strided": torch.strided}
 _FORMATS = {
     "contiguous_format": torch.contiguous_format,

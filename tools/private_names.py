@@ -1,0 +1,382 @@
+"""The check that no file but those of `penstock.compat` uses a private or unstable name of another library.
+
+`python tools/private_names.py` prints one line for each use, with what to do; exit status 1 if there was one. With
+`--list` it prints what `penstock.compat` holds as docs/private-names.md. A name is private if a part of it begins with
+one underscore, and unstable if it lies in a module of `UNSTABLE`. An attribute of an object whose library is not known
+counts as Penstock's own only if Penstock defines the name and `penstock.compat` does not take it from a library. Sees
+what the text shows: a name that is put together at run time is not found. Of C++, names that match `_CPP` count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+SOURCES = ("core", "server", "worker", "examples", "tools", "alembic", "hatch_build.py")
+COMPAT = Path("core/penstock/compat")
+CPP_SOURCES = Path("core/penstock/native/src")
+OWN = frozenset({"penstock", "penstock_server", "penstock_worker", "tools"})
+UNSTABLE = (
+    "torch.fx.experimental", "torch.multiprocessing.reductions", "torch.distributed.distributed_c10d",
+    "uvicorn.protocols",
+)  # fmt: skip
+TABLES = {"DEFERRED": "name", "PRIVATE_OPERATORS": "operator", "CPP_NAMES": "C++"}
+
+_NAMEDTUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})  # documented by Python, in spite of the underscore
+_BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr"})
+_OPERATOR = re.compile(r"(aten|prims|mkldnn|quantized|_c10d_functional)(?:::|\.)(_\w+)(?:\.\w+)?")
+_DOTTED = re.compile(r"torch(?:\.\w+)*\._\w+(?:\.\w+)*")
+_CPP = re.compile(
+    r"\bat::native::\w+|\bc10::impl::\w+|\bat::_\w+|\bat::AutoDispatchBelowADInplaceOrView\b"
+    r"|\btorch/csrc/[\w/]+\.h\b|\b(?:aten|mkldnn)::_\w+|\bmkl_serv_\w+"
+)
+
+Kind = Literal["name", "operator", "C++"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name that `penstock.compat` holds, and why."""
+
+    name: str
+    kind: Kind
+    path: Path
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One use of a private name outside of `penstock.compat`, or one name there that is not as it should be."""
+
+    path: Path
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What decides whose a name is: `own` are defined by Penstock, `taken` come from a library by way of compat."""
+
+    own: Set[str] = field(default_factory=frozenset)
+    taken: Set[str] = field(default_factory=frozenset)
+    operators: Set[str] = field(default_factory=frozenset)
+
+
+def is_private(name: str) -> bool:
+    """Tell whether a name begins with one underscore."""
+    return name.startswith("_") and name != "_" and not (name.startswith("__") and name.endswith("__"))
+
+
+# ---------------------------------------------------------------- what compat holds
+
+
+def entries(path: Path) -> list[Entry]:
+    """Read the names of a module of compat, each with its reason: its docstring, or its value in a table."""
+    body = ast.parse(path.read_text(encoding="utf-8"), filename=str(path)).body
+    texts = {name: text for node in body for name in _targets(node) if (text := _text(node)) is not None}
+    found: list[Entry] = []
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        for name in _targets(node):
+            if name in TABLES:
+                found += _table(path, node, TABLES[name], texts)
+            elif not is_private(name):
+                found.append(Entry(name, "name", path, node.lineno, _reason(node, after)))
+    return found
+
+
+def _targets(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+
+
+def _text(node: ast.stmt) -> str | None:
+    """The value of an assignment of a string."""
+    value = node.value if isinstance(node, ast.Assign) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _reason(node: ast.stmt, after: ast.stmt | None) -> str:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return _one_line(ast.get_docstring(node) or "")
+    follows = after.value if isinstance(after, ast.Expr) else None
+    return _one_line(follows.value) if isinstance(follows, ast.Constant) and isinstance(follows.value, str) else ""
+
+
+def _table(path: Path, node: ast.stmt, kind: str, texts: dict[str, str]) -> Iterator[Entry]:
+    table = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    for key, value in zip(table.keys, table.values, strict=True) if isinstance(table, ast.Dict) else ():
+        why = value.elts[-1] if isinstance(value, ast.Tuple) else value
+        text = texts.get(why.id, "") if isinstance(why, ast.Name) else str(ast.literal_eval(why))
+        if isinstance(key, ast.Constant):
+            yield Entry(str(key.value), kind, path, key.lineno, _one_line(text))  # type: ignore[arg-type]  # of TABLES
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())
+
+
+# ---------------------------------------------------------------- whose a name is
+
+
+def defined_names(tree: ast.AST) -> set[str]:
+    """Return the private names that a module defines: functions, classes, their attributes, module globals."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef | ast.Module):
+            found.update(name for inner in node.body for name in _targets(inner))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            found.add(node.attr)
+    return {name for name in found if is_private(name)}
+
+
+def taken_names(tree: ast.AST) -> set[str]:
+    """Return the private attributes that a module of compat reaches for."""
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and is_private(node.attr)}
+
+
+def _is_self(node: ast.expr) -> bool:
+    called = node.func if isinstance(node, ast.Call) else node
+    return isinstance(called, ast.Name) and called.id in {"self", "cls", "super"}
+
+
+# ---------------------------------------------------------------- uses
+
+
+def check_text(path: Path, text: str, known: Known) -> list[Use]:
+    """Find the uses in one Python file. Raises: SyntaxError if it does not parse."""
+    tree = ast.parse(text, filename=str(path))
+    modules = _imported(tree)
+    found = {
+        (node.lineno, name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.expr | ast.stmt)
+        for name in _foreign(node, modules, known)
+    }
+    return [Use(path, line, _advice(name)) for line, name in sorted(_longest(found))]
+
+
+def _longest(found: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
+    """`torch._C` within `torch._C._x` of the same line is one use."""
+    uses = set(found)
+    return {(line, n) for line, n in uses if not any(line == at and other.startswith(f"{n}.") for at, other in uses)}
+
+
+def _advice(name: str) -> str:
+    return f"{name} is private or unstable: take it from penstock.compat, or add it there with a contract test"
+
+
+def _imported(tree: ast.AST) -> dict[str, str]:
+    """Local name -> dotted name of what was imported."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                whole = alias.name if alias.asname else alias.name.partition(".")[0]
+                found[alias.asname or whole] = whole
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return found
+
+
+def _foreign(node: ast.AST, modules: dict[str, str], known: Known) -> Iterator[str]:
+    """The private names of other libraries that a node itself uses."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if _is_foreign(alias.name))
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        yield from (whole for alias in node.names if _is_foreign(whole := f"{node.module}.{alias.name}"))
+    elif isinstance(node, ast.Attribute):
+        yield from _attribute(node.value, node.attr, modules, known)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BY_NAME:
+        name = node.args[1] if len(node.args) > 1 else None
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield from _attribute(node.args[0], name.value, modules, known)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from _text_name(node.value, known)
+
+
+def _is_foreign(dotted: str) -> bool:
+    """Whether a dotted name is of another library and private or unstable."""
+    parts = dotted.split(".")
+    if parts[0] in OWN or parts[0] in sys.stdlib_module_names:
+        return False
+    return any(map(is_private, parts)) or any(f"{dotted}.".startswith(f"{module}.") for module in UNSTABLE)
+
+
+def _attribute(base: ast.expr, name: str, modules: dict[str, str], known: Known) -> Iterator[str]:
+    dotted = _dotted(base, modules)
+    if dotted is not None:
+        if _is_foreign(f"{dotted}.{name}"):
+            yield f"{dotted}.{name}"
+        return
+    if not is_private(name) or name in _NAMEDTUPLE or name.startswith("_penstock"):
+        return
+    if name not in known.own or (name in known.taken and not _is_self(base)):
+        yield f"{ast.unparse(base)}.{name}"
+
+
+def _dotted(node: ast.expr, modules: dict[str, str]) -> str | None:
+    """The dotted name of an attribute chain that begins with an imported module or name."""
+    if isinstance(node, ast.Name):
+        return modules.get(node.id)
+    inner = _dotted(node.value, modules) if isinstance(node, ast.Attribute) else None
+    return f"{inner}.{node.attr}" if inner is not None and isinstance(node, ast.Attribute) else None
+
+
+def _text_name(text: str, known: Known) -> Iterator[str]:
+    """A private operator, or a module of torch's, that a string names."""
+    operator = _OPERATOR.fullmatch(text)
+    is_listed = operator is None or f"{operator[1]}::{operator[2]}" in known.operators
+    if not is_listed or _DOTTED.fullmatch(text):
+        yield text
+
+
+# ---------------------------------------------------------------- C++
+
+
+def cpp_names(text: str) -> Iterator[tuple[int, str]]:
+    """Find (line, name) of the private names in a C++ file; comments count too."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in _CPP.finditer(line):
+            yield number, match[0]
+
+
+def check_cpp(texts: dict[Path, str], held: Sequence[Entry]) -> list[Use]:
+    """Compare the C++ sources with the table of their private names, in both directions."""
+    names = {entry.name for entry in held}
+    uses = [(path, line, name) for path, text in texts.items() for line, name in cpp_names(text)]
+    advice = f"is private: add it to CPP_NAMES in {COMPAT}/torch.py"
+    found = [Use(path, line, f"{name} {advice}") for path, line, name in uses if name not in names]
+    stale = [entry for entry in held if entry.name not in {name for _, _, name in uses}]
+    return found + [Use(entry.path, entry.line, f"{entry.name} is used by no C++ source: remove it") for entry in stale]
+
+
+# ---------------------------------------------------------------- the repository
+
+
+def python_files(root: Path) -> list[Path]:
+    """List the Python files that are checked, relative to `root`."""
+    found: list[Path] = []
+    for source in SOURCES:
+        at = root / source
+        found += [at] if at.is_file() else sorted(at.rglob("*.py"))
+    return [path.relative_to(root) for path in found if "__pycache__" not in path.parts]
+
+
+def held(root: Path) -> list[Entry]:
+    """Read all that compat holds, with paths relative to `root`."""
+    found = [
+        entry for path in sorted((root / COMPAT).glob("*.py")) if path.stem != "__init__" for entry in entries(path)
+    ]
+    return [Entry(e.name, e.kind, e.path.relative_to(root), e.line, e.reason) for e in found]
+
+
+def check(root: Path) -> list[Use]:
+    """Check the whole repository."""
+    texts = {path: (root / path).read_text(encoding="utf-8") for path in python_files(root)}
+    compat = {path: text for path, text in texts.items() if path.is_relative_to(COMPAT)}
+    others = {path: text for path, text in texts.items() if path not in compat}
+    names = held(root)
+    known = known_names(
+        {**others, **_texts(root, Path("core"), ".pyi")},
+        compat,
+        {entry.name for entry in names if entry.kind == "operator"},
+    )
+    found = [use for path, text in others.items() for use in check_text(path, text, known)]
+    found += [
+        Use(entry.path, entry.line, f"{entry.name} has no reason beside it") for entry in names if not entry.reason
+    ]
+    return found + check_cpp(cpp_sources(root), [entry for entry in names if entry.kind == "C++"])
+
+
+def known_names(others: dict[Path, str], compat: dict[Path, str], operators: Set[str]) -> Known:
+    """Say whose names are from the texts of Penstock and of compat."""
+    own = {path.stem for path in others}.union(*(defined_names(ast.parse(text)) for text in others.values()))
+    taken: set[str] = set().union(*(taken_names(ast.parse(text)) for text in compat.values()))
+    return Known(own, taken, operators)
+
+
+def cpp_sources(root: Path) -> dict[Path, str]:
+    """Read the C++ sources, by path relative to `root`."""
+    return _texts(root, CPP_SOURCES, ".cpp", ".h")
+
+
+def _texts(root: Path, folder: Path, *suffixes: str) -> dict[Path, str]:
+    paths = sorted(path for path in (root / folder).rglob("*") if path.suffix in suffixes)
+    return {path.relative_to(root): path.read_text(encoding="utf-8") for path in paths}
+
+
+# ---------------------------------------------------------------- the list
+
+_HEAD = """\
+# Private names
+
+The names of other libraries that are private or unstable and that Penstock uses all the same. Python code takes each
+from the one module of `penstock.compat` for its library, and a contract test fails with the name when a new version
+changes it. `make check` refuses a use anywhere else.
+
+Written by `.venv/bin/python tools/private_names.py --list > docs/private-names.md`.
+"""
+_TITLES: dict[Kind, str] = {
+    "name": "## In Python",
+    "operator": "## Operators by name",
+    "C++": "## In C++\n\nFiles of `core/penstock/native/src`.",
+}
+
+
+def contract_test(entry: Entry) -> str:
+    """Return the id of an entry's contract test."""
+    library, tests = entry.path.stem, "tests/compat"
+    if entry.kind == "operator":
+        return f"{tests}/test_{library}_operators.py::test_{library}_keeps_operator[{entry.name}]"
+    return f"{tests}/test_{library}_names.py::test_{library}_keeps[{entry.name}]"
+
+
+def listed(names: Sequence[Entry], cpp: dict[Path, str]) -> str:
+    """Return the list as Markdown."""
+    parts = [_HEAD]
+    for kind, title in _TITLES.items():
+        parts += [title, "", "| name | file | why | contract test |", "|---|---|---|---|"]
+        parts += [_row(entry, cpp) for entry in names if entry.kind == kind] + [""]
+    return "\n".join(parts)
+
+
+def _row(entry: Entry, cpp: dict[Path, str]) -> str:
+    files, test = [entry.path.relative_to(COMPAT)], f"`{contract_test(entry)}`"
+    if entry.kind == "C++":
+        users = (path for path, text in cpp.items() if entry.name in {name for _, name in cpp_names(text)})
+        files, test = [path.relative_to(CPP_SOURCES) for path in users], "the build, `tests/native`"
+    return f"| `{entry.name}` | {', '.join(f'`{file}`' for file in files)} | {entry.reason} | {test} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the repository, or print the list. Returns the exit status."""
+    parser = argparse.ArgumentParser(description="Find private names of other libraries outside of penstock.compat.")
+    parser.add_argument("--list", action="store_true", help="print what penstock.compat holds, as Markdown")
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the checkout (default: here)")
+    given = parser.parse_args(arguments)
+    if given.list:
+        print(listed(held(given.root), cpp_sources(given.root)), end="")
+        return 0
+    uses = check(given.root)
+    for use in uses:
+        print(use)
+    print(f"private names: {len(held(given.root))} in {COMPAT}, {len(uses)} elsewhere or wrong", file=sys.stderr)
+    return 1 if uses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
