@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but torch does not list it
 
 from penstock.dataset.peers import note_group
 from penstock.distributed.data_peers import GroupPeers

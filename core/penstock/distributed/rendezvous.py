@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # public, but torch does not list them
 
 from penstock.distributed.ranks import Ranks
 from penstock.errors import PeerError, SpecError, Unavailable

@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but torch does not list it
 
 from penstock.distributed.rendezvous import Rendezvous, seconds, this_host
 from penstock.errors import Unavailable
