@@ -21,6 +21,7 @@ from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, Us
 from penstock.protocol.exchange import Cell
 
 TIMEOUT_S = 15.0
+VERSION_TIMEOUT_S = 3.0
 UPLOAD_TIMEOUT_S = 120.0
 _CELL = tuple(field.name for field in fields(Cell))
 
@@ -309,6 +310,11 @@ class Client:
         except httpx.TransportError:
             return False
 
+    def server_version(self) -> str:
+        """Return the version of the server. Raises Unavailable within a few seconds."""
+        described = self._json("GET", "/openapi.json", below="", timeout=VERSION_TIMEOUT_S)
+        return str(described.get("info", {}).get("version", ""))
+
     # Transport
 
     def _pages(self, path: str, params: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
@@ -331,9 +337,9 @@ class Client:
             raise PeerError(f"{answer.request.url} answers a JSON {type(body).__name__}; expected an object")
         return body
 
-    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, *, below: str = "/api/v1", **options: Any) -> httpx.Response:
         try:
-            answer = self._http.request(method, "/api/v1" + path, **options)
+            answer = self._http.request(method, below + path, **options)
         except httpx.TransportError as error:
             raise _away(self.url, error) from error
         if answer.is_error:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.command import exchange, jobs, nodes, serve
+from penstock.command import doctor, exchange, jobs, nodes, serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,6 +44,7 @@ app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait_for)
 app.command("exchange")(exchange.exchange)
 app.command("nodes")(nodes.nodes)
+app.command("doctor")(doctor.doctor)
 app.command("login-link")(nodes.login_link)
 app.add_typer(nodes.token_commands, name="token")
 app.add_typer(nodes.agent_commands, name="agent")
