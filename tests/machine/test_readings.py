@@ -82,13 +82,13 @@ READINGS: list[tuple[Reading, Level, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("reading", "level", "text"), READINGS, ids=str)
+@pytest.mark.parametrize(("reading", "level", "text"), READINGS)
 def test_a_reading_has_a_level_and_says_what_was_read(reading: Reading, level: Level, text: str) -> None:
     found = reading.finding()
     assert (found.level, text in found.detail, "\n" in found.detail) == (level, True, False), found
 
 
-@pytest.mark.parametrize("reading", [r for r, level, _ in READINGS if level != "ok"], ids=str)
+@pytest.mark.parametrize("reading", [r for r, level, _ in READINGS if level != "ok"])
 def test_what_is_not_ok_says_what_to_do(reading: Reading) -> None:
     assert reading.finding().advice
 
