@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test constraints bench peers wheel soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test constraints bench peers wheel emulate soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -153,6 +153,9 @@ endif
 sanitize: $(STAMPS)/build-tools ## Stress tests of the C++ that needs no torch, under the address and thread sanitizers (minutes)
 	PYTHONPATH=core $(BIN)/python -m penstock.native.build --sanitize address $(ARGS)
 	PYTHONPATH=core $(BIN)/python -m penstock.native.build --sanitize thread $(ARGS)
+
+emulate: setup-dev ## Native libraries, operators and training on emulated older processors, 8 minutes (ARGS="--cpu MODEL")
+	$(BIN)/python tools/emulate.py $(ARGS)
 
 soak: setup-dev ## The long tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)

@@ -2,7 +2,8 @@
 # Names every prerequisite that this machine lacks, with the Debian package that brings it.
 #
 #   prerequisites.sh build    what `make setup` needs; exit 1 after naming all that is missing
-#   prerequisites.sh test     that, and a Chromium and a PostgreSQL, installed by apt-get if we are root and it is there
+#   prerequisites.sh test     that, and a Chromium, a PostgreSQL and QEMU, installed by apt-get if we are root and it is
+#                             there
 #   prerequisites.sh python   print the interpreter to make the virtual environment with
 #
 # PYTHON, CXX, PENSTOCK_CHROMIUM and PENSTOCK_PG_BIN name a program (the last: a folder) in an unusual place.
@@ -75,9 +76,16 @@ has_postgresql() {
     compgen -G "${PENSTOCK_PG_ROOT:-/usr/lib/postgresql}/*/bin/initdb" >/dev/null
 }
 
+has_emulator() { # of a machine that tools/emulate.py has models for; HOSTTYPE is bash's name of the machine
+    case "$HOSTTYPE" in
+    x86_64 | aarch64) has "qemu-$HOSTTYPE" || has "qemu-$HOSTTYPE-static" ;;
+    esac
+}
+
 check_test() {
     has_chromium || lack "Chromium, for the tests of the page" chromium
     has_postgresql || lack "PostgreSQL, for the tests of the server" postgresql
+    has_emulator || lack "QEMU's user-mode emulator, for the tests on older processors" qemu-user
 }
 
 report() { # report: 0 if nothing is missing, else 1 and the list

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "prerequisites.sh"
+EMULATOR = f"qemu-{platform.machine()}"
 BASE = ("bash", "env", "id", "python3", "g++", "make", "node", "npm")
 
 
@@ -89,16 +91,17 @@ def test_a_newer_python_beside_an_old_one_is_found(programs: Path) -> None:
     assert check("python", programs).stdout == "python3.12\n"
 
 
-def test_tests_want_chromium_and_postgresql(programs: Path) -> None:
+def test_tests_want_a_browser_a_database_and_an_emulator(programs: Path) -> None:
     stub(programs, "id", "echo 1000")  # not root: nothing is installed
     done = check("test", programs)
     assert done.returncode == 1
-    assert "apt-get install chromium postgresql\n" in done.stderr
+    assert "apt-get install chromium postgresql qemu-user\n" in done.stderr
 
 
-def test_tests_find_both_where_the_environment_says(programs: Path, tmp_path: Path) -> None:
+def test_tests_find_them_where_the_environment_says(programs: Path, tmp_path: Path) -> None:
     stub(tmp_path, "my-browser", "true")
     stub(tmp_path, "initdb", "true")
+    stub(programs, EMULATOR, "true")
     done = check("test", programs, PENSTOCK_CHROMIUM=str(tmp_path / "my-browser"), PENSTOCK_PG_BIN=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -106,13 +109,13 @@ def test_tests_find_both_where_the_environment_says(programs: Path, tmp_path: Pa
 def test_root_with_apt_gets_them_installed(programs: Path) -> None:
     """A stand-in for apt-get leaves the programs where the real one would."""
     stub(programs, "id", "echo 0")
-    bring = [f"{shutil.which('cp')} {programs}/make {programs}/{name}" for name in ("chromium", "initdb")]
+    bring = [f"{shutil.which('cp')} {programs}/make {programs}/{name}" for name in ("chromium", "initdb", EMULATOR)]
     body = f'echo "$@" >> {programs}/log; [ "$1" = install ] || exit 0; ' + "; ".join(bring)
     stub(programs, "apt-get", body)
     done = check("test", programs)
     assert done.returncode == 0, done.stderr
     log = (programs / "log").read_text().splitlines()
-    assert log == ["update -q", "install -q -y --no-install-recommends chromium postgresql"]
+    assert log == ["update -q", "install -q -y --no-install-recommends chromium postgresql qemu-user"]
 
 
 def test_a_wrong_mode_is_refused(programs: Path) -> None:
