@@ -91,6 +91,15 @@ class Job(TypedDict):
     replicas: list[Replica]
 
 
+class NodeFinding(TypedDict):
+    """A warning or an error about a node's machine, and what to do."""
+
+    name: str
+    level: str
+    detail: str
+    advice: str
+
+
 class Node(TypedDict):
     """A node as the server shows it."""
 
@@ -104,6 +113,7 @@ class Node(TypedDict):
     cpus_used: float
     last_seen_at: str | None
     version: str
+    findings: NotRequired[list[NodeFinding]]  # of servers that have them
 
 
 class LogPiece(TypedDict):

@@ -43,6 +43,7 @@ class Base(DeclarativeBase):
         dict[str, Any]: JSON(),
         list[str]: JSON(),
         list[int]: JSON(),
+        list[dict[str, str]]: JSON(),
         str: String(255),
     }
 
@@ -100,6 +101,7 @@ class NodeRow(Base):
     """A machine whose agent joined. `wanted`: what an administrator asked for ('run', 'cordon', 'drain').
 
     `address`: how other nodes reach it, as its agent says; '' if it does not. `ports`: those that pservers may get.
+    `findings`: warnings and errors about the machine, from when its agent connected last (`wire.MachineFinding`).
     """
 
     __tablename__ = "nodes"
@@ -115,6 +117,7 @@ class NodeRow(Base):
     boot_id: Mapped[str] = mapped_column(String(64), default="")
     address: Mapped[str] = mapped_column(default="")
     ports: Mapped[list[int]] = mapped_column(default=list)
+    findings: Mapped[list[dict[str, str]]] = mapped_column(default=list)
     joined_at: Mapped[datetime]
     state_at: Mapped[datetime]
     last_seen_at: Mapped[datetime | None]

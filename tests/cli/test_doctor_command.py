@@ -154,3 +154,13 @@ def test_a_line_that_is_not_ok_is_followed_by_what_to_do() -> None:
 def test_a_running_server_is_named_with_its_version(serving: Site) -> None:
     found = {one["name"]: one for one in serving.json("doctor", "--no-torch")["findings"]}
     assert (found["server"]["level"], f"version {__version__}" in found["server"]["detail"]) == ("ok", True)
+
+
+@pytest.mark.slow
+def test_nodes_show_what_their_machines_lack(site: Site, until: Callable[..., None]) -> None:
+    site.environ["PENSTOCK_ABSENT"] = "memfd"
+    site.up()
+    until(lambda: site.ready() and bool(site.json("nodes")))
+    (node,) = site.json("nodes")
+    assert "memfd" in [found["name"] for found in node["findings"]]
+    assert f"{node['name']}: warning: memfd: absent: declared absent by PENSTOCK_ABSENT" in site.run("nodes").stderr

@@ -105,11 +105,11 @@ class Server:
 
     @asynccontextmanager
     async def agent(
-        self, node: tuple[str, str], replicas: list[dict[str, Any]] | None = None
+        self, node: tuple[str, str], replicas: list[dict[str, Any]] | None = None, **fields: Any
     ) -> AsyncIterator[FakeAgent]:
         """Connect an agent that does what the test says."""
         async with self.connect("/api/v1/agent", node[1]) as ws:
-            hello = {"type": "hello", "version": "1", "boot_id": "b", "replicas": replicas or [], **PLACE}
+            hello = {"type": "hello", "version": "1", "boot_id": "b", "replicas": replicas or [], **PLACE, **fields}
             await ws.send(json.dumps(hello))
             agent = FakeAgent(ws)
             async with asyncio.TaskGroup() as group:

@@ -42,7 +42,7 @@ class Server(Protocol):
 class Agent(Protocol):
     state_dir: Path
 
-    def start(self, port: int) -> Any: ...
+    def start(self, port: int, **environ: str) -> Any: ...
     def kill(self) -> None: ...
 
 
@@ -273,3 +273,22 @@ async def test_a_second_agent_on_the_same_folder_is_refused(server: Server, agen
     await until(lambda: second.poll() is not None)
     assert second.returncode == 5
     assert "uses" in (agent.state_dir / "agent.log").read_text()
+
+
+@pytest.mark.asyncio
+async def test_what_the_machine_lacks_is_said_when_the_agent_connects(
+    server: Server, agent: Agent, until: Until
+) -> None:
+    agent.start(server.port, PENSTOCK_ABSENT="memfd")
+    await until(lambda: bool(server.hellos))
+    found = {one["name"]: one for one in server.hellos[0]["findings"]}
+    assert found["memfd"]["level"] == "warning"
+    assert "this machine: memfd: absent: declared absent" in (agent.state_dir / "agent.log").read_text()
+
+
+@pytest.mark.asyncio
+async def test_an_end_is_reported_without_pidfd(server: Server, agent: Agent, order: Order, until: Until) -> None:
+    agent.start(server.port, PENSTOCK_ABSENT="pidfd")
+    await server.want(order("r1", "python", "-c", "raise SystemExit(3)"))
+    await until(lambda: "EXITED" in server.states("r1"))
+    assert server.last("r1")["exit_code"] == 3

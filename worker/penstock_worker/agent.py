@@ -25,7 +25,8 @@ from penstock import __version__
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError
 from penstock.machine import memory
-from penstock_worker import lease, messages, ports, processes, statedirs
+from penstock.machine.findings import Finding
+from penstock_worker import lease, machine_report, messages, ports, processes, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.identity import Identity
 from penstock_worker.messages import Desired, DesiredSet, LeaseRenewed, LogAck, Refused, Welcome
@@ -75,10 +76,12 @@ class Agent:
         self._leaving = False
         self._beat_at = 0.0
         self._grace_s = self._lease.grace_s
+        self._findings: tuple[Finding, ...] = ()
 
     async def run(self) -> None:
         """Serve until `stop`. Raises AuthError if the server has refused this node for longer than the grace."""
         async with self._tasks:
+            self._findings = await in_thread(machine_report.look, self._settings.state_dir)
             await self._adopt()
             connection = self._tasks.create_task(self._connect_forever())
             await self._stop.wait()
@@ -255,7 +258,12 @@ class Agent:
         address = _address(websocket)
         await websocket.send(
             messages.hello(
-                version=__version__, boot_id=processes.boot_id(), reports=reports, address=address, ports=offered
+                version=__version__,
+                boot_id=processes.boot_id(),
+                reports=reports,
+                address=address,
+                ports=offered,
+                findings=self._findings,
             )
         )
         sent_at = lease.now()

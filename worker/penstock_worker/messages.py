@@ -8,14 +8,17 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from penstock.errors import PeerError
+from penstock.machine.findings import Finding
 from penstock.protocol.contract import Role
 from penstock.protocol.jobspec import Text
 
+MOST_FINDINGS, MOST_TEXT = 64, 500
 ReplicaReportState = Literal["PREPARING", "RUNNING", "EXITED", "KILLED"]
 
 
@@ -201,11 +204,28 @@ class Report(_Message):
         return self.state in ("EXITED", "KILLED")
 
 
-def hello(*, version: str, boot_id: str, reports: list[Report], address: str = "", ports: Sequence[int] = ()) -> str:
-    """Return the agent's first message: what runs here, how the node is reached, which ports pservers may get."""
+def hello(
+    *,
+    version: str,
+    boot_id: str,
+    reports: list[Report],
+    address: str = "",
+    ports: Sequence[int] = (),
+    findings: Sequence[Finding] = (),
+) -> str:
+    """Return the agent's first message: what runs here, how the node is reached, which ports pservers may get.
+
+    `findings`: those about the machine that are not ok; long texts are cut to what the server takes.
+    """
     replicas = [report.model_dump(include={"replica_id", "epoch", "state", "pid"}) for report in reports]
     fields = {"type": "hello", "version": version, "boot_id": boot_id, "replicas": replicas}
-    return json.dumps({**fields, "address": address, "ports": list(ports)})
+    found = [{name: _sendable(text) for name, text in asdict(one).items()} for one in findings[:MOST_FINDINGS]]
+    return json.dumps({**fields, "address": address, "ports": list(ports), "findings": found})
+
+
+def _sendable(text: str) -> str:
+    """Return text that the server takes: paths may hold bytes that are no text, and a refused hello costs the node."""
+    return text[:MOST_TEXT].encode("utf-8", "replace").decode("utf-8").replace("\0", "?")
 
 
 def beat(*, cpu_percent: float, memory_used_bytes: int) -> str:

@@ -30,6 +30,9 @@ def nodes(url: Url = None, token: Token = None, json: Json = False) -> None:
     ]
     empty = "there are no nodes; 'penstock agent token' makes a token with which one joins"
     emit_table(["NODE", "NAME", "STATE", "CPUS", "GPUS", "LAST SEEN"], rows, empty=empty)
+    for node in found:
+        for one in node.get("findings", []):  # an older server sends none
+            note(f"{node['name']}: {one['level']}: {one['name']}: {one['detail']} → {one['advice']}")
 
 
 @token_commands.command("create")

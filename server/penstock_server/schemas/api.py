@@ -183,8 +183,17 @@ class Items(Answer, Generic[T]):
     items: list[T]
 
 
+class NodeFinding(Answer):
+    """A warning or an error about a node's machine, and what to do; `penstock doctor` prints all on the machine."""
+
+    name: str
+    level: Literal["warning", "error"]
+    detail: str
+    advice: str
+
+
 class Node(Answer):
-    """A machine whose agent joined."""
+    """A machine whose agent joined. `findings`: as of when its agent connected last."""
 
     id: str
     name: str
@@ -196,6 +205,7 @@ class Node(Answer):
     cpus_used: int
     last_seen_at: Timestamp | None
     version: str
+    findings: list[NodeFinding]
 
 
 class NodeJoin(Request):

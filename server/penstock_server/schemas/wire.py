@@ -32,6 +32,15 @@ class RunningReplica(_Message):
     pid: _Pid | None = None
 
 
+class MachineFinding(_Message):
+    """A warning or an error about an agent's machine, and what to do (docs/doctor.md)."""
+
+    name: Annotated[Text, Field(max_length=64)]
+    level: Literal["warning", "error"]
+    detail: Annotated[Text, Field(max_length=500)]
+    advice: Annotated[Text, Field(max_length=500)] = ""
+
+
 class AgentHello(_Message):
     """First message of an agent."""
 
@@ -41,6 +50,7 @@ class AgentHello(_Message):
     address: Annotated[Text, Field(max_length=255)] = ""
     ports: Annotated[list[Annotated[int, Field(ge=1, le=65535)]], Field(max_length=4096)] = Field(default_factory=list)
     replicas: list[RunningReplica] = Field(default_factory=list)
+    findings: Annotated[list[MachineFinding], Field(max_length=64)] = Field(default_factory=list)
 
 
 class AgentBeat(_Message):

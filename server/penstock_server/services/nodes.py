@@ -87,6 +87,7 @@ class Nodes:
         now = self._clock.now()
         row.agent_version, row.boot_id, row.last_seen_at = hello.version, hello.boot_id, now
         row.address, row.ports = hello.address, list(hello.ports)
+        row.findings = [found.model_dump() for found in hello.findings]
         if NodeState(row.state) in _AWAY:
             transition(tx, row, NodeState.READY, at=now, reason="connected")
             self._follow(tx, row, row.wanted)

@@ -77,6 +77,7 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api
             cpus_used=used.get(row.id, 0),
             last_seen_at=row.last_seen_at,
             version=row.agent_version,
+            findings=[api.NodeFinding.model_validate(found) for found in row.findings],
         )
         for row in rows
     ]
