@@ -873,13 +873,15 @@ export interface components {
         };
         /**
          * Node
-         * @description A machine whose agent joined.
+         * @description A machine whose agent joined. `findings`: as of when its agent connected last.
          */
         readonly Node: {
             /** Cpus */
             readonly cpus: number;
             /** Cpus Used */
             readonly cpus_used: number;
+            /** Findings */
+            readonly findings: readonly components["schemas"]["NodeFinding"][];
             /** Gpus */
             readonly gpus: number;
             /** Host */
@@ -895,6 +897,23 @@ export interface components {
             readonly state: components["schemas"]["NodeState"];
             /** Version */
             readonly version: string;
+        };
+        /**
+         * NodeFinding
+         * @description A warning or an error about a node's machine, and what to do; `penstock doctor` prints all on the machine.
+         */
+        readonly NodeFinding: {
+            /** Advice */
+            readonly advice: string;
+            /** Detail */
+            readonly detail: string;
+            /**
+             * Level
+             * @enum {string}
+             */
+            readonly level: "warning" | "error";
+            /** Name */
+            readonly name: string;
         };
         /**
          * NodeJoin

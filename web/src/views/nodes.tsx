@@ -74,22 +74,39 @@ function NodeTable({ nodes }: { nodes: readonly NodeRow[] }) {
       </thead>
       <tbody>
         {nodes.map((node) => (
-          <tr key={node.id}>
-            <td class="jobname">{node.name}</td>
-            <td>
-              <StateChip state={node.state} />
-            </td>
-            <td>{node.host}</td>
-            <td class="num">
-              {node.cpus_used} / {node.cpus}
-            </td>
-            <td class="num">{node.gpus}</td>
-            <td class="num">{bytes(node.memory_bytes)}</td>
-            <td class="num">{node.last_seen_at === null ? "–" : `${age(node.last_seen_at, nowMs.value)} ago`}</td>
-            <td class="mono">{node.version}</td>
-          </tr>
+          <NodeLines key={node.id} node={node} />
         ))}
       </tbody>
     </table>
+  );
+}
+
+/** A node, and a line for each thing that its agent found wrong with the machine (docs/doctor.md). */
+function NodeLines({ node }: { node: NodeRow }) {
+  return (
+    <>
+      <tr>
+        <td class="jobname">{node.name}</td>
+        <td>
+          <StateChip state={node.state} />
+        </td>
+        <td>{node.host}</td>
+        <td class="num">
+          {node.cpus_used} / {node.cpus}
+        </td>
+        <td class="num">{node.gpus}</td>
+        <td class="num">{bytes(node.memory_bytes)}</td>
+        <td class="num">{node.last_seen_at === null ? "–" : `${age(node.last_seen_at, nowMs.value)} ago`}</td>
+        <td class="mono">{node.version}</td>
+      </tr>
+      {node.findings.map((found) => (
+        <tr key={`${node.id} ${found.name}`} data-testid="finding">
+          <td />
+          <td colSpan={7} class="muted">
+            {found.level}: {found.name}: {found.detail}. {found.advice}
+          </td>
+        </tr>
+      ))}
+    </>
   );
 }
