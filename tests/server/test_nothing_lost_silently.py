@@ -11,6 +11,7 @@ import pytest
 from tests.server.harness import Server, running, settings_for, until
 
 from penstock.protocol.frames import Column, Kind
+from penstock_server.streams.hub import Hub, Subscription
 from penstock_server.streams.queue import BrowserQueue
 
 pytestmark = pytest.mark.asyncio
@@ -65,6 +66,18 @@ async def test_hole_in_the_numbers_is_a_gap_but_not_before_a_gap_frame_or_a_repe
         await trainer.frame(Kind.OP_SUMS, columns=SUMS)
         await browser.received(4)
         assert len(await browser.of("gap")) == 1
+
+
+async def test_frames_lost_while_a_browser_subscribes_are_a_gap() -> None:
+    hub, queue = Hub(), BrowserQueue(1000, 1000, 5.0, lambda: 0.0, lambda: None)
+    subscription = Subscription(1, "job", frozenset({"ops"}), queue)
+    hub.add(subscription)
+    hub.publish_lost("job", 3)
+    assert queue.take() is None
+    hub.make_ready(subscription)
+    taken = queue.take()
+    assert taken is not None
+    assert taken.messages == [{"type": "gap", "id": 1, "dropped": {"FRAMES": 3}}]
 
 
 async def test_browser_that_caught_up_is_told_after_what_it_waited_for() -> None:

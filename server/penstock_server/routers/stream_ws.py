@@ -114,7 +114,7 @@ async def _catch_up(runtime: Runtime, subscription: Subscription, *, over: bool)
     replay(subscription, frames, {row.stream: row.id for row in replicas})
     if not over:
         runtime.hub.replay_recent(subscription)
-    subscription.ready = True
+    runtime.hub.make_ready(subscription)
     if "logs" in subscription.parts:
         for row in replicas:
             offset = subscription.log_offsets.get(row.id, 0)

@@ -21,7 +21,10 @@ LOST = "FRAMES"
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """One browser's interest in one job (`job_id`), or in the list of jobs (None)."""
+    """One browser's interest in one job (`job_id`), or in the list of jobs (None).
+
+    `ready`: frames are delivered; before it they wait in the job's ring, and `num_lost` counts those that never came.
+    """
 
     id: int
     job_id: str | None
@@ -29,6 +32,7 @@ class Subscription:
     queue: BrowserQueue
     log_offsets: dict[str, int] = field(default_factory=dict)
     ready: bool = False
+    num_lost: int = 0
 
 
 @dataclass(slots=True)
@@ -133,8 +137,19 @@ class Hub:
     def publish_lost(self, job_id: str, frames: int) -> None:
         """Say that frames of a stream never came."""
         for sub in self._of_job.get(job_id, ()):
-            if sub.ready and not sub.parts.isdisjoint(("ops", "sync")):
+            if sub.parts.isdisjoint(("ops", "sync")):
+                continue
+            if sub.ready:
                 sub.queue.put_gap(sub.id, LOST, frames)
+            else:
+                sub.num_lost += frames
+
+    def make_ready(self, subscription: Subscription) -> None:
+        """Deliver frames from now on; frames lost since the subscription began are reported."""
+        subscription.ready = True
+        if subscription.num_lost:
+            subscription.queue.put_gap(subscription.id, LOST, subscription.num_lost)
+            subscription.num_lost = 0
 
     def publish_graph(self, job_id: str, replica_id: str, stream: int, graph_hash: str) -> None:
         """Say which graph the following frames of a stream index."""
