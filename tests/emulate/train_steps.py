@@ -16,7 +16,8 @@ import numpy as np
 import flights_model
 import penstock as fluid
 from flights_data import CATEGORICAL, NUMERIC
-from penstock.native.matrix_cache import FILE_NAME, cache_folder
+from penstock.machine.cache import cache_folder
+from penstock.native.matrix_cache import FILE_NAME
 from penstock.native.matrix_kernels import decide
 
 NUM_ROWS, VOCABULARY, NUM_STEPS = 64, 40, 3

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.native.products import fails, gives_nan, in_bfloat16
 
-from penstock.native.matrix_cache import FILE_NAME, VERSION, CacheFile, cache_folder, machine
+from penstock.machine.cache import cache_folder
+from penstock.native.matrix_cache import FILE_NAME, VERSION, CacheFile, machine
 from penstock.native.matrix_kernels import KERNELS, MOST_FLOP, Conditions, KernelTimes, Product, decide, forced, rounded
 from penstock.native.matrix_probe import Multiply, available
 from penstock.native.matrix_timing import measure

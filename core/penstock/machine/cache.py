@@ -26,7 +26,7 @@ def _cache_folder() -> str:
     return str(folder)
 
 
-@probe("file_locks", fallback="two processes may measure the same at once; the later one's file replaces the other's")
+@probe("file_locks", fallback="measurements live as long as the process")
 def _file_locks() -> str:
     folder = cache_folder()
     with tempfile.TemporaryFile(dir=folder if os.access(folder, os.W_OK) else None) as file:

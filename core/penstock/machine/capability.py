@@ -68,6 +68,11 @@ class Registry:
                 self._found[name] = self._probed(name)
             return self._found[name]
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all that are registered, in that order; nothing is probed."""
+        with self._lock:
+            return tuple(self._probes)
+
     def capabilities(self) -> tuple[Capability, ...]:
         """Return all, in the order of their registration. Raises SpecError if PENSTOCK_ABSENT names an unknown one."""
         with self._lock:
@@ -118,5 +123,6 @@ def _one_line(text: str) -> str:
 _registry = Registry()
 probe = _registry.probe
 capability = _registry.capability
+names = _registry.names
 capabilities = _registry.capabilities
 forget = _registry.forget

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock.machine import cache, cgroup, cores, memory, shared
-from penstock.machine.capability import Absent, capabilities, capability
+from penstock.machine.capability import Absent, capability, names
 from penstock.machine.findings import Finding, Reading
 from penstock.machine.readings import Clock, Cores, Folder, Memory, OpenFiles, Probed, Processor, SharedMemory
 
@@ -29,7 +29,7 @@ def findings_of_machine(root: Path = cgroup.ROOT) -> tuple[Finding, ...]:
 
 def read_machine(root: Path = cgroup.ROOT) -> Sequence[Reading]:
     """Read everything about this machine that needs no torch."""
-    probed = [Probed(found) for found in capabilities() if found.name not in _OWN_LINE and "." not in found.name]
+    probed = [Probed(capability(name)) for name in names() if name not in _OWN_LINE and "." not in name]
     return [
         read_processor(root),
         Cores(cores.usable_cores(root), os.cpu_count() or 1, len(cores.core_numbers()), cores.core_quota(root)),

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import UserError
+from penstock.machine.cores import usable_cores
+from penstock.machine.memory import usable_bytes
 from penstock.native import python_abi
 
 NATIVE = Path(__file__).resolve().parent
@@ -129,8 +131,9 @@ def default_jobs() -> int:
     given = os.environ.get("MAX_JOBS")
     if given:
         return int(given)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return max(1, min(len(os.sched_getaffinity(0)), memory // JOB_BYTES))
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    memory = min(free, usable_bytes())
+    return max(1, min(usable_cores(), memory // JOB_BYTES))
 
 
 @contextmanager

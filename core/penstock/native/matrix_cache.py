@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from penstock.machine.cache import cache_folder
+from penstock.machine.capability import capability
 from penstock.native.fused_ops import mkl_vendor_check
 
 VERSION = 3
@@ -33,14 +35,6 @@ _NOT_SPEED = ("MKL_NUM_THREADS", "ONEDNN_VERBOSE", "MKL_VERBOSE", "DNNL_VERBOSE"
 _MACHINES = "machines"
 
 Times = dict[str, dict[str, float | None]]
-
-
-def cache_folder() -> Path:
-    """Name the folder for what is measured once for a machine."""
-    own = os.environ.get("PENSTOCK_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
 
 
 def machine() -> str:
@@ -129,6 +123,28 @@ class CacheFile:
         if not self._said:
             self._said = True
             self._say(text)
+
+
+class Unkept:
+    """A `Store` that keeps nothing: each process measures for itself."""
+
+    def load(self) -> Times:
+        """Return nothing."""
+        return {}
+
+    def add(self, found: Mapping[str, Mapping[str, float | None]]) -> Times:
+        """Return what was found."""
+        return {entry: dict(times) for entry, times in found.items()}
+
+
+def store_of_machine() -> CacheFile | Unkept:
+    """Return the file in the cache folder; where the folder or locks cannot be used, which is said, no file."""
+    for name in ("cache_folder", "file_locks"):
+        found = capability(name)
+        if not found.present:
+            _to_stderr(f"times of matrix kernels live as long as this process: {found.detail}")
+            return Unkept()
+    return CacheFile(cache_folder() / FILE_NAME, machine())
 
 
 def _checked(content: Any) -> dict[str, Times]:

@@ -20,7 +20,7 @@ from penstock.graph.passes.choice import MatrixKernels
 from penstock.graph.passes.readers import Readers, drop_unread_views
 from penstock.graph.passes.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
-from penstock.native.matrix_cache import FILE_NAME, CacheFile, cache_folder, machine
+from penstock.native.matrix_cache import store_of_machine
 from penstock.native.matrix_kernels import LEAST_FLOP, Conditions, KernelTimes, Product, forced, rounded
 from penstock.native.matrix_probe import available
 from penstock.native.matrix_timing import measure
@@ -40,7 +40,7 @@ Choose = Callable[[list[Product], Conditions], dict[Product, str]]
 @functools.cache
 def known_times() -> KernelTimes:
     """Return the times of this process: one for all graphs, so that equal products run equal kernels."""
-    return KernelTimes(CacheFile(cache_folder() / FILE_NAME, machine()), measure, available=available)
+    return KernelTimes(store_of_machine(), measure, available=available)
 
 
 @dataclass(frozen=True, slots=True)
