@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,24 @@ import pytest
 import uvicorn
 from tools import private_names
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
 
 from penstock.compat import uvicorn as private
 
 _LARGE = bytes(32 << 20)  # more than the buffers of a socket hold
+_PAUSED_S, _ENDS_S = 0.2, 5.0
 
 
 class Application:
-    """Accepts a websocket, sends `payload`, closes with 4001; `closed` once the close frame is on its way."""
+    """Accepts a websocket, sends `payload` and one more message, closes with 4001.
 
-    def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-        self.closed = asyncio.Event()
+    `paused`: the second message has waited for the peer to read. `closed`: the close frame is on its way, or the peer
+    is gone. `patient`: the second message waits as long as it has to.
+    """
+
+    def __init__(self, payload: bytes, *, patient: bool = False) -> None:
+        self.payload, self.patient = payload, patient
+        self.paused, self.closed = asyncio.Event(), asyncio.Event()
         self.handlers: list[object] = []
 
     async def __call__(self, scope: Any, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
@@ -33,8 +39,19 @@ class Application:
         await receive()
         await send({"type": "websocket.accept"})
         await send({"type": "websocket.send", "bytes": self.payload})
-        await send({"type": "websocket.close", "code": 4001, "reason": "enough"})
+        second = asyncio.ensure_future(send({"type": "websocket.send", "bytes": b"more"}))
+        await asyncio.wait([second], timeout=_PAUSED_S)
+        if not second.done():
+            self.paused.set()
+        with suppress(OSError):  # as uvicorn raises when the peer is gone
+            await self._finish(second, send)
         self.closed.set()
+
+    async def _finish(self, second: asyncio.Future[Any], send: Callable[..., Any]) -> None:
+        if self.patient or second.done():
+            await second
+        second.cancel()
+        await send({"type": "websocket.close", "code": 4001, "reason": "enough"})
 
 
 @asynccontextmanager
@@ -54,17 +71,20 @@ async def serving(application: Application) -> AsyncIterator[int]:
             server.should_exit = server.force_exit = True
 
 
-async def _close_frame_does_not_wait_for_the_peer() -> None:
-    application = Application(_LARGE)
-    async with serving(application) as port, asyncio.timeout(5):
-        await _never_reading(port, application)
+async def _a_stalled_peer_holds_up_data_and_no_end() -> None:
+    for patient in (False, True):
+        application = Application(_LARGE, patient=patient)
+        async with serving(application) as port, asyncio.timeout(_ENDS_S):
+            await _stalled(port, application)
 
 
-async def _never_reading(port: int, application: Application) -> None:
-    """Open a websocket and read nothing more, until the server has closed it."""
-    connection = connect(f"ws://127.0.0.1:{port}/", max_queue=1, max_size=None, close_timeout=0)
-    async with connection as websocket:
+async def _stalled(port: int, application: Application) -> None:
+    """Open a websocket and read nothing. Is gone as soon as the server waits for it, if that one is patient."""
+    async with connect(f"ws://127.0.0.1:{port}/", max_queue=1, max_size=None, close_timeout=0) as websocket:
         websocket.transport.pause_reading()
+        await application.paused.wait()
+        if application.patient:
+            websocket.transport.abort()
         await application.closed.wait()
         websocket.transport.abort()
 
@@ -73,14 +93,15 @@ async def _signals_stay_those_of_the_process() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     application = Application(b"hello")
     async with serving(application) as port, connect(f"ws://127.0.0.1:{port}/") as websocket:
-        assert await websocket.recv() == b"hello"
-        await websocket.wait_closed()
-        assert websocket.close_code == 4001
+        assert [await websocket.recv(), await websocket.recv()] == [b"hello", b"more"]
+        with pytest.raises(ConnectionClosed) as closed:
+            await websocket.recv()
+    assert closed.value.rcvd is not None and closed.value.rcvd.code == 4001
     assert application.handlers == before
 
 
 CONTRACTS = {
-    "WebSocketProtocol": _close_frame_does_not_wait_for_the_peer,
+    "WebSocketProtocol": _a_stalled_peer_holds_up_data_and_no_end,
     "SignalFreeServer": _signals_stay_those_of_the_process,
 }
 
