@@ -18,6 +18,7 @@ import torch
 import torch.multiprocessing.reductions as _reductions
 import torch.utils._python_dispatch as _python_dispatch
 import torch.utils._pytree as _pytree
+import torch.utils.checkpoint as _checkpoint
 from torch._subclasses import fake_tensor as _fake_tensor
 
 if TYPE_CHECKING:
@@ -165,7 +166,9 @@ FUNCTIONAL_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torc
 CHECKPOINT_FUNCTION = "CheckpointFunction"
 """Global of torch.utils.checkpoint behind use_reentrant=True; unreplaced, a checkpointed block is recorded twice."""
 
-CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+# Since torch 2.15 nothing of torch's calls the one without a suffix.
+CHECKPOINT_GENERATOR = f"{_GENERATOR}_impl" if hasattr(_checkpoint, f"{_GENERATOR}_impl") else _GENERATOR
 """Global of torch.utils.checkpoint behind use_reentrant=False; unreplaced, a checkpointed block is recorded twice."""
 
 
@@ -234,7 +237,8 @@ def forget_since(env: ShapeEnv, known: ShapeKnowledge) -> None:
         mine.clear()
         mine.update(kept)
     env.divisible = set(known.divisible)
-    env._replacements_version_counter += 1
+    if hasattr(env, "_replacements_version_counter"):  # since torch 2.11; 2.10 has one counter for both
+        env._replacements_version_counter += 1
     env._version_counter += 1
     type(env)._inner_evaluate_expr.cache_clear()  # it answers without a guard what it was asked before
 
@@ -254,7 +258,8 @@ def guard_frame(guard: Any) -> Any:
 
 def set_group_timeout(group: Any, timeout: timedelta) -> None:
     """Set the time after which a process group gives up an exchange; it would keep the short one of the rendezvous."""
-    torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+    public = getattr(torch.distributed, "set_timeout", None)  # since torch 2.15, which warns of the private one
+    (public or torch.distributed.distributed_c10d._set_pg_timeout)(timeout, group)
 
 
 def abort_group(group: Any, device: torch.device) -> None:

@@ -81,7 +81,12 @@ class _CalledOnce:
 
 def _once_in(thread: int, original: Callable[..., Any]) -> Callable[..., Any]:
     """Stands for the generator around a checkpointed call."""
-    return lambda *args, **kwargs: iter((None,)) if threading.get_ident() == thread else original(*args, **kwargs)
+    return lambda *args, **kwargs: _nothing_around() if threading.get_ident() == thread else original(*args, **kwargs)
+
+
+def _nothing_around() -> Iterator[None]:
+    """A generator and not an iterator: torch 2.15 throws into it what the call raises."""
+    yield
 
 
 _CHECKPOINTS: dict[str, Callable[[int, Any], Any]] = {
