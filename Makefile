@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test constraints bench peers wheel emulate soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test constraints bench peers wheel emulate matrix soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -157,6 +157,9 @@ sanitize: $(STAMPS)/build-tools ## Stress tests of the C++ that needs no torch, 
 emulate: setup-dev ## Native libraries, operators and training on emulated older processors, 8 minutes (ARGS="--cpu MODEL")
 	$(BIN)/python tools/emulate.py $(ARGS)
 
+matrix: | $(STAMPS)/venv ## Each Python with the oldest and the newest torch, an hour (ARGS="--cell 3.12-2.15", --list, --keep)
+	$(BIN)/python -m tools.matrix $(ARGS)
+
 soak: setup-dev ## The long tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
 
@@ -173,7 +176,7 @@ constraints: setup-dev ## Pin in constraints.txt what .venv holds now (after a d
 # ---------------------------------------------------------------- cleaning
 
 clean: ## Remove what was built; keep the environments
-	find build -mindepth 1 -maxdepth 1 ! -name peers -exec rm -rf {} + 2>/dev/null || true    # peers are environments
+	find build -mindepth 1 -maxdepth 1 ! -name peers ! -name matrix -exec rm -rf {} + 2>/dev/null || true    # environments
 	rm -rf dist web/dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/artifacts
 	rm -f core/penstock/native/*.so core/penstock/native/_built.json $(STAMPS)/native $(STAMPS)/install*
 	find core server worker tests bench examples tools alembic -name __pycache__ -type d -prune -exec rm -rf {} +
