@@ -45,6 +45,11 @@ def _ids(*shape: int, below: int = 2) -> Tensor:
     return torch.randint(0, below, shape)
 
 
+def _labels() -> Tensor:
+    """Both classes: drawn ones are of a single class once in 32 runs, and one of the counters is then not written."""
+    return torch.tensor([[0], [1], [1], [0], [0], [1]])
+
+
 def _table(*shape: int) -> Tensor:
     return torch.randn(*(shape or (6, 3)))
 
@@ -148,7 +153,7 @@ CASES = [
     Case("scale_loss_grad", lambda: [_table(), 0.5]),
     Case(
         "auc",
-        lambda: [torch.rand(6, 2), _ids(6, 1), torch.zeros(11, dtype=torch.int64), torch.zeros(11, dtype=torch.int64)],
+        lambda: [torch.rand(6, 2), _labels(), torch.zeros(11, dtype=torch.int64), torch.zeros(11, dtype=torch.int64)],
     ),
     Case("accuracy", lambda: [_ids(6, 2), _ids(6, 1)]),
     Case("fused_all_reduce_", lambda: [[_table(), _table(), _table(4), _table(4)], 2]),
