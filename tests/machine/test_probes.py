@@ -162,6 +162,11 @@ def test_every_capability_names_its_fallback_in_one_line(name: str) -> None:
     assert "\n" not in found.detail + found.fallback
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_every_capability_stands_in_the_documentation(name: str) -> None:
+    assert f"`{name}`" in (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
+
+
 def test_probing_leaves_no_descriptor_open() -> None:
     before = set(os.listdir("/proc/self/fd"))
     for name in NAMES:

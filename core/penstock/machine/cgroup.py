@@ -172,6 +172,6 @@ def _cgroup() -> str:
     found = read_limits()
     if found is None:
         raise Absent("no control groups are mounted")
-    cores = "no limit of cores" if found.cores is None else f"{found.cores:g} cores"
-    memory = "none of memory" if found.memory_bytes is None else f"{found.memory_bytes >> 20} MiB of memory"
+    cores = "cores not limited" if found.cores is None else f"cores limited to {found.cores:g}"
+    memory = "memory not limited" if found.memory_bytes is None else f"memory to {found.memory_bytes >> 20} MiB"
     return f"version {found.version}: {cores}, {memory}"
