@@ -28,6 +28,14 @@ def test_parameters_are_the_same_without(trainers: Start, missing: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("missing", "is_in_place"), [("memfd", False), ("pidfd", True)])
+def test_gradients_are_summed_in_place_only_in_a_memfd(trainers: Start, missing: str, is_in_place: bool) -> None:
+    ranks = trainers(2, "--wide", 160, "--steps", 4, PENSTOCK_ABSENT=missing)
+    assert [rank.end() for rank in ranks] == [0, 0]
+    assert [rank.said("in place") > 0 for rank in ranks] == [is_in_place] * 2
+
+
+@pytest.mark.slow
 def test_one_rank_that_cannot_open_memory_moves_all_to_gloo(trainers: Start) -> None:
     told = {"PENSTOCK_ABSENT": "other_descriptors"}
     first, second = trainers(2, "--steps", 3, environ_of={1: told})

@@ -96,6 +96,14 @@ def test_a_container_reads_its_group_at_the_mount_point(tmp_path: Path) -> None:
     assert found.cores == 1.0
 
 
+def test_a_group_below_that_of_a_container_limits_too(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, [V1_CPU.format(root="/docker/abc")], "4:cpu,cpuacct:/docker/abc/job\n")
+    machine.group("/cpu,cpuacct/job", cpu_cfs_quota_us="50000", cpu_cfs_period_us="100000")
+    found = cgroup.read_limits(tmp_path)
+    assert found is not None
+    assert found.cores == 0.5
+
+
 def test_a_path_outside_the_mount_is_read_at_the_mount_point(tmp_path: Path) -> None:
     machine = Machine(tmp_path, [V2], "0::/../../elsewhere\n").group("/", cpu_max="100000 100000")
     found = cgroup.read_limits(machine.root)
