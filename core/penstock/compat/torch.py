@@ -237,8 +237,7 @@ def forget_since(env: ShapeEnv, known: ShapeKnowledge) -> None:
         mine.clear()
         mine.update(kept)
     env.divisible = set(known.divisible)
-    if hasattr(env, "_replacements_version_counter"):  # since torch 2.11; 2.10 has one counter for both
-        env._replacements_version_counter += 1
+    env._replacements_version_counter += 1
     env._version_counter += 1
     type(env)._inner_evaluate_expr.cache_clear()  # it answers without a guard what it was asked before
 
