@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import penstock as fluid
 from penstock.errors import ProgramError
@@ -125,3 +126,13 @@ def test_a_backward_pass_through_a_value_that_an_update_overwrote_says_what_to_d
         fluid.optimizer.SGD(0.1).minimize(out.mean(), parameter_list=["head"])
         with pytest.raises(ProgramError, match="apply_gradients after the last"):
             fluid.optimizer.SGD(0.1).minimize((out * out).mean(), parameter_list=["body"])
+
+
+def test_a_checkpointed_block_raises_its_own_error() -> None:
+    def block(x: Any) -> Any:
+        raise LookupError("the block's own")
+
+    with fluid.program_guard(Program(seed=1), Program(seed=1)):
+        x: Any = fluid.layers.data("x", [4])
+        with pytest.raises(LookupError, match="the block's own"):
+            checkpoint(block, x, use_reentrant=False)
