@@ -1,4 +1,4 @@
-"""Capabilities of the machine, declared absent for a test: in this process, and in those that it starts."""
+"""The machine as a test wants it: capabilities declared absent, here and in processes that it starts; its cores."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ def absent(*names: str) -> Iterator[None]:
         capability.forget()
         yield
     capability.forget()
+
+
+def pretend_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let this process use so many cores, whatever the machine or a container's quota allows."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(count)))
+    monkeypatch.setattr("penstock.machine.cores.core_quota", lambda *_: None)

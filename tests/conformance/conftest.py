@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.capabilities import pretend_cores
 from tests.conformance.trainers import Trainers
 
 
 @pytest.fixture
 def trainers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trainers]:
     """Make ParallelExecutors on a machine that seems to have four cores."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    pretend_cores(monkeypatch, 4)
 
     def set_environment(name: str, value: Any) -> None:
         monkeypatch.setenv(name, str(value))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.capabilities import pretend_cores
 from tests.conformance.trainers import MEETING, MODES, Trainers, assert_near, persistables, two_that_meet
 from tests.property.networks import Network, conv_net, ctr_dnn, fit_a_line, transformer
 from tests.property.oracle import copy_of, same_bits, started
@@ -78,7 +79,7 @@ def test_row_6_without_cpu_num_there_is_a_replica_for_each_core_and_it_is_said(
     trainers: Trainers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = fit_a_line()
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(5)))
+    pretend_cores(monkeypatch, 5)
     monkeypatch.delenv("CPU_NUM", raising=False)
     places._say_detected.cache_clear()
     executors = [fluid.ParallelExecutor(False, network.loss, network.main, scope=fluid.Scope()) for _ in range(2)]

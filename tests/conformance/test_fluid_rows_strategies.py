@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.capabilities import pretend_cores
 from tests.conformance.dot_grammar import read_dot
 from tests.conformance.trainers import MODES, Trainers, assert_near, persistables
 from tests.property.networks import Network, conv_net, ctr_dnn, fit_a_line
@@ -250,7 +251,7 @@ def test_row_83_the_best_practice_setting_runs_one_operator_a_replica_and_core(
     cores: int, trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """num_threads = CPU_NUM = cores, Reduce: as many run at once, each on one core, on one copy of the parameters."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    pretend_cores(monkeypatch, cores)
     network = ctr_dnn()
     executor = trainers(network, replicas=cores, mode="Reduce", num_threads=cores)
     losses = [executor.run([network.loss], network.feed(32, 0))[0].mean() for _ in range(20)]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.capabilities import pretend_cores
 from tests.property.networks import Network, ctr_dnn, fit_a_line
 from tests.property.oracle import started, value
 
@@ -67,7 +68,7 @@ def test_cpu_num_is_the_number_of_replicas_and_a_scalar_fetch_has_one_entry_each
 
 def test_without_cpu_num_there_is_a_replica_for_each_core(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CPU_NUM", raising=False)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(5)))
+    pretend_cores(monkeypatch, 5)
     network = fit_a_line()
     executor = make(network, started(network.startup))
     assert executor.device_count == 5

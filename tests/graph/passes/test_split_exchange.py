@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.capabilities import pretend_cores
 from tests.property.networks import Feed, Network
 from tests.property.oracle import assert_engine_equals_interpreter, copy_of, same_bits, started, value
 
@@ -99,7 +100,7 @@ def trained(network: Network, start: Scope, mode: Mode, choice: PassChoice) -> t
 
 @pytest.mark.parametrize("mode", MODES)
 def test_parts_change_no_bit(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    pretend_cores(monkeypatch, 3)
     network = wide()
     start = started(network.startup)
     (whole, none), (cut, three) = (trained(network, start, mode, choice) for choice in (PLAIN, SPLIT))
@@ -108,7 +109,7 @@ def test_parts_change_no_bit(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_engine_equals_the_interpreter_on_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    pretend_cores(monkeypatch, 3)
     for mode in MODES:
         assert_engine_equals_interpreter(
             wide(), mode=mode, num_replicas=2, batches=(7, 1), choice=SPLIT, schedule_seeds=(0, 3), num_threads=3
