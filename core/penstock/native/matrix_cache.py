@@ -28,13 +28,13 @@ from penstock.machine.capability import capability
 from penstock.native.fused_ops import mkl_vendor_check
 
 VERSION = 3
-"""Of what is written and of how it is measured. 3: null for a kernel that fails; a third kernel."""
+"""Of what is written and of how it is measured. 3: a third kernel."""
 FILE_NAME = f"matrix-kernels-{VERSION}.json"
 _SETTINGS = ("MKL_", "ONEDNN_", "DNNL_")
 _NOT_SPEED = ("MKL_NUM_THREADS", "ONEDNN_VERBOSE", "MKL_VERBOSE", "DNNL_VERBOSE")
 _MACHINES = "machines"
 
-Times = dict[str, dict[str, float | None]]
+Times = dict[str, dict[str, float]]
 
 
 def machine() -> str:
@@ -78,7 +78,7 @@ class CacheFile:
             self._say_once(f"cannot read {self._path}: {error.strerror}; matrix kernels are measured again")
             return {}
 
-    def add(self, found: Mapping[str, Mapping[str, float | None]]) -> Times:
+    def add(self, found: Mapping[str, Mapping[str, float]]) -> Times:
         """Add what this machine's section does not have: read, merge and replace the file under a lock.
 
         Return the section as it is now; `found` if that fails. An entry that has all kernels of `found` stays.
@@ -132,7 +132,7 @@ class Unkept:
         """Return nothing."""
         return {}
 
-    def add(self, found: Mapping[str, Mapping[str, float | None]]) -> Times:
+    def add(self, found: Mapping[str, Mapping[str, float]]) -> Times:
         """Return what was found."""
         return {entry: dict(times) for entry, times in found.items()}
 
@@ -159,6 +159,6 @@ def _checked(content: Any) -> dict[str, Times]:
 
 def _is_section(section: Any) -> bool:
     return isinstance(section, dict) and all(
-        isinstance(times, dict) and all(t is None or (isinstance(t, float) and 0 < t < 1e6) for t in times.values())
+        isinstance(times, dict) and all(isinstance(t, float) and 0 < t < 1e6 for t in times.values())
         for times in section.values()
     )

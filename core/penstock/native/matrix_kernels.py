@@ -93,7 +93,7 @@ def rounded(size: int) -> int:
 
 
 Times = Mapping[str, float | None]
-"""Seconds by kernel; None for one that failed on this product or gave wrong results."""
+"""Seconds by kernel; None, which is not stored, for one that failed on this product or gave wrong results."""
 
 
 def decide(times: Times) -> str:
@@ -119,11 +119,11 @@ def forced(product: Product, wanted: str, available: Collection[str]) -> str:
 class Store(Protocol):
     """Where times outlive the process: product and conditions as text -> kernel -> seconds."""
 
-    def load(self) -> Mapping[str, Times]:
+    def load(self) -> Mapping[str, Mapping[str, float]]:
         """Return what is known of this machine."""
         ...
 
-    def add(self, found: Mapping[str, Times]) -> Mapping[str, Times]:
+    def add(self, found: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
         """Remember what is not known yet; return all that is known now. What was there before stays."""
         ...
 
@@ -193,7 +193,14 @@ class KernelTimes:
             self._say(
                 f"measured the kernels of {len(found)} matrix products in {took:.1f} s, which the next run knows{later}"
             )
-        return self._store.add({f"{product}, {conditions}": times for product, times in found.items()})
+        stored = self._store.add({f"{p}, {conditions}": _that_worked(times) for p, times in found.items()})
+        # What failed here is tried again by the next process: it may have been short of memory.
+        failed = {f"{p}, {conditions}": times.keys() - _that_worked(times).keys() for p, times in found.items()}
+        return {entry: {**times, **dict.fromkeys(failed.get(entry, ()))} for entry, times in stored.items()}
+
+
+def _that_worked(times: Times) -> dict[str, float]:
+    return {kernel: seconds for kernel, seconds in times.items() if seconds is not None}
 
 
 def _racing(product: Product, available: Collection[str]) -> set[str]:

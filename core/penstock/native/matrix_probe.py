@@ -20,8 +20,8 @@ GROUP = "matrix"
 ROUNDINGS = 32.0
 """Allowed difference from torch's product, in units of the rounding error of |row| x |column|.
 
-The sum of k products of random signs has an error near one such unit in either kernel. A kernel that multiplies in
-TF32 or bfloat16 differs by some 2^12 or 2^15 times the rounding of one product, over sqrt(k) as much.
+The sum of k products of random signs has an error near one such unit in either kernel. One that multiplies in TF32 or
+bfloat16 is some 2^12 or 2^15 units of one product off, hence sqrt(k) less in these: noticed up to k of some thousands.
 """
 _TRIED = {
     "onednn": (
@@ -43,13 +43,17 @@ Multiply = Callable[[Product, str, Operands], torch.Tensor]
 
 
 def operands_of(product: Product, seed: int) -> Operands:
-    """Return x, w and the bias, float32, random, in the layout that the product describes."""
-    generator = torch.Generator().manual_seed(seed)
+    """Return x, w and the bias, float32 on CPU, random, in the layout that the product describes."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def random(*sizes: int) -> torch.Tensor:  # whatever torch's default dtype and device are
+        return torch.randn(sizes, generator=generator, dtype=torch.float32, device="cpu")
+
     batch = [product.batch] if product.batch else []
     x = [product.k, product.m] if product.transpose_x else [product.m, product.k]
     w = [product.n, product.k] if product.transpose_w else [product.k, product.n]
-    bias = torch.randn(product.n, generator=generator) if product.bias else None
-    return torch.randn(batch + x, generator=generator), torch.randn(batch + w, generator=generator), bias
+    bias = random(product.n) if product.bias else None
+    return random(*batch, *x), random(*batch, *w), bias
 
 
 def multiply(product: Product, kernel: str, operands: Operands) -> torch.Tensor:

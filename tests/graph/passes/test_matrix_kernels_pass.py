@@ -152,10 +152,10 @@ def test_torch_stays_where_it_is_the_fastest() -> None:
 class Forgetful:
     """A store that has nothing and keeps nothing."""
 
-    def load(self) -> Mapping[str, Mapping[str, float | None]]:
+    def load(self) -> Mapping[str, Mapping[str, float]]:
         return {}
 
-    def add(self, found: Mapping[str, Mapping[str, float | None]]) -> Mapping[str, Mapping[str, float | None]]:
+    def add(self, found: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
         return found
 
 
