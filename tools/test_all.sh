@@ -6,11 +6,13 @@
 set -euo pipefail
 python=$1
 status=0
+# as affinity and control groups allow: more workers than that only keep each other waiting
+workers=$("$python" -c 'from penstock.machine.cores import usable_cores; print(min(8, max(2, usable_cores())))')
 
 mapfile -t unsteady < <(awk '!/^[[:space:]]*(#|$)/ { print $1 }' tests/unsteady.txt)
 deselected=("${unsteady[@]/#/--deselect=}")
 "$python" -m pytest -p no:cacheprovider -m "not soak and not speed" "${deselected[@]}" \
-    --numprocesses logical --maxprocesses 8 --dist loadfile --durations 15 || status=$?
+    --numprocesses "$workers" --dist loadfile --durations 15 || status=$?
 
 if [ ${#unsteady[@]} -gt 0 ]; then
     echo "==> Unsteady tests (tests/unsteady.txt), three times each"
