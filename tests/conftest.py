@@ -9,9 +9,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import torch  # noqa: F401 as it is loaded it sets what is set here after it
 from hypothesis import HealthCheck, settings
 from tests.nursery import Nursery
-from torch import _logging  # noqa: F401 as it is loaded it sets what is set here after it
 
 from penstock.exec import flags
 

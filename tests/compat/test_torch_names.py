@@ -39,7 +39,7 @@ class Calls(private.TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         self.ask = ask
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func._schema.name)
+        self.names.append(private.schema_of(func).name)
         self.answers.append(self.ask())
         return func(*args, **(kwargs or {}))
 

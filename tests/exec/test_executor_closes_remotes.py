@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.compat.torch import schema_of
 from penstock.exec.executor import Executor
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.scope import Scope
@@ -69,5 +70,5 @@ def test_close_closes_the_remotes_of_programs_that_ran(opened: dict[str, Recorde
 
 def test_the_operators_name_their_remote_by_schema() -> None:
     for type in remote_ops.REMOTE_TYPES:
-        schema = getattr(torch.ops.penstock, type.split(".")[1]).default._schema
+        schema = schema_of(getattr(torch.ops.penstock, type.split(".")[1]).default)
         assert [a.name for a in schema.arguments].count("remote") == 1

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from tests.property.networks import fit_a_line
 
 import penstock as fluid
+from penstock.compat.torch import schema_of
 from penstock.errors import SpecError
 from penstock.exec.device_arguments import on_device, put_on_device, refuse_without_kernel
 from penstock.graph.devices import build_device_graph
+from penstock.program.ir import Operator
+from penstock.program.kernels import resolve
+
+
+def num_visible_of_four() -> int:
+    """Count as CUDA does: unset means all cards."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    return len({int(card) for card in visible.split(",") if card} & {0, 1, 2, 3})
 
 
 @pytest.fixture
 def four_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many cards as torch's own reading of CUDA_VISIBLE_DEVICES leaves of four."""
+    """As many cards as CUDA_VISIBLE_DEVICES leaves of four."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("FLAGS_selected_gpus", raising=False)
-    monkeypatch.setattr(
-        torch.cuda, "device_count", lambda: len([i for i in torch.cuda._parse_visible_devices() if int(i) < 4])
-    )
+    monkeypatch.setattr(torch.cuda, "device_count", num_visible_of_four)
 
 
 def trainer() -> fluid.ParallelExecutor:
@@ -104,17 +113,18 @@ def test_training_and_testing_share_their_devices() -> None:
 
 def test_factories_and_recorded_devices_follow_the_replica() -> None:
     card = torch.device("cuda", 1)
-    full = torch.ops.aten.full.default._schema
+    full = schema_of(torch.ops.aten.full.default)
     arguments: list[tuple[str, object]] = [("const", None)] * len(full.arguments)
     put_on_device(full, arguments, card)
     names = [a.name for a in full.arguments]
     assert arguments[names.index("device")] == ("const", card)
-    like = torch.ops.aten.zeros_like.default._schema
+    like = schema_of(torch.ops.aten.zeros_like.default)
     arguments = [("slot", 0), *[("const", None)] * (len(like.arguments) - 1)]
     put_on_device(like, arguments, card)
     assert ("const", card) not in arguments, "it follows its operand"
     kwargs: dict[str, object] = {"device": torch.device("cpu")}
-    on_device(torch.ops.aten._to_copy.default._schema, [torch.zeros(1)], kwargs, card)
+    copy = schema_of(resolve(Operator("copy", "aten._to_copy.default", (), ())))
+    on_device(copy, [torch.zeros(1)], kwargs, card)
     assert kwargs == {"device": card}
 
 

@@ -9,20 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.compat.torch import OpOverload, schema_of
 from penstock.graph.passes.inplace import is_single_pass_overload
 from penstock.native.engine import Arena, Engine, TorchPlan
 
 NBYTES = 33 * 70 * 4  # vectors and a rest
 
 
-def overloads() -> Iterator[torch._ops.OpOverload]:
+def overloads() -> Iterator[OpOverload]:
     """All overloads of aten that rule 1 and 2 let through."""
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
-        if isinstance(packet, torch._ops.OpOverloadPacket):
-            for overload in packet.overloads():  # type: ignore[no-untyped-call]  # torch has not typed it
+        if hasattr(packet, "overloads"):
+            for overload in packet.overloads():
                 found = getattr(packet, overload)
-                if is_single_pass_overload(found) and not found._schema.is_mutable:
+                if is_single_pass_overload(found) and not schema_of(found).is_mutable:
                     yield found
 
 
@@ -31,11 +32,11 @@ def constant(kind: str) -> object:
     return {"number": 2, "Scalar": 2, "float": 0.5, "int": 1, "bool": False, "str": "none"}.get(kind.rstrip("?"))
 
 
-def arguments(overload: torch._ops.OpOverload, values: list[Tensor]) -> list[object] | None:
+def arguments(overload: OpOverload, values: list[Tensor]) -> list[object] | None:
     """Tensors where tensors go; None if an argument is of a kind that is not known here."""
     found: list[object] = []
     tensors = iter(values)
-    for argument in overload._schema.arguments:
+    for argument in schema_of(overload).arguments:
         kind = str(argument.type)
         if kind == "Tensor":
             found.append(next(tensors))
@@ -52,9 +53,9 @@ def arguments(overload: torch._ops.OpOverload, values: list[Tensor]) -> list[obj
 Ran = tuple[list[object], Tensor, bool]
 
 
-def eager(overload: torch._ops.OpOverload, given: list[object]) -> Any:
+def eager(overload: OpOverload, given: list[object]) -> Any:
     """Call it outside of a plan."""
-    named = {a.name: v for a, v in zip(overload._schema.arguments, given, strict=True) if a.kwarg_only}
+    named = {a.name: v for a, v in zip(schema_of(overload).arguments, given, strict=True) if a.kwarg_only}
     return overload(*given[: len(given) - len(named)], **named)
 
 
@@ -68,14 +69,12 @@ def across(value: object) -> object:
     return value.t().contiguous().t() if isinstance(value, Tensor) else value
 
 
-def run_over(
-    overload: torch._ops.OpOverload, given: list[object], position: int, engine: Engine
-) -> tuple[Ran, Ran, Ran]:
+def run_over(overload: OpOverload, given: list[object], position: int, engine: Engine) -> tuple[Ran, Ran, Ran]:
     """Run `overload` in a plan, its result over operand `position`; return operands, it, and whether that was done.
 
     Then with all operands laid out another way, and with the others only.
     """
-    schema = overload._schema
+    schema = schema_of(overload)
     plan = TorchPlan(2 + len(given))
     args: list[tuple[str, object]] = []
     for i, value in enumerate(given):

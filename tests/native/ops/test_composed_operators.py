@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.compat.torch import has_kernel
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators
 
 ours, composed = torch.ops.penstock, torch.ops.penstock_composed
@@ -168,4 +169,4 @@ def test_gathered_rows_lie_in_the_order_of_the_replicas() -> None:
     "op", ["lookup_table", "sparse_adam_", "adam_", "dropout", "auc", "accuracy", "scale_loss_grad"]
 )
 def test_cuda_has_a_kernel_of_each(op: str) -> None:
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"penstock::{op}", "CUDA")
+    assert has_kernel(f"penstock::{op}", "CUDA")

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from penstock.compat.torch import FakeTensorMode, ShapeEnv, schema_of
 from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers its operators
 from penstock.native import ops
 from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - registers its operators
@@ -222,7 +221,7 @@ def test_every_registered_operator_has_a_case() -> None:
 
 
 def _declared_writes(case: Case) -> set[str]:
-    arguments = case.overload._schema.arguments
+    arguments = schema_of(case.overload).arguments
     return {item.name for item in arguments if item.alias_info is not None and item.alias_info.is_write}
 
 
@@ -230,7 +229,7 @@ def _observed_writes(case: Case) -> set[str]:
     arguments = case.make()
     before = [_memory(argument) for argument in arguments]
     case.overload(*arguments)
-    names = [item.name for item in case.overload._schema.arguments]
+    names = [item.name for item in schema_of(case.overload).arguments]
     return {
         name
         for name, argument, copies in zip(names, arguments, before, strict=True)

@@ -12,10 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from penstock.compat.torch import FakeTensorMode, ShapeEnv, TorchDispatchMode
 from penstock.native import ops
 
 
