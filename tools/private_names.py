@@ -1,31 +1,46 @@
 """The check that no file but those of `penstock.compat` uses a private or unstable name of another library.
 
 `python tools/private_names.py` prints one line for each use, with what to do; exit status 1 if there was one. With
-`--list` it prints what `penstock.compat` holds as docs/private-names.md. A name is private if a part of it begins with
-one underscore, and unstable if it lies in a module of `UNSTABLE`. An attribute of an object whose library is not known
-counts as Penstock's own only if Penstock defines the name and `penstock.compat` does not take it from a library. Sees
-what the text shows: a name that is put together at run time is not found. Of C++, names that match `_CPP` count.
+`--list` it prints what `penstock.compat` holds, and what tests and benchmarks may use (tools/private_names.toml), as
+docs/private-names.md. A name is private if a part of it begins with one underscore, and unstable if it lies in a module
+of `UNSTABLE`. An attribute of an object whose library is not known counts as Penstock's own only if Penstock defines
+the name, no class of torch has it and `penstock.compat` does not take it from a library; on `self`, `cls` and `super()`
+the first is enough. Sees what the text shows: a name that is put together at run time is not found. Of C++, names that
+match `_CPP` count.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 SOURCES = ("core", "server", "worker", "examples", "tools", "alembic", "hatch_build.py")
+MEASURING = ("bench", "tests")  # checked as well; what they define counts as Penstock's own in them alone
 COMPAT = Path("core/penstock/compat")
 CPP_SOURCES = Path("core/penstock/native/src")
-OWN = frozenset({"penstock", "penstock_server", "penstock_worker", "tools"})
+OWN = frozenset(  # flights_data: an example's module, which its folder's scripts import by its bare name
+    {"penstock", "penstock_server", "penstock_worker", "tools", "examples", "bench", "tests", "flights_data"}
+)
 UNSTABLE = (
     "torch.fx.experimental", "torch.multiprocessing.reductions", "torch.distributed.distributed_c10d",
     "uvicorn.protocols",
 )  # fmt: skip
+TORCH_MODULES = (
+    "torch", "torch.nn", "torch.nn.parameter", "torch.optim", "torch.optim.lr_scheduler", "torch.utils.data",
+    "torch.distributed", "torch.fx", "torch.library", "torch.autograd", "torch.overrides",
+)  # fmt: skip
+ALLOWED: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""File of tests or benchmarks -> what it uses, as the check prints it ('*': anything) -> why it may."""
+
 TABLES = {"DEFERRED": "name", "PRIVATE_OPERATORS": "operator", "CPP_NAMES": "C++"}
 
 _NAMEDTUPLE = frozenset({"_replace", "_asdict", "_fields", "_make"})  # documented by Python, in spite of the underscore
@@ -58,6 +73,7 @@ class Use:
     path: Path
     line: int
     what: str
+    name: str = ""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.what}"
@@ -65,11 +81,15 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What decides whose a name is: `own` are defined by Penstock, `taken` come from a library by way of compat."""
+    """What decides whose a name is: `own` are defined by Penstock, `taken` come from a library by way of compat.
+
+    `torchs` are attributes of torch's classes: of an object that is not `self`, such a name may be torch's.
+    """
 
     own: Set[str] = field(default_factory=frozenset)
     taken: Set[str] = field(default_factory=frozenset)
     operators: Set[str] = field(default_factory=frozenset)
+    torchs: Set[str] = field(default_factory=frozenset)
 
 
 def is_private(name: str) -> bool:
@@ -166,7 +186,7 @@ def check_text(path: Path, text: str, known: Known) -> list[Use]:
         if isinstance(node, ast.expr | ast.stmt)
         for name in _foreign(node, modules, known)
     }
-    return [Use(path, line, _advice(name)) for line, name in sorted(_longest(found))]
+    return [Use(path, line, _advice(name), name) for line, name in sorted(_longest(found))]
 
 
 def _longest(found: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
@@ -224,7 +244,8 @@ def _attribute(base: ast.expr, name: str, modules: dict[str, str], known: Known)
         return
     if not is_private(name) or name in _NAMEDTUPLE or name.startswith("_penstock"):
         return
-    if name not in known.own or (name in known.taken and not _is_self(base)):
+    may_be_foreign = name in known.taken or name in known.torchs
+    if name not in known.own or (may_be_foreign and not _is_self(base)):
         yield f"{ast.unparse(base)}.{name}"
 
 
@@ -239,7 +260,7 @@ def _dotted(node: ast.expr, modules: dict[str, str]) -> str | None:
 def _text_name(text: str, known: Known) -> Iterator[str]:
     """A private operator, or a module of torch's, that a string names."""
     operator = _OPERATOR.fullmatch(text)
-    is_listed = operator is None or f"{operator[1]}::{operator[2]}" in known.operators
+    is_listed = operator is None or not is_private(operator[2]) or f"{operator[1]}::{operator[2]}" in known.operators
     if not is_listed or _DOTTED.fullmatch(text):
         yield text
 
@@ -267,10 +288,10 @@ def check_cpp(texts: dict[Path, str], held: Sequence[Entry]) -> list[Use]:
 # ---------------------------------------------------------------- the repository
 
 
-def python_files(root: Path) -> list[Path]:
+def python_files(root: Path, sources: Sequence[str] = (*SOURCES, *MEASURING)) -> list[Path]:
     """List the Python files that are checked, relative to `root`."""
     found: list[Path] = []
-    for source in SOURCES:
+    for source in sources:
         at = root / source
         found += [at] if at.is_file() else sorted(at.rglob("*.py"))
     return [path.relative_to(root) for path in found if "__pycache__" not in path.parts]
@@ -286,32 +307,67 @@ def held(root: Path) -> list[Entry]:
 
 def check(root: Path) -> list[Use]:
     """Check the whole repository."""
-    texts = {path: (root / path).read_text(encoding="utf-8") for path in python_files(root)}
-    compat = {path: text for path, text in texts.items() if path.is_relative_to(COMPAT)}
-    others = {path: text for path, text in texts.items() if path not in compat}
     names = held(root)
-    known = known_names(
-        {**others, **_texts(root, Path("core"), ".pyi")},
-        compat,
-        {entry.name for entry in names if entry.kind == "operator"},
-    )
-    found = [use for path, text in others.items() for use in check_text(path, text, known)]
+    operators = {entry.name for entry in names if entry.kind == "operator"}
+    sources, measuring = _python_texts(root, SOURCES), _python_texts(root, MEASURING)
+    compat = {path: text for path, text in sources.items() if path.is_relative_to(COMPAT)}
+    others = {path: text for path, text in sources.items() if path not in compat}
+    typed = {**others, **_texts(root, Path("core"), ".pyi")}
+    known = known_names(typed, compat, operators)
+    uses = _check_texts(others, known) + _check_texts(measuring, replace(known, own=known.own | own_names(measuring)))
+    found = allowed(uses, {*others, *measuring})
     found += [
         Use(entry.path, entry.line, f"{entry.name} has no reason beside it") for entry in names if not entry.reason
     ]
     return found + check_cpp(cpp_sources(root), [entry for entry in names if entry.kind == "C++"])
 
 
+def _check_texts(texts: dict[Path, str], known: Known) -> list[Use]:
+    return [use for path, text in texts.items() for use in check_text(path, text, known)]
+
+
+def allowed(uses: Sequence[Use], files: Set[Path]) -> list[Use]:
+    """Leave out what `ALLOWED` names; add each entry for one of `files` that no use needs."""
+    left = [use for use in uses if not {"*", use.name} & set(ALLOWED.get(use.path.as_posix(), {}))]
+    seen = {(use.path.as_posix(), name) for use in uses for name in (use.name, "*")}
+    stale = [(file, name) for file, names in ALLOWED.items() for name in names if (file, name) not in seen]
+    return left + [
+        Use(Path(file), 1, f"does not use {name}: remove it from tools/private_names.toml", name)
+        for file, name in stale
+        if Path(file) in files
+    ]
+
+
 def known_names(others: dict[Path, str], compat: dict[Path, str], operators: Set[str]) -> Known:
-    """Say whose names are from the texts of Penstock and of compat."""
-    own = {path.stem for path in others}.union(*(defined_names(ast.parse(text)) for text in others.values()))
+    """Say whose names are from the texts of Penstock and of compat, and from torch's classes."""
     taken: set[str] = set().union(*(taken_names(ast.parse(text)) for text in compat.values()))
-    return Known(own, taken, operators)
+    return Known(own_names(others), taken, operators, torch_attributes())
+
+
+def own_names(texts: dict[Path, str]) -> set[str]:
+    """Return the names that the texts define, and those of the modules themselves."""
+    return {path.stem for path in texts}.union(*(defined_names(ast.parse(text)) for text in texts.values()))
+
+
+@cache
+def torch_attributes() -> frozenset[str]:
+    """Return the private attributes of torch's public classes and of a module, a tensor and an optimizer."""
+    torch = importlib.import_module("torch")  # here: `--list` and the tests of one text need none of it
+    modules = [importlib.import_module(name) for name in TORCH_MODULES]
+    values = [value for module in modules for value in vars(module).values() if issubclass(type(value), type)]
+    classes = [value for value in values if value.__module__.partition(".")[0] == "torch"]
+    weight = torch.nn.Parameter(torch.empty(1))
+    instances = [torch.nn.Module(), weight, torch.optim.SGD([weight]), torch.ops.aten.add, torch.ops.aten.add.Tensor]
+    return frozenset(name for item in (*classes, *instances) for name in dir(item) if is_private(name))
 
 
 def cpp_sources(root: Path) -> dict[Path, str]:
     """Read the C++ sources, by path relative to `root`."""
     return _texts(root, CPP_SOURCES, ".cpp", ".h")
+
+
+def _python_texts(root: Path, sources: Sequence[str]) -> dict[Path, str]:
+    return {path: (root / path).read_text(encoding="utf-8") for path in python_files(root, sources)}
 
 
 def _texts(root: Path, folder: Path, *suffixes: str) -> dict[Path, str]:
@@ -326,7 +382,7 @@ _HEAD = """\
 
 The names of other libraries that are private or unstable and that Penstock uses all the same. Python code takes each
 from the one module of `penstock.compat` for its library, and a contract test fails with the name when a new version
-changes it. `make check` refuses a use anywhere else.
+changes it. `make check` refuses a use anywhere else, except the ones of tests and benchmarks at the end.
 
 Written by `.venv/bin/python tools/private_names.py --list > docs/private-names.md`.
 """
@@ -342,6 +398,8 @@ def contract_test(entry: Entry) -> str:
     library, tests = entry.path.stem, "tests/compat"
     if entry.kind == "operator":
         return f"{tests}/test_{library}_operators.py::test_{library}_keeps_operator[{entry.name}]"
+    if entry.kind == "C++":
+        return f"{tests}/test_{library}_cpp.py::test_{library}_keeps_cpp[{entry.name}]"
     return f"{tests}/test_{library}_names.py::test_{library}_keeps[{entry.name}]"
 
 
@@ -351,6 +409,9 @@ def listed(names: Sequence[Entry], cpp: dict[Path, str]) -> str:
     for kind, title in _TITLES.items():
         parts += [title, "", "| name | file | why | contract test |", "|---|---|---|---|"]
         parts += [_row(entry, cpp) for entry in names if entry.kind == kind] + [""]
+    parts += ["## In tests and benchmarks", "", "| name | file | why |", "|---|---|---|"]
+    parts += [f"| `{name}` | `{file}` | {why} |" for file, uses in ALLOWED.items() for name, why in uses.items()]
+    parts += [""]
     return "\n".join(parts)
 
 
@@ -358,7 +419,7 @@ def _row(entry: Entry, cpp: dict[Path, str]) -> str:
     files, test = [entry.path.relative_to(COMPAT)], f"`{contract_test(entry)}`"
     if entry.kind == "C++":
         users = (path for path, text in cpp.items() if entry.name in {name for _, name in cpp_names(text)})
-        files, test = [path.relative_to(CPP_SOURCES) for path in users], "the build, `tests/native`"
+        files = [path.relative_to(CPP_SOURCES) for path in users]
     return f"| `{entry.name}` | {', '.join(f'`{file}`' for file in files)} | {entry.reason} | {test} |"
 
 

@@ -12,7 +12,12 @@ from tools import private_names
 from tools.private_names import Entry, Known, Use
 
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN = Known(own={"_ours", "_shared", "_engine"}, taken={"_shared"}, operators={"aten::_listed"})
+KNOWN = Known(
+    own={"_ours", "_shared", "_engine", "_values"},
+    taken={"_shared"},
+    operators={"aten::_listed"},
+    torchs={"_values"},
+)
 
 
 def found(text: str) -> list[str]:
@@ -40,6 +45,8 @@ def found(text: str) -> list[str]:
         ("def f(op): return op().x._schema", "op().x._schema"),
         ("class A:\n    def f(self): return self._parameters", "self._parameters"),
         ("def f(op): return op._shared", "op._shared"),
+        ("def f(tensor): return tensor._values()", "tensor._values"),
+        ("def f(x): return getattr(x, '_values')", "x._values"),
         ("def f(op): return getattr(op, '_schema', None)", "op._schema"),
         ("import torch\nsetattr(torch, '_x', 1)", "torch._x"),
         ("NAMES = {'aten._unlisted.default': 1}", "aten._unlisted.default"),
@@ -59,6 +66,9 @@ def test_a_use_is_found_by_its_line(text: str, name: str) -> None:
         "def f(part): return part._ours",
         "class A:\n    def f(self): return self._shared",
         "class A(B):\n    def f(self): return super()._ours()",
+        "class A:\n    def f(self): return self._values",
+        "from bench._ring import x\nfrom tests._nursery import y",
+        "NAMES = ['aten.__name__.x']",
         "from urllib.parse import urlsplit\nurlsplit('')._replace(scheme='ws')",
         "def f(make): make._penstock_door = True",
         "def f(x): return getattr(x, '_ours')",
@@ -134,6 +144,43 @@ def test_cpp_names_are_compared_with_the_table_both_ways() -> None:
     assert [(use.path, use.line, use.what.split()[0]) for use in private_names.check_cpp({path: text}, held)] == [
         (path, 2, "c10::impl::get"), (path, 3, "torch/csrc/utils/pybind.h"), (table, 2, "at::_gone"),
     ]  # fmt: skip
+
+
+def checked(root: Path, texts: dict[str, str]) -> list[str]:
+    """Return 'path:line' of each use in a repository of these files."""
+    for name, text in texts.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return [f"{use.path}:{use.line}" for use in private_names.check(root)]
+
+
+@pytest.mark.parametrize("folder", private_names.MEASURING)
+def test_tests_and_benchmarks_are_checked_as_well(folder: str, tmp_path: Path) -> None:
+    assert checked(tmp_path, {f"{folder}/a.py": "import torch._dynamo\n"}) == [f"{folder}/a.py:1"]
+
+
+def test_a_name_that_only_tests_define_is_not_of_sources(tmp_path: Path) -> None:
+    texts = {"tests/a.py": "def _mine(): ...\ndef f(x): return x._mine\n", "core/b.py": "def f(x): return x._mine\n"}
+    assert checked(tmp_path, texts) == ["core/b.py:1"]
+
+
+def test_an_allowed_name_is_no_use_in_its_own_file_alone(tmp_path: Path) -> None:
+    text = "import torch\nx = torch.ops.mkldnn._linear_pointwise\n"
+    assert checked(tmp_path, {"bench/peers/matrix_roof.py": text, "bench/a.py": text}) == ["bench/a.py:2"]
+
+
+def test_an_allowed_name_that_is_not_used_fails(tmp_path: Path) -> None:
+    assert checked(tmp_path, {"bench/peers/matrix_roof.py": "x = 1\n"}) == ["bench/peers/matrix_roof.py:1"]
+
+
+def test_only_tests_and_benchmarks_are_allowed_names() -> None:
+    assert {file.partition("/")[0] for file in private_names.ALLOWED} == set(private_names.MEASURING)
+
+
+@pytest.mark.parametrize("name", ["_values", "_apply", "_parameters", "_version", "_schema", "_zero_grad_profile_name"])
+def test_attributes_of_torchs_objects_are_torchs(name: str) -> None:
+    assert name in private_names.torch_attributes()
 
 
 def test_a_use_is_shown_as_editors_jump_to_it() -> None:

@@ -329,18 +329,21 @@ TRILINEAR = torch.ops.aten._trilinear.default
 CPP_NAMES = {
     "at::AutoDispatchBelowADInplaceOrView": "Calls torch's kernels below autograd; each call would else build a tape.",
     "at::native::mkldnn_matmul": "oneDNN's matmul without bias, which has no public name; else torch's kernel runs.",
-    "at::_assert_async": "Refuses probabilities outside [0, 1] within a kernel, as torch's binary_cross_entropy does.",
+    "at::_assert_async": "Refuses predictions outside [0, 1] in auc; reading them first would wait for the GPU.",
     "at::_fused_adagrad_": "Updates a group of dense parameters in one call; a loop costs a call for each.",
     "at::_fused_sgd_": "Updates a group of dense parameters in one call; a loop costs a call for each.",
     "c10::impl::DeviceGuardImplInterface": "Streams and events of any device: one build serves CPU and CUDA wheels.",
     "c10::impl::ForceDispatchKeyGuard": "Gives an engine thread the default dispatch keys; else a mode sees its calls.",
     "c10::impl::getDeviceGuardImpl": "Finds CUDA's interface of the torch that runs; there is no GPU plan without it.",
     "c10::impl::hasDeviceGuardImpl": "Tells whether this torch has CUDA; asking for the interface without it aborts.",
-    "mkl_serv_intel_cpu_true": "MKL's check of the vendor, replaced so that MKL takes its fast kernels on AMD.",
+    "mkl_serv_intel_cpu_true": "Asks MKL if it takes the processor for its vendor's; kernel times are cached by that.",
     "mkldnn::_linear_pointwise": "oneDNN's matmul with bias and activation; without it torch's kernels remain.",
     "torch/csrc/autograd/python_variable.h": "Turns tensors of Python into those of C++ and back.",
     "torch/csrc/jit/python/pybind_utils.h": "Turns operands of Python into IValues of a boxed call.",
     "torch/csrc/utils/pybind.h": "pybind11's casters of torch's types, for the engine's binding.",
 }
-"""Private names that `core/penstock/native/src` uses -> why. The build fails without one that is linked, and the tests
-of `tests/native` run each; `tools/private_names.py` compares this table with the sources."""
+"""Private names that `core/penstock/native/src` uses -> why.
+
+The build fails without a header or a linked name. `at::native::mkldnn_matmul` and `mkl_serv_intel_cpu_true` are weak
+symbols and `mkldnn::_linear_pointwise` is found by name: the build passes without them, their contract tests fail.
+`tools/private_names.py` compares this table with the sources."""
