@@ -31,8 +31,11 @@ class Profile:
 
 
 def home() -> Path:
-    """Return the folder that `up` uses when none is given."""
-    return Path.home() / ".penstock"
+    """Return the folder that `up` uses when none is given. Raises SpecError for a user who has no home folder."""
+    try:
+        return Path.home() / ".penstock"
+    except RuntimeError as error:
+        raise SpecError(f"the folder of the profile is unknown ({error}): set HOME") from error
 
 
 def path() -> Path:
@@ -42,33 +45,50 @@ def path() -> Path:
 
 
 def load() -> Profile | None:
-    """Return the profile, None if there is none. Raises SpecError if it is damaged."""
+    """Return the profile, None if there is none. Raises SpecError if it is damaged or cannot be read."""
     try:
         return Profile(**json.loads(path().read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise _unreadable(
+            "the profile", path(), error, "set HOME or PENSTOCK_CONFIG, or give --url and --token"
+        ) from error
     except (ValueError, TypeError) as error:
         raise SpecError(f"{path()} is damaged ({error}); remove it, or give --url and --token") from error
 
 
 def local() -> Profile | None:
-    """Return the server that keeps its state in `~/.penstock/server`, None if none ever did."""
+    """Return the server that keeps its state in `~/.penstock/server`, None if none ever did. Raises SpecError."""
     folder = home() / "server"
     try:
         fields = json.loads((folder / "server.json").read_text(encoding="utf-8"))
         return Profile(str(fields["url"]), str(folder / "admin.token"))
-    except (FileNotFoundError, ValueError, KeyError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
         return None
+    except OSError as error:
+        file = folder / "server.json"
+        raise _unreadable("the local server's address", file, error, "set HOME, or give --url and --token") from error
+
+
+def _unreadable(what: str, file: Path, error: OSError, advice: str) -> SpecError:
+    return SpecError(f"{what} in {file} cannot be read: {error.strerror or error}; {advice}", got=str(file))
 
 
 def save(profile: Profile) -> None:
-    """Replace the profile in one step."""
+    """Replace the profile in one step. Raises SpecError if it cannot be written."""
     target = path()
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    number, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    with os.fdopen(number, "w", encoding="utf-8") as file:
-        json.dump(asdict(profile), file)
-    Path(temporary).replace(target)
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        number, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            json.dump(asdict(profile), file)
+        Path(temporary).replace(target)
+    except OSError as error:
+        advice = "set PENSTOCK_CONFIG to a file that can be written"
+        raise SpecError(
+            f"the profile {target} cannot be written: {error.strerror or error}; {advice}", got=str(target)
+        ) from error
 
 
 def remove(profile: Profile) -> None:
@@ -76,12 +96,17 @@ def remove(profile: Profile) -> None:
     try:
         if load() == profile:
             path().unlink(missing_ok=True)
-    except SpecError:
-        return  # not ours any more
+    except (SpecError, OSError):
+        return  # not ours any more, or in a folder that cannot be written
 
 
 def resolve(url: str | None, token: str | None) -> tuple[str, str]:
-    """Return URL and token. Raises AuthError if no token is known for the URL."""
+    """Return URL and token; with both given, no file is read.
+
+    Raises AuthError if no token is known for the URL, Unavailable if no server is, SpecError if a file cannot be read.
+    """
+    if url and token is not None:
+        return url.rstrip("/"), token
     kept = load() or local()
     address = (url or (kept.url if kept else DEFAULT_URL)).rstrip("/")
     if token is not None:
@@ -91,6 +116,9 @@ def resolve(url: str | None, token: str | None) -> tuple[str, str]:
             return address, Path(kept.token_file).read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             remove(kept)  # its server kept its state in a folder that is gone
+        except OSError as error:
+            file = Path(kept.token_file)
+            raise _unreadable("the token", file, error, "give --token or set PENSTOCK_TOKEN") from error
     from penstock.client import AuthError  # loads httpx
 
     if url is None:

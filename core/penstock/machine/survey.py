@@ -93,15 +93,22 @@ def read_cache_folder() -> Folder:
 
 def read_state_folder(path: Path, *, advice: str) -> Folder:
     """Read whether state can be kept in a folder, which is not made here: the nearest that exists is tried."""
-    nearest = path
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
-    error = ""
+    nearest, error = path, ""
     try:
+        nearest = _nearest(path)
         cache.check_writes(nearest)
     except (OSError, Absent) as failed:
         error = failed.strerror or str(failed) if isinstance(failed, OSError) else str(failed)
     return Folder("state folder", str(path), free_bytes(nearest), error, is_needed=True, advice=advice)
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path, or the nearest above it that exists. Raises OSError where that cannot be found out."""
+    for folder in (path, *path.parents):
+        with suppress(FileNotFoundError):  # not Path.exists: it raises for a folder that cannot be searched
+            os.stat(folder)
+            return folder
+    return path
 
 
 def free_bytes(path: Path) -> int:
