@@ -85,6 +85,18 @@ class Silent(Ended):
         return []
 
 
+def other_file(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    """Let /proc/PID/fd open another file than the process has open: its pipe never gets data."""
+    monkeypatch.setattr("penstock.machine.process_end._PROBE_S", 0.05)
+    monkeypatch.setattr("penstock.machine.process_end._open_theirs", lambda _: os.open(os.devnull, os.O_WRONLY))
+
+
+def silent_loopback(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
+    """Let a connection be accepted that never gets data."""
+    monkeypatch.setattr("penstock.machine.network._PROBE_S", 0.05)
+    monkeypatch.setattr("socket.socket.sendall", lambda *_: None)
+
+
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 MOUNTS = "/proc/self/mountinfo"
@@ -109,6 +121,7 @@ ABSENT: list[tuple[str, str, Patch]] = [
     ("other_descriptors", "PermissionError", patched("subprocess.Popen", no)),
     ("other_descriptors", "the interpreter's path is unknown", patched("sys.executable", "")),
     ("other_descriptors", "opens another file", patched("penstock.machine.process_end._read", lambda *_: b"x")),
+    ("other_descriptors", "opens another file", other_file),
     ("ptrace", "ptrace_scope is 3", file_that_reads("3\n", only=SCOPE)),
     ("ptrace", "PermissionError", file_that_reads("", only=SCOPE)),
     ("ptrace", "ValueError", file_that_reads("nonsense", only=SCOPE)),
@@ -121,6 +134,7 @@ ABSENT: list[tuple[str, str, Patch]] = [
     ("ipv6", "this Python was built without IPv6", patched("socket.has_ipv6", False)),
     ("ipv6", "PermissionError", patched("socket.create_server", no)),
     ("ipv6", "other bytes than were sent", patched("penstock.machine.network._received", lambda *_: b"x")),
+    ("ipv6", "TimeoutError", silent_loopback),
     ("browser", "there is no display", no_display),
     ("browser", "Error: no browser", patched("webbrowser.get", no_browser)),
     ("browser", "w3m runs in this terminal", patched("webbrowser.get", lambda: webbrowser.GenericBrowser("w3m"))),

@@ -93,19 +93,29 @@ def _other_descriptors() -> str:
     expected = os.urandom(16).hex()
     readable, writable = os.pipe2(os.O_CLOEXEC)
     with os.fdopen(readable, "rb", buffering=0) as reader, os.fdopen(writable, "wb", buffering=0) as writer:
+        theirs = -1
         process = subprocess.Popen([_interpreter(), "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, stdout=writer)
         try:
-            with Path(f"/proc/{process.pid}/fd/1").open("wb", buffering=0) as theirs:
-                theirs.write(expected.encode())
+            theirs = _open_theirs(f"/proc/{process.pid}/fd/1")
+            os.write(theirs, expected.encode())
             if _read(reader, len(expected)) != expected.encode():
                 raise Absent("/proc/PID/fd opens another file than the process has open")
         finally:
             _end(process)
+            if theirs >= 0:
+                os.close(theirs)
     return "/proc/PID/fd opens what another process of this user has open"
 
 
+def _open_theirs(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # another file could be a pipe without a reader
+
+
 def _read(pipe: io.RawIOBase, count: int) -> bytes | None:
-    return pipe.read(count)
+    """Return what comes within _PROBE_S: nothing does where the bytes went to another file."""
+    watched = select.poll()
+    watched.register(pipe.fileno(), select.POLLIN)
+    return pipe.read(count) if watched.poll(_PROBE_S * 1000) else None
 
 
 @probe("ptrace", fallback="nothing of Penstock needs it: gdb and py-spy cannot attach to a running job")
