@@ -67,12 +67,15 @@ def _mixed(seed: int, number: int) -> int:
 
 def _all_have_theirs(peers: Peers, error: Exception | None) -> None:
     failed = [rank for rank, (is_well,) in enumerate(peers.gather([int(error is None)])) if not is_well]
+    others = [rank for rank in failed if rank != peers.rank]
+    # One lost connection may make others fail, and which of them a trainer meets first is chance: all are named.
+    names = ", ".join(map(peers.name, others))
     if error is not None:
-        raise Unavailable(f"global_shuffle: {error}. Every trainer has its old ones") from error
+        also = f" ({names} could not exchange rows either)" if others else ""
+        raise Unavailable(f"global_shuffle: {error}{also}. Every trainer has its old ones", ranks=others) from error
     if failed:
         raise Unavailable(
-            f"global_shuffle: {peers.name(failed[0])} could not exchange its rows. Every trainer has its old ones",
-            ranks=failed,
+            f"global_shuffle: {names} could not exchange rows. Every trainer has its old ones", ranks=failed
         )
 
 
