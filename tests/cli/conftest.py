@@ -16,9 +16,12 @@ import pytest
 
 from penstock.client import Client, Job
 from penstock.command.jobs import find
+from penstock.command.passing import without_settings
 from penstock_worker import processes
 
 TTL_S = "1.5"
+_LEFT_OUT = ("PENSTOCK_", "FLAGS_", "DISPLAY", "WAYLAND_DISPLAY")
+"""A test depends on no setting of its caller, and opens no browser."""
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
@@ -35,7 +38,7 @@ class Site:
     def __init__(self, home: Path, *, grace_s: float = 60.0) -> None:
         self.home = home
         home.mkdir(exist_ok=True)
-        base = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        base = {name: value for name, value in without_settings(os.environ).items() if not name.startswith(_LEFT_OUT)}
         self.mark = f"SITE_OF_TEST={home}"
         self.environ = {
             **base,
