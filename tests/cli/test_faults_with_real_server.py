@@ -160,6 +160,12 @@ def test_a_demo_whose_job_crashes_says_why_and_exits_1(site: Site) -> None:
     assert site.alive() == []
 
 
+def test_a_demo_without_a_display_says_why_no_browser_opens(site: Site) -> None:
+    path = site.job("stub", "pass")
+    result = site.run("demo", "--exit-when-done", "--port", "0", "--job", str(path))
+    assert "no browser was opened: there is no display" in result.stderr
+
+
 def test_a_demo_that_no_node_can_ever_hold_says_why_and_exits_1(site: Site) -> None:
     path = site.job("gpus", "1", trainers={"count": 1, "gpus": 64})
     result = site.run("demo", "--exit-when-done", "--json", "--port", "0", "--job", str(path))

@@ -125,10 +125,8 @@ def _until_explained(stack: Stack, job: Job) -> Job:
 def _invite(stack: Stack, settings: Demo) -> None:
     link = stack.login_link()
     note(f"\n  Watch it live: {link}\n")
-    # Without a display `webbrowser` may start a text browser in this terminal.
-    if settings.open_browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        if (why := open_browser(link)) is not None:
-            note(f"no browser was opened: {why}")
+    if settings.open_browser and (why := open_browser(link)) is not None:
+        note(f"no browser was opened: {why}")
 
 
 def _finish(stack: Stack, job: Job, settings: Demo) -> None:
