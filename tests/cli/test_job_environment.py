@@ -22,7 +22,10 @@ PRINT = f"import json, os; print(json.dumps({{n: os.environ[n] for n in {NAMES} 
 class Site(Protocol):
     environ: dict[str, str]
 
+    home: Path
+
     def run(self, *arguments: str, timeout_s: float = 60.0, **environ: str) -> CompletedProcess[str]: ...
+    def up(self, *arguments: str) -> object: ...
     def job(self, name: str, code: str, **fields: Any) -> Path: ...
     def look(self, job: str) -> Job: ...
     def log(self, job: str) -> str: ...
@@ -103,3 +106,32 @@ def test_without_the_environment_only_given_variables_pass(serving: Site) -> Non
     assert described == {"OMP_NUM_THREADS": "1"}
     assert process["OMP_NUM_THREADS"] == "1"
     assert "CPU_NUM" not in process
+
+
+def test_settings_of_the_shell_of_an_agent_reach_no_job(site: Site) -> None:
+    site.environ |= {"CPU_NUM": "3", "PENSTOCK_MATRIX_KERNELS": "torch", "OMP_NUM_THREADS": "2"}
+    site.up()
+    process, described, _ = seen_by(site, "--no-env")
+    assert (described, process) == ({}, {})
+
+
+@pytest.mark.parametrize("options", [(), ("--no-env",)])
+def test_demo_and_submit_pass_the_same_settings(serving: Site, site: Site, options: tuple[str, ...]) -> None:
+    shell = {"OMP_NUM_THREADS": "3", "PENSTOCK_MATRIX_KERNELS": "torch"}  # of CPU_NUM, the demo takes what its node has
+    submitted, _, _ = seen_by(serving, *options, **shell)
+    state = site.home / "state"
+    file = site.job("seen", PRINT)
+    arguments = (
+        "--exit-when-done",
+        "--no-open",
+        "--port",
+        "0",
+        "--job",
+        str(file),
+        "--state-dir",
+        str(state),
+        *options,
+    )
+    result = site.run("demo", *arguments, timeout_s=60.0, **shell)
+    logs = [path.read_text(encoding="utf-8") for path in state.glob("server/jobs/*/logs/*.log")]
+    assert [json.loads(text) for text in logs] == [submitted], result.stderr

@@ -50,11 +50,13 @@ def test_gpus_are_told_only_to_ranks_that_have_any() -> None:
 
 
 def test_a_node_gives_what_its_machine_needs_and_nothing_else() -> None:
-    passing = {"PENSTOCK_CACHE": "/cache", "CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": "/lib", "CPU_NUM": "4"}
+    passing = {"PENSTOCK_CACHE": "/cache", "CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": "/lib"}
     held = {
         "PENSTOCK_JOIN_TOKEN": "t",
         "PENSTOCK_MATRIX_KERNELS": "torch",
+        "CPU_NUM": "4",
         "HF_TOKEN": "t",
+        "DATABASE_URL": "postgresql://app:hidden@db/app",
         "RANK": "3",
         "PADDLE_X": "1",
     }

@@ -20,12 +20,12 @@ def entrypoint_environment(
 ) -> dict[str, str]:  # fmt: skip
     """Return the variables of one replica. `state_dir`: of a pserver; `checkpoint_dir`: of a job with checkpoints.
 
-    Of the agent's own variables those that `passes_from_node` allows come first: no secret, no place in a job, and of
-    Penstock's only what is about the machine. The job's `env`, which holds what its submitter exported, comes next and
+    Of the agent's own variables those that `passes_from_node` allows come first: no secret, no place in a job, no
+    setting. The job's `env`, which holds what its submitter exported, comes next and
     the contract last, so that a job cannot pose as another replica. PATH starts with the folder of the agent's
     interpreter, so that `python` in a job is the agent's. Output is unbuffered unless the job says otherwise.
     """
-    environ = {name: value for name, value in base.items() if passes_from_node(name)}
+    environ = {name: value for name, value in base.items() if passes_from_node(name, value)}
     environ["PYTHONUNBUFFERED"] = "1"
     environ.update(desired.env)
     environ["PATH"] = os.pathsep.join([str(Path(interpreter).parent), environ.get("PATH") or DEFAULT_PATH])
