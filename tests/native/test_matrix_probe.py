@@ -23,7 +23,8 @@ SHAPES = [
 
 
 @pytest.fixture(autouse=True)
-def _probed_anew() -> Iterator[None]:
+def _probed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("PENSTOCK_ABSENT", raising=False)
     capability.forget()
     yield
     capability.forget()
