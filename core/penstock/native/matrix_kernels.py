@@ -178,8 +178,8 @@ class KernelTimes:
         missing = list(dict.fromkeys(p.measured() for p in wanted if p not in known))
         found = self._measured(missing, conditions, available) if missing else {}
         for product in wanted:
-            times = known.get(product, found.get(f"{product.measured()}, {conditions}", {}))
-            usable = {kernel: s for kernel, s in times.items() if kernel in _racing(product, available)}
+            seen = known.get(product, found.get(f"{product.measured()}, {conditions}", {}))
+            usable = {kernel: seconds for kernel, seconds in seen.items() if kernel in _racing(product, available)}
             self._decided[product, conditions] = decide(usable)
 
     def _measured(
