@@ -44,6 +44,15 @@ def test_one_rank_that_cannot_open_memory_moves_all_to_gloo(trainers: Start) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("failing", [0, 1])
+def test_one_rank_that_cannot_map_a_ring_moves_all_to_gloo(trainers: Start, failing: int) -> None:
+    first, second = trainers(2, "--steps", 3, "--rings", 2, own={failing: ["--no-mapping"]})
+    assert set(differences(first.values(), second.values()).values()) == {0.0}
+    assert f"{WHY}: rank {failing} (" in first.errors
+    assert "the memory of a ring cannot be mapped" in first.errors
+
+
+@pytest.mark.slow
 def test_shared_memory_that_was_asked_for_is_not_replaced(trainers: Start) -> None:
     told = {"PENSTOCK_ABSENT": "other_descriptors", "PENSTOCK_COLLECTIVE_TRANSPORT": "shared_memory"}
     ranks = trainers(2, "--steps", 2, **told)

@@ -1,7 +1,7 @@
 """Rings of the ranks of one host: memory that the first one makes, and the others open through its process.
 
 It is a memfd, or an unlinked file where there is none, so nothing is left behind, however a rank ends. All ranks use
-the rings or none does: before any is opened, each reports whether it could open the memory, and all read the reports.
+the rings or none does: before any is used, each reports whether it could open and map it, and all read that.
 `SharedRings` owns the native side by name; exchanges in a graph find it there.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -39,15 +40,10 @@ class SharedRings:
         ranks = meeting.ranks
         self.names = [f"{label}.{number}" for number in range(ranks.num_rings)]
         size = int(_OPS.ring_size_bytes(ranks.num_ranks, SLOT_BYTES))
-        opened: dict[str, int] = {}
-        try:
+        with ExitStack() as on_failure:
             for name in self.names:
-                opened[name] = _agreed(meeting, name, size)
-            for name, descriptor in opened.items():
-                _OPS.ring_open(name, descriptor, ranks.rank, ranks.num_ranks, SLOT_BYTES)
-        finally:
-            for descriptor in opened.values():  # all ranks have one
-                os.close(descriptor)
+                _open_agreed(meeting, name, size, on_failure)
+            on_failure.pop_all()
 
     def meet(self, mine: Tensor, ring: int = 0) -> Tensor:
         """Return what every rank gave, int64[ranks, n]; n is at most 64."""
@@ -68,25 +64,28 @@ class SharedRings:
             _OPS.ring_close(name)
 
 
-def _agreed(meeting: Rendezvous, name: str, size: int) -> int:
-    """Return a descriptor of a ring's memory once every rank has one. Raises NoSharedMemory where one has not."""
-    descriptor, why = -1, ""
+def _open_agreed(meeting: Rendezvous, name: str, size: int, on_failure: ExitStack) -> None:
+    """Open a ring, to be closed `on_failure`, and wait until every rank has. Raises NoSharedMemory where one has not.
+
+    Rank 0's descriptor stays open until then, since the others open the memory through it.
+    """
+    ranks, descriptor, why = meeting.ranks, -1, ""
     try:
-        descriptor = _make(meeting, name, size) if meeting.ranks.rank == 0 else _open(meeting, name)
-    except OSError as error:
-        why = f"{meeting.ranks.name(meeting.ranks.rank)}: {error}"
-    meeting.store.set(f"open/{name}/{meeting.ranks.rank}", why or _HAS)
-    try:
+        try:
+            descriptor = _make(meeting, name, size) if ranks.rank == 0 else _open(meeting, name)
+            _OPS.ring_open(name, descriptor, ranks.rank, ranks.num_ranks, SLOT_BYTES)
+            on_failure.callback(_OPS.ring_close, name)
+        except (OSError, RuntimeError, ValueError) as error:  # the last two are the operator's
+            why = f"{ranks.name(ranks.rank)}: {str(error).partition(chr(10))[0]}"
+        meeting.store.set(f"open/{name}/{ranks.rank}", why or _HAS)
         meeting.wait_for(f"open/{name}", "has not opened the shared memory")
-        reports = [meeting.store.get(f"open/{name}/{rank}").decode() for rank in range(meeting.ranks.num_ranks)]
-        refused = [report for report in reports if report != _HAS]
-        if refused:
-            raise NoSharedMemory(refused[0])
-    except BaseException:
+    finally:
         if descriptor >= 0:
             os.close(descriptor)
-        raise
-    return descriptor
+    reports = [meeting.store.get(f"open/{name}/{rank}").decode() for rank in range(ranks.num_ranks)]
+    refused = [report for report in reports if report != _HAS]
+    if refused:
+        raise NoSharedMemory(refused[0])
 
 
 def _make(meeting: Rendezvous, name: str, size: int) -> int:
