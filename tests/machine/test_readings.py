@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.command.doctor_readings import Gpus, Kernels, Native, Port, Server, Torch
+from penstock.command.doctor_readings import Gpus, Kernels, Libraries, Native, Port, Server, Torch
 from penstock.errors import Unavailable
 from penstock.machine import survey
 from penstock.machine.capability import Capability
@@ -22,9 +22,10 @@ def folder(*, free: int = GIB, error: str = "", is_needed: bool = False) -> Fold
     return Folder("a folder", "/there", free, error, is_needed=is_needed, advice="take another one")
 
 
-def kernels(*present: bool, setting: str = "") -> Kernels:
+def kernels(*present: bool, setting: str = "", measured: dict[str, int] | None = None) -> Kernels:
     names = ("matrix.onednn", "matrix.onednn_matmul")
-    return Kernels(setting, tuple(Capability(n, p, "why", "torch's") for n, p in zip(names, present, strict=True)))
+    probed = tuple(Capability(n, p, "why", "torch's") for n, p in zip(names, present, strict=True))
+    return Kernels(setting, probed, measured or {})
 
 
 def server(version: str = "1", *, failed: bool = False, asked: bool = False, url: str = "http://there") -> Server:
@@ -64,9 +65,11 @@ READINGS: list[tuple[Reading, Level, str]] = [
     (Torch("", "loading it ended with SIGILL"), "error", "cannot be loaded: loading it ended with SIGILL"),
     (Native("2.13.0", ""), "ok", "they match torch 2.13.0"),
     (Native("2.13.0", "built with torch 2.12"), "error", "built with torch 2.12"),
-    (kernels(True, True), "ok", "torch, onednn, onednn_matmul (the fastest of each product is measured)"),
-    (kernels(True, False), "ok", "left out matrix.onednn_matmul: why"),
-    (kernels(False, False), "warning", "torch (the fastest"),
+    (kernels(True, True), "ok", "torch, onednn, onednn_matmul available; none measured yet"),
+    (kernels(True, False), "ok", "left out onednn_matmul: why"),
+    (kernels(True, True, measured={"torch": 3, "onednn": 12}), "ok", "15 products measured: torch 3, onednn 12"),
+    (Libraries("threads", (Capability("threads.mkl", False, "why", "as OpenMP"),)), "ok", "mkl absent: why (as OpenMP)"),
+    (kernels(False, False), "warning", "torch available; left out onednn: why"),
     (kernels(False, False, setting="torch"), "ok", "PENSTOCK_MATRIX_KERNELS=torch"),
     (Gpus(0, "", (), torch_has_cuda=False), "ok", "none"),
     (Gpus(2, "570.1", ("H200", "H200"), torch_has_cuda=True), "ok", "2 of 2 visible to torch (H200, H200), driver 570"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.errors import PenstockError
@@ -51,31 +52,53 @@ class Native:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Kernels of matrix products. `setting`: PENSTOCK_MATRIX_KERNELS, or empty."""
+    """Kernels of matrix products. `setting`: PENSTOCK_MATRIX_KERNELS, or empty.
+
+    measured: how many products of this machine's cache run by each kernel.
+    """
 
     setting: str
-    probed: tuple[Capability, ...] = field(default=())
+    probed: tuple[Capability, ...] = ()
+    measured: Mapping[str, int] = field(default_factory=dict)
 
     def finding(self) -> Finding:
-        """Name the kernels that may be chosen and why others are not. Slower is no failure."""
-        present = [
-            "torch",
-            *(one.name.partition(".")[2] for one in self.probed if self._is_kernel(one) and one.present),
-        ]
-        absent = [f"{one.name}: {one.detail}" for one in self.probed if not one.present]
-        chosen = (
-            f"PENSTOCK_MATRIX_KERNELS={self.setting}" if self.setting else "the fastest of each product is measured"
-        )
-        detail = "; ".join([f"{', '.join(present)} ({chosen})", *(f"left out {text}" for text in absent)])
-        if len(present) > 1 or self.setting:
+        """Name the kernels that may be chosen, why others are not, and what was chosen. Slower is no failure."""
+        kernels = [(one.name.partition(".")[2], one) for one in self.probed]
+        present = ", ".join(["torch", *(name for name, one in kernels if one.present)])
+        left_out = [f"left out {name}: {one.detail}" for name, one in kernels if not one.present]
+        detail = "; ".join([f"{present} available", *left_out, self._chosen()])
+        if "," in present or self.setting:
             return Finding("matrix kernels", "ok", detail)
         return Finding(
             "matrix kernels", "warning", detail, "nothing must be done: jobs train with torch's kernels alone"
         )
 
+    def _chosen(self) -> str:
+        if self.setting not in ("", "measure"):
+            return f"PENSTOCK_MATRIX_KERNELS={self.setting}, nothing is measured"
+        if not self.measured:
+            return "none measured yet"
+        chosen = ", ".join(f"{kernel} {count}" for kernel, count in self.measured.items())
+        return f"{sum(self.measured.values())} products measured: {chosen}"
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """What else of torch's libraries changes the speed, on a line of its own: threads, or MKL's vendor check."""
+
+    name: str
+    probed: tuple[Capability, ...]
+
+    def finding(self) -> Finding:
+        """Name what is set. An absence follows from torch's build, and nothing needs to be done."""
+        texts = (
+            f"{one.name.partition('.')[2]} {one.detail if one.present else self._absent(one)}" for one in self.probed
+        )
+        return Finding(self.name, "ok", "; ".join(texts))
+
     @staticmethod
-    def _is_kernel(one: Capability) -> bool:
-        return one.name.startswith("matrix.") and one.name != "matrix.mkl_vendor"
+    def _absent(one: Capability) -> str:
+        return f"absent: {one.detail} ({one.fallback})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from penstock import __version__
 from penstock.command import profile
-from penstock.command.doctor_readings import Gpus, Kernels, Native, Port, Server, Torch
+from penstock.command.doctor_readings import Gpus, Kernels, Libraries, Native, Port, Server, Torch
 from penstock.command.stack import check_port
 from penstock.errors import PenstockError
 from penstock.machine.capability import Capability
@@ -67,7 +67,11 @@ def torch_readings(found: dict[str, Any], error: str, setting: str) -> Sequence[
     if native.error:
         return [torch, native, _gpus(found)]
     probed = tuple(Capability(**one) for one in found["kernels"])
-    return [torch, native, Kernels(setting, probed), _gpus(found)]
+    threads = tuple(one for one in probed if one.name.startswith("threads."))
+    vendor = tuple(one for one in probed if one.name == "matrix.mkl_vendor")
+    kernels = tuple(one for one in probed if one not in (*threads, *vendor))
+    of_kernels = Kernels(setting, kernels, found.get("measured", {}))
+    return [torch, native, of_kernels, Libraries("threads", threads), Libraries("MKL", vendor), _gpus(found)]
 
 
 def _end_of(done: subprocess.CompletedProcess[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -39,9 +40,21 @@ def _native() -> dict[str, Any]:
         load_operators()
         from penstock.native import engine, matrix_probe  # loads the engine
 
-        return {"native": "", "engine": engine.__name__, "kernels": [asdict(one) for one in matrix_probe.report()]}
+        probed = [asdict(one) for one in matrix_probe.report()]
+        return {"native": "", "engine": engine.__name__, "kernels": probed, "measured": _measured()}
     except (UserError, ImportError, OSError, RuntimeError) as error:
         return {"native": str(error).partition("\n")[0] or type(error).__name__, "kernels": []}
+
+
+def _measured() -> dict[str, int]:
+    """Count the products that this machine's section of the cache has, by the kernel that runs each here."""
+    from penstock.native import matrix_cache, matrix_kernels, matrix_probe  # see read()
+
+    available = matrix_probe.available()
+    entries = matrix_cache.store_of_machine().load().values()
+    usable = [{kernel: times[kernel] for kernel in times if kernel in available} for times in entries]
+    chosen = Counter(matrix_kernels.decide(times) for times in usable)
+    return {kernel: chosen[kernel] for kernel in matrix_kernels.KERNELS if chosen[kernel]}
 
 
 def main() -> None:
