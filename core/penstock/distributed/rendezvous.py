@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from penstock.distributed.ranks import Ranks
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.machine.cores import core_numbers, core_quota
+from penstock.machine.process_end import start_ticks
 
 START_S = "PENSTOCK_COLLECTIVE_START_S"
 _DEFAULT_START_S = 300.0
@@ -65,10 +66,7 @@ def this_host() -> str:
 
 def has_ended(pid: int) -> bool:
     """Return whether a process of this host is gone, or waits for its parent only (a zombie)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
-        return True
+    return start_ticks(pid) is None
 
 
 class Rendezvous:
