@@ -30,7 +30,7 @@ def test_rank_with_gpus_is_told_which_of_its_node_are_its_own() -> None:
     )
 
 
-def test_threads_of_a_rank_are_its_cores_unless_the_job_sets_them() -> None:
+def test_threads_of_a_rank_are_its_cores_unless_its_job_sets_any() -> None:
     assert environment({})["OMP_NUM_THREADS"] == "3"
     assert environment({"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "3", "the agent's shell does not count"
     assert environment({}, OMP_NUM_THREADS="7")["OMP_NUM_THREADS"] == "7"
