@@ -74,7 +74,7 @@ class Kernels:
         )
 
     def _chosen(self) -> str:
-        if self.setting not in ("", "measure"):
+        if self.setting not in ("", "auto"):
             return f"PENSTOCK_MATRIX_KERNELS={self.setting}, nothing is measured"
         if not self.measured:
             return "none measured yet"
@@ -91,9 +91,8 @@ class Libraries:
 
     def finding(self) -> Finding:
         """Name what is set. An absence follows from torch's build, and nothing needs to be done."""
-        texts = (
-            f"{one.name.partition('.')[2]} {one.detail if one.present else self._absent(one)}" for one in self.probed
-        )
+        shown = [(one.name.partition(".")[2].replace("_", " "), one) for one in self.probed]
+        texts = [f"{name}: {one.detail if one.present else self._absent(one)}" for name, one in shown]
         return Finding(self.name, "ok", "; ".join(texts))
 
     @staticmethod

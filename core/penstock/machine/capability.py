@@ -3,7 +3,8 @@
 A probe exercises the thing and checks the result, so a thing that exists and gives wrong results is absent too. Code
 that uses an optional thing asks `capability(name).present` and has a path without it; it never looks at the platform.
 PENSTOCK_ABSENT, a comma-separated list of names, declares capabilities absent: a way out for users, and how a test
-reaches a fallback in another process. Nothing here imports torch.
+reaches a fallback in another process. A note is a probe for the report alone, which nothing asks for: declaring it
+absent would change nothing, so PENSTOCK_ABSENT refuses it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Registry:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
         self._probes: dict[str, tuple[Probe, str]] = {}
+        self._notes: set[str] = set()
         self._found: dict[str, Capability] = {}
         self._lock = threading.RLock()  # a probe may ask for another capability
 
@@ -60,6 +62,15 @@ class Registry:
             return function
 
         return register
+
+    def note(self, name: str, *, meaning: str) -> Callable[[Probe], Probe]:
+        """Register a probe for the report alone. `meaning`: what its absence means to the user."""
+        self._notes.add(name)
+        return self.probe(name, fallback=meaning)
+
+    def notes(self) -> frozenset[str]:
+        """Return the names of the notes."""
+        return frozenset(self._notes)
 
     def capability(self, name: str) -> Capability:
         """Return the result of a probe, which runs at the first call. Raises SpecError for an unknown name."""
@@ -106,6 +117,12 @@ class Registry:
                 f"list of {self._known()}",
                 got=self._environ.get(ABSENT, ""),
             )
+        if refused := sorted(names & self._notes):
+            raise SpecError(
+                f"{ABSENT} names {', '.join(refused)}, which is for the report of penstock doctor alone: declaring it "
+                f"absent would change nothing; expected a comma-separated list of {self._known()}",
+                got=self._environ.get(ABSENT, ""),
+            )
         return names
 
     def _may_register_later(self, name: str) -> bool:
@@ -113,7 +130,7 @@ class Registry:
         return bool(dot) and not any(known.startswith(f"{group}.") for known in self._probes)
 
     def _known(self) -> str:
-        return ", ".join(sorted(self._probes))
+        return ", ".join(sorted(self._probes.keys() - self._notes))
 
 
 def _one_line(text: str) -> str:
@@ -122,6 +139,8 @@ def _one_line(text: str) -> str:
 
 _registry = Registry()
 probe = _registry.probe
+note = _registry.note
+notes = _registry.notes
 capability = _registry.capability
 names = _registry.names
 capabilities = _registry.capabilities

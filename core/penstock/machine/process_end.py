@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.machine.capability import Absent, capability, probe
+from penstock.machine.capability import Absent, capability, note, probe
 
 POLL_S = 0.05
 _PROBE_S = 5.0
@@ -118,7 +118,7 @@ def _read(pipe: io.RawIOBase, count: int) -> bytes | None:
     return pipe.read(count) if watched.poll(_PROBE_S * 1000) else None
 
 
-@probe("ptrace", fallback="nothing of Penstock needs it: gdb and py-spy cannot attach to a running job")
+@note("ptrace", meaning="gdb and py-spy cannot attach to a running job")
 def _ptrace() -> str:
     try:
         scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from penstock.machine.capability import Capability
+from penstock.machine.capability import Capability, notes
 from penstock.machine.findings import Finding, Level, size
 
 GIB = 1 << 30
@@ -22,7 +22,7 @@ INSTRUCTION_SETS = {
     "sve": "SVE",
 }
 """Flags of /proc/cpuinfo that decide which kernels torch and oneDNN use, and their usual names."""
-_OPTIONAL = ("affinity", "browser", "cgroup", "huge_pages", "ptrace")
+_OPTIONAL = ("affinity", "browser", "cgroup")
 """Capabilities whose absence costs nothing worth a warning."""
 
 
@@ -137,6 +137,8 @@ class Probed:
         name = found.name.replace("_", " ")
         if found.present:
             return Finding(name, "ok", found.detail)
+        if found.name in notes():
+            return Finding(name, "ok", f"absent: {found.detail}; {found.fallback}")
         level: Level = "ok" if found.name in _OPTIONAL else "warning"
         return Finding(name, level, f"absent: {found.detail}", f"used instead: {found.fallback}")
 

@@ -12,7 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from penstock.machine.capability import Absent, capability, probe
+from penstock.machine.capability import Absent, capability, note, probe
 
 FOLDER = Path("/dev/shm")
 _SIZE = mmap.PAGESIZE
@@ -80,7 +80,7 @@ def _read(memory: mmap.mmap, count: int) -> bytes:
     return memory[:count]
 
 
-@probe("huge_pages", fallback="pages of the usual size")
+@note("huge_pages", meaning="pages of the usual size")
 def _huge_pages() -> str:
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii").strip()
     if "[never]" in setting or "[" not in setting:
