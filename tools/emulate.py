@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ MODELS = {
     "aarch64": {"cortex-a53": "DEFAULT"},
 }
 """By machine: models to emulate, and what torch calls their instruction set."""
+AVX2_SINCE = (7, 2)
 CHECKS = ("load", "operators", "train")
 OVERRIDES = (
     "OPENBLAS_",
@@ -93,6 +95,29 @@ def emulator(machine: str) -> str:
         if path:
             return path
     raise NotEmulated(f"qemu-{machine} is not on PATH; on Debian or Ubuntu: apt-get install qemu-user")
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Return the version in what `qemu-… --version` prints. Raises NotEmulated if there is none."""
+    found = re.search(r"version (\d+)\.(\d+)", text)
+    if found is None:
+        raise NotEmulated(f"expected a version of QEMU, got {text[:80]!r}")
+    return int(found[1]), int(found[2])
+
+
+def can_emulate(cpu: str, version: tuple[int, int]) -> bool:
+    """Say whether a version of QEMU has the instructions of a model: AVX2 came with 7.2."""
+    return cpu != "Haswell" or version >= AVX2_SINCE
+
+
+def newest() -> str:
+    """Return the newest model that QEMU has the instructions of here. Raises NotEmulated."""
+    version = _version(emulator(platform.machine()))
+    return next(cpu for cpu in models(platform.machine()) if can_emulate(cpu, version))
+
+
+def _version(program: str) -> tuple[int, int]:
+    return version_of(subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout)
 
 
 def plan(cpus: Sequence[str], kinds: Sequence[str], operator_tests: Sequence[str]) -> list[Check]:
@@ -174,7 +199,11 @@ def emulate(cpus: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
     if unknown:
         raise NotEmulated(f"no model {', '.join(unknown)} for {machine}; there are {', '.join(known)}")
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/native/ops").glob("test_*.py"))
-    checks = plan(cpus or list(known), kinds, files)
+    version = _version(program)
+    lacking = [cpu for cpu in cpus if not can_emulate(cpu, version)]
+    if lacking:
+        raise NotEmulated(f"QEMU {version[0]}.{version[1]} lacks instructions of {', '.join(lacking)}; 7.2 has them")
+    checks = plan(cpus or [cpu for cpu in known if can_emulate(cpu, version)], kinds, files)
     native: Sequence[float] = ()
     if any(check.kind == "train" for check in checks):
         here = run(Check("train", "", ("tests/emulate/train_steps.py",)), ())

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from penstock.machine.capability import Absent, Capability, capability, probe
+from penstock.machine.capability import Absent, Capability, capability, note, probe
 from penstock.native.fused_ops import mkl_vendor_check
 from penstock.native.intra_op import intra_op_runtimes, intra_op_threads_here, use_intra_op_threads_here
 from penstock.native.matrix_kernels import KERNELS, Product
@@ -112,7 +112,7 @@ def _onednn_matmul() -> str:
     return _tried("onednn_matmul")
 
 
-@probe(f"{GROUP}.mkl_vendor", fallback="MKL runs as it decides itself")
+@note(f"{GROUP}.mkl_vendor", meaning="MKL runs as it decides itself")
 def _mkl_vendor() -> str:
     answer = mkl_vendor_check()
     if answer == "absent":
