@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -221,11 +222,14 @@ class Run:
         }
 
     def prepare(self, step: str) -> None:
-        """Copy the committed tree before it is built."""
+        """Copy the committed tree before it is built, in the place of an older copy; its objects stay."""
         if step != "build":
             return
         tree = self.folder / "tree"
         tree.mkdir(parents=True, exist_ok=True)
+        for old in tree.iterdir():
+            if old.name != "build":
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
         archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "--extract"], cwd=tree, input=archive, check=True)
 
@@ -239,7 +243,7 @@ class Run:
         code = 0
         with log.open("w") as out:
             for command in self.commands(step):
-                code = code or _status(command, where, self.environ(step), out, LIMITS_S[step])
+                code = code or status_of(command, where, self.environ(step), out, LIMITS_S[step])
         lines = log.read_text(errors="replace").splitlines()
         detail = "\n".join(lines[-TAIL_LINES:] if code else lines[-1:])
         return Outcome(step, key, code == 0, round(time.monotonic() - started, 1), detail)
@@ -260,14 +264,17 @@ class Run:
         self.record.write_text(json.dumps(entry, indent=1) + "\n")
 
 
-def _status(command: Sequence[str], where: Path, environ: Mapping[str, str], out: Any, limit_s: float) -> int:
-    try:
-        return subprocess.run(
-            command, cwd=where, env=environ, check=False, timeout=limit_s, stdout=out, stderr=subprocess.STDOUT
-        ).returncode
-    except subprocess.TimeoutExpired:
-        out.write(f"\nstill running after {limit_s:g} s\n")
-        return -1
+def status_of(command: Sequence[str], where: Path, environ: Mapping[str, str], out: Any, limit_s: float) -> int:
+    """Run a command to its end or its limit; what it has started ends with it."""
+    with subprocess.Popen(
+        command, cwd=where, env=environ, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            out.write(f"\nstill running after {limit_s:g} s\n")
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+            return -1
 
 
 def run(cell: Cell, python: str, *, keep: bool, again: bool, say: Callable[[str], None]) -> bool:

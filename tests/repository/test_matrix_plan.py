@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_an_interpreter_without_headers_or_that_does_not_start_is_passed_over(tm
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
     assert matrix.interpreter(version, {"HOME": str(tmp_path), "PATH": str(shim.parent)}) == str(whole)
+
+
+def test_a_step_over_its_limit_ends_with_what_it_started(tmp_path: Path) -> None:
+    script = "sleep 600 & echo $! >started; wait"
+    with (tmp_path / "log").open("w") as out:
+        assert matrix.status_of(["sh", "-c", script], tmp_path, {"PATH": os.environ["PATH"]}, out, 1.0) == -1
+    state = Path(f"/proc/{(tmp_path / 'started').read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert "still running after 1 s" in (tmp_path / "log").read_text()
 
 
 def test_a_machine_without_the_interpreter_has_none(tmp_path: Path) -> None:
