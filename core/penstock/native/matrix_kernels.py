@@ -139,7 +139,7 @@ def _to_stderr(text: str) -> None:
 class KernelTimes:
     """The times of kernels, as far as they are known. Thread-safe; one thread measures at a time.
 
-    available: says which kernels work on this machine; asked once there is something to choose.
+    available: returns the kernels that work on this machine; called when there is something to choose.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 Each kernel runs in a plan of its own: on every replica a chain of equal products on operands of the replica's own.
 Kernels take turns; the time of a kernel is the lower quartile of its calls, from the engine's own trace: a process that
 comes between does not count, nor does a call that ran while the other core was idle. Operands are warm, as in a step.
-A kernel that fails on a product, or differs from torch's beyond rounding, takes no part and is said with the reason.
+A kernel that fails on a product, or differs from torch's beyond rounding, takes no part; one line gives the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure(
 ) -> dict[Product, dict[str, float | None]]:
     """Return seconds by kernel for each product, the longest products first; those beyond the budget are left out.
 
-    None in the place of seconds: the kernel fails on this product or gives wrong results, which is said once a kernel.
+    None in the place of seconds: the kernel fails on this product or gives wrong results; a line a kernel says why.
     `by`: how one product is made for that comparison.
     Cost: PER_PRODUCT_S for each product, or five turns where those take longer. Threads of its own; torch's allocator.
     """
