@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +142,21 @@ def test_a_signal_ends_a_server_after_it_has_closed(nursery: Nursery, tmp_path: 
     finally:
         server.close()
     assert "Fatal" not in server.errors
+
+
+def test_a_signal_that_another_thread_receives_ends_a_server(nursery: Nursery, tmp_path: Path) -> None:
+    """The main thread is not woken by it: as where a signal comes just before that sleeps."""
+    endpoint = free_endpoint()
+    server = Forked(nursery, tmp_path / "server", ["-c", SCRIPT, endpoint], {})
+    try:
+        _wait_for(server, endpoint)
+        while "waits for trainers" not in server.errors:  # the main thread waits for the server's end by then
+            assert not server.has_ended(0.05), server.errors
+        others = [int(task.name) for task in Path(f"/proc/{server.pid}/task").iterdir() if task.name != str(server.pid)]
+        assert ctypes.CDLL(None, use_errno=True).tgkill(server.pid, others[0], signal.SIGTERM) == 0
+        assert server.end() == 143, server.errors
+    finally:
+        server.close()
 
 
 def _wait_for(server: Forked, endpoint: str) -> None:

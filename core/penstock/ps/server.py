@@ -7,6 +7,7 @@ was acknowledged, and a server that is started again goes on from there.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -47,6 +48,7 @@ from penstock.ps.watch import Watch
 from penstock.ps.wire import MAX_TENSORS, Message
 
 TICK_S = 0.25
+SIGNAL_S = 0.5  # at most so much later than it came is a signal handled
 
 
 def serve(settings: ServerSettings, storage: Storage) -> None:
@@ -162,7 +164,12 @@ class ParameterServer:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all trainers have left; return whether they have. Raises what ended the server early."""
-        ended = self._ended.wait(timeout_s)
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        # Python's signal handlers run in the main thread, and a signal that another thread receives, or this one just
+        # before it sleeps, does not wake it: an endless wait would never handle it.
+        while not (ended := self._ended.wait(max(0.0, min(SIGNAL_S, until - time.monotonic())))):
+            if time.monotonic() >= until:
+                break
         if self._failure is not None:
             raise self._failure
         return ended
