@@ -14,7 +14,11 @@ from tests.property.oracle import assert_engine_equals_interpreter, copy_of, sam
 from tests.property.random_programs import Recipe, build, recipes
 
 import penstock as fluid
-from penstock.errors import ProgramError, SpecError
+from penstock.errors import ProgramError, SpecError, Unavailable
+from penstock.exec import temporaries
+from penstock.exec.data_parallel import DataParallel
+from penstock.exec.memory import ReplicaMemory
+from penstock.exec.temporaries import Retention, Temporaries
 from penstock.graph.passes import PassChoice
 from penstock.graph.passes.buffers import check
 from penstock.graph.passes.eager_deletion import staying
@@ -264,3 +268,14 @@ def test_print_log_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
     network = NETWORKS["fit_a_line"]()
     fluid.memory_optimize(network.main, print_log=True)
     assert "temporaries at their last use" in capsys.readouterr().out
+
+
+def test_shared_memory_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = NETWORKS["conv_net"]()
+    core = DataParallel(network.main, ReplicaMemory(started(network.startup)), mode="all_reduce", num_replicas=1)
+    core.temporaries = Temporaries(network.main, core.choice, Retention(), shared=True)
+    core.run(network.feed(8, 0), [])
+    monkeypatch.setattr(temporaries, "usable_bytes", lambda: 4096)
+    with pytest.raises(Unavailable, match="this process may use 0 MiB"):
+        core.run(network.feed(8, 1), [])
+    core.close()

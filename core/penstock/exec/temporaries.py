@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.compat.torch import schema_of
+from penstock.errors import Unavailable
 from penstock.exec.flags import number_of
 from penstock.graph.passes import PassChoice
 from penstock.graph.passes.buffers import Buffers, plan
 from penstock.graph.passes.eager_deletion import staying
 from penstock.graph.passes.liveness import Allocation
 from penstock.graph.ssa import Graph, OpHandle
+from penstock.machine.memory import usable_bytes
 from penstock.native.engine import Arena
 from penstock.program.ir import Arg, Ref
 from penstock.program.kernels import resolve
@@ -52,6 +54,20 @@ def retention(every: int) -> Retention:
             "temporary between runs; FLAGS_eager_delete_tensor_gb below 0 turns it off"
         )
     return Retention(eager, every)
+
+
+def check_shared_memory(needed: int, usable: int) -> None:
+    """Raise Unavailable if a step's shared memory, in bytes, is more than the process may use.
+
+    It is taken at once, so the kernel would end processes of the control group on the way.
+    """
+    if needed > usable:
+        raise Unavailable(
+            f"a step needs {needed >> 20} MiB of memory that the trainers of this host share, and this process may use "
+            f"{usable >> 20} MiB (`penstock doctor`); use a smaller batch, or raise the limit of its control group",
+            got=needed,
+            expected=f"<= {usable}",
+        )
 
 
 @dataclass(slots=True)
@@ -95,9 +111,12 @@ class Temporaries:
             lowered.plan.observe()
             return
         memory.observed_bytes = lowered.plan.unplanned_peak
-        memory.buffers = self._planned(lowered, seen)
+        buffers = self._planned(lowered, seen)
+        if self._shared:
+            check_shared_memory(buffers.arena_bytes, usable_bytes())
+        memory.buffers = buffers
         memory.arena = Arena(self._arena, shared=self._shared) if memory.stays else self._arena
-        place(lowered, memory.buffers, memory.arena, lasting=bool(memory.stays))
+        place(lowered, buffers, memory.arena, lasting=bool(memory.stays))
 
     def _planned(self, lowered: Lowered, seen: Sequence[Seen]) -> Buffers:
         graph = lowered.graph
