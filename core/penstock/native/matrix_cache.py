@@ -103,10 +103,11 @@ class CacheFile:
     def _replace(self, text: str) -> None:
         """Put a whole file in the place of the old one. On failure the old one stays, and nothing is left beside it."""
         with ExitStack() as on_failure:
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, prefix=self._path.name, delete=False) as new:
-                on_failure.callback(Path(new.name).unlink, missing_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self._path.parent, prefix=self._path.name)
+            on_failure.callback(Path(name).unlink, missing_ok=True)
+            with os.fdopen(descriptor, "w") as new:
                 new.write(text)
-            os.replace(new.name, self._path)
+            os.replace(name, self._path)
             on_failure.pop_all()
 
     def _read(self) -> dict[str, Times]:
