@@ -208,6 +208,20 @@ def test_updates_are_placed_greedily_in_the_order_of_the_gradients() -> None:
     assert sorted(sum(sizes[n] for n, o in owners.items() if o == owner) for owner in (0, 1)) == [10, 11]
 
 
+def test_owners_are_assigned_in_the_order_of_the_gradients(make: Make, cpu_num: Any) -> None:
+    cpu_num(2)
+    main, startup = Program(), Program()
+    with fluid.program_guard(main, startup):
+        x = fluid.layers.data("x", [4])
+        for name, size in (("first", 8), ("middle", 2), ("last", 1)):  # 32, 16 and 2 elements
+            x = fluid.layers.fc(x, size, param_attr=name, bias_attr=False)
+        loss = fluid.layers.mean(x)
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    executor = make(Network("tower", main, startup, loss.name, lambda rows, seed: {}), Scope(), mode="Reduce")
+    # The backward pass makes the last layer's gradient first; from the first layer on, "last" would be on replica 1.
+    assert executor.core.graph(2).owners == {"last": 0, "middle": 1, "first": 0}
+
+
 def test_reduce_updates_each_parameter_once_on_its_owner(make: Make, cpu_num: Any) -> None:
     cpu_num(2)
     network = ctr_dnn(metrics=False)

@@ -73,3 +73,11 @@ def test_a_read_that_nothing_reaches_is_seen_with_the_users_line() -> None:
     handle.op = replace(handle.op, args=(Ref("ghost#0"), *handle.op.args[1:]))
     with pytest.raises(Bug, match=r"rule 4: .*networks\.py:\d+.* reads 'ghost#0', which no handle makes"):
         check(graph)
+
+
+def test_a_second_maker_of_a_variable_is_seen_though_it_is_ordered() -> None:
+    graph = graph_of(fit_a_line)
+    first = next(h for h in graph.handles if any(not graph.variables[n].persistable for n in h.makes()))
+    graph.handles.append(replace(first, index=len(graph.handles), before=set(range(len(graph.handles)))))
+    with pytest.raises(Bug, match=rf"rule 5: #{first.index} .* both make"):
+        check(graph)
