@@ -69,6 +69,14 @@ def test_copies_follow_another_parallel_executor() -> None:
         assert np.array_equal(first, second)
 
 
+def test_a_variable_that_a_graph_makes_anew_is_in_the_scope() -> None:
+    _, startup, _ = model()
+    expected, scope = fluid.global_scope(), fluid.Scope()
+    fluid.Executor().run(fluid.CompiledProgram(startup), scope=scope)
+    assert set(scope.names()) == set(expected.names())
+    assert all(np.array_equal(scope.find_var(n), expected.find_var(n)) for n in expected.names())
+
+
 def test_own_steps_do_not_copy_parameters_again() -> None:
     main, _, loss = model()
     trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)

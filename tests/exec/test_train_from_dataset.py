@@ -252,6 +252,20 @@ def test_row_93_a_fetch_handler_is_called_each_period_and_at_the_end(model: Mode
     assert seen.threads == {"penstock-fetch-handler"}
 
 
+def test_a_fetch_handler_is_called_while_a_pass_runs(model: Model, tmp_path: Path) -> None:
+    called = tmp_path / "called"
+
+    class Touches(Seen):
+        def handler(self, res_dict: dict[str, Any]) -> None:
+            super().handler(res_dict)
+            called.touch()
+
+    dataset, seen = model.dataset(), Touches({"loss": model.loss}, 0.01)
+    dataset.set_pipe_command(f"for i in $(seq 1000); do [ -e {called} ] && break; sleep 0.01; done; cat")
+    model.exe.train_from_dataset(model.main, dataset, scope=model.scope, fetch_handler=seen)
+    assert [seen.found[0]["loss"] is None, seen.found[-1]["loss"] is None] == [True, False]
+
+
 def test_a_pass_that_cannot_begin_leaves_no_thread(model: Model) -> None:
     dataset, before = model.dataset(), set(threading.enumerate())
     model.files[1].unlink()
