@@ -194,6 +194,16 @@ def test_a_new_incarnation_takes_the_place_of_the_one_that_waited() -> None:
     assert machine.handle(Meet(14, b, 0, "b"), 0.0) == [Met(13, 0, ("new", "b")), Met(14, 0, ("new", "b"))]
 
 
+def test_a_meeting_from_ahead_is_refused() -> None:
+    machine, (a, b) = started(2)
+    machine.handle(Meet(10, a, 0, "a"), 0.0)
+    machine.handle(Meet(11, b, 0, "b"), 0.0)
+    (answer,) = machine.handle(Meet(12, a, 2, "a"), 0.0)
+    assert isinstance(answer, Refuse) and not answer.rejoin
+    machine.handle(Meet(13, b, 1, "b"), 0.0)
+    assert machine.handle(Meet(14, a, 1, "a"), 0.0) == [Met(13, 0, ("a", "b")), Met(14, 0, ("a", "b"))]
+
+
 def test_after_a_restart_of_the_server_numbers_go_on_and_a_lost_answer_is_said_to_be_lost() -> None:
     machine, (a, b, c) = started(3)
     assert machine.handle(Meet(10, a, 5, "a"), 0.0) == []

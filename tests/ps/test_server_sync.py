@@ -108,6 +108,21 @@ def storage_waits(late: Trainer) -> bool:
     return False
 
 
+def test_the_mean_is_over_all_members_not_those_who_pushed(start: Start) -> None:
+    _, storage, endpoint = start(fanin=2)
+    pushes, has_none = Trainer(endpoint, 0), Trainer(endpoint, 1)
+    pushes.join(), has_none.join()
+    mirror = TorchStorage(SHAPES, {"t": (2, 10)})
+    mirror.begin_round()
+    mirror.update("b", Gradient(torch.ones(5) / 2))
+    mirror.update("t", Gradient(torch.ones(1, 2) / 2, torch.tensor([5])))
+    pushes.push("b", 0, torch.ones(5))
+    pushes.push("t", 0, torch.ones(1, 2), torch.tensor([5]))
+    at_once(lambda: pushes.barrier(0), lambda: has_none.barrier(0))
+    assert torch.equal(storage.values["b"], mirror.values["b"])
+    assert torch.equal(storage.rows_of["t"][5], mirror.rows_of["t"][5])
+
+
 def test_a_lost_trainer_leaves_the_mean_to_the_others(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     _, storage, endpoint = start(fanin=2, lease_s=2.0)
     a, b = Trainer(endpoint, 0), Trainer(endpoint, 1)
