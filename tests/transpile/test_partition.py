@@ -114,6 +114,18 @@ def test_an_update_of_two_parameters_in_one_go_is_refused() -> None:
         Partition(edited(change).main)
 
 
+@pytest.mark.parametrize(("sizes", "may_be_cut"), [((128, 8), False), ((128, 9), True)])
+def test_an_update_with_the_parameters_sizes_in_it_is_not_cut(sizes: tuple[int, ...], may_be_cut: bool) -> None:
+    def change(recorded: Recorded, op: Operator) -> Operator:
+        rate = next(name for name in op.input_names() if name.endswith("learning_rate"))
+        recorded.main.add_variable(VarDesc("wide", sizes, "float32"))
+        expand = Operator("expand", "aten.expand.default", (Ref(rate), sizes), ("wide",))
+        recorded.main.operators.append(replace(expand, role=Role.OPTIMIZE, role_vars=op.role_vars))
+        return op
+
+    assert Partition(edited(change).main).update("w").row_wise is may_be_cut
+
+
 def test_a_gradient_that_no_update_uses_stays_with_the_trainer() -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,6 +124,32 @@ def test_a_step_sends_pulls_and_ends_in_order_on_two_replicas(join: Join, monkey
     assert set(step[:barrier]) == {"prefetch", "send", "send_rows"}
     assert set(step[barrier + 1 : -1]) == {"recv"}
     assert step[-1] == "fetch_barrier"
+
+
+def test_one_thread_trains_from_a_dataset_with_servers(
+    join: Join, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def watched() -> None:
+        names.update(thread.name for thread in threading.enumerate())
+        FakeServers.send_barrier(servers)
+
+    names: set[str] = set()
+    recorded, before = tower(), tower().startup
+    servers = join(transpiled(recorded), before)
+    monkeypatch.setattr(servers, "send_barrier", watched)
+    file, feed = tmp_path / "part-0", batch(32)
+    rows = zip(feed["ids"], feed["x"], feed["y"], strict=True)
+    file.write_text("".join(f"1 {i[0]} 128 {' '.join(map(str, x))} 1 {y[0]}\n" for i, x, y in rows))
+    dataset = fluid.DatasetFactory().create_dataset("InMemoryDataset")
+    dataset.set_use_var([recorded.main.handle(name) for name in ("ids", "x", "y")])
+    dataset.set_batch_size(2)
+    dataset.set_filelist([str(file)])
+    dataset.load_into_memory()
+    scope, exe = fluid.Scope(), fluid.Executor()
+    exe.run(recorded.startup, scope=scope)
+    exe.train_from_dataset(recorded.main, dataset, scope=scope, thread=3)
+    assert [method for method, _ in servers.calls].count("send_barrier") == 16
+    assert not [name for name in names if "hogwild" in name]
 
 
 def test_row_71_gradients_are_sent_whole_when_memory_was_optimised_before(join: Join) -> None:
