@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test constraints bench peers wheel emulate matrix soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test mutants constraints bench peers wheel emulate matrix soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -150,6 +150,9 @@ ifdef ARGS
 else
 	tools/test_all.sh $(BIN)/python
 endif
+
+mutants: setup-dev ## Wrong edits of the product, which tests have to notice, 10 minutes (ARGS="--only NAME", --list, --json FILE)
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 sanitize: $(STAMPS)/build-tools ## Stress tests of the C++ that needs no torch, under the address and thread sanitizers (minutes)
 	PYTHONPATH=core $(BIN)/python -m penstock.native.build --sanitize address $(ARGS)
