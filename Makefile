@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test mutants constraints bench peers wheel emulate matrix soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test mutants constraints bench peers docs wheel emulate matrix soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -108,6 +108,15 @@ endif
 
 peers: setup-dev ## Make the environments of the benchmarks' peers in build/peers (ARGS="NAME …" for some)
 	$(BIN)/python -m bench.peers setup $(ARGS)
+
+docs: $(STAMPS)/install-docs ## Build the documentation into build/site, with every link checked (ARGS=serve: in a browser)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build)
+
+$(STAMPS)/install-docs: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@$(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $@-requires.txt
+	$(INSTALL) --requirement $@-requires.txt
+	@touch $@
 
 wheel: setup ## Build the sdist and a wheel for this Python, with engine, page and examples, into dist/
 	$(BIN)/python -m hatchling build --target sdist --target wheel
