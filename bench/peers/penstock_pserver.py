@@ -25,7 +25,8 @@ from bench.peers.serve import end_with_parent
 from bench.workloads.fingerprint import Movement, looked_up, movements
 from bench.workloads.workload import Array, Workload
 from penstock.exec.scope import Scope
-from penstock.native import remote, remote_ops
+from penstock.ps.remote import PREFETCH
+from penstock.ps.remote_ops import remotes
 
 
 class PserverTrainer:
@@ -48,7 +49,7 @@ class PserverTrainer:
             False, recorded.loss, program, scope=scope, build_strategy=programs.strategy()
         )
         self._workload, self._scope, self._loss = workload, scope, recorded.loss
-        self._lookup = next(op for op in program.operators if op.type == remote_ops.PREFETCH)
+        self._lookup = next(op for op in program.operators if op.type == PREFETCH)
         self._feeds = [_share(feed, self._rank, self._trainers) for feed in recorded.feeds]
         self._next = 0
 
@@ -79,7 +80,7 @@ class PserverTrainer:
         table: Array = np.array(self._workload.weights["table"])
         out = torch.empty(len(rows), table.shape[1])
         _, descriptor, name, blocks, at, heights, *_ = self._lookup.args
-        found: Any = remote.remote(str(descriptor))
+        found: Any = remotes.get(str(descriptor))
         found.prefetch(name, list(blocks), list(at), list(heights), torch.tensor(rows), out)
         table[rows] = out.numpy()
         return table
@@ -91,8 +92,8 @@ class PserverTrainer:
                 child.stdin.close()
         self._executor.close()
         self._starter.close()
-        for descriptor in remote.opened():
-            remote.close(descriptor)
+        for descriptor in remotes.opened():
+            remotes.close(descriptor)
         for child in self._children:
             child.wait()
 

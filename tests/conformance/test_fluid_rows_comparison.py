@@ -15,8 +15,8 @@ from penstock.graph.across import BEGINS, GATHERS, SUMS, Across
 from penstock.graph.build import build_graph
 from penstock.graph.ssa import Graph
 from penstock.native.collective_ops import GEN_ID
-from penstock.native.remote_ops import REMOTE_TYPES
 from penstock.program.program import Program
+from penstock.ps.remote import REMOTE_TYPES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "collective.md"
 TRAINERS = "127.0.0.1:6170,127.0.0.1:6171"

@@ -13,7 +13,7 @@ import torch
 import penstock as fluid
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.scope import Scope
-from penstock.native.remote import PsMode
+from penstock.ps.remote import PsMode
 from penstock.ps.storage import Gradient
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import Placed, Placement

@@ -12,10 +12,10 @@ from penstock.compat.torch import schema_of
 from penstock.exec.executor import Executor
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.scope import Scope
-from penstock.native import remote, remote_ops
-from penstock.native.remote import Descriptor
 from penstock.program.ir import Operator, VarDesc
 from penstock.program.program import Program
+from penstock.ps.remote import REMOTE_TYPES, SEND_BARRIER, Descriptor
+from penstock.ps.remote_ops import remotes
 
 DESCRIPTOR = "async 0/1 127.0.0.1:1"
 
@@ -35,21 +35,21 @@ class Recorded:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Recorded]]:
-    remotes: dict[str, Recorded] = {}
+    found: dict[str, Recorded] = {}
 
     def open_one(descriptor: Descriptor) -> Any:
-        return remotes.setdefault(str(descriptor), Recorded())
+        return found.setdefault(str(descriptor), Recorded())
 
-    monkeypatch.setattr(remote, "_opener", [open_one])
-    yield remotes
-    for descriptor in remote.opened():
-        remote.close(descriptor)
+    monkeypatch.setattr(remotes, "opener", open_one)
+    yield found
+    for descriptor in remotes.opened():
+        remotes.close(descriptor)
 
 
 def program_with_a_barrier() -> Program:
     program = Program()
     token = program.add_variable(VarDesc("token", (0,), "int64"))
-    program.append(Operator("barrier", remote_ops.SEND_BARRIER, ((), DESCRIPTOR), (token.name,)))
+    program.append(Operator("barrier", SEND_BARRIER, ((), DESCRIPTOR), (token.name,)))
     return program
 
 
@@ -65,10 +65,10 @@ def test_close_closes_the_remotes_of_programs_that_ran(opened: dict[str, Recorde
     executor.close()
     executor.close()
     assert opened[DESCRIPTOR].num_closed == 1
-    assert remote.opened() == []
+    assert remotes.opened() == []
 
 
 def test_the_operators_name_their_remote_by_schema() -> None:
-    for type in remote_ops.REMOTE_TYPES:
+    for type in REMOTE_TYPES:
         schema = schema_of(getattr(torch.ops.penstock, type.split(".")[1]).default)
         assert [a.name for a in schema.arguments].count("remote") == 1

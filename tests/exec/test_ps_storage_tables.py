@@ -19,7 +19,7 @@ import penstock as fluid
 from penstock.errors import ProgramError
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.scope import Scope
-from penstock.ps.spreading import server_of
+from penstock.ps.rows import server_of
 from penstock.ps.storage import Gradient
 from penstock.ps.table import SparseTable, TableFull
 from penstock.transpile.partition import Partition

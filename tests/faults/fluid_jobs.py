@@ -15,7 +15,7 @@ from tests.endpoints import free_endpoints
 from tests.faults.wide_and_deep import FAR, STEPS
 from tests.nursery import BOUND_S, Forked, Nursery, said
 
-from penstock.ps.snapshot import newest
+from penstock.ps.durability.snapshots import newest
 
 SCRIPT = Path(__file__).with_name("wide_and_deep.py")
 QUICK = {

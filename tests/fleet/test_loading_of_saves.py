@@ -17,7 +17,7 @@ from penstock.fleet.saving import SERVERS
 from penstock.io.manifest import ServersPart
 from penstock.io.variables import manifest_path, persistables, write_variables
 from penstock.program.program import Program
-from penstock.ps.snapshot import Cut, Item, SnapshotWriter
+from penstock.ps.durability.snapshots import Cut, Item, SnapshotWriter
 
 ENDPOINTS = ["10.0.0.1:6170", "10.0.0.2:6170"]
 

@@ -11,11 +11,11 @@ import torch
 from tests.ps.fake_servers import FakeServers
 
 from penstock.errors import Unavailable
-from penstock.native.remote import Descriptor, Remote
 from penstock.ps.communicators.asynchronous import AsyncCommunicator
 from penstock.ps.communicators.geo import GeoCommunicator
 from penstock.ps.communicators.half_async import HalfAsyncCommunicator
 from penstock.ps.counters import Counters
+from penstock.ps.remote import Descriptor, Remote
 from penstock.ps.runtime_config import CommunicatorSettings
 
 SETTINGS = CommunicatorSettings(

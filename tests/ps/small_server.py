@@ -12,16 +12,14 @@ from tests.endpoints import free_endpoint
 from torch import Tensor
 
 from penstock.errors import PeerError
-from penstock.ps import messages
-from penstock.ps.members import Membership
-from penstock.ps.messages import Answer, Applied, AppliedPush, Apply, Close, Refuse, Release, Sender
+from penstock.ps.rounds import messages
 from penstock.ps.rounds.immediate import ImmediateUpdates
+from penstock.ps.rounds.machine import Membership
+from penstock.ps.rounds.messages import Answer, Applied, AppliedPush, Apply, Close, Refuse, Release, Sender
 from penstock.ps.rounds.sync import SyncRounds
-from penstock.ps.tensors import from_wire, to_wire
-from penstock.ps.transport.host import host_id
-from penstock.ps.transport.local import LocalServer, refusal
+from penstock.ps.transport.local import LocalServer, host_id, refusal
 from penstock.ps.transport.remote import RemoteServer
-from penstock.ps.wire import Message, WireTensor
+from penstock.ps.wire import Message, WireTensor, from_wire, to_wire
 
 Payload = tuple[Tensor | None, Tensor]
 

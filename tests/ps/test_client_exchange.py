@@ -12,12 +12,11 @@ from tests.ps.small_server import SmallServer
 from torch import Tensor
 
 from penstock.errors import FeedError, PeerError, ProgramError, Unavailable
-from penstock.native.remote import Descriptor, PsMode, Push
 from penstock.ps import link
 from penstock.ps.client import TrainerClient
+from penstock.ps.remote import Descriptor, PsMode, Push
 from penstock.ps.settings import TrainerSettings
-from penstock.ps.tensors import from_wire
-from penstock.ps.wire import Message
+from penstock.ps.wire import Message, from_wire
 
 Make = Callable[..., SmallServer]
 Connect = Callable[..., TrainerClient]

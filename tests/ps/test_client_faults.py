@@ -17,10 +17,10 @@ from tests.ps.small_server import SmallServer
 from torch import Tensor
 
 from penstock.errors import PeerError, Unavailable
-from penstock.native.remote import Descriptor, PsMode
 from penstock.ps.client import TrainerClient
 from penstock.ps.opening import open_remote
-from penstock.ps.patience import LARGEST_S, Patience
+from penstock.ps.remote import Descriptor, PsMode
+from penstock.ps.retry import LARGEST_S, Patience
 from penstock.ps.settings import TrainerSettings
 
 

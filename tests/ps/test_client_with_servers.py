@@ -19,8 +19,8 @@ from tests.ps.torch_storage import TorchStorage
 from torch import Tensor
 
 from penstock.errors import PeerError
-from penstock.native.remote import Descriptor, PsMode
 from penstock.ps.client import TrainerClient
+from penstock.ps.remote import Descriptor, PsMode
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings, TrainerSettings
 from penstock.ps.storage import Gradient

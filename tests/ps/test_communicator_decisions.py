@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.errors import PeerError
-from penstock.ps.communicators.geo_blocks import incoming, incoming_rows, outgoing, outgoing_rows
-from penstock.ps.communicators.lockstep import LockStep
-from penstock.ps.communicators.merging import Gradient, merge
-from penstock.ps.communicators.queues import PullTrigger, SendQueues
+from penstock.ps.communicators.base import Gradient, merge
+from penstock.ps.communicators.geo import incoming, incoming_rows, outgoing, outgoing_rows
+from penstock.ps.communicators.queues import LockStep, PullTrigger, SendQueues
 
 VARIABLES = ["a", "b"]
 

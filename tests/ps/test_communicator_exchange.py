@@ -12,9 +12,9 @@ from tests.ps.small_server import SmallServer
 from torch import Tensor
 
 from penstock.errors import Unavailable
-from penstock.native.remote import Descriptor, PsMode, Remote
 from penstock.ps.client import TrainerClient
-from penstock.ps.communicators.wrapping import communicate
+from penstock.ps.opening import communicate
+from penstock.ps.remote import Descriptor, PsMode, Remote
 from penstock.ps.runtime_config import TrainerRuntimeConfig
 from penstock.ps.settings import TrainerSettings
 

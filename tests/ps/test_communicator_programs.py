@@ -19,9 +19,8 @@ from tests.ps.communicator_harness import in_thread, joined
 import penstock as fluid
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.scope import Scope
-from penstock.native import remote as remotes
-from penstock.ps import communicator
 from penstock.ps.communicator import Communicator
+from penstock.ps.remote_ops import remotes
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 
@@ -118,8 +117,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("PENSTOCK_PS_START_S", "20")
     monkeypatch.setenv("PENSTOCK_PS_LEASE_S", "20")
     monkeypatch.delenv("PENSTOCK_PS_STATE_DIR", raising=False)
-    monkeypatch.setattr(remotes, "_opener", [])
-    monkeypatch.setattr(communicator, "_set_up", {})
+    monkeypatch.setattr(remotes, "opener", remotes.opener)
+    monkeypatch.setattr(remotes, "openers", {})
     jobs: list[Job] = []
 
     def begin(num_servers: int, num_trainers: int, optimizer: Any = None, **fields: Any) -> Job:

@@ -9,13 +9,13 @@ import pytest
 from tests.ps.fake_servers import FakeServers
 
 from penstock.errors import SpecError
-from penstock.native import remote as remotes
-from penstock.native.remote import PsMode
 from penstock.program import strict_fields
 from penstock.program.ir import Operator
 from penstock.program.program import Program
 from penstock.ps import communicator
 from penstock.ps.communicator import Communicator, DistributedMode
+from penstock.ps.remote import PsMode
+from penstock.ps.remote_ops import remotes
 from penstock.ps.runtime_config import MODE_KEYS, TRAINER_KEYS, RuntimeConfig, ServerRuntimeConfig, TrainerRuntimeConfig
 
 
@@ -109,7 +109,7 @@ def test_it_prints_as_a_table_of_all_settings() -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "half_async"])
 def test_lock_step_modes_merge_one_gradient_a_thread_and_say_so_once(
-    mode: remotes.PsMode, capsys: pytest.CaptureFixture[str]
+    mode: PsMode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = TrainerRuntimeConfig.from_dict({"communicator_max_merge_var_num": 20, "communicator_send_queue_size": 9})
     for _ in range(2):
@@ -179,7 +179,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServers]]:
 
     monkeypatch.setattr(communicator, "open_communicator", open_with_fakes)
     yield made
-    remotes._opener.clear()
+    assert not remotes.openers
 
 
 def test_it_starts_stops_and_says_whether_it_runs(opened: list[FakeServers]) -> None:

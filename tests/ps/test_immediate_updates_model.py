@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ps.members import Membership
-from penstock.ps.messages import (
+from penstock.ps.rounds.immediate import ImmediateUpdates
+from penstock.ps.rounds.machine import Membership
+from penstock.ps.rounds.messages import (
     Answer,
     AppliedPush,
     Apply,
@@ -22,7 +23,6 @@ from penstock.ps.messages import (
     Sender,
     Tick,
 )
-from penstock.ps.rounds.immediate import ImmediateUpdates
 
 LEASE_S = 10.0
 BLOCKS = ("u", "v")

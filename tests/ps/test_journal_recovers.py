@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import Bug, PeerError
-from penstock.ps.journal import Journal, log_files, recover
+from penstock.ps.durability.wal import Journal, log_files, recover
 from penstock.ps.wire import Message, WireTensor
 
 
@@ -91,8 +91,8 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 def test_a_record_may_be_longer_than_4_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values: Any = np.empty((1 << 30) + 1, np.float32)  # memory that nobody touches is none
     sent: list[bytes | memoryview] = []
-    monkeypatch.setattr("penstock.ps.journal._write_all", lambda file, parts: sent.extend(parts))
-    monkeypatch.setattr("penstock.ps.journal.zlib.crc32", lambda data, before=0: 0)
+    monkeypatch.setattr("penstock.ps.durability.wal._write_all", lambda file, parts: sent.extend(parts))
+    monkeypatch.setattr("penstock.ps.durability.wal.zlib.crc32", lambda data, before=0: 0)
     journal = Journal(tmp_path, next_sequence=0)
     tensor = WireTensor("values:w", "float32", values.shape, memoryview(values))
     journal.append(Message("round", {"round": 0}, [tensor]))
@@ -155,7 +155,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from penstock.ps.journal import Journal
+from penstock.ps.durability.wal import Journal
 from penstock.ps.wire import Message, WireTensor
 journal = Journal(Path(sys.argv[1]), next_sequence=0)
 for number in range(10**9):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.ps.torch_storage import TorchStorage
 
-from penstock.native.remote import Descriptor
 from penstock.ps.client import TrainerClient
+from penstock.ps.remote import Descriptor
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings, TrainerSettings
 from penstock.ps.storage import Gradient

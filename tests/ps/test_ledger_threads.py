@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.ps.ledger import Ledger
-from penstock.ps.messages import Sender
+from penstock.ps.durability.wal import Ledger
+from penstock.ps.rounds.messages import Sender
 
 
 class Interrupted(int):

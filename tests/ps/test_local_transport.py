@@ -21,9 +21,8 @@ from tests.capabilities import absent
 
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.transport import frames
-from penstock.ps.transport.frames import Closed, Line
-from penstock.ps.transport.local import MAX_STRANGERS, Guarded, Handler, LocalClient, LocalServer
-from penstock.ps.transport.region import make_region, receive_region
+from penstock.ps.transport.frames import Closed, Line, make_region, receive_region
+from penstock.ps.transport.local import MAX_UNKNOWN, Guarded, Handler, LocalClient, LocalServer
 from penstock.ps.wire import Message, WireTensor, encode
 
 Array = npt.NDArray[Any]
@@ -278,7 +277,7 @@ def test_of_those_who_do_not_say_hello_the_oldest_makes_room(serve: Serve, monke
     num_old = 20
     with contextlib.ExitStack() as stack:
         strangers = []
-        for _ in range(num_old + MAX_STRANGERS):
+        for _ in range(num_old + MAX_UNKNOWN):
             one = stack.enter_context(socket.socket(socket.AF_UNIX))
             one.settimeout(30.0)
             one.connect("\0" + server.address)
@@ -290,7 +289,7 @@ def test_of_those_who_do_not_say_hello_the_oldest_makes_room(serve: Serve, monke
         with fresh.call(push(np.arange(2)), deadline_s=30) as answer:
             assert values_of(answer).tolist() == [0, 2]
         fresh.close()
-        assert len(server._strangers) < MAX_STRANGERS
+        assert len(server._unknown) < MAX_UNKNOWN
         for one in strangers[num_old + 1 :]:
             one.setblocking(False)
             with pytest.raises(BlockingIOError):

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ps.members import Membership
-from penstock.ps.messages import (
+from penstock.ps.rounds.immediate import ImmediateUpdates
+from penstock.ps.rounds.machine import Membership, RoundMachine
+from penstock.ps.rounds.messages import (
     Answer,
     Applied,
     Barrier,
@@ -27,8 +28,6 @@ from penstock.ps.messages import (
     Sender,
     Tick,
 )
-from penstock.ps.rounds.immediate import ImmediateUpdates
-from penstock.ps.rounds.machine import RoundMachine
 from penstock.ps.rounds.sync import SyncRounds
 
 LEASE_S = 10.0

@@ -20,11 +20,10 @@ from penstock.errors import UserError
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.rows_ahead import RowsAhead, RunAhead
 from penstock.exec.scope import Scope
-from penstock.native import remote as remotes
-from penstock.ps import communicator
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import Communicator
 from penstock.ps.opening import opened_client
+from penstock.ps.remote_ops import remotes
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 
@@ -102,8 +101,8 @@ class Job:
 def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PENSTOCK_PS_START_S", "60")
     monkeypatch.delenv("PENSTOCK_PS_STATE_DIR", raising=False)
-    monkeypatch.setattr(remotes, "_opener", [])
-    monkeypatch.setattr(communicator, "_set_up", {})
+    monkeypatch.setattr(remotes, "opener", remotes.opener)
+    monkeypatch.setattr(remotes, "openers", {})
     yield
     for descriptor in remotes.opened():
         remotes.close(descriptor)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.ps.blocks import BlockSpec, gradient_of, gradients_of, looked_up
-from penstock.ps.tensors import to_wire
-from penstock.ps.wire import Message
+from penstock.ps.storage import BlockSpec, gradient_of, gradients_of, looked_up
+from penstock.ps.wire import Message, to_wire
 
 SPECS = {"w": BlockSpec(torch.float32, torch.Size((3, 2)), is_table=False)}
 SENDER: dict[str, Any] = {"job": "j", "trainer": 0, "epoch": 0, "round": 0}

@@ -19,8 +19,7 @@ from tests.ps.trainer_calls import Trainer, connect
 from penstock.errors import PenstockError
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
-from penstock.ps.tensors import to_wire
-from penstock.ps.wire import KINDS, MAGIC, Message, encode
+from penstock.ps.wire import KINDS, MAGIC, Message, encode, to_wire
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,)}
 

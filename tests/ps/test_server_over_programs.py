@@ -15,8 +15,8 @@ from torch import Tensor
 import penstock as fluid
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.scope import Scope
-from penstock.ps.ledger import Ledger
-from penstock.ps.recovery import recover_server
+from penstock.ps.durability.recovery import recover_server
+from penstock.ps.durability.wal import Ledger
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import Mode, ServerSettings
 from penstock.ps.storage import Gradient

@@ -105,8 +105,8 @@ def expected(num_steps: int, num_trainers: int, *, sync: bool) -> dict[str, list
 
 def stored(folder: Path, *, sync: bool) -> dict[str, list[float]]:
     """Return what a restart would find."""
-    from penstock.ps.ledger import Ledger
-    from penstock.ps.recovery import recover_server
+    from penstock.ps.durability.recovery import recover_server
+    from penstock.ps.durability.wal import Ledger
 
     storage = TorchStorage(SHAPES, TABLES, sync=sync)
     ledger = Ledger(trainers=1, keeps_changes=False)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from penstock.errors import SpecError
-from penstock.ps.members import Membership, Roster
-from penstock.ps.merge import mean
-from penstock.ps.messages import Answer, Barrier, Close, Join, Lost, Refuse, Release, Sender, Tick
+from penstock.ps.rounds.machine import Membership, Roster
+from penstock.ps.rounds.messages import Answer, Barrier, Close, Join, Lost, Refuse, Release, Sender, Tick
 from penstock.ps.rounds.sync import SyncRounds
+from penstock.ps.rows import server_of
 from penstock.ps.settings import ServerSettings, TlsFiles, TrainerSettings
-from penstock.ps.spreading import server_of
 from penstock.ps.storage import Gradient
+from penstock.ps.updates import mean
 
 THIS: dict[str, Any] = {"started_ns": 7, "endpoint": "h:1", "index": 1, "fanin": 2, "mode": "sync", "num_servers": 3}
 

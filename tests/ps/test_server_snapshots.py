@@ -15,12 +15,11 @@ from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Refused, Trainer
 
 from penstock.errors import PeerError, SpecError, Unavailable
-from penstock.ps.journal import log_files
-from penstock.ps.ledger import Ledger
-from penstock.ps.recovery import recover_server, restore_from
+from penstock.ps.durability.recovery import recover_server, restore_from
+from penstock.ps.durability.snapshots import Snapshot, snapshots
+from penstock.ps.durability.wal import Ledger, log_files
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
-from penstock.ps.snapshot import Snapshot, snapshots
 
 SETTINGS = ServerSettings("127.0.0.1:0", 0, 1, "async", job="j", token="t", snapshot_every_s=3600)
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,)}

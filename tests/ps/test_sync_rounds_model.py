@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ps.members import Membership
-from penstock.ps.messages import (
+from penstock.ps.rounds.machine import Membership
+from penstock.ps.rounds.messages import (
     Answer,
     Applied,
     Barrier,

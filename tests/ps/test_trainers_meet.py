@@ -15,8 +15,8 @@ from tests.ps.proxy import Proxy
 from tests.ps.torch_storage import TorchStorage
 
 from penstock.errors import PeerError
-from penstock.native.remote import Descriptor, PsMode
 from penstock.ps.client import TrainerClient
+from penstock.ps.remote import Descriptor, PsMode
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import Mode, ServerSettings, TrainerSettings
 from penstock.ps.storage import Gradient

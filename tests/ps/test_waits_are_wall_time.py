@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from tests.ps.communicator_harness import SETTINGS
 from tests.ps.small_server import SmallServer
 
-from penstock.native.remote import Descriptor, PsMode
-from penstock.ps.client import TrainerClient
+from penstock.ps.client import TrainerClient, at_once
 from penstock.ps.communicators.asynchronous import AsyncCommunicator
 from penstock.ps.counters import Counters, nobody_waits_here
-from penstock.ps.fan_out import at_once
+from penstock.ps.remote import Descriptor, PsMode
 from penstock.ps.settings import TrainerSettings
 
 PUSH_S = 0.05

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from penstock.ps.tensors import from_wire, to_wire
 from penstock.ps.transport.local import LocalClient
 from penstock.ps.transport.remote import RemoteClient
-from penstock.ps.wire import Message
+from penstock.ps.wire import Message, from_wire, to_wire
 
 
 class Refused(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import penstock as fluid
-from penstock.native.remote import Descriptor, Push
+from penstock.ps.remote import Descriptor, Push
 from penstock.transpile.placement import Placement
 
 

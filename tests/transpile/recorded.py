@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 import penstock as fluid
-from penstock.native.remote_ops import PREFETCH
 from penstock.program.ir import Role
+from penstock.ps.remote import PREFETCH
 
 SERVERS = "10.0.0.1:6170,10.0.0.2:6170"
 ENDPOINTS = SERVERS.split(",")

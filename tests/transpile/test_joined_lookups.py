@@ -11,8 +11,8 @@ from tests.transpile.fake_servers import FakeServers, first_values
 from tests.transpile.recorded import Recorded, sgd, transpiled
 
 import penstock as fluid
-from penstock.native import remote as remotes
-from penstock.native.remote_ops import PREFETCH
+from penstock.ps.remote import PREFETCH
+from penstock.ps.remote_ops import remotes
 
 SLOTS = [("a", 1), ("b", 1), ("c", 1), ("d", 3), ("e", 2)]
 
@@ -21,7 +21,7 @@ SLOTS = [("a", 1), ("b", 1), ("c", 1), ("d", 3), ("e", 2)]
 def _own_remotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Remotes of this test alone."""
     monkeypatch.setattr(remotes, "_open", {})
-    monkeypatch.setattr(remotes, "_opener", [])
+    monkeypatch.setattr(remotes, "opener", remotes.opener)
     yield
     for descriptor in remotes.opened():
         remotes.close(descriptor)
@@ -68,7 +68,7 @@ def with_servers(recorded: Recorded, startup: fluid.Program, *, replicas: int = 
     """Train with servers within the process."""
     made = transpiled(recorded)
     servers = FakeServers(made.descriptor, made.placement, first_values(startup, made.placement))
-    remotes.open_with(lambda descriptor: servers)
+    remotes.opener = lambda descriptor: servers
     return train(recorded, replicas=replicas), servers
 
 

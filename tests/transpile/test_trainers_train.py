@@ -15,10 +15,9 @@ from tests.transpile.recorded import ROWS, Recorded, batch, tower, transpiled
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.native import remote as remotes
-from penstock.native.remote import Descriptor
-from penstock.native.remote_ops import SPARSE_TABLE
 from penstock.program import strict_fields
+from penstock.ps.remote import SPARSE_TABLE, Descriptor
+from penstock.ps.remote_ops import remotes
 
 Join = Callable[[fluid.DistributeTranspiler, fluid.Program], FakeServers]
 
@@ -28,7 +27,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     """Let a transpiled program's remote be servers within the process; returns them."""
     opened: dict[str, FakeServers] = {}
     monkeypatch.setattr(remotes, "_open", {})
-    monkeypatch.setattr(remotes, "_opener", [])
+    monkeypatch.setattr(remotes, "opener", remotes.opener)
 
     def opener(descriptor: Descriptor) -> FakeServers:
         return opened[str(descriptor)]
@@ -36,7 +35,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     def to(made: fluid.DistributeTranspiler, startup: fluid.Program) -> FakeServers:
         servers = FakeServers(made.descriptor, made.placement, first_values(startup, made.placement))
         opened[str(made.descriptor)] = servers
-        remotes.open_with(opener)
+        remotes.opener = opener
         return servers
 
     yield to

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from penstock.errors import SpecError
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
-from penstock.native.remote_ops import REMOTE_TYPES
 from penstock.program.eager import advice
 from penstock.program.program import Program
 from penstock.program.record.variable import Variable
 from penstock.program.strict_fields import say_once
+from penstock.ps.remote import REMOTE_TYPES
 
 
 def check_arguments(program: object, loss_name: object, build: object, execution: object) -> None:

@@ -34,11 +34,11 @@ from penstock.exec.places import CUDAPlace, gpus_for, num_cores
 from penstock.exec.rows_ahead import RowsAhead, RunAhead
 from penstock.exec.scope import Scope, global_scope
 from penstock.exec.strategies import BuildStrategy
-from penstock.native.remote_ops import REMOTE_TYPES
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.strict_fields import say_once
+from penstock.ps.remote import REMOTE_TYPES
 
 Step = Callable[[Mapping[str, Any], Sequence[str]], list[Any]]
 """Runs a step on a feed and returns what is fetched, as arrays."""

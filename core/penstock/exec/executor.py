@@ -27,7 +27,6 @@ from penstock.exec.places import CPUPlace, Place, device_of
 from penstock.exec.remote_use import RemoteUse
 from penstock.exec.scope import Scope, global_scope
 from penstock.native.collective_ops import COLLECTIVE
-from penstock.native.remote_ops import LISTEN_AND_SERV
 from penstock.program import legality
 from penstock.program.eager import advice
 from penstock.program.initializers import SEED
@@ -37,6 +36,8 @@ from penstock.program.memory_optimize import releases
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.record.recording import RNG
+from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - registers the operators that talk to servers
+from penstock.ps.remote import LISTEN_AND_SERV
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,13 @@ from penstock.exec.persistables import tensor_of
 from penstock.exec.prepared_block import PreparedBlock
 from penstock.exec.scope import Scope
 from penstock.exec.table_block import TableBlock
-from penstock.native.remote_ops import SPARSE_TABLE
 from penstock.program import legality
 from penstock.program.ir import Operator
 from penstock.program.kernels import check_writes
 from penstock.program.program import Program
 from penstock.ps.origin import Copy
-from penstock.ps.rows import are_within
-from penstock.ps.spreading import server_of
+from penstock.ps.remote import SPARSE_TABLE
+from penstock.ps.rows import are_within, server_of
 from penstock.ps.storage import Gradient
 from penstock.transpile.pserver import Served, ServerDescription, describe, pulled_name
 from penstock.transpile.tables import is_scratch, is_state

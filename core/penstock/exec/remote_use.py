@@ -7,14 +7,15 @@ import weakref
 import torch
 
 from penstock.compat.torch import schema_of
-from penstock.native import remote, remote_ops
 from penstock.program.ir import Operator
 from penstock.program.program import Program
+from penstock.ps.remote import REMOTE_TYPES
+from penstock.ps.remote_ops import remotes
 
 
 def descriptors(program: Program) -> set[str]:
     """Return the descriptors of the remotes that a program's operators name."""
-    return {_descriptor(op) for op in program.operators if op.type in remote_ops.REMOTE_TYPES}
+    return {_descriptor(op) for op in program.operators if op.type in REMOTE_TYPES}
 
 
 def _descriptor(op: Operator) -> str:
@@ -42,7 +43,7 @@ class RemoteUse:
         errors = []
         while self._used:
             try:
-                remote.close(self._used.pop())
+                remotes.close(self._used.pop())
             except Exception as error:  # noqa: BLE001  # raised below, when the others are closed
                 errors.append(error)
         if errors:

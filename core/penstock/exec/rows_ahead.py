@@ -21,10 +21,9 @@ from penstock.exec.feeding import bind_symbols
 from penstock.exec.prepared_block import PreparedBlock
 from penstock.native import _feed
 from penstock.native.intra_op import use_intra_op_threads_here
-from penstock.native.remote import Descriptor
-from penstock.native.remote_ops import PREFETCH
 from penstock.program.ir import Operator
 from penstock.program.program import Program
+from penstock.ps.remote import PREFETCH, Descriptor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from penstock.exec.ps_storage import NUMBERS, ProgramStorage
 from penstock.io.files import read_manifest, read_tensors
 from penstock.io.manifest import Manifest, ServersPart
 from penstock.io.variables import manifest_path, persistables
-from penstock.native.remote_ops import SPARSE_TABLE
 from penstock.program.program import Program
-from penstock.ps.snapshot import Snapshot
+from penstock.ps.durability.snapshots import Snapshot
+from penstock.ps.remote import SPARSE_TABLE
 
 
 def checked_folder(model_dir: str | os.PathLike[str]) -> Path:

@@ -12,7 +12,6 @@ from penstock.compat.torch import FUNCTIONAL_COLLECTIVES, REFUSED_OPERATORS, OpO
 from penstock.errors import OperatorError, ProgramError
 from penstock.native import collective_ops as _collective  # noqa: F401 - the trainers' meeting and exchanges
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
-from penstock.native import remote_ops as _remote  # noqa: F401 - and those that talk to parameter servers
 from penstock.program.expr import Expr
 from penstock.program.ir import Arg, Operator, Ref, Structure, TorchConst
 

@@ -1,7 +1,7 @@
-"""What a trainer's operators call when its program runs by steps: sync, async, and half-async without a communicator.
+"""Client of the parameter servers, for programs that run by steps: sync, async, half-async without communicator.
 
 sync         pushes of a step, a barrier at every server at once, reads of what the round made
-async        each push is applied at once; barriers are nothing
+async        each push is applied at once; barriers do nothing
 rows         duplicates are summed before they travel; each server gets its part, numbered as it numbers them
 """
 
@@ -11,26 +11,58 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
+from contextvars import copy_context
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.errors import PeerError, PenstockError, SpecError, Unavailable
 from penstock.native.intra_op import use_intra_op_threads_here
-from penstock.native.remote import Descriptor, Push
-from penstock.ps.ahead import Ahead
-from penstock.ps.beating import Beating
 from penstock.ps.counters import Counters
-from penstock.ps.fan_out import at_once
-from penstock.ps.link import ServerLink
+from penstock.ps.link import Beating, ServerLink
 from penstock.ps.origin import Origin
+from penstock.ps.prefetch import Ahead, StepRead
+from penstock.ps.remote import Descriptor, Push
 from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_back, summed, unique
 from penstock.ps.settings import TrainerSettings
-from penstock.ps.step_read import StepRead
-from penstock.ps.tensors import bytes_of, from_wire
-from penstock.ps.wire import Message, WireTensor
+from penstock.ps.wire import Message, WireTensor, bytes_of, from_wire
+
+T = TypeVar("T")
+
+
+def at_once(pool: Executor, calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make all calls, the last on this thread; return their results in order, when all have ended.
+
+    If some fail: the first one's error; with several, one of its class that has the texts of all.
+    """
+    if len(calls) < 2:
+        return [call() for call in calls]
+    # In copies of the caller's context: whether anybody waits for it, for instance (ps.counters).
+    others = [pool.submit(copy_context().run, call) for call in calls[:-1]]
+    errors: list[BaseException] = []
+    results: list[T] = []
+    for result in (*(f.result for f in others), calls[-1])[::-1]:
+        try:
+            results.append(result())
+        except BaseException as error:  # noqa: BLE001  # raised below, when nothing uses the caller's memory any more
+            errors.append(error)
+    if errors:
+        raise _joined(errors[::-1])
+    return results[::-1]
+
+
+def _joined(errors: Sequence[BaseException]) -> BaseException:
+    first = errors[0]
+    grave = next((e for e in errors if not isinstance(e, PenstockError)), None)
+    if grave is not None:
+        return grave
+    if len(errors) == 1 or not isinstance(first, PenstockError):
+        return first
+    return type(first)("; ".join(dict.fromkeys(str(e) for e in errors)), **first.fields)
+
 
 Tensor = torch.Tensor
 _Call = tuple[int, Callable[[], None]]  # a server, and what is asked of it
@@ -39,7 +71,7 @@ SAY_S = 3.0  # between two lines about servers that are not ready
 
 
 class TrainerClient:
-    """One trainer at its servers; a `native.remote.Remote`. Made by `connect`, which waits for the servers."""
+    """One trainer at its servers; a `ps.remote.Remote`. Made by `connect`, which waits for the servers."""
 
     def __init__(self, descriptor: Descriptor, settings: TrainerSettings) -> None:
         self.descriptor, self.settings = descriptor, settings

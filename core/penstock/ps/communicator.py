@@ -1,7 +1,7 @@
 """fluid.communicator.Communicator: how a trainer's program exchanges with its servers, set up, started and stopped.
 
 A program names its servers, not its communicator: `start` opens what the program's operators will then find
-(`native.remote`). Stopping sends everything that waits. Not thread-safe: whoever starts it stops it.
+(`ps.remote`). Stopping sends everything that waits. Not thread-safe: whoever starts it stops it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from enum import IntEnum
 from typing import get_args
 
 from penstock.errors import SpecError
-from penstock.native import remote as remotes
-from penstock.native.remote import Descriptor, PsMode, Remote
-from penstock.native.remote_ops import REMOTE_TYPES
 from penstock.program.program import Program
 from penstock.ps.communicators.half_async import HalfAsyncCommunicator
-from penstock.ps.communicators.wrapping import communicate, queue_depths
-from penstock.ps.opening import open_client, open_remote
+from penstock.ps.opening import communicate, open_client, queue_depths
+from penstock.ps.remote import REMOTE_TYPES, Descriptor, PsMode, Remote
+from penstock.ps.remote_ops import remotes
 from penstock.ps.runtime_config import TrainerRuntimeConfig
-
-_set_up: dict[str, TrainerRuntimeConfig] = {}  # by descriptor
 
 
 class DistributedMode(IntEnum):
@@ -48,13 +44,7 @@ def open_communicator(descriptor: Descriptor, config: TrainerRuntimeConfig | Non
 
 def set_up(descriptor: Descriptor, config: TrainerRuntimeConfig) -> None:
     """Have this descriptor's remote opened with a communicator, from now on in this process."""
-    _set_up[str(descriptor)] = config
-    remotes.open_with(_open)
-
-
-def _open(descriptor: Descriptor) -> Remote:
-    wanted = _set_up.get(str(descriptor))
-    return open_remote(descriptor) if wanted is None else open_communicator(descriptor, wanted)
+    remotes.openers[str(descriptor)] = lambda opened: open_communicator(opened, config)
 
 
 def descriptor_of(program: Program) -> Descriptor:
@@ -106,7 +96,7 @@ class Communicator:
 
         Raises the error of the background that nobody has seen yet.
         """
-        _set_up.pop(str(self.descriptor), None)
+        remotes.openers.pop(str(self.descriptor), None)
         remotes.close(str(self.descriptor))
 
     def is_running(self) -> bool:
@@ -134,7 +124,7 @@ class Communicator:
                 remote.leave()
 
     def _remote(self) -> Remote:
-        return remotes.remote(str(self.descriptor))
+        return remotes.get(str(self.descriptor))
 
 
 def _mode_named(mode: int | str) -> PsMode:

@@ -1,10 +1,11 @@
-"""A trainer's end of the exchange with one server: calls that outlive lost answers, cut connections and restarts.
+"""A trainer's connection to one server: calls that survive lost answers, cut connections and restarts.
 
-a call        is repeated, with the same key, until it is answered or the server was away for `deadline_s`
-away          not heard of since: a call may wait (for other trainers, for a server that saves) while beats are answered
-a beat        goes out when nothing else did for a third of the lease. It is also how a connection that is half open is
-              noticed: a beat that is not answered breaks the calls in progress, and they find another way
-join, replay  come before the first call and after every break: a server that was started again has forgotten the open
+a call        is retried, with the same key, until it is answered or the server was unreachable for `deadline_s`
+unreachable   no answer to anything: a call may wait (for other trainers, for a server that saves) while heartbeats are
+              answered
+a heartbeat   is sent when nothing else was for a third of the lease. It also detects a half-open connection: one that
+              is not answered breaks the calls in progress, which then reconnect
+join, replay  precede the first call and follow every break: a server that was started again has forgotten the open
               round, and one that was not takes a replay for the repetition that it is
 """
 
@@ -17,6 +18,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import count
 from typing import TypeVar
@@ -24,19 +26,16 @@ from typing import TypeVar
 import torch
 
 from penstock.errors import PeerError, Unavailable
-from penstock.native.remote import Descriptor
-from penstock.ps.acknowledged import Acknowledged
 from penstock.ps.counters import Counters
-from penstock.ps.messages import Sender
-from penstock.ps.open_round import Named, OpenRound
 from penstock.ps.origin import Origin
-from penstock.ps.patience import Patience
+from penstock.ps.remote import Descriptor
+from penstock.ps.retry import Acknowledged, Named, OpenRound, Patience
+from penstock.ps.rounds.messages import Sender
 from penstock.ps.settings import TrainerSettings
-from penstock.ps.tensors import from_wire, to_wire
 from penstock.ps.transport.local import Answered
 from penstock.ps.transport.remote import Tls
 from penstock.ps.transport.route import Address, Route
-from penstock.ps.wire import Message, Value, WireTensor
+from penstock.ps.wire import Message, Value, WireTensor, from_wire, to_wire
 
 WAIT_S = 600.0  # of one attempt; then it is repeated. A silent server breaks it before: beats find out
 LEAVE_S = 5.0  # the last server may end before its answer arrives
@@ -421,3 +420,44 @@ class ServerLink:
             self._joined_as, self._was_lost = 0, not breaks
             if breaks:
                 self.route.drop()
+
+
+class Beating:
+    """Beats of one trainer to all its servers. A server that does not answer holds up no beat to another.
+
+    `within_s`: how soon a silent server has to be noticed; the lease, if that is shorter.
+    """
+
+    def __init__(self, links: Sequence[ServerLink], *, within_s: float) -> None:
+        self._links, self._every_s = list(links), within_s / 6
+        self._stop = threading.Event()
+        self._busy: set[int] = set()  # indices of links with a beat on its way
+        self._refused: set[int] = set()
+        self._workers = ThreadPoolExecutor(len(self._links), thread_name_prefix="ps-beat")
+        self._thread = threading.Thread(target=self._run, name="ps-beats", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            for index, link in enumerate(self._links):
+                if index not in self._busy and index not in self._refused and link.beat_is_due():
+                    self._busy.add(index)
+                    try:
+                        self._workers.submit(self._beat, index, link)
+                    except RuntimeError:
+                        return  # the interpreter ends, or this is being closed
+
+    def _beat(self, index: int, link: ServerLink) -> None:
+        try:
+            link.beat()
+        except PeerError as error:  # the next call is refused as well, and raises it to the program
+            self._refused.add(index)
+            print(f"penstock: {error}", file=sys.stderr)
+        finally:
+            self._busy.discard(index)
+
+    def close(self) -> None:
+        """Stop. A beat that is on its way may arrive after a leave; it is refused then, and that is all."""
+        self._stop.set()
+        self._thread.join()
+        self._workers.shutdown(wait=False, cancel_futures=True)

@@ -1,32 +1,64 @@
-"""What a trainer's message means: checked, handed in at the desk, answered. Nothing is changed by one that is refused.
+"""Handlers of trainers' requests: check the message, dispatch it, build the answer.
 
-Runs on the transports' threads, many at once.
+A request that is refused has changed nothing. Runs on the transports' threads, many at once.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from penstock.errors import PeerError
-from penstock.ps.blocks import BlockLocks, BlockSpec, gradient_of, gradients_of, looked_up, pulled_blocks
-from penstock.ps.checkpoints import Checkpoints
-from penstock.ps.cores import use_cores_for
 from penstock.ps.counters import Counters
-from penstock.ps.desk import Answered, Desk, Request
-from penstock.ps.ledger import Ledger
-from penstock.ps.logbook import Logbook
-from penstock.ps.messages import Barrier, Beat, Join, Leave, Meet, Met, Pull, Push, Refuse, Sender, Ticket
-from penstock.ps.payloads import Payloads
-from penstock.ps.reduce import brought, total_of
+from penstock.ps.dispatcher import Answered, Desk, Request
+from penstock.ps.durability.snapshotter import Checkpoints
+from penstock.ps.durability.wal import Ledger, Logbook
+from penstock.ps.rounds.messages import Barrier, Beat, Join, Leave, Meet, Met, Pull, Push, Refuse, Sender, Ticket
 from penstock.ps.settings import ServerSettings
-from penstock.ps.storage import Gradient, Storage
-from penstock.ps.tensors import to_wire
-from penstock.ps.transport.host import host_id
-from penstock.ps.transport.local import Guarded, refusal
-from penstock.ps.wire import Message, WireTensor
+from penstock.ps.state import Payloads
+from penstock.ps.storage import (
+    BlockLocks,
+    BlockSpec,
+    Gradient,
+    Storage,
+    gradient_of,
+    gradients_of,
+    looked_up,
+    pulled_blocks,
+)
+from penstock.ps.transport.local import Guarded, host_id, refusal
+from penstock.ps.updates import use_cores_for
+from penstock.ps.wire import Message, WireTensor, from_wire, to_wire
+
+
+def brought(message: Message) -> torch.Tensor | None:
+    """Return a copy of what a `meet` brings: the request is over before the others have added it. Raises PeerError."""
+    names = [t.name for t in message.tensors]
+    if names not in ([], ["values"]):
+        raise PeerError(f"a trainer comes to a meeting with the tensors {names}; expected [values] or none")
+    if not names:
+        return None
+    values = from_wire(message.tensors[0])
+    if values.dtype == torch.bool:
+        raise PeerError("a trainer comes to a meeting with truth values, which have no sum; send them as numbers")
+    return values.clone()
+
+
+def total_of(parts: Sequence[object]) -> torch.Tensor | None:
+    """Return the sum of what `brought` gave for each trainer. Raises PeerError if they do not fit each other."""
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    kinds = {"nothing" if not isinstance(p, torch.Tensor) else f"{p.dtype}{list(p.shape)}" for p in parts}
+    if len(kinds) > 1:
+        raise PeerError(f"the trainers that meet bring {', '.join(sorted(kinds))}; all have to bring the same")
+    if not tensors:
+        return None
+    total = tensors[0].clone()
+    for part in tensors[1:]:
+        total += part
+    return total
+
 
 _MAX_TRAINER = 1 << 31
 

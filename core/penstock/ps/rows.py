@@ -1,7 +1,7 @@
-"""Which rows go to which server: duplicates found once, then cut into the parts of a table. Pure, over torch tensors.
+"""Assignment of a table's rows to servers: duplicates found once, then cut into the parts of the table.
 
 A table is cut into ranges of rows (`heights`: rows of each part, one after another), whose rows are numbered from each
-part's first, or spread by id over its parts (`heights` empty), where ids stay what they are.
+part's first, or spread by id over its parts (`heights` empty), where ids stay what they are. Pure, over torch tensors.
 """
 
 from __future__ import annotations
@@ -15,10 +15,25 @@ import numpy.typing as npt
 import torch
 
 from penstock.errors import FeedError
-from penstock.ps.spreading import server_of
+
+Ids = npt.NDArray[np.int64]
+
+
+def server_of(ids: Ids, num: int) -> Ids:
+    """Return for each id a server from 0 to num - 1: the last step of splitmix64, modulo `num`.
+
+    The same on every machine and in every version, since tables are saved by it. Consecutive ids, and ids that are
+    multiples of anything, are spread evenly. Source: Steele, Lea, Flood, "Fast splittable pseudorandom number
+    generators", 2014.
+    """
+    mixed = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return (mixed % np.uint64(num)).astype(np.int64)
+
 
 Tensor = torch.Tensor
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import ClassVar, Self
 
 from penstock.errors import SpecError
 from penstock.machine.cores import usable_cores
-from penstock.native.remote import PsMode
 from penstock.program.strict_fields import say_once
+from penstock.ps.remote import PsMode
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,16 @@ from typing import Self
 
 from penstock import telemetry
 from penstock.errors import PenstockError, SpecError, Unavailable
-from penstock.ps.blocks import BlockLocks, describe
-from penstock.ps.checkpoints import Checkpoints
 from penstock.ps.counters import Counters
-from penstock.ps.desk import Desk, Done, Work
-from penstock.ps.ledger import Ledger
-from penstock.ps.logbook import Logbook
-from penstock.ps.members import Membership
-from penstock.ps.messages import (
+from penstock.ps.dispatcher import Desk, Done, Watch, Work
+from penstock.ps.durability.recovery import Recovered, has_state, other_state, recover_server, restore_from
+from penstock.ps.durability.snapshots import StateLock
+from penstock.ps.durability.snapshotter import Checkpoints
+from penstock.ps.durability.wal import Ledger, Logbook
+from penstock.ps.requests import Requests
+from penstock.ps.rounds.immediate import ImmediateUpdates
+from penstock.ps.rounds.machine import Membership
+from penstock.ps.rounds.messages import (
     Event,
     Instruction,
     Join,
@@ -33,18 +35,13 @@ from penstock.ps.messages import (
     Refuse,
     Tick,
 )
-from penstock.ps.payloads import Payloads
-from penstock.ps.recovery import Recovered, has_state, other_state, recover_server, restore_from
-from penstock.ps.requests import Requests
-from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.settings import ServerSettings
-from penstock.ps.state_lock import StateLock
-from penstock.ps.storage import Storage
+from penstock.ps.state import Payloads
+from penstock.ps.storage import BlockLocks, Storage, describe
 from penstock.ps.transport.local import LocalServer
 from penstock.ps.transport.remote import RemoteServer, Tls
 from penstock.ps.updates import Updates
-from penstock.ps.watch import Watch
 from penstock.ps.wire import MAX_TENSORS, Message
 
 TICK_S = 0.25

@@ -1,31 +1,70 @@
-"""Carrying out what a round machine asks for: merge, log, apply, under the locks of the blocks concerned.
+"""Execution of what a round machine asks for: merge, log, apply, under the locks of the blocks concerned.
 
-a round   is checked, logged and applied under the locks of all blocks: who reads sees it whole or not at all. One that
+a merge   is the mean over the members of a round, in the order of trainers
+a round   is checked, logged and applied under the locks of all blocks: a reader sees it whole or not at all. One that
           does not fit (a table is full) is refused before it leaves a record. If it cannot be applied for another
           reason, its record is taken out, and the server ends: a start goes on from the round before
 a push    is checked, applied and logged under its block's lock: one that does not fit, or cannot be applied, is refused
-          and leaves no record. Either way nothing is acknowledged before its record is written.
+          and leaves no record. Either way nothing is acknowledged before its record is written
+cores     little work stays on the calling thread: torch's threads spin when their part is done, each thread that calls
+          operators has a set of them, and on one host it is the trainers' cores that they spin on
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
 from penstock.errors import Bug, PenstockError
-from penstock.ps.blocks import BlockLocks, BlockSpec
-from penstock.ps.cores import LARGE, use_cores_for
+from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.ps.counters import Counters
-from penstock.ps.ledger import Ledger
-from penstock.ps.logbook import Logbook
-from penstock.ps.merge import mean
-from penstock.ps.messages import Applied, AppliedPush, Apply, Close, FailedPush, FailedRound
-from penstock.ps.payloads import Payloads
-from penstock.ps.storage import Gradient, Storage
-from penstock.ps.tensors import to_wire
-from penstock.ps.wire import ROWS, VALUES, Message, Value, WireTensor
+from penstock.ps.durability.wal import Ledger, Logbook
+from penstock.ps.rounds.messages import Applied, AppliedPush, Apply, Close, FailedPush, FailedRound
+from penstock.ps.state import Payloads
+from penstock.ps.storage import BlockLocks, BlockSpec, Gradient, Storage
+from penstock.ps.wire import ROWS, VALUES, Message, Value, WireTensor, to_wire
+
+LARGE = 8 << 20
+"""Bytes from which handing work to other threads costs less than they save."""
+
+_ALL = torch.get_num_threads()  # of the thread that imports this, whose number nobody has changed yet
+
+
+def use_cores_for(num_bytes: int) -> None:
+    """Let operators of the calling thread use one core for work on so many bytes, or as many as torch would if large.
+
+    It stays so on this thread until the next call.
+    """
+    use_intra_op_threads_here(_ALL if num_bytes >= LARGE else 1)
+
+
+def mean(gradients: Sequence[Gradient], num_members: int, shape: torch.Size) -> Gradient:
+    """Merge one block's gradients. The first one's values may be written to, and may be what is returned."""
+    if all(g.rows is not None for g in gradients):
+        return _mean_of_rows(gradients, num_members)
+    dense = [g.values if g.rows is None else _spread_out(g, shape) for g in gradients]
+    total: torch.Tensor = dense[0]
+    for one in dense[1:]:
+        total.add_(one)
+    return Gradient(total.div_(num_members) if num_members > 1 else total)
+
+
+def _mean_of_rows(gradients: Sequence[Gradient], num_members: int) -> Gradient:
+    if len(gradients) == 1:
+        (only,) = gradients
+        return Gradient(only.values.div_(num_members) if num_members > 1 else only.values, only.rows)
+    rows = torch.cat([g.rows for g in gradients if g.rows is not None])
+    return Gradient(torch.cat([g.values for g in gradients]).div_(num_members), rows)
+
+
+def _spread_out(gradient: Gradient, shape: torch.Size) -> torch.Tensor:
+    rows: torch.Tensor | None = gradient.rows
+    assert rows is not None
+    return torch.zeros(shape, dtype=gradient.values.dtype).index_add_(0, rows, gradient.values)
 
 
 class Updates:

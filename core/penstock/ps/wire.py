@@ -1,4 +1,4 @@
-"""The messages between trainers and parameter servers, as bytes.
+"""Messages between trainers and parameter servers: bytes to Message and back, tensors without copies.
 
 A message is a *head* (what is asked, of which tensors; at most 1 MiB of JSON behind a fixed prefix) and a *body* (the
 tensors' raw little-endian bytes, one after another, each at a multiple of 64). Head and body travel apart: the body may
@@ -14,6 +14,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from penstock.errors import PeerError
 
@@ -210,3 +212,34 @@ def _tensor(spec: Any, body: memoryview, *, base: int) -> WireTensor:
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**48
+
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_SIZES}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """Return the bytes of a contiguous CPU tensor, as a numpy array that looks at them."""
+    flat = tensor.detach().reshape(-1)
+    if flat.numel() < 2:
+        # Torch takes any stride of no or one element for contiguous, but does not view it as bytes (numpy's empty: 0).
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy()
+
+
+def to_wire(name: str, tensor: torch.Tensor) -> WireTensor:
+    """Return a view of a contiguous CPU tensor's bytes. Raises PeerError for a dtype that does not travel."""
+    dtype = _NAMES.get(tensor.dtype)
+    if dtype is None:
+        raise PeerError(f"tensor {name!r} is {tensor.dtype}; what travels is {', '.join(ITEM_SIZES)}")
+    return WireTensor(name, dtype, tuple(tensor.shape), memoryview(bytes_of(tensor.contiguous())))
+
+
+def from_wire(tensor: WireTensor) -> torch.Tensor:
+    """Return a tensor that looks at the message's bytes: valid as long as they are. Never write to it."""
+    dtype = _DTYPES[tensor.dtype]
+    if not tensor.num_bytes:
+        return torch.empty(tensor.shape, dtype=dtype)
+    # torch warns of memory that it may not write; bytes are such.
+    data = bytearray(tensor.data) if tensor.data.readonly else tensor.data
+    return torch.frombuffer(data, dtype=dtype).reshape(tensor.shape)

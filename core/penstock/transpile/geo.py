@@ -8,9 +8,9 @@ Source: GeoSgdTranspiler (Fluid 1.8), spec 3.6.
 from __future__ import annotations
 
 from penstock.errors import ProgramError
-from penstock.native.remote import Descriptor
 from penstock.program.ir import Operator
 from penstock.program.program import Program
+from penstock.ps.remote import Descriptor
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import Placement
 from penstock.transpile.remote_calls import RemoteCalls

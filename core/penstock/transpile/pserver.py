@@ -19,11 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import ProgramError, SpecError
-from penstock.native.remote import PsMode
-from penstock.native.remote_ops import LISTEN_AND_SERV
 from penstock.program.expr import Dim, sym
 from penstock.program.ir import Arg, Operator, Ref, Role, VarDesc
 from penstock.program.program import Program
+from penstock.ps.remote import LISTEN_AND_SERV, PsMode
 from penstock.transpile.partition import Partition, Update
 from penstock.transpile.placement import Placed, Placement
 from penstock.transpile.renaming import Renaming

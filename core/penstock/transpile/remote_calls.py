@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from penstock.native import remote_ops
-from penstock.native.remote import Descriptor
 from penstock.program.ir import Arg, Operator, Ref, Role, TorchConst, VarDesc
 from penstock.program.program import Program
+from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - registers the operators
+from penstock.ps.remote import FETCH_BARRIER, GEO, PREFETCH, RECV, SEND, SEND_BARRIER, SEND_ROWS, Descriptor
 from penstock.transpile.joined_lookups import padding_of
 from penstock.transpile.partition import Update
 from penstock.transpile.placement import Placed, Placement
@@ -42,16 +42,16 @@ class RemoteCalls:
             rows, values = update.sent
             heights = () if update.distributed else tuple(p.block.num_rows for p in placed)
             args: tuple[Arg, ...] = (Ref(rows), Ref(values), *where, heights)
-            return [self._operator("send", remote_ops.SEND_ROWS, args, (token,), role=_RPC, update=update)]
+            return [self._operator("send", SEND_ROWS, args, (token,), role=_RPC, update=update)]
         operators, parts = self._cut(update, update.sent[0], f"{update.gradient}.block", self._suffix(), placed)
         args = (tuple(Ref(p) for p in parts), *where)
-        return [*operators, self._operator("send", remote_ops.SEND, args, (token,), role=_RPC, update=update)]
+        return [*operators, self._operator("send", SEND, args, (token,), role=_RPC, update=update)]
 
     def send_barrier(self, tokens: Iterable[str]) -> Operator:
         """Return what ends the sending of a step."""
         made = self._token("@SEND_BARRIER@")
         args = (tuple(Ref(t) for t in tokens), str(self.descriptor))
-        return self._operator("send_barrier", remote_ops.SEND_BARRIER, args, (made,), role=_RPC)
+        return self._operator("send_barrier", SEND_BARRIER, args, (made,), role=_RPC)
 
     # -- parameters ----------------------------------------------------------------------------------
 
@@ -64,14 +64,14 @@ class RemoteCalls:
             tuple(Ref(p) for p in parts), tuple(Ref(t) for t in after), str(self.descriptor), update.parameter,
             _names(placed), self._at(placed),
         )  # fmt: skip
-        pull = self._operator("recv", remote_ops.RECV, args, (token,), writes=parts, role=_RPC, update=update)
+        pull = self._operator("recv", RECV, args, (token,), writes=parts, role=_RPC, update=update)
         return [*operators, pull]
 
     def fetch_barrier(self, tokens: Iterable[str]) -> Operator:
         """Return what ends the pulling of a step."""
         made = self._token("@FETCH_BARRIER@")
         args = (tuple(Ref(t) for t in tokens), str(self.descriptor))
-        return self._operator("fetch_barrier", remote_ops.FETCH_BARRIER, args, (made,), role=_RPC)
+        return self._operator("fetch_barrier", FETCH_BARRIER, args, (made,), role=_RPC)
 
     # -- tables, GEO -----------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class RemoteCalls:
         )  # fmt: skip
         name = self.program.unique_operator("prefetch")
         return Operator(
-            name, remote_ops.PREFETCH, args, lookup.outputs, role=lookup.role, module=lookup.module,
+            name, PREFETCH, args, lookup.outputs, role=lookup.role, module=lookup.module,
             source=lookup.source, train_only=lookup.train_only,
         )  # fmt: skip
 
@@ -128,7 +128,7 @@ class RemoteCalls:
         )  # fmt: skip
         token = self._token(f"{update.parameter}@EXCHANGED")
         writes = (update.parameter,)
-        return self._operator("geo", remote_ops.GEO, args, (token,), writes=writes, role=_RPC, update=update)
+        return self._operator("geo", GEO, args, (token,), writes=writes, role=_RPC, update=update)
 
     # -- parts -----------------------------------------------------------------------------------------
 

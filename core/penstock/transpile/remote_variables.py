@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from penstock.native.remote_ops import GEO, PREFETCH, RECV
 from penstock.program.ir import Operator, Ref
 from penstock.program.program import Program
+from penstock.ps.remote import GEO, PREFETCH, RECV
 
 Kind = Literal["dense", "rows", "ids"]
 

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import ProgramError
-from penstock.native.remote_ops import SPARSE_TABLE
 from penstock.program.expr import Dim, Expr, evaluate, sym
 from penstock.program.initializers import SEED
 from penstock.program.ir import Arg, Operator, Ref, Role, VarDesc
 from penstock.program.program import Program
+from penstock.ps.remote import SPARSE_TABLE
 from penstock.transpile.partition import Partition, Update
 from penstock.transpile.renaming import Renaming
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from penstock.errors import ProgramError
-from penstock.native.remote import Descriptor
-from penstock.native.remote_ops import REMOTE_TYPES
 from penstock.program.ir import Operator, Role
 from penstock.program.program import Program
+from penstock.ps.remote import REMOTE_TYPES, Descriptor
 from penstock.transpile.joined_lookups import joined_lookups
 from penstock.transpile.partition import LOOKUP, Partition, Update, is_clip
 from penstock.transpile.placement import Placement

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from penstock.errors import ProgramError
-from penstock.native.remote import Descriptor
 from penstock.program.program import Program
+from penstock.ps.remote import Descriptor
 from penstock.transpile.partition import Partition, Update
 from penstock.transpile.placement import Placement
 from penstock.transpile.remote_calls import RemoteCalls

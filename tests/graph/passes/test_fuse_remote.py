@@ -18,9 +18,9 @@ from penstock.graph.check import check
 from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.passes.rewrite import Rewriter
 from penstock.graph.ssa import Graph
-from penstock.native import remote as remotes
-from penstock.native.remote_ops import FETCH_BARRIER, RECV, RECV_STEP, SEND, SEND_BARRIER, SEND_ROWS, SEND_STEP
 from penstock.program.ir import Operator, Ref, Role
+from penstock.ps.remote import FETCH_BARRIER, RECV, RECV_STEP, SEND, SEND_BARRIER, SEND_ROWS, SEND_STEP
+from penstock.ps.remote_ops import remotes
 
 HERE, ELSEWHERE = "127.0.0.1:6170,localhost:6171", "127.0.0.1:6170,10.0.0.2:6171"
 SINGLE = {SEND, SEND_ROWS, SEND_BARRIER, RECV, FETCH_BARRIER}
@@ -94,7 +94,7 @@ def test_a_parameter_that_is_changed_after_its_pull_is_pulled_before_that() -> N
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(remotes, "_open", {})
-    monkeypatch.setattr(remotes, "_opener", [])
+    monkeypatch.setattr(remotes, "opener", remotes.opener)
     yield
     for descriptor in remotes.opened():
         remotes.close(descriptor)
@@ -107,7 +107,7 @@ def test_training_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> Non
     for servers in (HERE, ELSEWHERE):  # in memory, both
         recorded, made, before = cut(servers)
         fakes = FakeServers(made.descriptor, made.placement, first_values(before, made.placement))
-        remotes.open_with(lambda _, fakes=fakes: fakes)  # type: ignore[misc]  # bound default
+        remotes.opener = lambda _, fakes=fakes: fakes  # type: ignore[misc]  # bound default
         scope = fluid.Scope()
         fluid.Executor().run(recorded.startup, scope=scope)
         pe = fluid.ParallelExecutor(False, recorded.loss, recorded.main, scope=scope)

@@ -18,8 +18,8 @@ from penstock.errors import PenstockError
 from penstock.exec import serving
 from penstock.exec.ps_storage import storage_to_serve
 from penstock.io.checkpoints.restoring import Restored
-from penstock.native import remote as remotes
 from penstock.ps import opening
+from penstock.ps.remote_ops import remotes
 from penstock.ps.server import ParameterServer
 
 ROWS = 4

@@ -13,7 +13,7 @@ from tests.io.checkpoints.conftest import Process, Start
 
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
-from penstock.ps.snapshot import Snapshot
+from penstock.ps.durability.snapshots import Snapshot
 
 SCRIPT = Path(__file__).with_name("pserver_job.py")
 pytestmark = [pytest.mark.slow]

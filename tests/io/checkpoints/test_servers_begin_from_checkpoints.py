@@ -15,7 +15,7 @@ import penstock as fluid
 from penstock.errors import ProgramError, SpecError, UserError
 from penstock.exec.ps_storage import ProgramStorage, prepared_storage, storage_to_serve
 from penstock.io.manifest import ServersPart
-from penstock.ps.snapshot import Cut, Item, SnapshotWriter, snapshot_path
+from penstock.ps.durability.snapshots import Cut, Item, SnapshotWriter, snapshot_path
 
 
 def checkpoint(folder: Path, model: Model) -> None:

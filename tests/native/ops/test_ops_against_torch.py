@@ -20,7 +20,7 @@ from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - register
 from penstock.native.collective_ops import COLLECTIVE_NAMES
 from penstock.native.matrix_kernels import KERNELS
 from penstock.native.matrix_probe import available
-from penstock.native.remote_ops import REMOTE_NAMES
+from penstock.ps.remote_ops import REMOTE_NAMES
 
 OPS: Any = torch.ops.penstock
 LR = torch.tensor(0.1)

@@ -16,7 +16,7 @@ from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers it
 from penstock.native import ops
 from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - registers its operators
 from penstock.native.collective_ops import COLLECTIVE_NAMES
-from penstock.native.remote_ops import REMOTE_NAMES
+from penstock.ps.remote_ops import REMOTE_NAMES
 
 _OPS = torch.ops.penstock
 

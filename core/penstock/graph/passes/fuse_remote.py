@@ -17,9 +17,8 @@ from dataclasses import replace
 
 from penstock.graph.passes.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
-from penstock.native.remote import Descriptor
-from penstock.native.remote_ops import FETCH_BARRIER, RECV, RECV_STEP, SEND, SEND_BARRIER, SEND_ROWS, SEND_STEP
 from penstock.program.ir import Arg, Operator, Ref
+from penstock.ps.remote import FETCH_BARRIER, RECV, RECV_STEP, SEND, SEND_BARRIER, SEND_ROWS, SEND_STEP, Descriptor
 
 _REMOTE = {SEND: 1, SEND_ROWS: 2, SEND_BARRIER: 1, RECV: 2, FETCH_BARRIER: 1}
 """Where in its arguments each names its remote; variable, blocks, servers and heights follow."""

@@ -12,10 +12,10 @@ from itertools import zip_longest
 
 from penstock.errors import UserError
 from penstock.native.collective_ops import COLLECTIVE
-from penstock.native.remote_ops import REMOTE_TYPES
 from penstock.program.ir import Operator, Role, Structure
 from penstock.program.program import Program
 from penstock.program.text import to_text
+from penstock.ps.remote import REMOTE_TYPES
 
 
 def normal_text(program: Program) -> str:

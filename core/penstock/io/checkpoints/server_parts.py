@@ -9,8 +9,8 @@ from penstock.io.checkpoints.layout import Place
 from penstock.io.checkpoints.reading import Checkpoint
 from penstock.io.files import digest_of, flush
 from penstock.io.manifest import ServersPart, StoredFile
+from penstock.ps.durability.snapshots import finished_cut
 from penstock.ps.origin import Copy
-from penstock.ps.snapshot import finished_cut
 
 
 def parts(folder: Path, servers: ServersPart) -> list[Path]:

@@ -14,10 +14,10 @@ from penstock.exec.ps_storage import NUMBERS, ProgramStorage, prepared_storage
 from penstock.exec.scope import Scope
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
-from penstock.native.remote_ops import LISTEN_AND_SERV, SPARSE_TABLE
 from penstock.program.program import Program
-from penstock.ps.recovery import has_state
-from penstock.ps.snapshot import Item, Snapshot
+from penstock.ps.durability.recovery import has_state
+from penstock.ps.durability.snapshots import Item, Snapshot
+from penstock.ps.remote import LISTEN_AND_SERV, SPARSE_TABLE
 from penstock.transpile.tables import is_state
 
 

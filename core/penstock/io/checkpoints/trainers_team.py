@@ -31,12 +31,12 @@ from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.teams import Collect
 from penstock.io.manifest import ServersPart
-from penstock.native import remote as remotes
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of
 from penstock.ps.opening import incarnation, opened_client
 from penstock.ps.origin import Copy, check_origins
+from penstock.ps.remote_ops import remotes
 
 FOLDER = "servers"
 WAIT_S = 60.0
@@ -163,7 +163,7 @@ class TrainersTeam:
         return
 
     def restores(self, copy: Copy) -> None:
-        remotes.remote(str(self._descriptor))  # opened, if no program has done that yet
+        remotes.get(str(self._descriptor))  # opened, if no program has done that yet
         origins = self._client.origins(copy.token)
         check_origins(copy, origins, self.rank)
         if not self._knows_words:

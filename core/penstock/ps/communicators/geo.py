@@ -1,9 +1,13 @@
-"""GEO: each trainer trains by itself, and now and then tells the servers how far it came.
+"""GEO: each trainer trains by itself, and exchanges its progress with the servers every N steps.
 
-After N steps of a variable its delta, divided by the number of trainers, goes to the servers, and what the
-others did comes back. The exchange runs on a thread while the next step computes; the variable's next step takes in
-what came. Of a sparse variable the union of the rows touched since the last exchange is told, and what others changed
-comes back. Steps that are left at the end are told on `close`.
+After N steps of a variable its delta, divided by the number of trainers, goes to the servers, and the others' progress
+comes back. The exchange runs on a thread while the next step computes; the variable's next step takes in what came. Of
+a sparse variable the union of the rows touched since the last exchange is sent, and the rows that others changed come
+back. Steps that are left at the end are sent on `close`.
+
+`parameter` is what the trainer trains; `old` the servers' value at the last exchange, plus the progress sent since.
+Invariant: with one trainer old equals the servers' value to the bit, because both add the same deltas to the same
+values in the same order; so taking over adds exact zeros.
 """
 
 from __future__ import annotations
@@ -18,12 +22,38 @@ import torch
 from torch import Tensor
 
 from penstock.errors import SpecError
-from penstock.native.remote import Descriptor
-from penstock.ps.communicators import geo_blocks
-from penstock.ps.communicators.background import OverServers, Servers
+from penstock.ps.communicators.base import OverServers, Servers
 from penstock.ps.counters import Counters, nobody_waits_here
+from penstock.ps.remote import Descriptor
 from penstock.ps.rows import Table, parts_of, unique
 from penstock.ps.runtime_config import CommunicatorSettings
+
+
+def outgoing(parameter: Tensor, old: Tensor, num_trainers: int) -> Tensor:
+    """Return this trainer's share of the progress since the last exchange, and count it as told."""
+    delta = (parameter - old).div_(num_trainers)
+    old.add_(delta)
+    return delta
+
+
+def incoming(parameter: Tensor, old: Tensor, server: Tensor) -> None:
+    """Take over what the others did: the servers' value is now `server`."""
+    parameter.add_(server - old)
+    old.copy_(server)
+
+
+def outgoing_rows(parameter: Tensor, old: Tensor, rows: Tensor, num_trainers: int) -> Tensor:
+    """`outgoing` of some rows, each once."""
+    before = old[rows]
+    delta = (parameter[rows] - before).div_(num_trainers)
+    old[rows] = before.add_(delta)
+    return delta
+
+
+def incoming_rows(parameter: Tensor, old: Tensor, rows: Tensor, server: Tensor) -> None:
+    """`incoming` of some rows, each once."""
+    parameter.index_add_(0, rows, server - old[rows])
+    old[rows] = server
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +74,7 @@ class _Heard:
 
 @dataclass(slots=True)
 class _Variable:
-    """`old`: see geo_blocks; `pending`: the exchange that is under way; `steps`: since the last exchange."""
+    """`old`: see `outgoing`; `pending`: the exchange that is under way; `steps`: since the last exchange."""
 
     table: Table
     parameter: Tensor
@@ -173,11 +203,11 @@ class GeoCommunicator(OverServers):
         blocks = [(mine.cpu(), old) for mine, old in zip(state.blocks(), state.old, strict=True)]
         state.steps = 0
         if not state.touched:
-            return _Progress([geo_blocks.outgoing(mine, old, share) for mine, old in blocks])
+            return _Progress([outgoing(mine, old, share) for mine, old in blocks])
         ids, _ = unique(torch.cat(state.touched))
         parts = parts_of(state.table, ids)
         state.touched = []
-        deltas = [geo_blocks.outgoing_rows(*b, p.rows, share) for b, p in zip(blocks, parts, strict=True)]
+        deltas = [outgoing_rows(*b, p.rows, share) for b, p in zip(blocks, parts, strict=True)]
         return _Progress(deltas, ids)
 
     def _exchange(self, table: Table, progress: _Progress) -> list[_Heard]:
@@ -214,9 +244,9 @@ class GeoCommunicator(OverServers):
         for block, old, heard in zip(state.blocks(), state.old, pending.result(), strict=True):
             mine = block.cpu()
             if heard.rows is None:
-                geo_blocks.incoming(mine, old, heard.values)
+                incoming(mine, old, heard.values)
             else:
-                geo_blocks.incoming_rows(mine, old, heard.rows, heard.values)
+                incoming_rows(mine, old, heard.rows, heard.values)
             if mine.device != block.device:
                 block.copy_(mine)
 

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from penstock.errors import Unavailable
-from penstock.native.remote import Descriptor
 from penstock.program.strict_fields import say_once
-from penstock.ps.communicators.background import OverServers, Route, Servers
-from penstock.ps.communicators.lockstep import LockStep
-from penstock.ps.communicators.merging import Gradient, merge
+from penstock.ps.communicators.base import Gradient, OverServers, Route, Servers, merge
+from penstock.ps.communicators.queues import LockStep
 from penstock.ps.counters import Counters, nobody_waits_here
+from penstock.ps.remote import Descriptor
 from penstock.ps.runtime_config import CommunicatorSettings
 
 _LOOK_FOR_THE_DEAD_S = 1.0  # only while somebody waits

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.ps.members import Membership
-from penstock.ps.messages import (
+from penstock.ps.rounds.machine import Membership, RoundMachine
+from penstock.ps.rounds.messages import (
     Answer,
     AppliedPush,
     Apply,
@@ -37,7 +37,6 @@ from penstock.ps.messages import (
     Tick,
     Ticket,
 )
-from penstock.ps.rounds.machine import RoundMachine
 
 
 @dataclass(slots=True)

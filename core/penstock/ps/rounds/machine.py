@@ -1,14 +1,266 @@
-"""What all round machines do with an event before it means something: who sent it, and is that a member."""
+"""Membership, meetings of all trainers, and the base of the round machines. Pure: no clock, no I/O.
+
+a meeting     closes when all expected trainers have joined the job once, and every member has arrived. A trainer that
+              is lost or leaves is waited for no more, and its part is dropped
+a number      each meeting has one, and a trainer asks for its next by it, so a request may be repeated: before the
+              meeting it waits, after it it gets the same answer again. Only the last meeting is remembered. A trainer
+              that was lost during it gets the answer too: to the others it is over
+a joiner      first asks for the next number (number -1), since others may have met before
+a restart     of the server drops all. Numbers go on with the highest that is asked for; a trainer that asks for a lower
+              one had its answer lost together with the server, and is refused
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.ps.members import Membership
-from penstock.ps.messages import Barrier, Beat, Event, Instruction, Leave, Meet, Pull, Push, Release, Tick
-from penstock.ps.rounds.meetings import Meetings
+from penstock.ps.rounds.messages import (
+    Answer,
+    Barrier,
+    Beat,
+    Event,
+    Instruction,
+    Leave,
+    Meet,
+    Met,
+    Pull,
+    Push,
+    Refuse,
+    Release,
+    Sender,
+    Tick,
+    Ticket,
+)
+
+
+@dataclass(slots=True)
+class Member:
+    """One trainer. `from_round`: the first round that waits for it.
+
+    `is_returning`: it was a member before the server was started again. It is waited for, but it has to join again,
+    since what it had pushed to the open round is lost.
+    """
+
+    epoch: int
+    seen_at: float
+    from_round: int
+    is_returning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """A membership as it is kept over a restart. `members`: trainer -> (epoch, first round that waits for it)."""
+
+    newest: dict[int, int] = field(default_factory=dict)
+    joined: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+    members: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class Membership:
+    """Trainers with leases of `lease_s` seconds. `expected`: how many have to join before the first round closes."""
+
+    def __init__(self, *, expected: int, lease_s: float) -> None:
+        self.expected, self.lease_s = expected, lease_s
+        self._members: dict[int, Member] = {}
+        self._newest: dict[int, int] = {}  # trainer -> newest epoch ever seen; outlives its membership
+        self._joined: set[int] = set()  # in this run of the job
+        self._left: set[int] = set()
+        self._lost: dict[int, float] = {}  # trainer -> when; for one lease: it may be alive, and join again
+
+    @property
+    def started(self) -> bool:
+        """Whether all expected trainers have joined once."""
+        return len(self._joined) >= self.expected
+
+    @property
+    def all_left(self) -> bool:
+        """Whether nobody is left, at least one trainer has left in order, and none is still to come.
+
+        One that was lost is to come for one lease more.
+        """
+        return self.started and not self._members and not self._lost and bool(self._left)
+
+    @property
+    def all_lost(self) -> bool:
+        """Whether nobody is left, and nobody has left in order: the job can only go on if one comes back."""
+        return not self._members and not self._left
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is a member now."""
+        return not self._members
+
+    def missing(self) -> list[int]:
+        """Trainers that have not joined yet, for an error message; none once the job has started."""
+        return [] if self.started else [t for t in range(self.expected) if t not in self._joined]
+
+    def present(self) -> set[int]:
+        """All trainers that are members now, or expected back by a server that was started again."""
+        return set(self._members)
+
+    def participants(self, round: int) -> set[int]:
+        """Trainers that `round` waits for."""
+        return {t for t, m in self._members.items() if m.from_round <= round}
+
+    def from_round(self, trainer: int) -> int:
+        """The first round that waits for a member."""
+        return self._members[trainer].from_round
+
+    def is_new(self, sender: Sender) -> bool:
+        """Whether this incarnation is not a member yet."""
+        member = self._members.get(sender.trainer)
+        return member is None or member.epoch != sender.epoch or member.is_returning
+
+    def returns_to(self, sender: Sender) -> int | None:
+        """The first round that waits for an incarnation that a restarted server expects back, else None."""
+        member = self._members.get(sender.trainer)
+        return member.from_round if member and member.is_returning and member.epoch == sender.epoch else None
+
+    def refusal(self, sender: Sender) -> str:
+        """Why requests of this incarnation are refused for ever; '' if they are not."""
+        if not 0 <= sender.trainer < self.expected:
+            return (
+                f"trainer {sender.trainer} is none of this job's: fanin is {self.expected}, so trainers are 0 to "
+                f"{self.expected - 1}"
+            )
+        newest = self._newest.get(sender.trainer, sender.epoch)
+        if sender.epoch < newest:
+            return f"trainer {sender.trainer} was started again (epoch {newest}); epoch {sender.epoch} is refused"
+        return ""
+
+    def refuse(self, ticket: Ticket, sender: Sender) -> Refuse | None:
+        """Return the refusal of a request other than to join, or None for a member."""
+        reason = self.refusal(sender)
+        if reason:
+            return Refuse(ticket, reason)
+        if self.is_new(sender):
+            return Refuse(ticket, f"trainer {sender.trainer} is no member (its lease ran out?)", rejoin=True)
+        return None
+
+    def is_gone(self, sender: Sender) -> bool:
+        """Whether this incarnation was a member and is none now: it was lost, has left, or is expected back."""
+        return self._newest.get(sender.trainer) == sender.epoch and self.is_new(sender)
+
+    def join(self, sender: Sender, now: float, from_round: int) -> None:
+        """Admit a new incarnation. The caller has dropped what the one before it had pushed."""
+        self._members[sender.trainer] = Member(sender.epoch, now, from_round)
+        self._newest[sender.trainer] = sender.epoch
+        self._joined.add(sender.trainer)
+        self._left.discard(sender.trainer)
+        self._lost.pop(sender.trainer, None)
+
+    def touch(self, sender: Sender, now: float) -> None:
+        """Renew a member's lease."""
+        self._members[sender.trainer].seen_at = now
+
+    def leave(self, trainer: int) -> None:
+        """Take out a trainer that says so; one that was lost is not to come any more."""
+        self._members.pop(trainer, None)
+        self._lost.pop(trainer, None)
+        self._left.add(trainer)
+
+    def expire(self, now: float) -> list[int]:
+        """Take out and return the trainers whose lease has run out."""
+        gone = sorted(t for t, m in self._members.items() if now - m.seen_at > self.lease_s)
+        self._lost = {t: at for t, at in self._lost.items() if now - at <= self.lease_s}
+        for trainer in gone:
+            del self._members[trainer]
+            self._lost[trainer] = now
+        return gone
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """The server heard nobody for so long, and that is not their fault: leases are as much longer."""
+        for member in self._members.values():
+            member.seen_at = min(now, member.seen_at + seconds)
+        self._lost = {t: min(now, at + seconds) for t, at in self._lost.items()}
+
+    def roster(self) -> Roster:
+        """Return what a restart needs."""
+        members = {t: (m.epoch, m.from_round) for t, m in self._members.items()}
+        return Roster(dict(self._newest), frozenset(self._joined), frozenset(self._left), members)
+
+    def restore(self, roster: Roster, now: float) -> None:
+        """Go on from a roster. Its members have one lease to come back, and those that were lost too."""
+        self._newest, self._joined, self._left = dict(roster.newest), set(roster.joined), set(roster.left)
+        self._members = {t: Member(e, now, first, is_returning=True) for t, (e, first) in roster.members.items()}
+        self._lost = dict.fromkeys(self._joined - self._left - self._members.keys(), now)
+
+
+@dataclass(slots=True)
+class _Here:
+    """A trainer that waits. `tickets`: of the same request, repeated."""
+
+    sender: Sender
+    number: int
+    part: object
+    tickets: list[Ticket]
+
+
+class Meetings:
+    """The meetings at one server, whose members are `members`. Not thread-safe."""
+
+    def __init__(self, members: Membership) -> None:
+        self._members = members
+        self._next = 0
+        self._last: tuple[object, ...] = ()
+        self._here: dict[int, _Here] = {}
+
+    @property
+    def waiting(self) -> AbstractSet[int]:
+        """Trainers that are there, and wait for the others."""
+        return self._here.keys()
+
+    def meet(self, event: Meet, round: int) -> list[Instruction]:
+        """Take a member's request. `round`: the open round, of which it is told."""
+        trainer, number = event.sender.trainer, event.number
+        if number < 0:
+            return [Answer(event.ticket, max([self._next, *(here.number for here in self._here.values())]))]
+        if self._next and number == self._next - 1:
+            return [Met(event.ticket, round, self._last)]
+        if number < self._next or (self._next and number > self._next):
+            reason = (
+                f"trainer {trainer} asks for meeting {number}, but the next is {self._next}: was it taken for lost?"
+            )
+            return [Refuse(event.ticket, reason)]
+        here = self._here.get(trainer)
+        if here is not None and (here.sender, here.number) == (event.sender, number):
+            here.tickets.append(event.ticket)
+            return []
+        replaced = (
+            [] if here is None else [Refuse(t, f"trainer {trainer} asks for another meeting") for t in here.tickets]
+        )
+        self._here[trainer] = _Here(event.sender, number, event.part, [event.ticket])
+        return list(replaced)
+
+    def settle(self, round: int) -> list[Instruction]:
+        """Let go of who is a member no more, and close the meeting if all are there. After every event."""
+        out: list[Instruction] = []
+        for here in [here for here in self._here.values() if self._members.is_new(here.sender)]:
+            out += self._send_away(
+                here, f"trainer {here.sender.trainer} is no member (its lease ran out?)", rejoin=True
+            )
+        if not self._here or not self._members.started or self._members.present() - self._here.keys():
+            return out
+        number = max(here.number for here in self._here.values())
+        behind = [here for here in self._here.values() if here.number < number]
+        for here in behind:
+            lost = f"what came of meeting {here.number} was lost when the server was started again"
+            out += self._send_away(here, lost, rejoin=False)
+        if behind:
+            return out
+        self._last, self._next = tuple(self._here[t].part for t in sorted(self._here)), number + 1
+        out += [Met(ticket, round, self._last) for here in self._here.values() for ticket in here.tickets]
+        self._here.clear()
+        return out
+
+    def _send_away(self, here: _Here, reason: str, *, rejoin: bool) -> list[Instruction]:
+        del self._here[here.sender.trainer]
+        return [Refuse(ticket, reason, rejoin=rejoin) for ticket in here.tickets]
 
 
 class RoundMachine:

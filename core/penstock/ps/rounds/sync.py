@@ -18,8 +18,8 @@ The shell may restore `round` and the members from a snapshot: trainers then joi
 
 from __future__ import annotations
 
-from penstock.ps.members import Membership
-from penstock.ps.messages import (
+from penstock.ps.rounds.machine import Membership, RoundMachine
+from penstock.ps.rounds.messages import (
     Answer,
     Applied,
     Barrier,
@@ -41,7 +41,6 @@ from penstock.ps.messages import (
     Tick,
     Ticket,
 )
-from penstock.ps.rounds.machine import RoundMachine
 
 
 class SyncRounds(RoundMachine):

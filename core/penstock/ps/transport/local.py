@@ -1,15 +1,15 @@
 """Calls between processes of one host: an abstract Unix socket, bodies in shared memory.
 
-A connection opens with `hello`, which holds the job and its token; nothing else is read before that is right. Of those
-that have not said it yet there are at most `MAX_STRANGERS`: the one that has taken longest makes room for the next.
-Each connection has a thread on the server and carries one call at a time; a client opens as many as it has calls at
-once.
+A connection opens with `hello`, which holds the job and its token; nothing else is read before that is right. At most
+`MAX_UNKNOWN` connections may be without it: the one that has taken longest makes room for the next. Each connection has
+a thread on the server and carries one call at a time; a client opens as many as it has calls at once.
 A handler may wait (a barrier does); its answer's tensors are copied into shared memory before it is called again.
 The socket is abstract: nothing in the file system, nothing left after SIGKILL.
 """
 
 from __future__ import annotations
 
+import functools
 import hmac
 import secrets
 import socket
@@ -19,10 +19,18 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.errors import PeerError, PenstockError, Unavailable
 from penstock.ps.transport.frames import Closed, Line
 from penstock.ps.wire import Message, WireError
+
+
+@functools.cache
+def host_id() -> str:
+    """Return what is equal for processes of one running machine and network namespace, and differs for others."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ Handler = Callable[[Message], Message | Guarded]
 What it raises refuses the request, except Unavailable: that breaks the connection, so the client asks again.
 """
 
-MAX_STRANGERS = 64
+MAX_UNKNOWN = 64
 HELLO_S = 10.0  # seconds for a connection to say who it is
 LAST_WORDS_S = 1.0  # for answers when the server ends
 ANSWER_S = 60.0  # seconds for a client to take its answer
@@ -69,7 +77,7 @@ class LocalServer:
         self._socket.bind("\0" + self.address)
         self._socket.listen(128)
         self._lines: set[Line] = set()
-        self._strangers: dict[Line, None] = {}  # of these, those that have not said who they are, oldest first
+        self._unknown: dict[Line, None] = {}  # of these, those that have not said who they are, oldest first
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -96,20 +104,20 @@ class LocalServer:
             if self._closed.is_set():
                 line.close()
                 return
-            if len(self._strangers) >= MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
+            if len(self._unknown) >= MAX_UNKNOWN:
+                oldest = next(iter(self._unknown))
+                del self._unknown[oldest]
                 oldest.shut_down()  # its thread ends with that
             thread.start()
             self._lines.add(line)
-            self._strangers[line] = None
+            self._unknown[line] = None
             self._threads = [*(t for t in self._threads if t.is_alive()), thread]
 
     def _serve(self, line: Line) -> None:
         try:
             if self._is_welcome(line):
                 with self._lock:
-                    self._strangers.pop(line, None)
+                    self._unknown.pop(line, None)
                 while True:
                     self._answer(line)
         except (Unavailable, PeerError):
@@ -117,7 +125,7 @@ class LocalServer:
         finally:
             with self._lock:
                 self._lines.discard(line)
-                self._strangers.pop(line, None)
+                self._unknown.pop(line, None)
             line.close()
 
     def _is_welcome(self, line: Line) -> bool:

@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from penstock.errors import Unavailable
-from penstock.ps.transport.host import host_id
-from penstock.ps.transport.local import Answered, LocalClient
+from penstock.ps.transport.local import Answered, LocalClient, host_id
 from penstock.ps.transport.remote import RemoteClient, Tls
 from penstock.ps.wire import Message
 

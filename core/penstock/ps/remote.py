@@ -1,20 +1,30 @@
-"""What a trainer program's remote operators talk to: a *remote*, found by the descriptor that stands in the program.
+"""Interface between a trainer program's remote operators and its parameter servers: descriptors and protocols.
 
-A descriptor is text, `sync 0/2 host:port,host:port`: mode, trainer, number of trainers, endpoints of the parameter
+A descriptor is text in the program, `sync 0/2 host:port,host:port`: mode, trainer, number of trainers, endpoints of the
 servers; in GEO mode also ` every=100`. Job and token are no part of it (a program travels); they come from the
-environment. A remote is opened at its first use and lives until it is closed; everything that names the same descriptor
-in a process uses the same one.
+environment. Pure data: nothing is opened here.
 """
 
 from __future__ import annotations
 
-import importlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
-from penstock.errors import Bug, ProgramError
+from penstock.errors import ProgramError
+
+SEND = "penstock.send.default"
+SEND_ROWS = "penstock.send_rows.default"
+SEND_BARRIER = "penstock.send_barrier.default"
+SEND_STEP = "penstock.send_step.default"  # of graphs only, as RECV_STEP: `graph/passes/fuse_remote.py`
+RECV_STEP = "penstock.recv_step.default"
+RECV = "penstock.recv.default"
+FETCH_BARRIER = "penstock.fetch_barrier.default"
+PREFETCH = "penstock.prefetch.default"
+GEO = "penstock.geo.default"
+LISTEN_AND_SERV = "penstock.listen_and_serv.default"
+SPARSE_TABLE = "penstock.sparse_table.default"
+REMOTE_TYPES = frozenset({SEND, SEND_ROWS, SEND_BARRIER, RECV, FETCH_BARRIER, PREFETCH, GEO})
 
 PsMode = Literal["sync", "half_async", "async", "geo"]
 
@@ -123,45 +133,3 @@ class StepRemote(Remote, Protocol):
 
 
 Opener = Callable[[Descriptor], Remote]
-
-_lock = threading.Lock()
-_open: dict[str, Remote] = {}
-_opener: list[Opener] = []
-
-
-def open_with(opener: Opener) -> None:
-    """Open remotes with `opener` from now on (a test's, or the communicator's)."""
-    _opener[:] = [opener]
-
-
-def remote(descriptor: str) -> Remote:
-    """Return the remote of a descriptor, opened if it is not open. Raises ProgramError, Unavailable."""
-    with _lock:
-        found = _open.get(descriptor)
-        if found is None:
-            # By name: the native package knows no parameter servers, and programs without them load none.
-            opener = _opener[0] if _opener else importlib.import_module("penstock.ps.opening").open_remote
-            found = _open[descriptor] = opener(Descriptor.parse(descriptor))
-        return found
-
-
-def step_remote(descriptor: str) -> StepRemote:
-    """Return the remote of a descriptor of sync mode. Raises Bug, and as `remote` does."""
-    found = remote(descriptor)
-    if not isinstance(found, StepRemote):
-        raise Bug(f"the remote {descriptor!r} takes no whole steps, but a graph was built for one that does")
-    return found
-
-
-def close(descriptor: str) -> None:
-    """Close a remote, if it is open."""
-    with _lock:
-        found = _open.pop(descriptor, None)
-    if found is not None:
-        found.close()
-
-
-def opened() -> list[str]:
-    """Return the descriptors of the remotes that are open."""
-    with _lock:
-        return list(_open)

@@ -1,22 +1,86 @@
-"""What a trainer has pushed to one server in the open round, kept until that server says that the round is applied.
+"""Retry of RPCs to parameter servers: back-off between attempts, and the pushes to replay after a reconnect.
 
 A server that is started again knows the rounds that it has applied, and nothing of the open one: all of it is pushed
 again, under the same keys. Only the barrier's answer ends a round, so only then its memory is used for the next.
+No I/O, no clock, no sleep.
 """
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from penstock.errors import ProgramError
-from penstock.ps.acknowledged import state_lost
-from penstock.ps.tensors import to_wire
-from penstock.ps.wire import MAX_TENSORS, WireTensor
+from penstock.errors import PeerError, ProgramError
+from penstock.ps.wire import MAX_TENSORS, WireTensor, to_wire
+
+FIRST_S = 0.03
+LARGEST_S = 1.0
+
+
+class Patience:
+    """Waits between attempts: doubled from FIRST_S to LARGEST_S, each cut by up to a half at random.
+
+    At random, so that trainers that lost the same server do not come back all at once.
+    """
+
+    def __init__(self, limit_s: float, *, chance: Callable[[], float] = random.random) -> None:
+        self.limit_s = limit_s
+        self.attempts = 0
+        self._chance = chance
+
+    def wait_s(self, away_s: float) -> float | None:
+        """Return how long to wait before the next attempt; None: it has been away for as long as it may."""
+        left = self.limit_s - away_s
+        if left <= 0:
+            return None
+        full = min(LARGEST_S, FIRST_S * 2.0 ** min(self.attempts, 16))
+        self.attempts += 1
+        return min(left, full * (1 - 0.5 * self._chance()))
+
+
+def state_lost(endpoint: str, how_far: str) -> PeerError:
+    """Return the error of a server that does not know any more what it has acknowledged. `how_far`: its state."""
+    return PeerError(
+        f"{endpoint} {how_far}: it was started again without its state. Give servers a PENSTOCK_PS_STATE_DIR that "
+        "outlives them, or start the job again",
+        endpoint=endpoint,
+    )
+
+
+class Acknowledged:
+    """Pushes of one trainer to one server, by their numbers, which only grow. Thread-safe.
+
+    A push of another thread may be acknowledged while a join is on its way: what the join's answer has to know of is
+    `newest` as it was when it was sent.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._lock = threading.Lock()
+        self._newest = 0
+
+    @property
+    def newest(self) -> int:
+        """The largest number of a push that is acknowledged; 0: none is."""
+        return self._newest
+
+    def note(self, number: int) -> None:
+        """The server has acknowledged this push."""
+        with self._lock:
+            self._newest = max(self._newest, number)
+
+    def check(self, applied: int, newest: int) -> None:
+        """Raise PeerError if a server that has applied pushes up to `applied` has acknowledged `newest`."""
+        if applied < newest:
+            raise state_lost(
+                self._endpoint, f"has applied this trainer's pushes up to {applied}, but has acknowledged {newest}"
+            )
+
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Kept = tuple[WireTensor, ...]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from penstock.ps.messages import Payload
+from penstock.ps.rounds.messages import Payload
 from penstock.ps.storage import Gradient
 
 

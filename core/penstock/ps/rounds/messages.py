@@ -1,9 +1,9 @@
-"""What goes into a round machine, and what it asks for. Plain data, no I/O.
+"""Events and instructions of the round machines. Plain data, no I/O.
 
 An *event* is a request of a trainer (it has a ticket, under which it is answered exactly once), the passing of time, or
-word from the shell that something asked for is done. An *instruction* is what the shell has to do. Payloads are
-numbers: the shell holds the bytes, the machine says what becomes of them. Every payload that is handed in comes back
-exactly once, in `Close`, `Apply` or `Release`.
+the completion of an instruction. An *instruction* is what the server has to do. Payloads are numbers: the server holds
+the bytes, the machine decides what becomes of them. Every payload that is handed in comes back exactly once, in
+`Close`, `Apply` or `Release`.
 """
 
 from __future__ import annotations

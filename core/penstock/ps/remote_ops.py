@@ -1,34 +1,72 @@
-"""The operators of a trainer program that talk to parameter servers, as torch operators, so that the executors run them
-as any other: one after another, or when their inputs are ready.
+"""Torch operators of trainer programs that exchange with parameter servers, and the registry of open remotes.
 
-Each takes tokens (empty tensors) of what has to happen before it and gives one, so that the order of a step
-(send, send barrier, recv, fetch barrier) is an order of data. They take the interpreter lock, and give it up while
-they wait.
+The executors run them as any other operator: serially, or when their inputs are ready. Each takes tokens (empty
+tensors) of what precedes it and returns one, so that the order of a step (send, send barrier, recv, fetch barrier) is a
+data dependency. They hold the interpreter lock, and release it while they wait.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.native import remote as remotes
+from penstock.errors import Bug
+from penstock.ps.remote import Descriptor, Opener, Push, Remote, StepRemote
 
-SEND = "penstock.send.default"
-SEND_ROWS = "penstock.send_rows.default"
-SEND_BARRIER = "penstock.send_barrier.default"
-SEND_STEP = "penstock.send_step.default"  # of graphs only, as RECV_STEP: `graph/passes/fuse_remote.py`
-RECV_STEP = "penstock.recv_step.default"
-RECV = "penstock.recv.default"
-FETCH_BARRIER = "penstock.fetch_barrier.default"
-PREFETCH = "penstock.prefetch.default"
-GEO = "penstock.geo.default"
-LISTEN_AND_SERV = "penstock.listen_and_serv.default"
-SPARSE_TABLE = "penstock.sparse_table.default"
-REMOTE_TYPES = frozenset({SEND, SEND_ROWS, SEND_BARRIER, RECV, FETCH_BARRIER, PREFETCH, GEO})
+
+def _open_by_environment(descriptor: Descriptor) -> Remote:
+    from penstock.ps.opening import open_remote  # at the first use: programs without servers load no gRPC
+
+    return open_remote(descriptor)
+
+
+class Remotes:
+    """The remotes that this process has open: one for each descriptor, from its first use until it is closed.
+
+    `opener` opens them, except where a descriptor has an opener of its own in `openers`. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.opener: Opener = _open_by_environment
+        self.openers: dict[str, Opener] = {}
+        self._lock = threading.Lock()
+        self._open: dict[str, Remote] = {}
+
+    def get(self, descriptor: str) -> Remote:
+        """Return the remote of a descriptor, opened if it is not open. Raises ProgramError, Unavailable."""
+        with self._lock:
+            found = self._open.get(descriptor)
+            if found is None:
+                opener = self.openers.get(descriptor, self.opener)
+                found = self._open[descriptor] = opener(Descriptor.parse(descriptor))
+            return found
+
+    def get_step(self, descriptor: str) -> StepRemote:
+        """Return the remote of a descriptor of sync mode. Raises Bug, and as `get` does."""
+        found = self.get(descriptor)
+        if not isinstance(found, StepRemote):
+            raise Bug(f"the remote {descriptor!r} takes no whole steps, but a graph was built for one that does")
+        return found
+
+    def close(self, descriptor: str) -> None:
+        """Close a remote, if it is open."""
+        with self._lock:
+            found = self._open.pop(descriptor, None)
+        if found is not None:
+            found.close()
+
+    def opened(self) -> list[str]:
+        """Return the descriptors of the remotes that are open."""
+        with self._lock:
+            return list(self._open)
+
+
+remotes = Remotes()  # of the process: an operator has nothing but the descriptor that stands in its program
 
 
 def _token() -> Tensor:
@@ -40,19 +78,19 @@ def _cpu(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _send(values: list[Tensor], remote: str, variable: str, blocks: list[str], at: list[int]) -> Tensor:
-    remotes.remote(remote).send(variable, blocks, at, _cpu(values))
+    remotes.get(remote).send(variable, blocks, at, _cpu(values))
     return _token()
 
 
 def _send_rows(
     rows: Tensor, values: Tensor, remote: str, variable: str, blocks: list[str], at: list[int], heights: list[int]
 ) -> Tensor:
-    remotes.remote(remote).send_rows(variable, blocks, at, heights, *_cpu([rows, values]))
+    remotes.get(remote).send_rows(variable, blocks, at, heights, *_cpu([rows, values]))
     return _token()
 
 
 def _send_barrier(after: list[Tensor], remote: str) -> Tensor:
-    remotes.remote(remote).send_barrier()
+    remotes.get(remote).send_barrier()
     return _token()
 
 
@@ -72,11 +110,11 @@ def _send_step(
     on_cpu, first = _cpu(values), 0
     pushes = []
     for variable, blocks, at, count in dense:
-        pushes.append(remotes.Push(variable, blocks, at, on_cpu[first : first + count]))
+        pushes.append(Push(variable, blocks, at, on_cpu[first : first + count]))
         first += count
     for (variable, blocks, at, heights), ids, of_ids in zip(sparse, _cpu(rows), _cpu(row_values), strict=True):
-        pushes.append(remotes.Push(variable, blocks, at, [of_ids], heights, ids))
-    remotes.step_remote(remote).send_step(pushes)
+        pushes.append(Push(variable, blocks, at, [of_ids], heights, ids))
+    remotes.get_step(remote).send_step(pushes)
     return _token()
 
 
@@ -84,13 +122,13 @@ def _recv(
     out: list[Tensor], after: list[Tensor], remote: str, variable: str, blocks: list[str], at: list[int]
 ) -> Tensor:
     on_cpu = _writable(out)
-    remotes.remote(remote).recv(variable, blocks, at, on_cpu)
+    remotes.get(remote).recv(variable, blocks, at, on_cpu)
     return _written(out, on_cpu)
 
 
 def _recv_step(out: list[Tensor], after: list[Tensor], remote: str, blocks: list[str], at: list[int]) -> Tensor:
     on_cpu = _writable(out)
-    remotes.step_remote(remote).recv_step(blocks, at, on_cpu)
+    remotes.get_step(remote).recv_step(blocks, at, on_cpu)
     return _written(out, on_cpu)
 
 
@@ -107,7 +145,7 @@ def _written(out: list[Tensor], on_cpu: list[Tensor]) -> Tensor:
 
 
 def _fetch_barrier(after: list[Tensor], remote: str) -> Tensor:
-    remotes.remote(remote).fetch_barrier()
+    remotes.get(remote).fetch_barrier()
     return _token()
 
 
@@ -126,11 +164,11 @@ def _prefetch(
     live = None if padding_idx is None else flat != padding_idx
     if live is None or bool(live.all()):
         out = torch.empty(flat.numel(), width, dtype=dtype)
-        remotes.remote(remote).prefetch(table, blocks, at, heights, flat, out)
+        remotes.get(remote).prefetch(table, blocks, at, heights, flat, out)
     else:
         out = torch.zeros(flat.numel(), width, dtype=dtype)
         some = torch.empty(int(live.sum()), width, dtype=dtype)
-        remotes.remote(remote).prefetch(table, blocks, at, heights, flat[live], some)
+        remotes.get(remote).prefetch(table, blocks, at, heights, flat[live], some)
         out[live] = some
     return out.reshape(*ids.shape, width).to(ids.device)
 
@@ -139,7 +177,7 @@ def _geo(
     parameter: Tensor, rows: Tensor | None, remote: str, variable: str, blocks: list[str], at: list[int],
     heights: list[int],
 ) -> Tensor:  # fmt: skip
-    remotes.remote(remote).geo(variable, blocks, at, heights, parameter, rows)
+    remotes.get(remote).geo(variable, blocks, at, heights, parameter, rows)
     return _token()
 
 

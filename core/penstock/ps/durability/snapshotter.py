@@ -17,15 +17,13 @@ from itertools import chain
 from pathlib import Path
 
 from penstock.errors import PeerError
-from penstock.ps.blocks import BlockLocks, BlockSpec
-from penstock.ps.desk import Desk
-from penstock.ps.ledger import Ledger
-from penstock.ps.logbook import Logbook
-from penstock.ps.members import Roster
+from penstock.ps.dispatcher import Desk
+from penstock.ps.durability.snapshots import AtStep, Cut, Item, SnapshotWriter, keep_newest, snapshot_path, snapshots
+from penstock.ps.durability.wal import Ledger, Logbook
 from penstock.ps.origin import Origin
+from penstock.ps.rounds.machine import Roster
 from penstock.ps.settings import ServerSettings
-from penstock.ps.snapshot import AtStep, Cut, Item, SnapshotWriter, keep_newest, snapshot_path, snapshots
-from penstock.ps.storage import Storage
+from penstock.ps.storage import BlockLocks, BlockSpec, Storage
 
 
 class _OutOfOrder(Exception):

@@ -1,19 +1,80 @@
-"""Reads of one sync step from one server: its operators ask for a few blocks each, one message brings them all.
+"""Prefetch of parameters and rows: reads that are sent before the operators that need them run.
 
-What a step reads is learned from the step before. The barrier asks for all of it, or if that is not possible the first
-read after it. The answer is kept, in the memory in which it came, until everything was taken or the step ends. Nothing
-stale can be read: within a round parameters do not change, a block is taken once, and the barrier forgets what is left.
+rows of tables   of the next step's ids are looked up in the background while this step runs
+blocks           of a sync step come with one message: what a step reads is learned from the step before. The barrier
+                 asks for all of it, or if that is not possible the first read after it. Nothing stale can be read:
+                 within a round parameters do not change, a block is taken once, and the barrier drops what is left
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
 
 from penstock.errors import PeerError
+from penstock.ps.counters import nobody_waits_here
 from penstock.ps.link import ServerLink
 from penstock.ps.transport.local import Answered
 from penstock.ps.wire import WireTensor
+
+Tensor = torch.Tensor
+MAX_WAITING = 64  # lookups that nobody has taken; the oldest is forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    table: str
+    ids: Tensor
+    rows: Future[Tensor]
+
+
+class Ahead:
+    """Lookups in the background, each taken once, by who asks for the same ids of the same table. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ps-ahead", initializer=nobody_waits_here)
+
+    def start(self, table: str, ids: Tensor, look_up: Callable[[Tensor], Tensor], *, keep: bool) -> None:
+        """Run `look_up(ids)` in the background. `ids` are copied. `keep`: for somebody to take."""
+        own = ids.clone()
+        waiting = _Waiting(table, own, self._thread.submit(look_up, own))
+        with self._lock:
+            self._waiting += [waiting] if keep else []
+            forgotten = self._waiting[:-MAX_WAITING]
+            self._waiting = self._waiting[-MAX_WAITING:]
+        for old in forgotten:
+            old.rows.cancel()
+
+    def take(self, table: str, ids: Tensor) -> Future[Tensor] | None:
+        """Return the rows of these ids, which may be on their way; None: nobody looks them up."""
+        with self._lock:
+            if not self._waiting:
+                return None
+            found = next((w for w in self._waiting if w.table == table and torch.equal(w.ids, ids)), None)
+            if found is None:
+                return None
+            self._waiting.remove(found)
+        # One that has not begun would wait for others that do not matter here.
+        return None if found.rows.cancel() else found.rows
+
+    def forget(self) -> None:
+        """Forget all: whoever asks for these ids later looks them up."""
+        with self._lock:
+            forgotten, self._waiting = self._waiting, []
+        for old in forgotten:
+            old.rows.cancel()
+
+    def close(self) -> None:
+        """Forget all, and end."""
+        self.forget()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
 
 Use = Callable[[Sequence[WireTensor]], None]
 

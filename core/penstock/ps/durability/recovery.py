@@ -16,14 +16,12 @@ from pathlib import Path
 import torch
 
 from penstock.errors import PeerError, SpecError
-from penstock.ps.journal import Record, log_files, recover
-from penstock.ps.ledger import Ledger, with_record
-from penstock.ps.members import Roster
-from penstock.ps.messages import Sender
-from penstock.ps.snapshot import Snapshot, newest, snapshots, tidy
+from penstock.ps.durability.snapshots import Snapshot, newest, snapshots, tidy
+from penstock.ps.durability.wal import Ledger, Record, log_files, recover, with_record
+from penstock.ps.rounds.machine import Roster
+from penstock.ps.rounds.messages import Sender
 from penstock.ps.storage import Gradient, Storage
-from penstock.ps.tensors import from_wire
-from penstock.ps.wire import ROWS, VALUES, Message
+from penstock.ps.wire import ROWS, VALUES, Message, from_wire
 
 _OF = re.compile(r"(\d+)-of-(\d+)")
 

@@ -1,9 +1,12 @@
-"""The log of a parameter server: what was applied since its last snapshot, so that a kill loses nothing acknowledged.
+"""Write-ahead log of a parameter server, and the index of what was applied: a kill loses nothing acknowledged.
 
 One file after another, `journal.<first>.log`; a record is a 28-byte prefix (magic, body length, head length, CRC-32 of
 head and body, sequence number) and one message of `wire`. A record is handed to the operating system before its update
 is acknowledged: it survives the death of the process. `flush_to_disk` makes it survive that of the machine too, at the
 cost of a wait for the disk. A record that is not whole ends the log: it was never acknowledged, and is cut off.
+
+The index changes together with the log, under the lock of the block (or of all blocks, for a round), so a snapshot that
+holds all locks sees it as of one position of the log. Replay of the log calls the same methods.
 """
 
 from __future__ import annotations
@@ -12,14 +15,22 @@ import mmap
 import os
 import re
 import struct
+import threading
 import zlib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import Bug, PeerError
-from penstock.ps.wire import MAX_HEAD_BYTES, Message, decode, encode
+from penstock.ps.rounds.machine import Roster
+from penstock.ps.rounds.messages import Sender
+from penstock.ps.wire import MAX_HEAD_BYTES, Message, Value, decode, encode
 
 _PREFIX = struct.Struct("<4sQIIQ")
 _MAGIC, _FAMILY = b"PSJ2", b"PSJ"
@@ -174,3 +185,149 @@ def _record(data: memoryview, offset: int) -> tuple[Record, int] | None:
         return None
     middle = begin + head_length
     return Record(sequence, decode(bytes(data[begin:middle]), data[middle:end])), end
+
+
+class Logbook:
+    """A journal behind a lock. `folder` None: sequence numbers are counted, and nothing is written."""
+
+    def __init__(self, folder: Path | None, *, next_sequence: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._journal = None if folder is None else Journal(folder, next_sequence=next_sequence)
+        self._next = next_sequence
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether records are written."""
+        return self._journal is not None
+
+    @property
+    def next_sequence(self) -> int:
+        """Number of the record that comes next."""
+        with self._lock:
+            return self._next
+
+    def append(self, message: Message) -> int:
+        """Write a record; return its sequence number. Raises OSError: then it is not there."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.append(message)
+            self._next += 1
+            return self._next - 1
+
+    def drop(self, sequence: int) -> None:
+        """Take out a record that could not be carried out, before the file after its own begins. Raises OSError."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.drop(sequence)
+            self._next -= 1
+
+    def rotate(self) -> int:
+        """Begin another file; return the number of its first record."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.rotate()
+            return self._next
+
+    def forget_before(self, sequence: int) -> None:
+        """Remove files all of whose records are older."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.forget_before(sequence)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
+
+
+Ids = npt.NDArray[np.int64]
+_COMPACT_AT = 64  # pieces
+
+
+class ChangedRows:
+    """Sets of row ids by (block, trainer). Not thread-safe for one block: its lock is held around calls."""
+
+    def __init__(self, trainers: set[int]) -> None:
+        self.trainers = set(trainers)
+        self._fresh: defaultdict[tuple[str, int], list[Ids]] = defaultdict(list)
+        self._told: dict[tuple[str, int], Ids] = {}
+
+    def note(self, block: str, trainer: int, rows: Ids) -> None:
+        """A trainer has pushed these rows: everybody else has to hear of them."""
+        self._told.pop((block, trainer), None)
+        own = np.unique(rows)
+        for other in self.trainers - {trainer}:
+            pieces = self._fresh[block, other]
+            pieces.append(own)
+            if len(pieces) >= _COMPACT_AT:
+                pieces[:] = [np.unique(np.concatenate(pieces))]
+
+    def take(self, block: str, trainer: int) -> Ids:
+        """Return what a trainer has to hear, ascending."""
+        key = (block, trainer)
+        told = self._told.get(key, np.empty(0, np.int64))
+        self._told[key] = np.unique(np.concatenate([told, *self._fresh.pop(key, [])]))
+        return self._told[key]
+
+    def read_whole(self, block: str, trainer: int) -> None:
+        """A trainer reads the whole block: it has heard all."""
+        self._fresh.pop((block, trainer), None)
+
+    def state(self) -> dict[tuple[str, int], Ids]:
+        """Return all that is still to be heard."""
+        keys = {*self._fresh, *self._told}
+        pieces = {key: [self._told.get(key, np.empty(0, np.int64)), *self._fresh.get(key, [])] for key in keys}
+        return {key: np.unique(np.concatenate(some)) for key, some in pieces.items()}
+
+    def restore(self, state: dict[tuple[str, int], Ids]) -> None:
+        """Go on from `state`."""
+        for key, ids in state.items():
+            self.trainers.add(key[1])
+            self._fresh[key].append(ids)
+
+
+Applied = dict[tuple[int, str], tuple[int, int]]
+
+
+class Ledger:
+    """`round`: rounds applied. `applied`: (trainer, block) -> (epoch, step) of its newest applied push."""
+
+    def __init__(self, *, trainers: int, keeps_changes: bool) -> None:
+        self.round = 0
+        self.applied: Applied = {}
+        self.changed = ChangedRows(set(range(trainers)))
+        self._keeps_changes = keeps_changes
+
+    def close_round(self, number: int) -> None:
+        """A round is logged and applied."""
+        self.round = number + 1
+
+    def apply(self, sender: Sender, step: int, block: str, rows: Any | None) -> None:
+        """A push is logged and applied."""
+        self.applied[sender.trainer, block] = (sender.epoch, step)
+        if self._keeps_changes and rows is not None:
+            self.changed.note(block, sender.trainer, rows.numpy())
+
+    def leave(self, trainer: int) -> None:
+        """A trainer has left: under the same epoch it may count its steps from the beginning."""
+        # Other threads add what they apply meanwhile: only a copy can be walked through.
+        for key in [key for key in list(self.applied) if key[0] == trainer]:
+            del self.applied[key]
+
+
+def with_record(roster: Roster, kind: str, fields: Mapping[str, Value]) -> Roster:
+    """Return the roster after a record of who took part."""
+    trainer, members, newest = int(fields["trainer"]), dict(roster.members), dict(roster.newest)
+    if kind == "joined":
+        epoch = int(fields["epoch"])
+        members[trainer] = (epoch, int(fields["round"]))
+        newest[trainer] = epoch
+        return Roster(newest, roster.joined | {trainer}, roster.left - {trainer}, members)
+    members.pop(trainer, None)
+    if kind == "left":
+        return Roster(newest, roster.joined, roster.left | {trainer}, members)
+    if kind == "lost":
+        return Roster(newest, roster.joined, roster.left, members)
+    raise PeerError(f"a log has no records called {kind!r}")

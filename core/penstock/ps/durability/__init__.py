@@ -1,0 +1,1 @@
+"""Durability of a parameter server: write-ahead log, snapshots, recovery."""
