@@ -326,6 +326,13 @@ def test_lease_stands_as_the_last_beat_says(steps: list[tuple[str, float]]) -> N
             assert leases.standing("a", now) is wanted
 
 
+def test_heartbeat_never_shortens_a_lease() -> None:
+    leases = Leases(15.0, 60.0)
+    leases.ensure("a", 0.0)
+    leases.beat("a", 1.0)
+    assert leases.standing("a", 74.0) is Standing.ALIVE
+
+
 def test_holder_known_from_before_a_restart_gets_a_fresh_grace() -> None:
     leases = Leases(15.0, 60.0)
     leases.ensure("a", 0.0)
