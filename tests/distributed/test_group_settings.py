@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+import penstock as fluid
 from penstock.distributed import collective
 from penstock.distributed.ranks import Ranks
 from penstock.errors import SpecError
+from penstock.exec.trainers import signature
+from penstock.graph.across import Across
+from penstock.graph.build import build_graph
 
 
 @pytest.mark.parametrize(("num_rings", "inter"), [(1, 0), (2, 4), (1, 4), (2, 0)])
@@ -31,3 +35,16 @@ def test_an_unknown_transport_is_refused_before_anybody_meets(monkeypatch: pytes
     monkeypatch.setenv(collective.TRANSPORT, "carrier pigeon")
     with pytest.raises(SpecError, match="'carrier pigeon'; expected one of auto, shared_memory, gloo"):
         collective.form(Ranks(0, 2, "127.0.0.1:1"))
+
+
+def signature_of(size: int) -> int:
+    """Return what trainers of a layer of this size compare."""
+    with fluid.program_guard(main := fluid.Program(), fluid.Program()):
+        loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [4]), size, name="layer"))
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    graph = build_graph(main, mode="all_reduce", num_replicas=1, active=1, across=Across("ring", ("0",)))
+    return signature(graph, main)
+
+
+def test_trainers_compare_the_sizes_of_what_they_exchange() -> None:
+    assert signature_of(3) == signature_of(3) != signature_of(5)

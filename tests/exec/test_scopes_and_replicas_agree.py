@@ -181,6 +181,16 @@ def test_a_value_of_another_shape_is_not_broadcast_into_a_parameter() -> None:
         fluid.global_scope().find_var("fc_0.w_0").set(np.ones((1,), "float32"))
 
 
+def test_of_many_plans_the_one_unused_longest_is_dropped() -> None:
+    main, _, loss = model()
+    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
+    for rows in (*range(1, 33), 1, 33):
+        trainer.run([], feed={"x": np.ones((rows, 4), "float32")})
+    shares = [plan["rows"] for plan in trainer.statistics()["plans"]]
+    kept = [sum(int(share.partition("=")[2]) for share in plan) for plan in shares]
+    assert kept == [*range(3, 33), 1, 33]
+
+
 def test_plans_are_dropped_when_asked() -> None:
     main, _, loss = model()
     trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main)
