@@ -43,7 +43,7 @@ Outcome = Literal["killed", "SURVIVED", "does not apply"]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One edit. `area`: the part of the product; `tests`: files, relative to the checkout, that have to notice it."""
+    """One edit. `area`: the part of the product; `tests`: files, or `FILE::FUNCTION`, that have to notice it."""
 
     name: str
     area: str
