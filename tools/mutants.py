@@ -192,6 +192,18 @@ def line(result: Result) -> str:
     return shown.rstrip()
 
 
+def show(root: Path, mutants: Sequence[Mutant]) -> int:
+    """Print which file each mutant edits; return the exit status: 1 if one does not apply."""
+    status = 0
+    for mutant in mutants:
+        try:
+            where = str(locate(root, mutant)[0].relative_to(root))
+        except DoesNotApply as error:
+            where, status = f"does not apply: {error}", 1
+        print(f"{mutant.area:<10} {mutant.name:<44} {where}")
+    return status
+
+
 def main(arguments: Sequence[str] | None = None, *, root: Path = Path(), mutants: Sequence[Mutant] = ()) -> int:
     """Judge mutants of the checkout `root`; return the exit status. `mutants`: instead of those of the list."""
     parser = argparse.ArgumentParser(description="Check that tests notice wrong edits of the product.")
@@ -204,9 +216,7 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = Path(), mutants
     if not chosen:
         parser.error(f"no mutant or area is called {' or '.join(given.only)}")
     if given.list:
-        for mutant in chosen:
-            print(f"{mutant.area:<10} {mutant.name:<44} {locate(root, mutant)[0].relative_to(root)}")
-        return 0
+        return show(root, chosen)
     with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder:
         copy = Path(folder).resolve()
         copy_checkout(root, copy)

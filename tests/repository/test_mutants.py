@@ -80,6 +80,13 @@ def test_the_command_succeeds_when_all_mutants_are_killed(checkout: Path) -> Non
     assert mutants.main(["--only", "core"], root=checkout, mutants=[SUM]) == 0
 
 
+def test_the_list_names_the_file_of_each_mutant(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert mutants.main(["--list"], root=checkout, mutants=[SUM]) == 0
+    assert capsys.readouterr().out.split() == ["core", SUM.name, "core/sums.py"]
+    assert mutants.main(["--list"], root=checkout, mutants=[replace(SUM, old="a * b")]) == 1
+    assert "does not apply" in capsys.readouterr().out
+
+
 def test_tests_that_fail_without_a_mutant_kill_none(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / "tests" / "test_sums.py").write_text("def test_add():\n    assert False\n")
     assert mutants.main([], root=checkout, mutants=[SUM]) == 2
