@@ -34,6 +34,7 @@ class FakeServer:
     reports: list[dict[str, Any]] = field(default_factory=list)
     hellos: list[dict[str, Any]] = field(default_factory=list)
     frames: list[bytes] = field(default_factory=list)
+    num_frames_at_end: int = -1
     logs: dict[str, bytes] = field(default_factory=dict)
     downloads: list[str] = field(default_factory=list)
     answers_beats: bool = True
@@ -94,6 +95,8 @@ class FakeServer:
                 await self._say({"type": "lease", "ttl_s": TTL_S})
             case "replica":
                 self.reports.append(fields)
+                if fields["state"] == "EXITED":
+                    self.num_frames_at_end = len(self.frames)
             case "log":
                 key = fields["replica_id"]
                 held = self.logs.setdefault(key, b"")

@@ -29,6 +29,7 @@ class Server(Protocol):
     reports: list[dict[str, Any]]
     hellos: list[dict[str, Any]]
     frames: list[bytes]
+    num_frames_at_end: int
     logs: dict[str, bytes]
     downloads: list[str]
 
@@ -159,6 +160,37 @@ async def test_frames_of_the_socket_are_relayed_and_foreign_ones_are_not(
             trainer.sendall(struct.pack("<I", len(payload)) + payload)
     await until(lambda: len(server.frames) == 2)
     assert [decode(payload).seq for payload in server.frames] == [0, 2]
+
+
+LAST_FRAMES = """
+import os, socket, struct, sys, time
+from penstock.protocol.frames import Frame, Kind, encode
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(os.environ["PENSTOCK_TELEMETRY_SOCKET"])
+for seq in range(50):
+    payload = encode(Frame(Kind.SCALARS, 7, 1, seq, body={}))
+    peer.sendall(struct.pack("<I", len(payload)) + payload)
+"""
+
+
+@pytest.mark.asyncio
+async def test_an_end_is_reported_after_the_last_frames(
+    server: Server, agent: Agent, order: Order, until: Until, tmp_path: Path
+) -> None:
+    process = agent.start(server.port)
+    await server.want(order("r1", "python", "-c", LAST_FRAMES, str(tmp_path / "go")))
+    await until(lambda: "RUNNING" in server.states("r1"))
+    guard = json.loads((agent.state_dir / "replicas" / "r1" / "guard.json").read_text())["pid"]
+    process.send_signal(signal.SIGSTOP)  # it finds the frames and the end at the same time
+    try:
+        (tmp_path / "go").touch()
+        await until(lambda: gone(guard))
+    finally:
+        process.send_signal(signal.SIGCONT)
+    await until(lambda: "EXITED" in server.states("r1"))
+    assert server.num_frames_at_end == 50
 
 
 @pytest.mark.asyncio

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from penstock.protocol.frames import Frame, Kind, decode_header, encode
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import CHUNK_BYTES, WINDOW_BYTES, LogTail
 from penstock_worker.messages import Report
-from penstock_worker.outgoing import LOG_BEFORE_END_S, Outgoing
+from penstock_worker.outgoing import FRAMES_A_TURN, LOG_BEFORE_END_S, Outgoing
 
 
 @dataclass
 class Source:
     log: LogTail
     report: Report = field(default_factory=lambda: Report(replica_id="r1", epoch=1, state="RUNNING"))
-    ended_at: float = 0.0
     confirmed: bool = False
     frames: FrameBuffer = field(default_factory=lambda: FrameBuffer(stream=7, epoch=1))
 
@@ -42,15 +42,35 @@ def test_a_report_goes_once_a_connection(source: Source) -> None:
     assert len(turn(Outgoing({"r1": source}, {}))) == 1
 
 
-def test_an_end_waits_for_its_log_but_not_for_ever(source: Source, tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"last words")
+def ended(source: Source) -> None:
     source.report = source.report.model_copy(update={"state": "EXITED", "exit_code": 0})
-    source.ended_at = 100.0
+
+
+def test_an_end_goes_out_after_its_log(source: Source, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"last words")
+    ended(source)
     outgoing = Outgoing({"r1": source}, {})
-    assert [message["type"] for message in turn(outgoing, 100.0)] == ["log"]
-    assert [message["type"] for message in turn(outgoing, 100.0)] == ["replica"]
-    late = Outgoing({"r1": source}, {})
-    assert turn(late, 100.0 + LOG_BEFORE_END_S)[0]["type"] == "replica"
+    assert [message["type"] for message in turn(outgoing, 1e9)] == ["log"], "however long ago it ended"
+    assert [message["type"] for message in turn(outgoing, 1e9)] == ["replica"]
+
+
+def test_an_end_goes_out_after_all_its_frames(source: Source) -> None:
+    for seq in range(2 * FRAMES_A_TURN):
+        frame = Frame(Kind.SCALARS, 7, 1, seq, body={})
+        source.frames.push(decode_header(encode(frame)), encode(frame))
+    ended(source)
+    outgoing, late_s = Outgoing({"r1": source}, {}), 2 * LOG_BEFORE_END_S
+    sent = [message for number in range(3) for message in outgoing.turn(number * late_s)]
+    assert [isinstance(message, bytes) for message in sent] == [True] * 2 * FRAMES_A_TURN + [False]
+
+
+def test_an_end_waits_a_bounded_time_for_its_log(source: Source, tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * (3 * WINDOW_BYTES))
+    ended(source)
+    outgoing = Outgoing({"r1": source}, {})
+    for _ in range(100):  # the server acknowledges nothing
+        assert "replica" not in [message["type"] for message in turn(outgoing, 5.0)]
+    assert [message["type"] for message in turn(outgoing, 5.0 + LOG_BEFORE_END_S)] == ["replica"]
 
 
 def test_a_log_goes_on_from_what_the_server_holds(source: Source, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import stat
 import struct
 from collections.abc import AsyncIterator
@@ -76,6 +77,49 @@ async def test_another_epoch_is_refused_and_counted(listening: Listening) -> Non
     writer.write(prefixed(encode(Frame(Kind.HELLO, 7, 1, 1, body={}))))
     await asyncio.wait_for(listening.woken.wait(), 5)
     assert listening.relay.refused == 1
+    writer.close()
+    await writer.wait_closed()
+
+
+def sent_and_closed(listening: Listening, frames: int) -> None:
+    """Send as a process that ends at once: the event loop runs nothing meanwhile."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(listening.relay.path))
+        for seq in range(frames):
+            peer.sendall(prefixed(encode(Frame(Kind.PROGRESS, 7, 1, seq, body={}))))
+
+
+def taken(listening: Listening) -> int:
+    count = 0
+    while listening.frames.pop() is not None:
+        count += 1
+    return count
+
+
+@pytest.mark.asyncio
+async def test_close_reads_a_connection_that_was_never_accepted(listening: Listening) -> None:
+    sent_and_closed(listening, 3)
+    await listening.relay.close()
+    assert taken(listening) == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_close_reads_what_ended_connections_sent(listening: Listening, turns: int) -> None:
+    sent_and_closed(listening, 20)
+    for _ in range(turns):  # of the event loop, between the connection and the end of what was sent over it
+        await asyncio.sleep(0)
+    await listening.relay.close()
+    assert taken(listening) == 20
+
+
+@pytest.mark.asyncio
+async def test_close_waits_a_bounded_time_for_an_open_peer(
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_worker.relay.DRAIN_S", 0.05)
+    _, writer = await asyncio.open_unix_connection(listening.relay.path)
+    await asyncio.wait_for(listening.relay.close(), 5)
     writer.close()
     await writer.wait_closed()
 

@@ -2,7 +2,8 @@
 
 What is true (each replica's report, log and frames) is compared with what this connection has carried, so that a
 reconnect needs no replay list: a fresh `Outgoing` sends every report again, logs from the offset that the server
-holds, and frames that were never confirmed.
+holds, and frames that were never confirmed. The report of a replica's end follows all of its frames, and its log unless
+the server has not taken that within `LOG_BEFORE_END_S` of this connection.
 
 The server reads a connection in order and answers every beat, so an answer to a beat confirms all that was sent
 before the beat. That is how a replica's end becomes confirmed, and its folder may go.
@@ -20,7 +21,7 @@ from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import LogTail
 from penstock_worker.messages import Report
 
-LOG_BEFORE_END_S = 2.0  # a replica's end waits this long for the rest of its log, so that a reader sees it first
+LOG_BEFORE_END_S = 10.0  # longest delay of the report of an end by a log that the server does not acknowledge
 FRAMES_A_TURN = 16
 
 
@@ -28,7 +29,6 @@ class Source(Protocol):
     """What a replica has to say."""
 
     report: Report
-    ended_at: float
     confirmed: bool
     log: LogTail
     frames: FrameBuffer
@@ -47,6 +47,7 @@ class Outgoing:
     def __init__(self, sources: Mapping[str, Source], log_offsets: Mapping[str, int]) -> None:
         self._sources = sources
         self._reported: dict[str, Report] = {}
+        self._held_since: dict[str, float] = {}  # replica id -> first turn in which the report of its end was due
         self._beats: deque[_Beat] = deque()
         for replica_id, source in sources.items():
             source.log.rewind(log_offsets.get(replica_id, 0))
@@ -64,11 +65,15 @@ class Outgoing:
         report = source.report
         if self._reported.get(report.replica_id) == report:
             return
-        drained = source.log.drained and source.frames.empty
-        if report.terminal and not drained and now - source.ended_at < LOG_BEFORE_END_S:
+        if report.terminal and not self._may_end(source, now):
             return
         self._reported[report.replica_id] = report
         yield messages.report(report)
+
+    def _may_end(self, source: Source, now: float) -> bool:
+        # Not from the end itself: an agent that was stopped or disconnected meanwhile has had no turn to send anything.
+        since = self._held_since.setdefault(source.report.replica_id, now)
+        return source.frames.empty and (source.log.drained or now - since >= LOG_BEFORE_END_S)
 
     def _log(self, source: Source) -> Iterator[str]:
         piece = source.log.next_chunk()

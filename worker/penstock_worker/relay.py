@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import socket
 import struct
 import tempfile
 from collections.abc import Callable
@@ -23,6 +24,9 @@ from penstock_worker.buffer import FrameBuffer
 LENGTH = struct.Struct("<I")
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, its end included
 FULL_WAIT_S = 0.05
+BACKLOG = 100
+ACCEPT_AGAIN_S = 1.0
+DRAIN_S = 2.0  # a full buffer is not read on, and its replica has to end all the same
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +43,11 @@ def socket_path(folder: Path) -> Path:
 
 
 class Relay:
-    """Listens on `path` and fills `frames`. `wake` is called when there is something to send."""
+    """Listens on `path` and fills `frames`. `wake` is called when there is something to send.
+
+    Accepts by itself: `asyncio.start_unix_server` drops what is in the backlog when it closes, and does not show which
+    connections are still read.
+    """
 
     def __init__(self, path: Path, frames: FrameBuffer, *, stream: int, epoch: int, wake: Callable[[], None]) -> None:
         self.path = path
@@ -48,7 +56,8 @@ class Relay:
         self._stream = stream
         self._epoch = epoch
         self._wake = wake
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._reading: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Listen, in place of a former agent. Raises OSError, also if the folder is another user's."""
@@ -56,17 +65,58 @@ class Relay:
         if self.path.parent.stat().st_uid != os.getuid():
             raise PermissionError(f"{self.path.parent} belongs to another user")
         self.path.unlink(missing_ok=True)
-        self._server = await asyncio.start_unix_server(self._serve, self.path, limit=MAX_FRAME_BYTES)
-        os.chmod(self.path, 0o600)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            listener.bind(str(self.path))
+            os.chmod(self.path, 0o600)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        self._listener = listener
+        self._resume(listener)
 
     async def close(self) -> None:
-        """Stop listening and remove the socket."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        """Read what was sent until now, then stop listening and remove the socket.
+
+        Waits for the ends of all connections, at most `DRAIN_S`: those of processes that have ended are there already.
+        """
+        if self._listener is not None:
+            self._accept(self._listener)
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        if self._reading:
+            await asyncio.wait(self._reading, timeout=DRAIN_S)
         self.path.unlink(missing_ok=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def abandon(self) -> None:
+        """Close the connections that `close` has not seen the ends of."""
+        for task in self._reading:
+            task.cancel()
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener is self._listener:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # no descriptor is free
+                _log.warning("telemetry connection on %s not accepted: %s", self.path, error)
+                loop.remove_reader(listener)
+                loop.call_later(ACCEPT_AGAIN_S, self._resume, listener)
+                return
+            task = loop.create_task(self._serve(connection))
+            self._reading.add(task)
+            task.add_done_callback(self._reading.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_FRAME_BYTES)
         try:
             while True:
                 (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))

@@ -192,6 +192,7 @@ class Replica:
 
     def forget(self) -> None:
         """Remove the folder. Only for a replica that has ended."""
+        self.relay.abandon()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def adopt(self) -> bool:

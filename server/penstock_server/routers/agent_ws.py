@@ -10,6 +10,7 @@ import structlog
 from fastapi import APIRouter, WebSocket
 
 from penstock.errors import PeerError
+from penstock.protocol.states import TERMINAL_REPLICA, ReplicaState
 from penstock_server.auth.guard import principal_of
 from penstock_server.auth.principal import scoped
 from penstock_server.routers.deps import runtime_of
@@ -98,6 +99,8 @@ async def _message(runtime: Runtime, link: AgentLink, message: wire.AgentMessage
 
 async def _report(runtime: Runtime, link: AgentLink, message: wire.ReplicaReport) -> None:
     link.missing.discard(message.replica_id)
+    if ReplicaState(message.state) in TERMINAL_REPLICA:
+        await runtime.metrics.settled()  # a client that sees the end can read all metrics
     try:
         await runtime.reports.report(link.node_id, message)
     except StaleEpoch as error:

@@ -73,6 +73,7 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
             runtime.attach.beat(registered.replica_id)
             if header is not None and header.kind is Kind.GOODBYE:
                 failed, error = outcome(decode(message).body)
+                await runtime.metrics.settled()  # a client that sees the end can read all metrics
                 await runtime.attach.goodbye(registered.replica_id, failed=failed, error=error)
         elif not isinstance(wire.parse(wire.ATTACH, message), wire.AttachBeat):
             raise PeerError("register came twice on one connection")
