@@ -53,28 +53,30 @@ def _of_this_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_PS_SAVE_DIRS", "")  # run_server sets it
 
 
-def threads_called(part: str) -> int:
-    """Count the threads of this process with a name like this."""
-    return sum(part in thread.name for thread in threading.enumerate())
+def threads_called(part: str, *, besides: set[threading.Thread]) -> int:
+    """Count the threads of this process with a name like this, without those of tests before."""
+    return sum(part in thread.name for thread in threading.enumerate() if thread not in besides)
 
 
 @pytest.mark.parametrize("senders", [1, 3])
 def test_a_worker_has_as_many_send_threads_as_its_strategy_says(senders: int) -> None:
     strategy = StrategyFactory.create_async_strategy()
     strategy.set_trainer_runtime_config({"communicator_thread_pool_size": senders})
+    before = set(threading.enumerate())
     with job(strategy):
-        assert threads_called("ps-send") == senders
+        assert threads_called("ps-send", besides=before) == senders
 
 
 def threads_of_updates(config: dict[str, Any]) -> int:
     """Train one step; count the threads with which the server has applied it, besides those of its requests."""
     strategy, scope = StrategyFactory.create_sync_strategy(), fluid.Scope()
     strategy.set_server_runtime_config(config)
+    before = set(threading.enumerate())
     with job(strategy) as worker:
         exe = fluid.Executor()
         exe.run(worker.startup_program, scope=scope)
         exe.run(worker.main_program, {"x": np.ones((2, SIZE), "float32")}, scope=scope)
-        found = threads_called("ps-update")
+        found = threads_called("ps-update", besides=before)
         exe.close()  # leaves the server, which then ends
     return found
 
