@@ -25,6 +25,8 @@ from penstock_server.settings import Settings
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
+"""Longer than any answer takes on a busy machine: server and client share the event loop, and one that gets no
+processor for httpx's default of 5 s would time out the client before the server has had its turn."""
 PLACE = {"address": "127.0.0.1", "ports": [20_000, 20_001, 20_002, 20_003]}
 """What a fake agent says of its node."""
 
@@ -270,7 +272,7 @@ async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterat
             admin = (settings.state_dir / "admin.token").read_text().strip()
             headers = {"Authorization": f"Bearer {admin}"}
             try:
-                async with httpx.AsyncClient(base_url=url, headers=headers) as client:
+                async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
 
                     async def started() -> bool:
                         return server.started

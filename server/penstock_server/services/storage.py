@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -25,6 +26,7 @@ from penstock_server.services.jobs import job_row
 from penstock_server.tables import GraphRow, JobGraphRow, JobRow, MetricRow, NodeRow, ReplicaRow, SnapshotRow
 
 _GZIP = b"\x1f\x8b"
+PART_ROWS = 1000
 
 
 class Storage:
@@ -135,13 +137,19 @@ async def _receive(body: AsyncIterator[bytes], file: BinaryIO) -> tuple[str, int
 
 
 async def _series(session: AsyncSession, job_id: str, name: str, max_points: int) -> api.Series:
-    columns = (MetricRow.step, MetricRow.time_ns, MetricRow.value)
-    statement = select(*columns).where(MetricRow.job_id == job_id, MetricRow.series == name)
-    rows = (await session.execute(statement.order_by(MetricRow.time_ns, MetricRow.step))).all()
-    kept = min_max([cast(float, row.value) for row in rows], max_points)
-    chosen = [rows[i] for i in kept]
-    return api.Series(
-        step=[row.step for row in chosen],
-        time_ns=[row.time_ns for row in chosen],
-        value=[row.value for row in chosen],
+    points = (
+        select(MetricRow.step, MetricRow.time_ns, MetricRow.value)
+        .where(MetricRow.job_id == job_id, MetricRow.series == name)
+        .order_by(MetricRow.time_ns, MetricRow.step)
+        .execution_options(yield_per=PART_ROWS)
     )
+    step: list[int] = []
+    time_ns: list[int] = []
+    value: list[float] = []
+    # In parts, between which the event loop goes on: a series may have a million points.
+    async for part in (await session.stream(points)).partitions():
+        step.extend(row.step for row in part)
+        time_ns.extend(row.time_ns for row in part)
+        value.extend(row.value for row in part)
+    kept = await asyncio.to_thread(min_max, value, max_points)
+    return api.Series(step=[step[i] for i in kept], time_ns=[time_ns[i] for i in kept], value=[value[i] for i in kept])

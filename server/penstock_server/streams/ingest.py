@@ -112,7 +112,7 @@ class Ingest:
         self._meters.frames.labels(header.kind.name).inc()
         self._meters.frame_bytes.inc(len(data))
         if header.kind in SHOWN:
-            self._recorder.append(source.job_id, header, data)
+            await self._recorder.append(source.job_id, header, data)
             self._hub.publish_frame(source.job_id, header, data)
             return header
         frame = decode(data)
@@ -122,7 +122,7 @@ class Ingest:
             return header
         await self._on_frame(source, frame)
         if header.kind is Kind.GRAPH_USED:  # kept among the frames: a replay has to know what they index
-            self._recorder.append(source.job_id, header, data)
+            await self._recorder.append(source.job_id, header, data)
         return header
 
     def take_log(self, job_id: str, replica_id: str, offset: int, content: bytes) -> int:

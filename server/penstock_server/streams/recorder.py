@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import Collection
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -24,12 +25,13 @@ class Recorder:
     def __init__(self, root: Path, *, segment_bytes: int, quota_bytes: int) -> None:
         self._root, self._segment_bytes, self._quota_bytes = root, segment_bytes, quota_bytes
         self._jobs: dict[str, Segments] = {}
+        self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._failed: set[str] = set()
 
-    def append(self, job_id: str, header: Header, frame: bytes) -> None:
+    async def append(self, job_id: str, header: Header, frame: bytes) -> None:
         """Append a frame to its job's recording."""
         try:
-            self._of(job_id).append(header, frame)
+            (self._jobs.get(job_id) or await self._of(job_id)).append(header, frame)
         except OSError:
             if job_id not in self._failed:
                 self._failed.add(job_id)
@@ -39,20 +41,20 @@ class Recorder:
         self, job_id: str, *, stream: int | None, kinds: Collection[Kind], after_seq: int | None, limit_bytes: int
     ) -> bytes:
         """Return the oldest frames that fit the filter, each preceded by its length as u32."""
-        segments = self._of(job_id)
+        segments = await self._of(job_id)
         entries = segments.select(stream=stream, kinds=kinds, after_seq=after_seq, limit_bytes=limit_bytes)
         frames = await asyncio.to_thread(lambda: list(segments.read(entries)))
         return b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
 
     async def last(self, job_id: str, kinds: Collection[Kind], limit_bytes: int) -> list[bytes]:
         """Return the newest frames of a job, oldest first, with the GRAPH_USED frames that they rest on."""
-        segments = self._of(job_id)
+        segments = await self._of(job_id)
         entries = segments.last(kinds, limit_bytes)
         return await asyncio.to_thread(lambda: list(segments.read(entries)))
 
     async def newest(self, job_id: str, kind: Kind) -> list[bytes]:
         """Return the newest frame of a kind of each stream of a job."""
-        segments = self._of(job_id)
+        segments = await self._of(job_id)
         entries = segments.newest(kind)
         return await asyncio.to_thread(lambda: list(segments.read(entries)))
 
@@ -67,12 +69,16 @@ class Recorder:
         for job_id in list(self._jobs):
             self.release(job_id)
 
-    def _of(self, job_id: str) -> Segments:
-        found = self._jobs.get(job_id)
-        if found is None:
-            while len(self._jobs) >= MAX_OPEN:
-                self.release(next(iter(self._jobs)))
-            folder = self._root / job_id / "segments"
-            found = Segments(folder, segment_bytes=self._segment_bytes, quota_bytes=self._quota_bytes)
-            self._jobs[job_id] = found
-        return found
+    async def _of(self, job_id: str) -> Segments:
+        """Return a job's recording. Its files, which may be hundreds of MiB, are read beside the event loop."""
+        async with self._opening.setdefault(job_id, asyncio.Lock()):
+            found = self._jobs.get(job_id)
+            if found is None:
+                folder = self._root / job_id / "segments"
+                found = await asyncio.to_thread(
+                    Segments, folder, segment_bytes=self._segment_bytes, quota_bytes=self._quota_bytes
+                )
+                while len(self._jobs) >= MAX_OPEN:
+                    self.release(next(iter(self._jobs)))
+                self._jobs[job_id] = found
+            return found
