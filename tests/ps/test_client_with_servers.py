@@ -237,4 +237,4 @@ def test_a_trainer_of_another_mode_or_number_is_refused_and_takes_no_seat(mode: 
         with pytest.raises(PeerError, match=rf"of {of} trainers in mode {mode}; .* of 2 in mode sync\. .*sync_mode"):
             client.connect()
         client.close()
-        assert server._desk.machine.members.missing() == [0, 1]
+        assert server._dispatcher.machine.members.missing() == [0, 1]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import Bug, PeerError
-from penstock.ps.durability.wal import Journal, log_files, recover
+from penstock.ps.durability.wal import WriteAheadLog, log_files, recover
 from penstock.ps.wire import Message, WireTensor
 
 
@@ -36,9 +36,9 @@ def numbers(folder: Path, since: int = 0) -> list[int]:
     return found
 
 
-def written(folder: Path, count: int, *, rotate_at: int = -1) -> Journal:
+def written(folder: Path, count: int, *, rotate_at: int = -1) -> WriteAheadLog:
     """Return a journal with `count` records."""
-    journal = Journal(folder, next_sequence=0)
+    journal = WriteAheadLog(folder, next_sequence=0)
     for number in range(count):
         if number == rotate_at:
             journal.rotate()
@@ -62,7 +62,7 @@ def test_a_torn_end_is_cut_off_and_the_log_goes_on(tmp_path: Path, lost: int) ->
     os.truncate(path, path.stat().st_size - lost)
     kept = numbers(tmp_path)
     assert kept == ([0, 1] if lost <= record else [0])
-    journal = Journal(tmp_path, next_sequence=len(kept))
+    journal = WriteAheadLog(tmp_path, next_sequence=len(kept))
     journal.append(update(len(kept)))
     journal.close()
     assert numbers(tmp_path) == [*kept, len(kept)]
@@ -93,7 +93,7 @@ def test_a_record_may_be_longer_than_4_gib(tmp_path: Path, monkeypatch: pytest.M
     sent: list[bytes | memoryview] = []
     monkeypatch.setattr("penstock.ps.durability.wal._write_all", lambda file, parts: sent.extend(parts))
     monkeypatch.setattr("penstock.ps.durability.wal.zlib.crc32", lambda data, before=0: 0)
-    journal = Journal(tmp_path, next_sequence=0)
+    journal = WriteAheadLog(tmp_path, next_sequence=0)
     tensor = WireTensor("values:w", "float32", values.shape, memoryview(values))
     journal.append(Message("round", {"round": 0}, [tensor]))
     journal.close()
@@ -101,7 +101,7 @@ def test_a_record_may_be_longer_than_4_gib(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_log_is_not_read_as_a_whole(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, next_sequence=0)
+    journal = WriteAheadLog(tmp_path, next_sequence=0)
     for number in range(40):
         journal.append(update(number, 50_000))
     journal.close()
@@ -155,9 +155,9 @@ _WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from penstock.ps.durability.wal import Journal
+from penstock.ps.durability.wal import WriteAheadLog
 from penstock.ps.wire import Message, WireTensor
-journal = Journal(Path(sys.argv[1]), next_sequence=0)
+journal = WriteAheadLog(Path(sys.argv[1]), next_sequence=0)
 for number in range(10**9):
     data = memoryview(np.full(5000, number, np.float32).tobytes())
     tensor = WireTensor("w.block0", "float32", (5000,), data)

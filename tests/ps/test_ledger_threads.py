@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from penstock.ps.durability.wal import Ledger
+from penstock.ps.durability.wal import AppliedIndex
 from penstock.ps.rounds.messages import Sender
 
 
 class Interrupted(int):
     """A trainer's number; whenever it is compared, another thread has just applied a push."""
 
-    def __new__(cls, number: int, ledger: Ledger) -> Interrupted:
+    def __new__(cls, number: int, ledger: AppliedIndex) -> Interrupted:
         self = super().__new__(cls, number)
         self.ledger = ledger
         return self
 
-    ledger: Ledger
+    ledger: AppliedIndex
 
     def __eq__(self, other: object) -> bool:
         self.ledger.apply(Sender(0, 0), 1, f"w{len(self.ledger.applied)}", None)
@@ -24,7 +24,7 @@ class Interrupted(int):
 
 
 def test_a_trainer_leaves_while_the_pushes_of_others_are_applied() -> None:
-    ledger = Ledger(trainers=2, keeps_changes=False)
+    ledger = AppliedIndex(trainers=2, keeps_changes=False)
     for trainer in (0, 1):
         ledger.apply(Sender(trainer, 0), 1, "w", None)
     ledger.leave(Interrupted(1, ledger))

@@ -115,7 +115,7 @@ def check(server: ParameterServer, storage: TorchStorage, before: dict[str, torc
     """See that nothing has changed, and that the server serves."""
     after = storage.everything()
     assert {k: v.tolist() for k, v in after.items()} == {k: v.tolist() for k, v in before.items()}
-    assert not len(server._payloads)
+    assert not len(server._state.payloads)
     for local in (True, False):
         trainer = Trainer(f"127.0.0.1:{server.port}", 0, local=local)
         trainer.join()

@@ -134,9 +134,9 @@ def test_a_push_that_waits_for_its_turn_is_applied_from_where_it_lies(start: Sta
         first = pool.submit(a.push, "large", 1, torch.ones(200_000))
         assert inside.wait(10)
         second = pool.submit(b.push, "large", 1, torch.full((200_000,), 3.0))
-        while len(server._payloads) < 2:
+        while len(server._state.payloads) < 2:
             pass
-        assert server._payloads.pool.num_made == 0, "nothing is copied"
+        assert server._state.payloads.pool.num_made == 0, "nothing is copied"
         go.set()
         first.result()
         second.result()

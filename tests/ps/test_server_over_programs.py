@@ -16,7 +16,7 @@ import penstock as fluid
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.exec.scope import Scope
 from penstock.ps.durability.recovery import recover_server
-from penstock.ps.durability.wal import Ledger
+from penstock.ps.durability.wal import AppliedIndex
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import Mode, ServerSettings
 from penstock.ps.storage import Gradient
@@ -78,13 +78,13 @@ def test_what_is_updated_while_a_snapshot_is_taken_is_recovered_to_the_bit(tmp_p
         trainer.join()
         for _ in range(3):
             one_step()
-        server.checkpoints.at_step = lambda name: one_step() if name.endswith(".safetensors") else None
-        server.checkpoints.take()
+        server.snapshotter.at_step = lambda name: one_step() if name.endswith(".safetensors") else None
+        server.snapshotter.take()
         one_step()
         Trainer.close_all()
     again = storage_of(mode)
     found = recover_server(
-        tmp_path / "0", again, Ledger(trainers=1, keeps_changes=False), job="j", blocks=list(again.blocks())
+        tmp_path / "0", again, AppliedIndex(trainers=1, keeps_changes=False), job="j", blocks=list(again.blocks())
     )
     assert found.num_records
     assert everything(again) == everything(storage)
@@ -141,7 +141,7 @@ def test_ids_that_were_seen_before_a_restart_are_admitted_as_without_it(tmp_path
         trainer.join()
         update(trainer, 0)
         update(trainer, 1)
-        server.checkpoints.take()
+        server.snapshotter.take()
         update(trainer, 2)  # it makes a row, of which only the log knows
         Trainer.close_all()
     again = storage_of(mode, admit_after=3)

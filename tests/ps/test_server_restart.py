@@ -106,10 +106,10 @@ def expected(num_steps: int, num_trainers: int, *, sync: bool) -> dict[str, list
 def stored(folder: Path, *, sync: bool) -> dict[str, list[float]]:
     """Return what a restart would find."""
     from penstock.ps.durability.recovery import recover_server
-    from penstock.ps.durability.wal import Ledger
+    from penstock.ps.durability.wal import AppliedIndex
 
     storage = TorchStorage(SHAPES, TABLES, sync=sync)
-    ledger = Ledger(trainers=1, keeps_changes=False)
+    ledger = AppliedIndex(trainers=1, keeps_changes=False)
     recover_server(folder, storage, ledger, job="j", blocks=list(storage.blocks()))
     return {k: v.tolist() for k, v in storage.everything().items()}
 

@@ -17,7 +17,7 @@ from tests.ps.trainer_calls import Refused, Trainer
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.ps.durability.recovery import recover_server, restore_from
 from penstock.ps.durability.snapshots import Snapshot, snapshots
-from penstock.ps.durability.wal import Ledger, log_files
+from penstock.ps.durability.wal import AppliedIndex, log_files
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 
@@ -75,7 +75,9 @@ def plain(storage: TorchStorage) -> dict[str, Any]:
 def recovered(folder: Path, *, sync: bool = False) -> TorchStorage:
     """Return what a restart would have."""
     storage = TorchStorage(SHAPES, TABLES, sync=sync)
-    recover_server(folder, storage, Ledger(trainers=1, keeps_changes=False), job="j", blocks=list(storage.blocks()))
+    recover_server(
+        folder, storage, AppliedIndex(trainers=1, keeps_changes=False), job="j", blocks=list(storage.blocks())
+    )
     return storage
 
 
@@ -89,9 +91,9 @@ def work(trainer: Trainer, first: int, num: int = 3) -> None:
 def steps_of_a_snapshot(server: ParameterServer) -> list[str]:
     """Take a snapshot; return what it did."""
     steps: list[str] = []
-    server.checkpoints.at_step = steps.append
-    server.checkpoints.take()
-    server.checkpoints.at_step = lambda step: None
+    server.snapshotter.at_step = steps.append
+    server.snapshotter.take()
+    server.snapshotter.at_step = lambda step: None
     return steps
 
 
@@ -109,9 +111,9 @@ def test_a_snapshot_that_is_interrupted_anywhere_leaves_the_one_before(start: St
             if step == at:
                 raise Interrupted(at)
 
-        server.checkpoints.at_step = crash
+        server.snapshotter.at_step = crash
         with pytest.raises(Interrupted):
-            server.checkpoints.take()
+            server.snapshotter.take()
         assert snapshots(tmp_path / "0")[: len(before)] == before
         assert plain(recovered(tmp_path / "0")) == plain(storage)
 
@@ -119,14 +121,14 @@ def test_a_snapshot_that_is_interrupted_anywhere_leaves_the_one_before(start: St
 def test_a_snapshot_that_finds_no_room_is_an_os_error(start: Start, tmp_path: Path) -> None:
     server, storage, trainer = start()
     work(trainer, 1)
-    server.checkpoints.take()
+    server.snapshotter.take()
     before = snapshots(tmp_path / "0")
     work(trainer, 10)
     usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, most))  # a file that would be larger cannot be written
     try:
         with pytest.raises(OSError, match="cannot be written"):
-            server.checkpoints.take()
+            server.snapshotter.take()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
     assert snapshots(tmp_path / "0") == before
@@ -137,8 +139,8 @@ def test_the_log_before_the_older_of_two_snapshots_is_removed(start: Start, tmp_
     server, storage, trainer = start()
     for turn in range(4):
         work(trainer, 1 + 10 * turn)
-        server.checkpoints.take()
-        server.checkpoints.take()
+        server.snapshotter.take()
+        server.snapshotter.take()
     kept = snapshots(tmp_path / "0")
     assert len(kept) == 2
     assert log_files(tmp_path / "0")[0][0] == kept[0][0]
@@ -150,7 +152,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(start: Start, tmp_
     server, storage, trainer = start()
     for turn in range(2):
         work(trainer, 1 + 10 * turn)
-        server.checkpoints.take()
+        server.snapshotter.take()
     work(trainer, 50)
     path = snapshots(tmp_path / "0")[-1][1]
     file = path / ("manifest.json" if harm == "manifest" else "000000.safetensors")
@@ -179,9 +181,9 @@ def test_a_table_that_changes_between_its_parts_is_restored_to_the_bit(start: St
 
     for _ in range(5):
         one_step()
-    server.checkpoints.at_step = lambda name: one_step() if name.endswith(".safetensors") else None
-    server.checkpoints.take()
-    server.checkpoints.at_step = lambda name: None
+    server.snapshotter.at_step = lambda name: one_step() if name.endswith(".safetensors") else None
+    server.snapshotter.take()
+    server.snapshotter.at_step = lambda name: None
     taken = Snapshot(snapshots(tmp_path / "0")[-1][1])
     assert len({item.at for item in taken.items()}) > 2, "parts were taken at different times"
     one_step()
@@ -218,7 +220,7 @@ def test_a_storage_that_gives_tables_first_is_read_in_one_go(
     work(trainer, 1)
     straight = TorchStorage.state
     monkeypatch.setattr(TorchStorage, "state", lambda self: reversed(list(straight(self))))
-    server.checkpoints.take()
+    server.snapshotter.take()
     work(trainer, 10)
     assert plain(recovered(tmp_path / "0")) == plain(storage)
 
@@ -228,7 +230,7 @@ def test_a_started_again_server_has_what_geo_trainers_have_to_hear(start: Start,
     other = Trainer(f"127.0.0.1:{server.port}", 1)
     other.join()
     trainer.push("w", 1, torch.ones(1, 4), torch.tensor([2]))
-    server.checkpoints.take()
+    server.snapshotter.take()
     trainer.push("w", 2, torch.ones(1, 4), torch.tensor([0]))
     server.close()
     again, _, _ = start(mode="geo", fanin=2)
@@ -256,7 +258,7 @@ def test_two_servers_of_one_folder_or_another_job_are_refused(start: Start, tmp_
     with pytest.raises(Unavailable, match="another server uses"):
         start()
     work(trainer, 1)
-    server.checkpoints.take()
+    server.snapshotter.take()
     server.close()
     with pytest.raises(SpecError, match="has the state of job 'j'"):
         ParameterServer(replace(SETTINGS, state_dir=tmp_path, job="x"), TorchStorage(SHAPES, TABLES)).start()
@@ -301,7 +303,7 @@ def test_a_copy_is_of_the_moment_it_was_asked_for_and_is_written_while_the_serve
         if step == "manifest":
             assert goes_on.wait(60)
 
-    server.checkpoints.at_step = wait
+    server.snapshotter.at_step = wait
     trainer.ask("cut", path="kept")
     trainer.ask("cut", path="kept")  # its answer was lost
     work(trainer, 10)
@@ -327,11 +329,11 @@ def test_a_copy_that_cannot_be_written_is_refused_when_it_is_waited_for(start: S
         if step == "manifest":
             raise OSError(28, "No space left on device")
 
-    server.checkpoints.at_step = full
+    server.snapshotter.at_step = full
     trainer.ask("cut", path="kept")
     with pytest.raises(Refused, match=r"kept/0 cannot be saved: .*No space left"):
         trainer.ask("written", path="kept")
-    server.checkpoints.at_step = lambda step: None
+    server.snapshotter.at_step = lambda step: None
     trainer.ask("cut", path="next")
     trainer.ask("written", path="next")
     assert Snapshot(tmp_path / "next/0").cut.index == 0
@@ -340,7 +342,7 @@ def test_a_copy_that_cannot_be_written_is_refused_when_it_is_waited_for(start: S
 def test_a_copy_is_replaced_in_one_step(start: Start, tmp_path: Path) -> None:
     server, _, trainer = start()
     work(trainer, 1)
-    server.checkpoints.save("kept")
+    server.snapshotter.save("kept")
     kept, aside = tmp_path / "kept/0", tmp_path / "kept/replaced.0"
     at = Snapshot(kept).cut.sequence
     seen: list[tuple[str, bool]] = []
@@ -351,8 +353,8 @@ def test_a_copy_is_replaced_in_one_step(start: Start, tmp_path: Path) -> None:
         seen.append((step, kept.exists()))
 
     work(trainer, 10)
-    server.checkpoints.at_step = look
-    server.checkpoints.save("kept")
+    server.snapshotter.at_step = look
+    server.snapshotter.save("kept")
     assert ("replace", False) in seen
     assert Snapshot(kept).cut.sequence > at
     assert not aside.exists()
@@ -361,7 +363,7 @@ def test_a_copy_is_replaced_in_one_step(start: Start, tmp_path: Path) -> None:
 def test_a_crash_between_two_renames_leaves_the_snapshot_before(start: Start, tmp_path: Path) -> None:
     server, storage, trainer = start()
     work(trainer, 1)
-    server.checkpoints.take()
+    server.snapshotter.take()
     folder, before = tmp_path / "0", snapshots(tmp_path / "0")
     before[0][1].rename(folder / f"replaced.{before[0][1].name}")
     (folder / "unfinished.snapshot.x").mkdir()
@@ -373,7 +375,7 @@ def test_a_crash_between_two_renames_leaves_the_snapshot_before(start: Start, tm
 def test_a_started_again_server_does_not_take_the_same_snapshot_twice(start: Start, tmp_path: Path) -> None:
     server, _, trainer = start()
     work(trainer, 1)
-    server.checkpoints.take()
+    server.snapshotter.take()
     server.close()
     again = ParameterServer(replace(SETTINGS, state_dir=tmp_path), TorchStorage(SHAPES, TABLES))
     again.start()
@@ -386,7 +388,7 @@ def test_a_started_again_server_does_not_take_the_same_snapshot_twice(start: Sta
 def test_more_servers_go_on_from_what_fewer_left(start: Start, tmp_path: Path) -> None:
     server, storage, trainer = start(num_servers=1)
     work(trainer, 1)
-    server.checkpoints.take()
+    server.snapshotter.take()
     work(trainer, 10)
     server.close()
     with pytest.raises(PeerError, match="has 6 updates after its last snapshot"):

@@ -162,7 +162,7 @@ def test_repetitions_count_once_and_old_incarnations_are_refused(start: Start) -
     assert torch.equal(storage.values["b"], before - torch.ones(5) * (0.1 / 2))
     with pytest.raises(Refused, match="epoch 2 is refused"):
         Trainer(endpoint, 0, epoch=2).join()
-    assert not len(server._payloads), "what is not used is let go"
+    assert not len(server._state.payloads), "what is not used is let go"
 
 
 def test_pushes_allocate_nothing_after_the_first_round(start: Start) -> None:
@@ -174,7 +174,7 @@ def test_pushes_allocate_nothing_after_the_first_round(start: Start) -> None:
         a.push("w", round, torch.ones(3, 4))
         a.push("t", round, torch.ones(2, 2), torch.tensor([1, 2]))
         a.barrier(round)
-        made.append(server._payloads.pool.num_made)
+        made.append(server._state.payloads.pool.num_made)
     assert made == [3] * 5
 
 
@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(start: Start, call: An
         call(trainer)
     assert trainer.barrier(0) == 1
     assert {k: v.tolist() for k, v in storage.everything().items()} == {k: v.tolist() for k, v in before.items()}
-    assert not len(server._payloads)
+    assert not len(server._state.payloads)
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -246,7 +246,7 @@ def test_a_step_in_one_message_is_its_parts_however_often_it_is_said(start: Star
         assert fields["round"] == round + 1
         assert {n: v.tolist() for n, v in read.items()} == {n: mirror.values[n].tolist() for n in ("b", "w")}
         assert whole.step(round, **given)[0]["round"] == round + 1
-    assert not len(server._payloads)
+    assert not len(server._state.payloads)
 
 
 def test_a_trainer_beyond_fanin_is_refused_and_the_job_goes_on(start: Start) -> None:
@@ -256,18 +256,18 @@ def test_a_trainer_beyond_fanin_is_refused_and_the_job_goes_on(start: Start) -> 
     ) as refused:
         Trainer(endpoint, 2).join()
     assert not refused.value.rejoin
-    assert server._desk.machine.members.missing() == [0, 1]
+    assert server._dispatcher.machine.members.missing() == [0, 1]
     assert [Trainer(endpoint, t).join() for t in range(2)] == [0, 0]
 
 
 def test_a_server_that_stood_still_for_more_than_a_lease_keeps_its_trainers(start: Start) -> None:
     server, _, endpoint = start(fanin=1, lease_s=1.0)
-    machine, trainer = server._desk.machine, Trainer(endpoint, 0)
+    machine, trainer = server._dispatcher.machine, Trainer(endpoint, 0)
     trainer.join()
     joined_at = machine.now
     while machine.now == joined_at:  # it has ticked
         time.sleep(0.01)
-    with server._desk.still():
+    with server._dispatcher.frozen():
         time.sleep(1.3)
         stood_until = time.monotonic()
     while machine.now < stood_until:  # its clock has ticked, before the trainer is heard
@@ -345,7 +345,7 @@ def test_a_round_that_a_table_has_no_room_for_is_refused_to_all_and_changes_noth
     reasons = at_once(*(partial(reason_of, partial(round, trainer)) for trainer in (a, b)))
     assert reasons == ["table 't' is full"] * 2
     assert {name: value.tolist() for name, value in storage.everything().items()} == before
-    assert (len(server._payloads), storage.rounds) == (0, 0)
+    assert (len(server._state.payloads), storage.rounds) == (0, 0)
     a.leave()
     assert b.join() == 0
     round(b)
@@ -359,7 +359,7 @@ def waits_at_the_barrier(server: ParameterServer, trainer: Trainer) -> Future[in
     pool = ThreadPoolExecutor(1)
     called = pool.submit(trainer.barrier, 0)
     pool.shutdown(wait=False)
-    while not server._desk._waiting:
+    while not server._dispatcher._waiting:
         time.sleep(0.005)
     return called
 
@@ -388,7 +388,7 @@ def test_a_server_that_fails_leaves_its_trainers_waiting_for_the_next(
     def full(work: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(server._updates, "carry_out", full)
+    monkeypatch.setattr(server._updates, "execute", full)
     a.push("b", 0, torch.ones(5))
     with pytest.raises(Unavailable):
         a.barrier(0)

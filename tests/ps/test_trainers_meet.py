@@ -136,7 +136,7 @@ def test_who_waits_is_met_at_a_server_that_was_started_again(job: Job, tmp_path:
     assert together(partial(a.meet, None), partial(b.meet, None)) == [None, None]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(total, a, 1)
-        while not job.servers[0]._desk.machine.meetings.waiting:
+        while not job.servers[0]._dispatcher.machine.meetings.waiting:
             assert not waiting.done()
         job.servers[0].close()
         job.serve("async", 2, endpoint=endpoint, state=tmp_path)

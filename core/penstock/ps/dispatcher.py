@@ -42,7 +42,6 @@ from penstock.ps.rounds.messages import (
     Release,
     Ticket,
 )
-from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.settings import ServerSettings
 
 Request = Join | Beat | Push | Barrier | Pull | Leave | Meet
@@ -51,20 +50,20 @@ Work = Close | Apply
 Done = Applied | FailedRound | AppliedPush | FailedPush
 
 
-class Hands(Protocol):
-    """What the desk has done by others. `record`, `release`, `lost` and `finished` are called under the desk's lock."""
+class Effects(Protocol):
+    """Effects of instructions. All but `execute` and `failed` are called under the dispatcher's lock."""
 
-    def carry_out(self, work: Work) -> Done:
-        """Do it, and return word of it. What it raises ends the server."""
+    def execute(self, work: Work) -> Done:
+        """Merge, log and apply; return the event that reports it. What it raises ends the server."""
 
     def record(self, event: Event, instructions: list[Instruction], *, was_new: bool) -> None:
-        """Log who took part, before anybody is answered."""
+        """Log joins, leaves and losses, before any request is answered."""
 
     def release(self, payload: Payload) -> None:
         """Forget a payload."""
 
     def lost(self, trainer: int) -> None:
-        """Tell of a trainer whose lease has run out."""
+        """Report a trainer whose lease has run out."""
 
     def finished(self) -> None:
         """Every trainer has left."""
@@ -74,19 +73,19 @@ class Hands(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Outcome:
     """`answer` to a request; `staleness` of the push that was applied for it."""
 
     answer: Answer | Met | Refuse
     staleness: int = 0
 
 
-class Desk:
+class Dispatcher:
     """The machine of one server. Thread-safe."""
 
-    def __init__(self, machine: RoundMachine, hands: Hands, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, machine: RoundMachine, effects: Effects, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.machine = machine
-        self._hands, self._clock = hands, clock
+        self._effects, self._clock = effects, clock
         self._lock = threading.Lock()
         self._tickets = itertools.count()
         self._waiting: dict[Ticket, Inbox] = {}
@@ -94,44 +93,44 @@ class Desk:
         self._stopped, self._refuses = "", False
 
     @contextlib.contextmanager
-    def still(self) -> Iterator[None]:
-        """Hold the machine as it is."""
+    def frozen(self) -> Iterator[None]:
+        """Let the machine handle no event meanwhile."""
         with self._lock:
             yield
 
-    def ask(self, make: Callable[[Ticket], Request], *, payload: Payload | None = None) -> Answered:
-        """Hand in a request, and wait for its answer. `payload`: of a push. Raises as `stop` says when serving ends."""
+    def dispatch(self, make: Callable[[Ticket], Request], *, payload: Payload | None = None) -> Outcome:
+        """Pass a request to the machine, and wait for its answer. `payload`: of a push. Raises what `stop` decides."""
         inbox: Inbox = SimpleQueue()
         ticket = next(self._tickets)
         with self._lock:
             if self._stopped:
                 if payload is not None:
-                    self._hands.release(payload)
+                    self._effects.release(payload)
                 raise self._end()
             self._waiting[ticket] = inbox
             if payload is not None:
                 self._owners[payload] = inbox
         try:
-            self.tell(make(ticket))
+            self.notify(make(ticket))
             staleness = 0
             while isinstance(got := inbox.get(), Apply):
                 staleness = got.staleness
                 self._work([got], None)
         except Exception as error:
-            raise self._end() from error  # `failed` was told
+            raise self._end() from error  # `failed` was called
         finally:
             if payload is not None:
                 self._owners.pop(payload, None)
         if got is None:
             raise self._end()
-        return Answered(got, staleness)
+        return Outcome(got, staleness)
 
-    def tell(self, event: Event) -> None:
-        """Hand in what nobody waits for, such as the time."""
+    def notify(self, event: Event) -> None:
+        """Pass an event without an answer, such as the time."""
         self._work([], event)
 
     def stop(self, reason: str, *, refuses: bool) -> None:
-        """Answer nobody any more. The first call says how: whoever waits or comes gets PeerError, else Unavailable."""
+        """End serving: requests that wait or come raise PeerError if the first call `refuses`, else Unavailable."""
         with self._lock:
             if not self._stopped:
                 self._stopped, self._refuses = reason, refuses
@@ -143,63 +142,62 @@ class Desk:
         return PeerError(self._stopped) if self._refuses else Unavailable(self._stopped)
 
     def _work(self, work: list[Work], event: Event | None) -> None:
-        """Hand in `event`, do `work` and what comes of both."""
+        """Handle `event`, do `work` and what comes of both."""
         try:
             while work or event is not None:
                 if event is None:
-                    event = self._hands.carry_out(work.pop())
+                    event = self._effects.execute(work.pop())
                 with self._lock:
                     if not self._stopped:
                         work += self._handle(event)
                 event = None
         except BaseException as error:
-            self._hands.failed(error)
+            self._effects.failed(error)
             raise
 
     def _handle(self, event: Event) -> list[Work]:
-        """Pass an event to the machine and see to what it says; return what is to be done without the lock."""
+        """Pass an event to the machine and follow its instructions; return what is to be done without the lock."""
         was_new = isinstance(event, Join) and self.machine.members.is_new(event.sender)
         instructions = self.machine.handle(event, self._clock())
-        self._hands.record(event, instructions, was_new=was_new)
+        self._effects.record(event, instructions, was_new=was_new)
         work: list[Work] = []
         for one in instructions:
             match one:
                 case Answer() | Met() | Refuse():
                     self._waiting.pop(one.ticket).put(one)
                 case Release():
-                    self._hands.release(one.payload)
+                    self._effects.release(one.payload)
                 case Apply():
                     self._owners[one.payload].put(one)
                 case Close():
                     work.append(one)
                 case Lost():
-                    self._hands.lost(one.trainer)
+                    self._effects.lost(one.trainer)
                 case Finished():
-                    self._hands.finished()
+                    self._effects.finished()
         return work
 
 
 START_EVERY_S = 3.0
 
 
-class Watch:
-    """Looks now and then; says who is missing every 3 s at the start, once a lease in a round."""
+class Stragglers:
+    """Deadlines for trainers that have not arrived: reported every 3 s at the start, once a lease in a round."""
 
-    def __init__(self, settings: ServerSettings, desk: Desk, now: float) -> None:
-        self._settings, self._desk = settings, desk
+    def __init__(self, settings: ServerSettings, dispatcher: Dispatcher, now: float) -> None:
+        self._settings, self._dispatcher = settings, dispatcher
         self._began = self._said = now
         self._waiting_since = now
         self._empty_since: float | None = None
 
     def look(self, now: float) -> str:
-        """Return what there is to say, or ''. Raises Unavailable when nobody comes."""
-        with self._desk.still():
-            machine = self._desk.machine
+        """Return what to report, or ''. Raises Unavailable when a deadline has passed."""
+        with self._dispatcher.frozen():
+            machine = self._dispatcher.machine
             members = machine.members
             missing = members.missing()
             is_empty = members.all_lost
-            waits_for = machine.waits_for() if isinstance(machine, SyncRounds) else []
-            number = machine.round if isinstance(machine, SyncRounds) else 0
+            waits_for, number = machine.waits_for(), machine.open_round()
         if missing:
             return self._start(missing, now)
         if is_empty:

@@ -11,18 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from penstock.errors import PeerError
-from penstock.ps.counters import Counters
-from penstock.ps.dispatcher import Answered, Desk, Request
-from penstock.ps.durability.snapshotter import Checkpoints
-from penstock.ps.durability.wal import Ledger, Logbook
+from penstock.ps.dispatcher import Dispatcher, Outcome, Request
 from penstock.ps.rounds.messages import Barrier, Beat, Join, Leave, Meet, Met, Pull, Push, Refuse, Sender, Ticket
-from penstock.ps.settings import ServerSettings
-from penstock.ps.state import Payloads
+from penstock.ps.snapshotter import Snapshotter
+from penstock.ps.state import ServerState
 from penstock.ps.storage import (
-    BlockLocks,
-    BlockSpec,
     Gradient,
-    Storage,
     gradient_of,
     gradients_of,
     looked_up,
@@ -66,13 +60,8 @@ _MAX_TRAINER = 1 << 31
 class Requests:
     """Answers the messages of trainers. `address`: of the Unix socket of this server, once it is known."""
 
-    def __init__(
-        self, settings: ServerSettings, storage: Storage, specs: dict[str, BlockSpec], locks: BlockLocks, desk: Desk,
-        ledger: Ledger, log: Logbook, payloads: Payloads, counters: Counters, checkpoints: Checkpoints,
-    ) -> None:  # fmt: skip
-        self._settings, self._storage, self._specs, self._locks = settings, storage, specs, locks
-        self._desk, self._ledger, self._log = desk, ledger, log
-        self._payloads, self._counters, self._checkpoints = payloads, counters, checkpoints
+    def __init__(self, state: ServerState, dispatcher: Dispatcher, snapshotter: Snapshotter) -> None:
+        self._state, self._dispatcher, self._snapshotter = state, dispatcher, snapshotter
         self.address = ""
         self._kinds: dict[str, Callable[[Message, Sender], Message | Guarded]] = {
             "agree": self._agree,
@@ -93,15 +82,15 @@ class Requests:
         if kind is None:
             raise PeerError(f"a {message.kind} message is no request")
         fields = message.fields
-        if fields["job"] != self._settings.job:
-            raise PeerError(f"this server is of job {self._settings.job!r}, not {fields['job']!r}")
+        if fields["job"] != self._state.settings.job:
+            raise PeerError(f"this server is of job {self._state.settings.job!r}, not {fields['job']!r}")
         trainer, epoch = int(fields["trainer"]), int(fields["epoch"])
         if not 0 <= trainer < _MAX_TRAINER or epoch < 0:
             raise PeerError(f"trainer {trainer} of epoch {epoch} cannot be")
         return kind(message, Sender(trainer, epoch))
 
     def _agree(self, message: Message, sender: Sender) -> Message:
-        settings, fields = self._settings, message.fields
+        settings, fields = self._state.settings, message.fields
         if (fields["mode"], fields["trainers"]) != (settings.mode, settings.fanin):
             raise PeerError(
                 f"trainer {sender.trainer} is of a job of {fields['trainers']} trainers in mode {fields['mode']}; this "
@@ -111,54 +100,58 @@ class Requests:
         return Message("answer", {"round": 0, "staleness": 0})
 
     def _plain(self, make: Callable[[Ticket], Request]) -> Message:
-        return _told(self._desk.ask(make))
+        return _reply(self._dispatcher.dispatch(make))
 
     def _push(self, message: Message, sender: Sender) -> Message:
-        gradient = gradient_of(message, self._specs)
-        self._storage.check(str(message.fields["block"]), gradient)
+        gradient = gradient_of(message, self._state.specs)
+        self._state.storage.check(str(message.fields["block"]), gradient)
         # A round is applied when this answer is long given. Immediate updates are waited for, and read from where
         # the bytes are.
-        payload = self._payloads.hold(gradient, copied=self._settings.mode == "sync")
+        payload = self._state.payloads.hold(gradient, copied=self._state.settings.mode == "sync")
         number, block = int(message.fields["round"]), str(message.fields["block"])
         self._count(sender, block, received=message)
-        answered = self._desk.ask(lambda ticket: Push(ticket, sender, number, block, payload), payload=payload)
-        return _told(answered)
+        outcome = self._dispatcher.dispatch(
+            lambda ticket: Push(ticket, sender, number, block, payload), payload=payload
+        )
+        return _reply(outcome)
 
     def _step(self, message: Message, sender: Sender) -> Message | Guarded:
         """Take pushes, wait at the barrier, and read: each as if it had come by itself, so all may be repeated."""
-        if self._settings.mode != "sync":
-            raise PeerError(f"steps are of sync mode; this server's is {self._settings.mode}")
-        blocks, gradients = pulled_blocks(message, self._specs), gradients_of(message, self._specs)
+        if self._state.settings.mode != "sync":
+            raise PeerError(f"steps are of sync mode; this server's is {self._state.settings.mode}")
+        blocks, gradients = pulled_blocks(message, self._state.specs), gradients_of(message, self._state.specs)
         for block, gradient in gradients.items():
-            self._storage.check(block, gradient)
+            self._state.storage.check(block, gradient)
         number = int(message.fields["round"])
         for block, gradient in gradients.items():
-            told = self._push_in_place(sender, number, block, gradient)
-            if told.kind == "refuse":
-                return told
-        told = self._plain(lambda ticket: Barrier(ticket, sender, number))
-        if told.kind == "refuse" or not blocks:
-            return told
-        return self._read(blocks, sender, int(told.fields["round"]))
+            reply = self._push_in_place(sender, number, block, gradient)
+            if reply.kind == "refuse":
+                return reply
+        reply = self._plain(lambda ticket: Barrier(ticket, sender, number))
+        if reply.kind == "refuse" or not blocks:
+            return reply
+        return self._read(blocks, sender, int(reply.fields["round"]))
 
     def _push_in_place(self, sender: Sender, number: int, block: str, gradient: Gradient) -> Message:
         # Not copied: the request's own barrier is answered when they are applied, or refused when they are released.
-        payload = self._payloads.hold(gradient, copied=False)
+        payload = self._state.payloads.hold(gradient, copied=False)
         sizes = [t.nbytes for t in (gradient.values, gradient.rows) if t is not None]
-        self._counters.add(f"trainer {sender.trainer}", block, calls=1, received_bytes=sum(sizes))
-        return _told(self._desk.ask(lambda ticket: Push(ticket, sender, number, block, payload), payload=payload))
+        self._state.counters.add(f"trainer {sender.trainer}", block, calls=1, received_bytes=sum(sizes))
+        return _reply(
+            self._dispatcher.dispatch(lambda ticket: Push(ticket, sender, number, block, payload), payload=payload)
+        )
 
     def _pull(self, message: Message, sender: Sender) -> Message | Guarded:
-        return self._read(pulled_blocks(message, self._specs), sender, int(message.fields["round"]))
+        return self._read(pulled_blocks(message, self._state.specs), sender, int(message.fields["round"]))
 
     def _read(self, blocks: list[str], sender: Sender, number: int) -> Message | Guarded:
-        told = _told(self._desk.ask(lambda ticket: Pull(ticket, sender, number)))
-        if told.kind == "refuse":
-            return told
-        tensors = [to_wire(name, self._storage.value(name)) for name in blocks]
+        reply = _reply(self._dispatcher.dispatch(lambda ticket: Pull(ticket, sender, number)))
+        if reply.kind == "refuse":
+            return reply
+        tensors = [to_wire(name, self._state.storage.value(name)) for name in blocks]
         for tensor in tensors:
             self._count(sender, tensor.name, sent=[tensor])
-        return Guarded(Message("answer", told.fields, tensors), self._reading(blocks, sender.trainer))
+        return Guarded(Message("answer", reply.fields, tensors), self._reading(blocks, sender.trainer))
 
     @contextlib.contextmanager
     def _reading(self, blocks: list[str], trainer: int) -> Iterator[None]:
@@ -168,81 +161,81 @@ class Requests:
         to somebody whom it does not wait for (who joins, or was lost), so the locks are needed there too; otherwise
         nobody else wants them then.
         """
-        with self._locks.of(blocks):
+        with self._state.locks.of(blocks):
             for block in blocks:
-                self._ledger.changed.read_whole(block, trainer)
-                self._storage.pulled(block, trainer)
+                self._state.applied.changed.read_whole(block, trainer)
+                self._state.storage.pulled(block, trainer)
                 # What a trainer read matters to a later update only with delay compensation, which is of async mode.
-                if self._settings.mode == "async" and self._log.is_kept:
-                    self._log.append(Message("pulled", {"trainer": trainer, "block": block}))
+                if self._state.settings.mode == "async" and self._state.log.is_kept:
+                    self._state.log.append(Message("pulled", {"trainer": trainer, "block": block}))
             yield
 
     def _lookup(self, message: Message, sender: Sender) -> Message:
-        table, ids = looked_up(message, self._specs)
+        table, ids = looked_up(message, self._state.specs)
         number = int(message.fields["round"])
-        told = _told(self._desk.ask(lambda ticket: Pull(ticket, sender, number)))
-        if told.kind == "refuse":
-            return told
-        spec = self._specs[table]
+        reply = _reply(self._dispatcher.dispatch(lambda ticket: Pull(ticket, sender, number)))
+        if reply.kind == "refuse":
+            return reply
+        spec = self._state.specs[table]
         use_cores_for(len(ids) * spec.shape[1:].numel() * spec.dtype.itemsize)
-        with self._locks.of([table]):
-            rows = self._storage.rows(table, ids, create=True)
+        with self._state.locks.of([table]):
+            rows = self._state.storage.rows(table, ids, create=True)
         answer = [to_wire("rows", rows)]
         self._count(sender, table, received=message, sent=answer)
-        return Message("answer", told.fields, answer)
+        return Message("answer", reply.fields, answer)
 
     def _changed(self, message: Message, sender: Sender) -> Message:
         block = str(message.fields["block"])
-        if block not in self._specs or not self._specs[block].shape:
+        if block not in self._state.specs or not self._state.specs[block].shape:
             raise PeerError(f"block {block!r} has no rows on this server")
-        if self._settings.mode != "geo":
-            raise PeerError(f"what others changed is known in geo mode; this server's is {self._settings.mode}")
-        told = _told(self._desk.ask(lambda ticket: Beat(ticket, sender)))
-        if told.kind == "refuse":
-            return told
-        with self._locks.of([block]):
-            rows = torch.from_numpy(self._ledger.changed.take(block, sender.trainer))
-            values = self._storage.rows(block, rows, create=False)
+        if self._state.settings.mode != "geo":
+            raise PeerError(f"what others changed is known in geo mode; this server's is {self._state.settings.mode}")
+        reply = _reply(self._dispatcher.dispatch(lambda ticket: Beat(ticket, sender)))
+        if reply.kind == "refuse":
+            return reply
+        with self._state.locks.of([block]):
+            rows = torch.from_numpy(self._state.applied.changed.take(block, sender.trainer))
+            values = self._state.storage.rows(block, rows, create=False)
         answer = [to_wire("rows", rows), to_wire("values", values)]
         self._count(sender, block, sent=answer)
-        return Message("answer", told.fields, answer)
+        return Message("answer", reply.fields, answer)
 
     def _save(self, message: Message, sender: Sender) -> Message:
-        told = _told(self._desk.ask(lambda ticket: Beat(ticket, sender)))
-        made = self._checkpoints
+        reply = _reply(self._dispatcher.dispatch(lambda ticket: Beat(ticket, sender)))
+        made = self._snapshotter
         how = {"save": made.save, "cut": made.begin_save, "written": made.finish_save}
-        if told.kind != "refuse":
+        if reply.kind != "refuse":
             how[message.kind](str(message.fields["path"]))
-        return told
+        return reply
 
     def _origin(self, message: Message, sender: Sender) -> Message:
-        told = _told(self._desk.ask(lambda ticket: Beat(ticket, sender)))
-        if told.kind == "refuse":
-            return told
-        text = self._checkpoints.origin(str(message.fields["copy"])).text()
+        reply = _reply(self._dispatcher.dispatch(lambda ticket: Beat(ticket, sender)))
+        if reply.kind == "refuse":
+            return reply
+        text = self._snapshotter.origin(str(message.fields["copy"])).text()
         letters = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
-        return Message("answer", told.fields, [to_wire("text", letters)])
+        return Message("answer", reply.fields, [to_wire("text", letters)])
 
     def _meet(self, message: Message, sender: Sender) -> Message:
         part, number = brought(message), int(message.fields["number"])
-        answered = self._desk.ask(lambda ticket: Meet(ticket, sender, number, part))
-        total = None if not isinstance(answered.answer, Met) else total_of(answered.answer.parts)
-        told = _told(answered)
-        return told if total is None else Message("answer", told.fields, [to_wire("values", total)])
+        outcome = self._dispatcher.dispatch(lambda ticket: Meet(ticket, sender, number, part))
+        total = None if not isinstance(outcome.answer, Met) else total_of(outcome.answer.parts)
+        reply = _reply(outcome)
+        return reply if total is None else Message("answer", reply.fields, [to_wire("values", total)])
 
     def _count(
         self, sender: Sender, block: str, *, received: Message | None = None, sent: list[WireTensor] | None = None
     ) -> None:
         # A server receives what trainers send: the words are those of the server.
-        self._counters.add(
+        self._state.counters.add(
             f"trainer {sender.trainer}", block, calls=1,
             received_bytes=sum(len(t.data) for t in received.tensors) if received else 0,
             sent_bytes=sum(len(t.data) for t in sent or ()),
         )  # fmt: skip
 
 
-def _told(answered: Answered) -> Message:
-    answer = answered.answer
+def _reply(outcome: Outcome) -> Message:
+    answer = outcome.answer
     if isinstance(answer, Refuse):
         return refusal(answer.reason, rejoin=answer.rejoin)
-    return Message("answer", {"round": answer.round, "staleness": answered.staleness})
+    return Message("answer", {"round": answer.round, "staleness": outcome.staleness})

@@ -16,33 +16,23 @@ from typing import Self
 
 from penstock import telemetry
 from penstock.errors import PenstockError, SpecError, Unavailable
-from penstock.ps.counters import Counters
-from penstock.ps.dispatcher import Desk, Done, Watch, Work
+from penstock.ps.dispatcher import Dispatcher, Done, Stragglers, Work
 from penstock.ps.durability.recovery import Recovered, has_state, other_state, recover_server, restore_from
 from penstock.ps.durability.snapshots import StateLock
-from penstock.ps.durability.snapshotter import Checkpoints
-from penstock.ps.durability.wal import Ledger, Logbook
+from penstock.ps.durability.wal import WriteAheadLog
 from penstock.ps.requests import Requests
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership
-from penstock.ps.rounds.messages import (
-    Event,
-    Instruction,
-    Join,
-    Leave,
-    Lost,
-    Payload,
-    Refuse,
-    Tick,
-)
+from penstock.ps.rounds.messages import Event, Instruction, Join, Leave, Lost, Payload, Refuse, Tick
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.settings import ServerSettings
-from penstock.ps.state import Payloads
-from penstock.ps.storage import BlockLocks, Storage, describe
+from penstock.ps.snapshotter import Snapshotter
+from penstock.ps.state import ServerState
+from penstock.ps.storage import Storage
 from penstock.ps.transport.local import LocalServer
 from penstock.ps.transport.remote import RemoteServer, Tls
 from penstock.ps.updates import Updates
-from penstock.ps.wire import MAX_TENSORS, Message
+from penstock.ps.wire import Message
 
 TICK_S = 0.25
 SIGNAL_S = 0.5  # at most so much later than it came is a signal handled
@@ -59,15 +49,10 @@ class ParameterServer:
     """One server. `counters`: by trainer and block; `staleness`: updates behind -> number of pushes."""
 
     def __init__(self, settings: ServerSettings, storage: Storage) -> None:
-        self.settings, self.counters = settings, Counters()
-        self._storage = storage
-        self._specs = describe(storage)
-        if settings.state_dir is not None and 2 * len(self._specs) > MAX_TENSORS:
-            raise SpecError(f"a server that keeps a log has at most {MAX_TENSORS // 2} blocks, not {len(self._specs)}")
+        self._state = ServerState(settings, storage)
+        self.settings, self.counters = settings, self._state.counters
         self._ended, self._stopping = threading.Event(), threading.Event()
         self._failure: BaseException | None = None
-        self._locks = BlockLocks(list(self._specs))
-        self._payloads = Payloads()
         self._threads: list[threading.Thread] = []
         self._transports: list[LocalServer | RemoteServer] = []
         self._is_open = False
@@ -78,7 +63,7 @@ class ParameterServer:
         """How many pushes were how many updates of others behind."""
         return dict(self._updates.staleness)
 
-    # -- beginning and end -----------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------
 
     def start(self) -> None:
         """Recover what there is, and listen. Raises what `serve` does; nothing is left open then."""
@@ -89,30 +74,25 @@ class ParameterServer:
             raise
 
     def _start(self) -> None:
-        settings, specs = self.settings, self._specs
+        settings, state = self.settings, self._state
         self._state_lock = StateLock(settings.folder)
         self._is_open = True
-        self._ledger = Ledger(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
         recovered, is_recut = self._recover()
-        goes_on = is_recut or (settings.folder is not None and has_state(settings.folder))
-        self._log = Logbook(settings.folder, next_sequence=recovered.next_sequence)
+        state.goes_on = is_recut or (settings.folder is not None and has_state(settings.folder))
+        state.log = WriteAheadLog(settings.folder, next_sequence=recovered.next_sequence)
         members = Membership(expected=settings.fanin, lease_s=settings.lease_s)
         members.restore(recovered.roster, time.monotonic())
         machine = (
-            SyncRounds(members, round=self._ledger.round)
+            SyncRounds(members, round=state.applied.round)
             if settings.mode == "sync"
-            else ImmediateUpdates(members, applied=self._ledger.applied)
+            else ImmediateUpdates(members, applied=state.applied.applied)
         )
-        self._desk = Desk(machine, self)
-        self._updates = Updates(
-            self._storage, specs, self._locks, self._ledger, self._log, self._payloads, self.counters,
-            num_threads=settings.num_threads,
-        )  # fmt: skip
-        self.checkpoints = Checkpoints(settings, self._storage, specs, self._locks, self._desk, self._ledger, self._log)
-        self.checkpoints.goes_on = goes_on
+        self._dispatcher = Dispatcher(machine, self)
+        self._updates = Updates(state)
+        self.snapshotter = Snapshotter(state, self._dispatcher)
         if is_recut:
-            self.checkpoints.take()  # a start after this one goes on from here, whatever becomes of the others' state
-        self._watch = Watch(settings, self._desk, time.monotonic())
+            self.snapshotter.take()  # the next start goes on from here, whatever becomes of the other servers' state
+        self._stragglers = Stragglers(settings, self._dispatcher, time.monotonic())
         if members.all_left:  # it was killed between the last leave and its end
             self._ended.set()
         self._listen()
@@ -122,29 +102,26 @@ class ParameterServer:
         telemetry.exchange(self.counters)
 
     def _recover(self) -> tuple[Recovered, bool]:
-        settings, folder = self.settings, self.settings.folder
+        settings, state, folder = self.settings, self._state, self.settings.folder
         if folder is None:
-            self._say("no PENSTOCK_PS_STATE_DIR is set: a server that is started again begins anew")
+            self._warn("no PENSTOCK_PS_STATE_DIR is set: a server that is started again begins anew")
             return Recovered(), False
         others = other_state(folder) if settings.num_servers else []
         if others:
-            cuts = [snapshot.cut for snapshot in restore_from(others, self._storage)]
+            cuts = [snapshot.cut for snapshot in restore_from(others, state.storage)]
             if any(cut.job != settings.job for cut in cuts):
                 raise SpecError(f"{settings.state_dir} has the state of job {cuts[0].job!r}, not {settings.job!r}")
-            self._ledger.round = max(cut.round for cut in cuts)
-            self._say(f"goes on from what {len(others)} servers left in {settings.state_dir}")
+            state.applied.round = max(cut.round for cut in cuts)
+            self._warn(f"goes on from what {len(others)} servers left in {settings.state_dir}")
             return Recovered(), True
-        found = recover_server(folder, self._storage, self._ledger, job=settings.job, blocks=list(self._specs))
+        found = recover_server(folder, state.storage, state.applied, job=settings.job, blocks=list(state.specs))
         if found.next_sequence:
-            self._say(f"goes on from {folder}, with {found.num_records} updates of its log")
+            self._warn(f"goes on from {folder}, with {found.num_records} updates of its log")
         return found, False
 
     def _listen(self) -> None:
         settings = self.settings
-        requests = Requests(
-            settings, self._storage, self._specs, self._locks, self._desk, self._ledger, self._log, self._payloads,
-            self.counters, self.checkpoints,
-        )  # fmt: skip
+        requests = Requests(self._state, self._dispatcher, self.snapshotter)
         local = LocalServer(requests.answer, job=settings.job, token=settings.token)
         self._transports.append(local)
         requests.address = local.address
@@ -172,30 +149,29 @@ class ParameterServer:
         return ended
 
     def close(self) -> None:
-        """End: stop listening, and let go of files and threads. A second call does nothing.
+        """End: stop listening, and release files and threads. A second call does nothing.
 
-        Whoever waits is refused if all trainers had left. Else connections break: a server that is started again is
-        found again.
+        Requests that wait are refused if all trainers had left. Else connections break: trainers reconnect to a server
+        that is started again.
         """
         if not self._is_open:
             return
         self._is_open = False
         self._stopping.set()
-        if hasattr(self, "_desk"):
-            self._desk.stop("the server has ended", refuses=self._ended.is_set())
+        if hasattr(self, "_dispatcher"):
+            self._dispatcher.stop("the server has ended", refuses=self._ended.is_set())
         for transport in self._transports:
             transport.close()
         for thread in self._threads:
             thread.join()
         try:
             if self._ended.is_set() and self._failure is None:
-                self._log.append(Message("finished", {}))
-                self.checkpoints.take(is_finished=True)
+                self._state.log.append(Message("finished", {}))
+                self.snapshotter.take(is_finished=True)
         finally:
             if hasattr(self, "_updates"):
                 self._updates.close()
-            if hasattr(self, "_log"):
-                self._log.close()
+            self._state.log.close()
             self._state_lock.close()
 
     def __enter__(self) -> Self:
@@ -206,84 +182,84 @@ class ParameterServer:
     ) -> None:
         self.close()
 
-    # -- what goes on by itself ------------------------------------------------------------------
+    # -- background threads ----------------------------------------------------------------------
 
     def _tick(self) -> None:
         while not self._stopping.wait(TICK_S):
             try:
-                self._desk.tell(Tick(TICK_S))
-                said = self._watch.look(time.monotonic())
+                self._dispatcher.notify(Tick(TICK_S))
+                report = self._stragglers.look(time.monotonic())
             except Exception as error:  # noqa: BLE001  # recorded, and raised by `wait`
                 self.failed(error)
                 return
-            if said:
-                self._say(said)
+            if report:
+                self._warn(report)
 
     def _snapshots(self) -> None:
         while not self._stopping.wait(self.settings.snapshot_every_s):
             try:
                 self._expire()  # before: what a snapshot holds and what is logged after it are within capacity
-                self.checkpoints.take()
+                self.snapshotter.take()
             except (OSError, PenstockError) as error:  # the log still has everything
-                self._say(f"the snapshot failed, the one before holds: {error}")
+                self._warn(f"the snapshot failed, the one before holds: {error}")
             except Exception as error:  # noqa: BLE001  # recorded, and raised by `wait`
                 self.failed(error)
                 return
 
     def _expire(self) -> None:
-        for name, spec in self._specs.items():
+        for name, spec in self._state.specs.items():
             if not spec.is_table:
                 continue
-            with self._locks.of([name]):
-                dropped = self._storage.expire(name)
+            with self._state.locks.of([name]):
+                dropped = self._state.storage.expire(name)
             if dropped:
-                self._say(
+                self._warn(
                     f"dropped {dropped} rows of table {name!r}, which nobody used for as long as the program says"
                 )
 
-    def _say(self, what: str) -> None:
+    def _warn(self, what: str) -> None:
         print(f"penstock: parameter server {self.settings.index} at {self.settings.endpoint}: {what}", file=sys.stderr)
 
-    # -- what the desk has done (desk.Hands) -----------------------------------------------------
+    # -- effects of instructions (dispatcher.Effects) --------------------------------------------
 
-    def carry_out(self, work: Work) -> Done:
+    def execute(self, work: Work) -> Done:
         """Merge, log, apply."""
-        return self._updates.carry_out(work)
+        return self._updates.execute(work)
 
     def record(self, event: Event, instructions: list[Instruction], *, was_new: bool) -> None:
-        """Log who took part."""
-        members = self._desk.machine.members
+        """Log joins, leaves and losses."""
+        members = self._dispatcher.machine.members
         if isinstance(event, Join) and was_new and not members.is_new(event.sender):
             trainer = event.sender.trainer
-            self._ledger.changed.trainers.add(trainer)
+            self._state.applied.changed.trainers.add(trainer)
             fields = {"trainer": trainer, "epoch": event.sender.epoch, "round": members.from_round(trainer)}
-            self._log.append(Message("joined", fields))
+            self._state.log.append(Message("joined", fields))
         elif isinstance(event, Leave) and not _refuses(event, instructions):
-            self._ledger.leave(event.sender.trainer)
-            self._log.append(Message("left", {"trainer": event.sender.trainer}))
+            self._state.applied.leave(event.sender.trainer)
+            self._state.log.append(Message("left", {"trainer": event.sender.trainer}))
         for one in instructions:
             if isinstance(one, Lost):
-                self._log.append(Message("lost", {"trainer": one.trainer}))
+                self._state.log.append(Message("lost", {"trainer": one.trainer}))
 
     def release(self, payload: Payload) -> None:
         """Let the memory of a push be used again."""
-        self._payloads.release(payload)
+        self._state.payloads.release(payload)
 
     def lost(self, trainer: int) -> None:
-        """Say who is lost, and why."""
+        """Report a lost trainer."""
         lease_s = self.settings.lease_s
-        self._say(f"trainer {trainer} is lost: nothing was heard of it for {lease_s:g} s. The others go on without it")
+        self._warn(f"trainer {trainer} is lost: nothing was heard of it for {lease_s:g} s. The others go on without it")
 
     def finished(self) -> None:
         """Every trainer has left."""
         self._ended.set()
 
     def failed(self, error: BaseException) -> None:
-        """End with an error. One that another start would meet again is told to trainers."""
+        """End with an error. Trainers receive one that another start would meet again."""
         if self._failure is None:
             self._failure = error
-        told = isinstance(error, PenstockError) and not isinstance(error, Unavailable)
-        self._desk.stop(f"the server has ended: {error}", refuses=told)
+        is_final = isinstance(error, PenstockError) and not isinstance(error, Unavailable)
+        self._dispatcher.stop(f"the server has ended: {error}", refuses=is_final)
         self._ended.set()
 
 

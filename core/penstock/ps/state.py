@@ -1,8 +1,9 @@
-"""The bytes of pushes, between the request that brings them and the update that uses them.
+"""State that the threads of a parameter server share: settings, storage and its locks, log, payloads, counters.
 
-A request's tensors are valid only while its handler runs. In sync mode that is over long before the round is applied:
-they are copied, into buffers that are used again, so that a step allocates nothing once the first ones have run. In the
-other modes, and with a `step`, the handler waits for the update, which reads them where they are.
+A payload is the bytes of a push, between the request that brings it and the update that uses it. A request's tensors
+are valid only while its handler runs. In sync mode that is over long before the round is applied: they are copied, into
+buffers that are used again, so that a step allocates nothing once the first ones have run. In the other modes, and with
+a `step`, the handler waits for the update, which reads them where they are.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ from dataclasses import dataclass, field
 
 import torch
 
+from penstock.errors import SpecError
+from penstock.ps.counters import Counters
+from penstock.ps.durability.wal import AppliedIndex, WriteAheadLog
 from penstock.ps.rounds.messages import Payload
-from penstock.ps.storage import Gradient
+from penstock.ps.settings import ServerSettings
+from penstock.ps.storage import BlockLocks, Gradient, Storage, describe
+from penstock.ps.wire import MAX_TENSORS
 
 
 class BufferPool:
@@ -88,3 +94,22 @@ class Payloads:
         """Forget a push; its buffers are used again."""
         for buffer in self._held.pop(number).buffers:
             self.pool.give_back(buffer)
+
+
+class ServerState:
+    """What the parts of one server share, built once. Recovery brings `storage` and `applied` to where it goes on.
+
+    `log`: counts only, until recovery has read the one before. `goes_on`: whether the values are
+    from a state of its own, in which no checkpoint is named.
+    """
+
+    def __init__(self, settings: ServerSettings, storage: Storage) -> None:
+        self.settings, self.storage = settings, storage
+        self.specs = describe(storage)
+        if settings.state_dir is not None and 2 * len(self.specs) > MAX_TENSORS:
+            raise SpecError(f"a server that keeps a log has at most {MAX_TENSORS // 2} blocks, not {len(self.specs)}")
+        self.locks = BlockLocks(list(self.specs))
+        self.payloads, self.counters = Payloads(), Counters()
+        self.applied = AppliedIndex(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
+        self.log = WriteAheadLog(None)
+        self.goes_on = False

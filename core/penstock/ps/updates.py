@@ -21,11 +21,9 @@ import torch
 
 from penstock.errors import Bug, PenstockError
 from penstock.native.intra_op import use_intra_op_threads_here
-from penstock.ps.counters import Counters
-from penstock.ps.durability.wal import Ledger, Logbook
 from penstock.ps.rounds.messages import Applied, AppliedPush, Apply, Close, FailedPush, FailedRound
-from penstock.ps.state import Payloads
-from penstock.ps.storage import BlockLocks, BlockSpec, Gradient, Storage
+from penstock.ps.state import ServerState
+from penstock.ps.storage import Gradient
 from penstock.ps.wire import ROWS, VALUES, Message, Value, WireTensor, to_wire
 
 LARGE = 8 << 20
@@ -70,23 +68,19 @@ def _spread_out(gradient: Gradient, shape: torch.Size) -> torch.Tensor:
 class Updates:
     """Writes to one storage. Thread-safe; `pool` updates blocks at the same time."""
 
-    def __init__(
-        self, storage: Storage, specs: dict[str, BlockSpec], locks: BlockLocks, ledger: Ledger, log: Logbook,
-        payloads: Payloads, counters: Counters, *, num_threads: int,
-    ) -> None:  # fmt: skip
-        self._storage, self._specs, self._locks = storage, specs, locks
-        self._ledger, self._log, self._payloads, self._counters = ledger, log, payloads, counters
+    def __init__(self, state: ServerState) -> None:
+        self._state, num_threads = state, state.settings.num_threads
         self.staleness: Counter[int] = Counter()  # updates behind -> pushes
         self._staleness_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ps-update") if num_threads > 1 else None
 
-    def carry_out(self, work: Close | Apply) -> Applied | FailedRound | AppliedPush | FailedPush:
+    def execute(self, work: Close | Apply) -> Applied | FailedRound | AppliedPush | FailedPush:
         """Do it. What does not fit the storage is refused; any other error means that the server cannot go on."""
         return self._close(work) if isinstance(work, Close) else self._apply(work)
 
     def _close(self, work: Close) -> Applied | FailedRound:
         done: Applied | FailedRound = Applied(work.round)
-        with self._locks.all():
+        with self._state.locks.all():
             merged = self._merged(work)
             try:
                 for block, gradient in merged.items():
@@ -99,58 +93,60 @@ class Updates:
                 self._log_and_apply(work, merged)
         for payloads in work.contributions.values():
             for payload in payloads:
-                self._payloads.release(payload)
+                self._state.payloads.release(payload)
         return done
 
     def _log_and_apply(self, work: Close, merged: dict[str, Gradient]) -> None:
-        tensors = _tensors(merged) if self._log.is_kept else []
-        sequence = self._log.append(Message("round", {"round": work.round}, tensors)) if self._log.is_kept else -1
+        tensors = _tensors(merged) if self._state.log.is_kept else []
+        sequence = (
+            self._state.log.append(Message("round", {"round": work.round}, tensors)) if self._state.log.is_kept else -1
+        )
         try:
-            self._storage.begin_round()
-            self._each(lambda block: self._storage.update(block, merged[block]), merged, [merged.values()])
+            self._state.storage.begin_round()
+            self._each(lambda block: self._state.storage.update(block, merged[block]), merged, [merged.values()])
         except BaseException:
-            if self._log.is_kept:  # every start would fail over it again
-                self._log.drop(sequence)
+            if self._state.log.is_kept:  # every start would fail over it again
+                self._state.log.drop(sequence)
             raise
-        self._ledger.close_round(work.round)
+        self._state.applied.close_round(work.round)
 
     def _check(self, block: str, gradient: Gradient) -> None:
-        self._storage.check(block, gradient)
-        self._storage.check_room(block, gradient)
+        self._state.storage.check(block, gradient)
+        self._state.storage.check_room(block, gradient)
 
     def _merged(self, work: Close) -> dict[str, Gradient]:
         out: dict[str, Gradient] = {}
-        contributed = {b: [self._payloads.gradient(p) for p in found] for b, found in work.contributions.items()}
+        contributed = {b: [self._state.payloads.gradient(p) for p in found] for b, found in work.contributions.items()}
 
         def merge(block: str) -> None:
             gradients = contributed[block]
-            out[block] = mean(gradients, len(work.members), self._specs[block].shape)
+            out[block] = mean(gradients, len(work.members), self._state.specs[block].shape)
             trainers = {g.trainer for g in gradients}
             for trainer in trainers:
-                self._counters.add(f"trainer {trainer}", block, merges=1)
+                self._state.counters.add(f"trainer {trainer}", block, merges=1)
 
         self._each(merge, contributed, contributed.values())
         return {block: out[block] for block in work.contributions}
 
     def _apply(self, work: Apply) -> AppliedPush | FailedPush:
-        gradient = self._payloads.gradient(work.payload)
+        gradient = self._state.payloads.gradient(work.payload)
         sender = work.sender
         use_cores_for(gradient.values.nbytes)
         try:
-            with self._locks.of([work.block]):
+            with self._state.locks.of([work.block]):
                 try:
-                    self._storage.check_room(work.block, gradient)
-                    self._storage.update(work.block, gradient)
+                    self._state.storage.check_room(work.block, gradient)
+                    self._state.storage.update(work.block, gradient)
                 except Bug:
                     raise
                 except PenstockError as error:
                     return FailedPush(work.payload, str(error))
-                if self._log.is_kept:
-                    self._log.append(_applied(work, gradient))
-                self._ledger.apply(sender, work.round, work.block, gradient.rows)
+                if self._state.log.is_kept:
+                    self._state.log.append(_applied(work, gradient))
+                self._state.applied.apply(sender, work.round, work.block, gradient.rows)
         finally:
-            self._payloads.release(work.payload)
-        self._counters.add(f"trainer {sender.trainer}", work.block, staleness=work.staleness)
+            self._state.payloads.release(work.payload)
+        self._state.counters.add(f"trainer {sender.trainer}", work.block, staleness=work.staleness)
         with self._staleness_lock:
             self.staleness[work.staleness] += 1
         return AppliedPush(work.payload)

@@ -125,11 +125,11 @@ def test_a_save_that_a_server_fails_leaves_nothing_and_the_next_is_whole(
         if step == phase:
             raise OSError(28, "No space left on device")
 
-    job.servers[1].checkpoints.at_step = full
+    job.servers[1].snapshotter.at_step = full
     with pytest.raises(Unavailable, match=r"the checkpoint of step 1 was not written.*No space left"):
         saved(trainer)
     assert unfinished(tmp_path) == []
-    job.servers[1].checkpoints.at_step = lambda step: None
+    job.servers[1].snapshotter.at_step = lambda step: None
     saved(trainer)
     found = newest(tmp_path, strict=True, sets_aside=False)
     assert found is not None

@@ -17,7 +17,7 @@ import torch
 
 from penstock.errors import PeerError, SpecError
 from penstock.ps.durability.snapshots import Snapshot, newest, snapshots, tidy
-from penstock.ps.durability.wal import Ledger, Record, log_files, recover, with_record
+from penstock.ps.durability.wal import AppliedIndex, Record, log_files, recover, with_record
 from penstock.ps.rounds.machine import Roster
 from penstock.ps.rounds.messages import Sender
 from penstock.ps.storage import Gradient, Storage
@@ -41,14 +41,16 @@ def has_state(folder: Path) -> bool:
     return bool(snapshots(folder) or log_files(folder))
 
 
-def recover_server(folder: Path, storage: Storage, ledger: Ledger, *, job: str, blocks: Sequence[str]) -> Recovered:
-    """Bring storage and ledger to where this folder's server was killed. Raises PeerError, SpecError."""
+def recover_server(
+    folder: Path, storage: Storage, applied: AppliedIndex, *, job: str, blocks: Sequence[str]
+) -> Recovered:
+    """Bring storage and index to where this folder's server was killed. Raises PeerError, SpecError."""
     tidy(folder)
     snapshot = newest(folder)
     if snapshot is None:
         if log_files(folder) and log_files(folder)[0][0] > 0:
             raise PeerError(f"{folder} has a log that goes on from a snapshot, but no snapshot")
-        return _replay(folder, storage, ledger, Recovered(), _Newer())
+        return _replay(folder, storage, applied, Recovered(), _Newer())
     cut = snapshot.cut
     if cut.job != job or cut.blocks != list(blocks):
         raise SpecError(
@@ -60,10 +62,10 @@ def recover_server(folder: Path, storage: Storage, ledger: Ledger, *, job: str, 
         storage.restore(item.name, item.tensors)
         if item.at > cut.sequence and item.is_part:
             newer.add(item.name.rpartition("@")[0], item.at, item.tensors["ids"])
-    ledger.round, ledger.applied = cut.round, dict(cut.applied)
-    ledger.changed.restore(snapshot.changed)
+    applied.round, applied.applied = cut.round, dict(cut.applied)
+    applied.changed.restore(snapshot.changed)
     begin = Recovered(cut.sequence, cut.roster, is_finished=cut.is_finished)
-    return _replay(folder, storage, ledger, begin, newer)
+    return _replay(folder, storage, applied, begin, newer)
 
 
 def restore_from(folders: Sequence[Path], storage: Storage) -> list[Snapshot]:
@@ -138,27 +140,27 @@ class _Newer:
         return gradient
 
 
-def _replay(folder: Path, storage: Storage, ledger: Ledger, at: Recovered, newer: _Newer) -> Recovered:
+def _replay(folder: Path, storage: Storage, applied: AppliedIndex, at: Recovered, newer: _Newer) -> Recovered:
     for record in recover(folder, since=at.next_sequence):
-        _again(record, storage, ledger, at, newer)
+        _again(record, storage, applied, at, newer)
         at.next_sequence = record.sequence + 1
     return at
 
 
-def _again(record: Record, storage: Storage, ledger: Ledger, at: Recovered, newer: _Newer) -> None:
+def _again(record: Record, storage: Storage, applied: AppliedIndex, at: Recovered, newer: _Newer) -> None:
     message, fields = record.message, record.message.fields
     if message.kind == "round":
         storage.begin_round()
         for block, gradient in round_of(message).items():
             storage.update(block, newer.without(block, gradient, record.sequence))
-        ledger.close_round(int(fields["round"]))
+        applied.close_round(int(fields["round"]))
         at.num_records += 1
     elif message.kind == "applied":
         sender, block = Sender(int(fields["trainer"]), int(fields["epoch"])), str(fields["block"])
         named = {t.name: from_wire(t) for t in message.tensors}
         whole = Gradient(named["values"], named.get("rows"), sender.trainer)
         storage.update(block, newer.without(block, whole, record.sequence))
-        ledger.apply(sender, int(fields["round"]), block, whole.rows)
+        applied.apply(sender, int(fields["round"]), block, whole.rows)
         at.num_records += 1
     elif message.kind == "pulled":
         storage.pulled(str(fields["block"]), int(fields["trainer"]))
@@ -168,7 +170,7 @@ def _again(record: Record, storage: Storage, ledger: Ledger, at: Recovered, newe
         at.is_finished = False  # another run of the job has begun
         at.roster = with_record(at.roster, message.kind, fields)
         if message.kind == "left":
-            ledger.leave(int(fields["trainer"]))
+            applied.leave(int(fields["trainer"]))
 
 
 def round_of(message: Message) -> dict[str, Gradient]:

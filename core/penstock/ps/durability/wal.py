@@ -2,8 +2,8 @@
 
 One file after another, `journal.<first>.log`; a record is a 28-byte prefix (magic, body length, head length, CRC-32 of
 head and body, sequence number) and one message of `wire`. A record is handed to the operating system before its update
-is acknowledged: it survives the death of the process. `flush_to_disk` makes it survive that of the machine too, at the
-cost of a wait for the disk. A record that is not whole ends the log: it was never acknowledged, and is cut off.
+is acknowledged: it survives the death of the process. A record that is not whole
+ends the log: it was never acknowledged, and is cut off.
 
 The index changes together with the log, under the lock of the block (or of all blocks, for a round), so a snapshot that
 holds all locks sees it as of one position of the log. Replay of the log calls the same methods.
@@ -45,17 +45,36 @@ class Record:
     message: Message
 
 
-class Journal:
-    """Appends records. One writer a folder; not thread-safe."""
+class WriteAheadLog:
+    """Appends records. Thread-safe; one writer a folder. `folder` None: records are counted, nothing is written."""
 
-    def __init__(self, folder: Path, *, next_sequence: int, flush_to_disk: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._flush_to_disk = folder, flush_to_disk
-        self.next_sequence = next_sequence
-        self._file = self._begin()
+    def __init__(self, folder: Path | None, *, next_sequence: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._folder, self._next, self._file = folder, next_sequence, -1
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._begin(folder)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether records are written."""
+        return self._file >= 0
+
+    @property
+    def next_sequence(self) -> int:
+        """Number of the record that comes next."""
+        with self._lock:
+            return self._next
 
     def append(self, message: Message) -> int:
         """Write one record; return its sequence number. On an OSError (disk full) the log is as it was before."""
+        with self._lock:
+            if self.is_kept:
+                self._write(message)
+            self._next += 1
+            return self._next - 1
+
+    def _write(self, message: Message) -> None:
         head, parts = encode(message)
         checksum = zlib.crc32(head)
         length = 0
@@ -64,19 +83,22 @@ class Journal:
             length += len(part)
         start = os.fstat(self._file).st_size
         try:
-            _write_all(
-                self._file, [_PREFIX.pack(_MAGIC, length, len(head), checksum, self.next_sequence), head, *parts]
-            )
-            if self._flush_to_disk:
-                os.fdatasync(self._file)
+            _write_all(self._file, [_PREFIX.pack(_MAGIC, length, len(head), checksum, self._next), head, *parts])
         except OSError:
             os.ftruncate(self._file, start)
             raise
-        self.next_sequence += 1
-        return self.next_sequence - 1
 
     def drop(self, sequence: int) -> None:
         """Take a record of the open file out again; those after it move up. Raises OSError."""
+        with self._lock:
+            later = self._cut_off(sequence)
+            self._next = sequence
+            for message in later:
+                self._write(message)
+                self._next += 1
+
+    def _cut_off(self, sequence: int) -> list[Message]:
+        """Cut the open file off before a record; return the records after it."""
         data = _mapped(self._path)
         offset, later = 0, []
         begin = len(data)
@@ -90,29 +112,34 @@ class Journal:
         if begin == len(data):
             raise Bug(f"{self._path} has no record {sequence} to drop")
         os.ftruncate(self._file, begin)
-        self.next_sequence = sequence
-        for message in later:
-            self.append(message)
+        return later
 
-    def rotate(self) -> None:
-        """Begin another file, at the moment from which a snapshot holds everything before."""
-        os.close(self._file)
-        self._file = self._begin()
+    def rotate(self) -> int:
+        """Begin another file, from which on a snapshot taken now holds nothing; return its first record's number."""
+        with self._lock:
+            if self._folder is not None and self.is_kept:
+                os.close(self._file)
+                self._begin(self._folder)
+            return self._next
 
     def forget_before(self, sequence: int) -> None:
         """Remove the files all of whose records a finished snapshot holds."""
-        files = log_files(self._folder)
-        for (_, path), (following, _) in pairwise(files):
-            if following <= sequence:
-                path.unlink()
+        with self._lock:
+            files = [] if self._folder is None else log_files(self._folder)
+            for (_, path), (following, _) in pairwise(files):
+                if following <= sequence:
+                    path.unlink()
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
+        """Close the file. A second call does nothing."""
+        with self._lock:
+            if self.is_kept:
+                os.close(self._file)
+                self._file = -1
 
-    def _begin(self) -> int:
-        self._path = self._folder / f"journal.{self.next_sequence:020d}.log"
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    def _begin(self, folder: Path) -> None:
+        self._path = folder / f"journal.{self._next:020d}.log"
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def _write_all(file: int, parts: list[bytes | memoryview]) -> None:
@@ -133,7 +160,7 @@ def log_files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def recover(folder: Path, *, since: int) -> Iterator[Record]:
-    """Yield the whole records from sequence number `since` on, and cut off a torn end. Before a Journal is opened.
+    """Yield the whole records from sequence number `since` on, and cut off a torn end. Before a log is opened.
 
     Raises PeerError if a record in the middle is damaged or missing: what comes after it must not be applied.
     """
@@ -187,76 +214,25 @@ def _record(data: memoryview, offset: int) -> tuple[Record, int] | None:
     return Record(sequence, decode(bytes(data[begin:middle]), data[middle:end])), end
 
 
-class Logbook:
-    """A journal behind a lock. `folder` None: sequence numbers are counted, and nothing is written."""
-
-    def __init__(self, folder: Path | None, *, next_sequence: int = 0) -> None:
-        self._lock = threading.Lock()
-        self._journal = None if folder is None else Journal(folder, next_sequence=next_sequence)
-        self._next = next_sequence
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether records are written."""
-        return self._journal is not None
-
-    @property
-    def next_sequence(self) -> int:
-        """Number of the record that comes next."""
-        with self._lock:
-            return self._next
-
-    def append(self, message: Message) -> int:
-        """Write a record; return its sequence number. Raises OSError: then it is not there."""
-        with self._lock:
-            if self._journal is not None:
-                self._journal.append(message)
-            self._next += 1
-            return self._next - 1
-
-    def drop(self, sequence: int) -> None:
-        """Take out a record that could not be carried out, before the file after its own begins. Raises OSError."""
-        with self._lock:
-            if self._journal is not None:
-                self._journal.drop(sequence)
-            self._next -= 1
-
-    def rotate(self) -> int:
-        """Begin another file; return the number of its first record."""
-        with self._lock:
-            if self._journal is not None:
-                self._journal.rotate()
-            return self._next
-
-    def forget_before(self, sequence: int) -> None:
-        """Remove files all of whose records are older."""
-        with self._lock:
-            if self._journal is not None:
-                self._journal.forget_before(sequence)
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = None
-
-
 Ids = npt.NDArray[np.int64]
 _COMPACT_AT = 64  # pieces
 
 
 class ChangedRows:
-    """Sets of row ids by (block, trainer). Not thread-safe for one block: its lock is held around calls."""
+    """GEO: rows of a block that others have changed since a trainer last asked, by (block, trainer).
+
+    An answer may be lost: its rows are retained, and sent again, until the trainer pushes its next step, since it
+    pushes only after it has received the answer. Not thread-safe for one block: its lock is held around calls.
+    """
 
     def __init__(self, trainers: set[int]) -> None:
         self.trainers = set(trainers)
         self._fresh: defaultdict[tuple[str, int], list[Ids]] = defaultdict(list)
-        self._told: dict[tuple[str, int], Ids] = {}
+        self._sent: dict[tuple[str, int], Ids] = {}
 
     def note(self, block: str, trainer: int, rows: Ids) -> None:
-        """A trainer has pushed these rows: everybody else has to hear of them."""
-        self._told.pop((block, trainer), None)
+        """A trainer has pushed these rows: send them to all others."""
+        self._sent.pop((block, trainer), None)
         own = np.unique(rows)
         for other in self.trainers - {trainer}:
             pieces = self._fresh[block, other]
@@ -265,20 +241,20 @@ class ChangedRows:
                 pieces[:] = [np.unique(np.concatenate(pieces))]
 
     def take(self, block: str, trainer: int) -> Ids:
-        """Return what a trainer has to hear, ascending."""
+        """Return the rows to send to a trainer, ascending."""
         key = (block, trainer)
-        told = self._told.get(key, np.empty(0, np.int64))
-        self._told[key] = np.unique(np.concatenate([told, *self._fresh.pop(key, [])]))
-        return self._told[key]
+        sent = self._sent.get(key, np.empty(0, np.int64))
+        self._sent[key] = np.unique(np.concatenate([sent, *self._fresh.pop(key, [])]))
+        return self._sent[key]
 
     def read_whole(self, block: str, trainer: int) -> None:
-        """A trainer reads the whole block: it has heard all."""
+        """A trainer reads the whole block: nothing is left to send."""
         self._fresh.pop((block, trainer), None)
 
     def state(self) -> dict[tuple[str, int], Ids]:
-        """Return all that is still to be heard."""
-        keys = {*self._fresh, *self._told}
-        pieces = {key: [self._told.get(key, np.empty(0, np.int64)), *self._fresh.get(key, [])] for key in keys}
+        """Return all that is still to be sent."""
+        keys = {*self._fresh, *self._sent}
+        pieces = {key: [self._sent.get(key, np.empty(0, np.int64)), *self._fresh.get(key, [])] for key in keys}
         return {key: np.unique(np.concatenate(some)) for key, some in pieces.items()}
 
     def restore(self, state: dict[tuple[str, int], Ids]) -> None:
@@ -291,8 +267,11 @@ class ChangedRows:
 Applied = dict[tuple[int, str], tuple[int, int]]
 
 
-class Ledger:
-    """`round`: rounds applied. `applied`: (trainer, block) -> (epoch, step) of its newest applied push."""
+class AppliedIndex:
+    """What a restart needs beside the parameters.
+
+    `round`: rounds applied. `applied`: (trainer, block) -> (epoch, step) of its newest applied push.
+    """
 
     def __init__(self, *, trainers: int, keeps_changes: bool) -> None:
         self.round = 0

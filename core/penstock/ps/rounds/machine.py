@@ -306,3 +306,7 @@ class RoundMachine:
     def open_round(self) -> int:
         """The open round; 0 where there are none."""
         return 0
+
+    def waits_for(self) -> list[int]:
+        """Stragglers: trainers for which others wait in the open round."""
+        return []

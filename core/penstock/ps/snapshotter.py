@@ -17,20 +17,18 @@ from itertools import chain
 from pathlib import Path
 
 from penstock.errors import PeerError
-from penstock.ps.dispatcher import Desk
+from penstock.ps.dispatcher import Dispatcher
 from penstock.ps.durability.snapshots import AtStep, Cut, Item, SnapshotWriter, keep_newest, snapshot_path, snapshots
-from penstock.ps.durability.wal import Ledger, Logbook
 from penstock.ps.origin import Origin
 from penstock.ps.rounds.machine import Roster
-from penstock.ps.settings import ServerSettings
-from penstock.ps.storage import BlockLocks, BlockSpec, Storage
+from penstock.ps.state import ServerState
 
 
 class _OutOfOrder(Exception):
     """A storage gives something else after a part of a table: it has to be read in one go."""
 
 
-class _Saving:
+class _Save:
     """A copy that is being made by a thread of its own."""
 
     def __init__(self, target: Path, write: Callable[[Callable[[], None]], object]) -> None:
@@ -61,45 +59,38 @@ class _Saving:
             raise self._error
 
 
-class Checkpoints:
+class Snapshotter:
     """Takes snapshots of one server. Thread-safe: one at a time. `at_step`: see `SnapshotWriter`."""
 
-    def __init__(
-        self, settings: ServerSettings, storage: Storage, specs: dict[str, BlockSpec], locks: BlockLocks, desk: Desk,
-        ledger: Ledger, log: Logbook,
-    ) -> None:  # fmt: skip
-        self._settings, self._storage, self._locks = settings, storage, locks
-        self._desk, self._ledger, self._log = desk, ledger, log
-        self._blocks = list(specs)
-        self._tables = [name for name, spec in specs.items() if spec.is_table]
+    def __init__(self, state: ServerState, dispatcher: Dispatcher) -> None:
+        self._state, self._dispatcher, settings = state, dispatcher, state.settings
+        self._tables = [name for name, spec in state.specs.items() if spec.is_table]
         self._one = threading.Lock()
         found = snapshots(settings.folder) if settings.folder is not None else []
         self._last = found[-1][0] if found else -1  # position of the newest snapshot
         self.at_step: AtStep = lambda step: None
         self._beginning = threading.Lock()
-        self._saving: _Saving | None = None  # the newest
+        self._saving: _Save | None = None  # the newest
         self._tokens = {settings.restored.token}  # of checkpoints that its values were those of; a few bytes for each
-        self.goes_on = False
-        """Whether the server goes on from a state of its own, in which no checkpoint is named."""
 
     def take(self, *, is_finished: bool = False) -> None:
         """Take a snapshot, unless nothing was logged since the last; remove what it makes needless.
 
         Raises OSError: nothing is lost then, the log goes on from the snapshot before.
         """
-        folder = self._settings.folder
+        folder = self._state.settings.folder
         if folder is None:
             return
         with self._one:
-            if self._log.next_sequence == self._last:
+            if self._state.log.next_sequence == self._last:
                 return
             sequence = self._write(lambda s: snapshot_path(folder, s), in_one_go=False, is_finished=is_finished)
             self._last = sequence
-            self._log.forget_before(keep_newest(folder))
+            self._state.log.forget_before(keep_newest(folder))
 
     def save(self, path: str) -> None:
         """Write a copy into a folder that a trainer names. Raises PeerError where that is not allowed or fails."""
-        target = self._allowed(path) / self._settings.name
+        target = self._allowed(path) / self._state.settings.name
         try:
             with self._one:
                 self._write(lambda _: target, in_one_go=True, is_finished=False)
@@ -112,11 +103,11 @@ class Checkpoints:
 
         Raises PeerError where that is not allowed, or has failed so far.
         """
-        target = self._allowed(path) / self._settings.name
+        target = self._allowed(path) / self._state.settings.name
         with self._beginning:
             saving = self._saving
             if saving is None or saving.target != target:
-                saving = self._saving = _Saving(target, lambda at_cut: self._copy(target, at_cut))
+                saving = self._saving = _Save(target, lambda at_cut: self._copy(target, at_cut))
                 self._tokens.add(target.parent.name)
         saving.wait_for_cut()
 
@@ -126,7 +117,7 @@ class Checkpoints:
 
     def finish_save(self, path: str) -> None:
         """Return when what `begin_save` has begun is written. Raises PeerError if it is not, or was not begun."""
-        target = self._allowed(path) / self._settings.name
+        target = self._allowed(path) / self._state.settings.name
         saving = self._saving
         if saving is None or saving.target != target:
             raise PeerError(f"{target} is not being saved here: was this server started again since?")
@@ -134,21 +125,25 @@ class Checkpoints:
 
     def origin(self, token: str) -> Origin:
         """Say whether the values of the checkpoint with this token are, or were, this server's."""
-        with self._desk.still():
-            epochs = self._desk.machine.members.roster().newest
-        began = f"its own state in {self._settings.folder}" if self.goes_on else str(self._settings.restored)
+        with self._dispatcher.frozen():
+            epochs = self._dispatcher.machine.members.roster().newest
+        began = (
+            f"its own state in {self._state.settings.folder}"
+            if self._state.goes_on
+            else str(self._state.settings.restored)
+        )
         with self._beginning:
-            return Origin(self.goes_on or token in self._tokens, began, epochs)
+            return Origin(self._state.goes_on or token in self._tokens, began, epochs)
 
     def _allowed(self, path: str) -> Path:
-        roots = [p for p in (self._settings.state_dir, *self._settings.save_dirs) if p is not None]
+        roots = [p for p in (self._state.settings.state_dir, *self._state.settings.save_dirs) if p is not None]
         if not roots:
             raise PeerError("this server saves nowhere: PENSTOCK_PS_STATE_DIR and PENSTOCK_PS_SAVE_DIRS are not set")
         if "\0" in path:
             raise PeerError("a path has a null character in it")
         found = (roots[0] / path).resolve()  # what is linked to lies where the link leads
         inside = any(found.is_relative_to(root.resolve()) for root in roots)
-        own = self._settings.state_dir
+        own = self._state.settings.state_dir
         among_states = own is not None and self._is_a_state(found, own.resolve())
         if not inside or among_states:
             where = ", ".join(str(r) for r in roots)
@@ -176,11 +171,11 @@ class Checkpoints:
     ) -> int:
         copied: list[Item] = []
         with ExitStack() as locks:
-            locks.enter_context(self._locks.all())
+            locks.enter_context(self._state.locks.all())
             cut, changed = self._cut(is_finished=is_finished)
             writer = SnapshotWriter(path_at(cut.sequence), at_step=self.at_step)
             try:
-                stream = self._storage.state()
+                stream = self._state.storage.state()
                 for name, tensors in stream:
                     item = Item(name, tensors, cut.sequence)
                     if in_one_go and item.is_part:
@@ -203,22 +198,23 @@ class Checkpoints:
 
     def _cut(self, *, is_finished: bool) -> tuple[Cut, dict[tuple[str, int], object]]:
         """Return what a restart needs beside the storage. All blocks are locked."""
-        with self._desk.still():
-            roster = self._desk.machine.members.roster()
+        state, settings = self._state, self._state.settings
+        with self._dispatcher.frozen():
+            roster = self._dispatcher.machine.members.roster()
             if is_finished:
                 roster = Roster(roster.newest)
             cut = Cut(
-                job=self._settings.job, index=self._settings.index, mode=self._settings.mode, blocks=self._blocks,
-                sequence=self._log.rotate(), round=self._ledger.round, applied=dict(self._ledger.applied),
+                job=settings.job, index=settings.index, mode=settings.mode, blocks=list(state.specs),
+                sequence=state.log.rotate(), round=state.applied.round, applied=dict(state.applied.applied),
                 roster=roster, is_finished=is_finished,
             )  # fmt: skip
-            return cut, dict(self._ledger.changed.state())
+            return cut, dict(state.applied.changed.state())
 
     def _parts(self, stream: Iterator[tuple[str, dict[str, object]]]) -> Iterator[Item]:
         while True:
-            with self._locks.of(self._tables):
+            with self._state.locks.of(self._tables):
                 found = next(stream, None)
-                at = self._log.next_sequence
+                at = self._state.log.next_sequence
             if found is None:
                 return
             item = Item(found[0], found[1], at)  # type: ignore[arg-type]  # tensors; Storage knows no torch
