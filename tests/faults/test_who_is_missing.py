@@ -31,7 +31,7 @@ def test_a_server_that_is_gone_for_good_is_named_by_its_trainers(
     since = time.monotonic()
     for trainer in trainers:
         said = fails_in_time(trainer, since, undisturbed.slack_s)
-        assert f"Unavailable: parameter server {one.endpoints[0]} has been away for" in said
+        assert f"Unavailable: parameter server {one.endpoints[0]} has been unreachable for" in said
         assert one.endpoints[1] not in said
     assert len(trainers[0].losses) >= 20
     # The other server waits for trainers to come back, which is not of this test.

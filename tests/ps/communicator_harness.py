@@ -24,7 +24,7 @@ SETTINGS = CommunicatorSettings(
     independent_recv_thread=True,
     min_send_grad_num_before_recv=0,
     thread_pool_size=2,
-    patience_s=0.0,
+    merge_wait_s=0.0,
     is_sgd_optimizer=True,
 )
 WAIT_S = 10.0  # for what has to happen; a test that waits so long fails

@@ -15,7 +15,7 @@ from penstock.errors import PeerError
 from penstock.ps.rounds import messages
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership
-from penstock.ps.rounds.messages import Answer, Applied, AppliedPush, Apply, Close, Refuse, Release, Sender
+from penstock.ps.rounds.messages import Applied, AppliedPush, Apply, Close, Incarnation, Refuse, Release, Reply
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.transport.local import LocalServer, host_id, refusal
 from penstock.ps.transport.remote import RemoteServer
@@ -91,7 +91,7 @@ class SmallServer:
 
     def _event(self, message: Message, ticket: int) -> messages.Event:
         fields: Any = message.fields
-        sender = Sender(fields["trainer"], fields["epoch"])
+        sender = Incarnation(fields["trainer"], fields["epoch"])
         if message.kind == "push":
             tensors = [from_wire(t).clone() for t in message.tensors]
             self.payloads[ticket] = (tensors[0] if len(tensors) > 1 else None, tensors[-1])
@@ -100,13 +100,13 @@ class SmallServer:
             return messages.Pull(ticket, sender, fields["round"])
         if message.kind == "barrier":
             return messages.Barrier(ticket, sender, fields["round"])
-        kinds: dict[str, Any] = {"join": messages.Join, "beat": messages.Beat, "leave": messages.Leave}
+        kinds: dict[str, Any] = {"join": messages.Join, "beat": messages.Heartbeat, "leave": messages.Leave}
         return kinds[message.kind](ticket, sender)  # type: ignore[no-any-return]  # one of three events
 
     def _carry_out(self, event: messages.Event) -> None:
         for todo in self.machine.handle(event, time.monotonic()):
             match todo:
-                case Answer(ticket, round):
+                case Reply(ticket, round):
                     self.answers[ticket] = Message("answer", {"round": round, "staleness": 0})
                 case Refuse(ticket, reason, rejoin):
                     self.answers[ticket] = refusal(reason, rejoin=rejoin)

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.errors import FeedError, PeerError, ProgramError, Unavailable
 from penstock.ps import link
 from penstock.ps.client import TrainerClient
-from penstock.ps.remote import Descriptor, PsMode, Push
+from penstock.ps.remote import Descriptor, PsMode, SendCall
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.wire import Message, from_wire
 
@@ -323,8 +323,8 @@ def test_a_whole_step_takes_the_gradients_where_they_lie(serve: Make, connect: C
     out = [torch.empty(2, 3), torch.empty(1, 3)]
     for step in range(3):
         gradients = [torch.full((2, 3), 1.0 + step), torch.full((1, 3), 2.0 + step)]
-        rows = Push("t", ["t.block0"], [0], [torch.ones(3, 2)], [4], torch.tensor([1, 1, 3]))
-        client.send_step([Push("w", ["w.block0", "w.block1"], [0, 1], gradients), rows])
+        rows = SendCall("t", ["t.block0"], [0], [torch.ones(3, 2)], [4], torch.tensor([1, 1, 3]))
+        client.send_step([SendCall("w", ["w.block0", "w.block1"], [0, 1], gradients), rows])
         for gradient in gradients:
             gradient.fill_(1e9)  # the step is over: the memory is somebody else's
         client.recv_step(["w.block0", "w.block1"], [0, 1], out)
@@ -340,7 +340,7 @@ def test_a_step_that_failed_is_kept_for_a_replay_as_it_was(connect: Connect, ser
     gradient = torch.full((3,), 2.0)
     server.close()
     with pytest.raises(Unavailable):
-        client.send_step([Push("w", ["w"], [0], [gradient])])
+        client.send_step([SendCall("w", ["w"], [0], [gradient])])
     gradient.fill_(1e9)
     open_round: Any = client.links[0]._round
     ((block, (kept,)),) = open_round.pushes()[1]

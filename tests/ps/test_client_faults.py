@@ -20,7 +20,7 @@ from penstock.errors import PeerError, Unavailable
 from penstock.ps.client import TrainerClient
 from penstock.ps.opening import open_remote
 from penstock.ps.remote import Descriptor, PsMode
-from penstock.ps.retry import LARGEST_S, Patience
+from penstock.ps.retry import LARGEST_S, Backoff
 from penstock.ps.settings import TrainerSettings
 
 
@@ -263,7 +263,7 @@ def test_a_trainer_that_was_lost_joins_again_and_goes_on(rig: Rig, capsys: pytes
         assert steps[0]() == steps[1]()
     said = [line for line in capsys.readouterr().err.splitlines() if "trainer 0" in line and "joined again" in line]
     assert len(said) == 1
-    assert "trainer 0: it was taken for lost by" in said[0]
+    assert "trainer 0: it was declared lost by" in said[0]
     assert "round 0 may have gone on without its gradients, and it takes part from round 1 on" in said[0]
     assert lost.links[0].round == other.links[0].round == 3
 
@@ -384,7 +384,7 @@ def test_a_trainer_that_was_lost_leaves_at_once(rig: Rig, capsys: pytest.Capture
             server.machine.members._newest.clear()
     lost.close()
     assert server.requests.count("leave") == 1
-    assert "leaves without a word" not in capsys.readouterr().err
+    assert "leaves without notifying its server" not in capsys.readouterr().err
 
 
 def test_a_leave_waits_for_a_join_on_its_way(rig: Rig) -> None:
@@ -430,7 +430,7 @@ def test_a_message_about_a_round_that_took_the_gradients_does_not_say_that_it_di
 
 
 def test_patience_grows_is_jittered_and_ends() -> None:
-    patience = Patience(10.0, chance=lambda: 1.0)
+    patience = Backoff(10.0, chance=lambda: 1.0)
     waits = [patience.wait_s(0.0) for _ in range(12)]
     assert waits[:3] == pytest.approx([0.015, 0.03, 0.06])
     assert waits[-1] == LARGEST_S / 2

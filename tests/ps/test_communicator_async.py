@@ -55,7 +55,7 @@ def test_a_full_queue_makes_the_trainer_wait(opened: Make) -> None:
 
 def test_gradients_that_wait_are_summed_into_one_push(opened: Make) -> None:
     servers = FakeServers(zeros())
-    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=3, patience_s=1e6))
+    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=3, merge_wait_s=1e6))
     for value in (1.0, 2.0, 4.0):
         trainer.send("w@GRAD", ["w"], [0], ones(value))
     wait_until(lambda: len(servers.pushes) == 1)
@@ -65,7 +65,7 @@ def test_gradients_that_wait_are_summed_into_one_push(opened: Make) -> None:
 
 def test_gradients_are_averaged_for_other_optimizers_than_sgd(opened: Make) -> None:
     servers = FakeServers(zeros())
-    settings = replace(SETTINGS, max_merge_var_num=3, patience_s=1e6, is_sgd_optimizer=False)
+    settings = replace(SETTINGS, max_merge_var_num=3, merge_wait_s=1e6, is_sgd_optimizer=False)
     trainer = opened(AsyncCommunicator, servers, settings)
     for value in (1.0, 2.0, 6.0):
         trainer.send("w@GRAD", ["w"], [0], ones(value))
@@ -75,7 +75,7 @@ def test_gradients_are_averaged_for_other_optimizers_than_sgd(opened: Make) -> N
 
 def test_a_short_merge_is_sent_when_nothing_comes_any_more(opened: Make) -> None:
     servers = FakeServers(zeros())
-    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=3, patience_s=0.03))
+    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=3, merge_wait_s=0.03))
     trainer.send("w@GRAD", ["w"], [0], ones())
     wait_until(lambda: len(servers.pushes) == 1)
 
@@ -94,7 +94,7 @@ def test_the_memory_of_a_gradient_is_the_programs_again_at_once(opened: Make) ->
 
 def test_rows_of_any_id_are_merged_and_pushed_once(opened: Make) -> None:
     servers = FakeServers(zeros())
-    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=2, patience_s=1e6))
+    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=2, merge_wait_s=1e6))
     for ids in ([2**62, -5], [-5, -5]):
         trainer.send_rows("t@GRAD", ["t"], [0, 1], [], torch.tensor(ids), torch.ones(2, 1))
     trainer.close()
@@ -138,7 +138,7 @@ def test_pushes_of_one_variable_follow_one_another(opened: Make) -> None:
 def test_close_sends_everything_that_waits_and_then_leaves(opened: Make) -> None:
     servers = FakeServers(zeros())
     gate = servers.before_push = Gate()
-    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, send_queue_size=9, patience_s=1e6))
+    trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, send_queue_size=9, merge_wait_s=1e6))
     for _ in range(9):
         trainer.send("w@GRAD", ["w"], [0], ones())
     thread, errors = in_thread(trainer.close)

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.errors import PeerError
-from penstock.ps.communicators.base import Gradient, merge
+from penstock.ps.communicators.base import LocalGradient, merge
 from penstock.ps.communicators.geo import incoming, incoming_rows, outgoing, outgoing_rows
 from penstock.ps.communicators.queues import LockStep, PullTrigger, SendQueues
 
 VARIABLES = ["a", "b"]
 
 
-def dense(*values: float) -> Gradient:
+def dense(*values: float) -> LocalGradient:
     """Return a gradient of two blocks."""
-    return Gradient((torch.tensor(values, dtype=torch.float64), torch.tensor([1.0])))
+    return LocalGradient((torch.tensor(values, dtype=torch.float64), torch.tensor([1.0])))
 
 
 # -- merging -------------------------------------------------------------------------------------
@@ -37,8 +37,8 @@ def test_dense_gradients_are_summed_or_averaged() -> None:
 
 @pytest.mark.parametrize("average", [False, True])
 def test_rows_are_merged_by_id_whatever_int64_it_is(average: bool) -> None:
-    first = Gradient((torch.tensor([[1.0], [2.0], [4.0]]),), torch.tensor([2**62, -5, 2**62]))
-    second = Gradient((torch.tensor([[8.0], [16.0]]),), torch.tensor([-5, 0]))
+    first = LocalGradient((torch.tensor([[1.0], [2.0], [4.0]]),), torch.tensor([2**62, -5, 2**62]))
+    second = LocalGradient((torch.tensor([[8.0], [16.0]]),), torch.tensor([-5, 0]))
     merged = merge([first, second], average=average)
     assert merged.rows is not None
     found = dict(zip(merged.rows.tolist(), merged.values[0].flatten().tolist(), strict=True))
@@ -59,7 +59,7 @@ class QueuesModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queues: SendQueues[int] = SendQueues(capacity=3, max_merge=2, patience_s=1.0)
+        self.queues: SendQueues[int] = SendQueues(capacity=3, max_merge=2, merge_wait_s=1.0)
         self.now = 0.0
         self.number = 0
         self.waiting: dict[str, list[int]] = {v: [] for v in VARIABLES}
@@ -127,14 +127,14 @@ TestQueues.settings = settings(max_examples=40, stateful_step_count=30, deadline
 
 
 def test_a_queue_smaller_than_a_merge_is_sent_when_it_is_full() -> None:
-    queues: SendQueues[int] = SendQueues(capacity=1, max_merge=20, patience_s=100.0)
+    queues: SendQueues[int] = SendQueues(capacity=1, max_merge=20, merge_wait_s=100.0)
     assert queues.offer("w", 1, now=0.0)
     assert not queues.offer("w", 2, now=0.0)
     assert queues.take(0.0) == ("w", [1])
 
 
 def test_patience_begins_anew_with_each_gradient() -> None:
-    queues: SendQueues[int] = SendQueues(capacity=9, max_merge=9, patience_s=0.05)
+    queues: SendQueues[int] = SendQueues(capacity=9, max_merge=9, merge_wait_s=0.05)
     queues.offer("w", 1, now=0.0)
     queues.offer("w", 2, now=0.04)
     assert queues.take(0.06) is None

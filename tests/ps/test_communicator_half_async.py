@@ -127,8 +127,8 @@ def test_close_sends_a_round_that_was_not_complete(opened: Make) -> None:
 def test_a_thread_that_was_announced_and_never_comes_is_an_error_that_counts_it(
     opened: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(half_async, "_SAY_ABSENT_S", 0.0)
-    monkeypatch.setattr(half_async, "ABSENT_S", 0.0)
+    monkeypatch.setattr(half_async, "_REPORT_MISSING_S", 0.0)
+    monkeypatch.setattr(half_async, "MISSING_S", 0.0)
     monkeypatch.setattr(strict_fields, "_said", set())
     trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()))
     trainer.set_participants(3)
@@ -141,8 +141,8 @@ def test_a_thread_that_was_announced_and_never_comes_is_an_error_that_counts_it(
 def test_threads_that_have_all_come_are_waited_for_however_long_a_step_takes(
     opened: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(half_async, "_SAY_ABSENT_S", 0.0)
-    monkeypatch.setattr(half_async, "ABSENT_S", 0.0)
+    monkeypatch.setattr(half_async, "_REPORT_MISSING_S", 0.0)
+    monkeypatch.setattr(half_async, "MISSING_S", 0.0)
     trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()))
     trainer.set_participants(2)
     begun, go_on = threading.Event(), threading.Event()

@@ -125,7 +125,7 @@ def test_async_takes_every_setting_as_it_is(capsys: pytest.CaptureFixture[str]) 
         {"communicator_max_merge_var_num": 20, "communicator_send_queue_size": 9, "communicator_send_wait_times": 3}
     )
     settings = config.settings("async")
-    assert (settings.max_merge_var_num, settings.send_queue_size, settings.patience_s) == (20, 9, 0.03)
+    assert (settings.max_merge_var_num, settings.send_queue_size, settings.merge_wait_s) == (20, 9, 0.03)
     assert not capsys.readouterr().err
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership
 from penstock.ps.rounds.messages import (
-    Answer,
+    AllLeft,
     AppliedPush,
     Apply,
-    Finished,
+    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -20,7 +20,7 @@ from penstock.ps.rounds.messages import (
     Push,
     Refuse,
     Release,
-    Sender,
+    Reply,
     Tick,
 )
 
@@ -37,18 +37,18 @@ class World:
         self.open: set[int] = set()
         self.held: dict[int, Push] = {}
         self.applying: dict[str, int] = {}
-        self.applied: list[tuple[Sender, int, str]] = []
+        self.applied: list[tuple[Incarnation, int, str]] = []
         self.past: list[Push] = []
         self.acknowledged: set[int] = set()
         for trainer in range(num_trainers):
-            self.carry_out(self.machine.handle(Join(self.ticket(), Sender(trainer, 0)), 0.0))
+            self.carry_out(self.machine.handle(Join(self.ticket(), Incarnation(trainer, 0)), 0.0))
 
     def ticket(self) -> int:
         self.next_id += 1
         self.open.add(self.next_id)
         return self.next_id
 
-    def push(self, sender: Sender, step: int, block: str) -> int:
+    def push(self, sender: Incarnation, step: int, block: str) -> int:
         self.next_id += 1
         event = Push(self.ticket(), sender, step, block, self.next_id + 1_000_000)
         self.held[event.payload] = event
@@ -58,7 +58,7 @@ class World:
 
     def carry_out(self, instructions: list[Instruction]) -> None:
         for one in instructions:
-            if isinstance(one, Answer | Refuse):
+            if isinstance(one, Reply | Refuse):
                 self.open.remove(one.ticket)
                 self.acknowledged.add(one.ticket)
             elif isinstance(one, Release):
@@ -87,7 +87,7 @@ def test_every_push_is_applied_exactly_once(data: st.DataObject, num_trainers: i
             key = data.draw(st.sampled_from(sorted(steps)))
             if last.get(key) in world.open:
                 continue  # a trainer pushes the next step of a block after the one before is acknowledged
-            last[key] = world.push(Sender(key[0], 0), steps[key], key[1])
+            last[key] = world.push(Incarnation(key[0], 0), steps[key], key[1])
             steps[key] += 1
         elif action == "repeat" and world.past:
             old = data.draw(st.sampled_from(world.past))
@@ -98,16 +98,16 @@ def test_every_push_is_applied_exactly_once(data: st.DataObject, num_trainers: i
         for block in BLOCKS:
             world.apply(block)
     assert sorted(map(str, world.applied)) == sorted(
-        str((Sender(t, 0), step, b)) for (t, b), count in steps.items() for step in range(count)
+        str((Incarnation(t, 0), step, b)) for (t, b), count in steps.items() for step in range(count)
     )
     assert not world.open, "every ticket is answered"
     assert not world.held, "every payload comes back"
 
 
-def joined(num_trainers: int) -> tuple[ImmediateUpdates, list[Sender]]:
+def joined(num_trainers: int) -> tuple[ImmediateUpdates, list[Incarnation]]:
     """Return a machine that all trainers have joined."""
     machine = ImmediateUpdates(Membership(expected=num_trainers, lease_s=LEASE_S))
-    senders = [Sender(t, 0) for t in range(num_trainers)]
+    senders = [Incarnation(t, 0) for t in range(num_trainers)]
     for ticket, sender in enumerate(senders):
         machine.handle(Join(ticket, sender), 0.0)
     return machine, senders
@@ -116,15 +116,15 @@ def joined(num_trainers: int) -> tuple[ImmediateUpdates, list[Sender]]:
 def test_an_acknowledgement_comes_after_the_update() -> None:
     machine, (a,) = joined(1)
     assert machine.handle(Push(1, a, 0, "w", 100), 0.0) == [Apply(100, "w", a, 0, 0)]
-    assert machine.handle(AppliedPush(100), 0.0) == [Answer(1, 0)]
-    assert machine.handle(Push(2, a, 0, "w", 101), 0.0) == [Answer(2, 0), Release(101)]
+    assert machine.handle(AppliedPush(100), 0.0) == [Reply(1, 0)]
+    assert machine.handle(Push(2, a, 0, "w", 101), 0.0) == [Reply(2, 0), Release(101)]
 
 
 def test_a_repetition_of_the_push_being_applied_waits_for_it() -> None:
     machine, (a,) = joined(1)
     machine.handle(Push(1, a, 0, "w", 100), 0.0)
     assert machine.handle(Push(2, a, 0, "w", 101), 0.0) == [Release(101)]
-    assert machine.handle(AppliedPush(100), 0.0) == [Answer(1, 0), Answer(2, 0)]
+    assert machine.handle(AppliedPush(100), 0.0) == [Reply(1, 0), Reply(2, 0)]
 
 
 def test_staleness_counts_the_updates_of_others_since_the_last_pull() -> None:
@@ -144,7 +144,7 @@ def test_a_new_incarnation_counts_its_steps_again_and_the_old_one_is_refused() -
     machine, (a,) = joined(1)
     machine.handle(Push(1, a, 5, "w", 100), 0.0)
     machine.handle(AppliedPush(100), 0.0)
-    again = Sender(0, 1)
+    again = Incarnation(0, 1)
     machine.handle(Join(2, again), 0.0)
     assert machine.handle(Push(3, again, 0, "w", 101), 0.0) == [Apply(101, "w", again, 0, 0)]
     (refused, released) = machine.handle(Push(4, a, 6, "w", 102), 0.0)
@@ -155,9 +155,9 @@ def test_a_new_incarnation_counts_its_steps_again_and_the_old_one_is_refused() -
 
 def test_what_was_applied_before_a_restart_is_not_applied_again() -> None:
     machine = ImmediateUpdates(Membership(expected=1, lease_s=LEASE_S), applied={(0, "w"): (0, 7)})
-    a = Sender(0, 0)
-    assert machine.handle(Join(1, a), 0.0) == [Answer(1, 7)]
-    assert machine.handle(Push(2, a, 7, "w", 100), 0.0) == [Answer(2, 7), Release(100)]
+    a = Incarnation(0, 0)
+    assert machine.handle(Join(1, a), 0.0) == [Reply(1, 7)]
+    assert machine.handle(Push(2, a, 7, "w", 100), 0.0) == [Reply(2, 7), Release(100)]
     assert machine.handle(Push(3, a, 8, "w", 101), 0.0) == [Apply(101, "w", a, 8, 0)]
 
 
@@ -166,18 +166,18 @@ def test_a_join_is_told_the_newest_step_applied_of_its_incarnation() -> None:
     for number, (sender, step, block) in enumerate([(a, 5, "w"), (a, 3, "v"), (b, 9, "w")]):
         machine.handle(Push(10 + number, sender, step, block, 100 + number), 0.0)
         machine.handle(AppliedPush(100 + number), 0.0)
-    assert machine.handle(Join(20, a), 0.0) == [Answer(20, 5)]
-    assert machine.handle(Join(21, Sender(1, 1)), 0.0) == [Answer(21, 0)]
+    assert machine.handle(Join(20, a), 0.0) == [Reply(20, 5)]
+    assert machine.handle(Join(21, Incarnation(1, 1)), 0.0) == [Reply(21, 0)]
     machine.handle(Leave(22, a), 0.0)
-    assert machine.handle(Join(23, a), 0.0) == [Answer(23, 0)]
+    assert machine.handle(Join(23, a), 0.0) == [Reply(23, 0)]
 
 
 def test_serving_ends_after_the_last_update_of_the_last_trainer() -> None:
     machine, (a, b) = joined(2)
     machine.handle(Push(1, a, 0, "w", 100), 0.0)
-    assert machine.handle(Leave(2, b), 0.0) == [Answer(2, 0)]
-    assert machine.handle(Leave(3, a), 0.0) == [Answer(3, 0)]
-    assert machine.handle(AppliedPush(100), 0.0) == [Answer(1, 0), Finished()]
+    assert machine.handle(Leave(2, b), 0.0) == [Reply(2, 0)]
+    assert machine.handle(Leave(3, a), 0.0) == [Reply(3, 0)]
+    assert machine.handle(AppliedPush(100), 0.0) == [Reply(1, 0), AllLeft()]
 
 
 def test_a_lost_trainer_is_named() -> None:

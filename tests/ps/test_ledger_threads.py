@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.ps.durability.wal import AppliedIndex
-from penstock.ps.rounds.messages import Sender
+from penstock.ps.rounds.messages import Incarnation
 
 
 class Interrupted(int):
@@ -17,7 +17,7 @@ class Interrupted(int):
     ledger: AppliedIndex
 
     def __eq__(self, other: object) -> bool:
-        self.ledger.apply(Sender(0, 0), 1, f"w{len(self.ledger.applied)}", None)
+        self.ledger.apply(Incarnation(0, 0), 1, f"w{len(self.ledger.applied)}", None)
         return int(self) == other
 
     __hash__ = int.__hash__
@@ -26,7 +26,7 @@ class Interrupted(int):
 def test_a_trainer_leaves_while_the_pushes_of_others_are_applied() -> None:
     ledger = AppliedIndex(trainers=2, keeps_changes=False)
     for trainer in (0, 1):
-        ledger.apply(Sender(trainer, 0), 1, "w", None)
+        ledger.apply(Incarnation(trainer, 0), 1, "w", None)
     ledger.leave(Interrupted(1, ledger))
     assert {trainer for trainer, _ in ledger.applied} == {0}
     assert len(ledger.applied) > 1, "pushes were applied meanwhile"

@@ -99,7 +99,7 @@ def test_without_memory_that_can_be_sealed_bytes_go_through_the_socket(
     serve: Serve, capfd: pytest.CaptureFixture[str]
 ) -> None:
     _, client = serve()
-    frames._say_short.cache_clear()
+    frames._warn_no_memory.cache_clear()
     values = np.random.default_rng(0).normal(size=200_000)
     with absent("memfd"):
         for _ in range(2):

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership, RoundMachine
 from penstock.ps.rounds.messages import (
-    Answer,
     Applied,
     Barrier,
-    Beat,
     Close,
     Event,
     FailedRound,
+    Heartbeat,
+    Incarnation,
     Join,
     Leave,
     Lost,
@@ -25,7 +25,7 @@ from penstock.ps.rounds.messages import (
     Pull,
     Push,
     Refuse,
-    Sender,
+    Reply,
     Tick,
 )
 from penstock.ps.rounds.sync import SyncRounds
@@ -37,7 +37,7 @@ LEASE_S = 10.0
 class Trainer:
     """Meets `todo` times, one request at a time, then leaves. `seen`: number of a meeting -> what it was told."""
 
-    sender: Sender
+    sender: Incarnation
     todo: int
     phase: str = "join"
     number: int = -1
@@ -50,7 +50,7 @@ class Trainer:
             return Meet(ticket, self.sender, self.number, (self.sender, self.number))
         return Leave(ticket, self.sender)
 
-    def answered(self, answer: Answer | Met | Refuse) -> None:
+    def answered(self, answer: Reply | Met | Refuse) -> None:
         if isinstance(answer, Refuse):
             # Whoever missed more than one is told that it is over, and gives up.
             assert answer.rejoin or "asks for meeting" in answer.reason, answer.reason
@@ -93,7 +93,7 @@ class World:
             if isinstance(one, Met):
                 assert len({part[0].trainer for part in one.parts}) == len(one.parts), "each trainer once"  # type: ignore[index]
                 assert len({part[1] for part in one.parts}) == 1, "nobody meets others in another meeting"  # type: ignore[index]
-            if isinstance(one, Answer | Met | Refuse):
+            if isinstance(one, Reply | Met | Refuse):
                 trainer = self.open.pop(one.ticket)
                 if trainer is not None and trainer in self.trainers:
                     trainer.answered(one)
@@ -105,7 +105,7 @@ class World:
             if trainer is not silent and not self.machine.members.is_new(trainer.sender):
                 self.next_ticket += 1
                 self.open[self.next_ticket] = None
-                self.feed(Beat(self.next_ticket, trainer.sender))
+                self.feed(Heartbeat(self.next_ticket, trainer.sender))
         self.feed(Tick())
 
     def pass_lease(self, *, silent: Trainer | None = None) -> None:
@@ -129,7 +129,7 @@ class World:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), num_trainers=st.integers(1, 4))
 def test_all_who_meet_are_told_the_same_and_nobody_waits_for_ever(data: st.DataObject, num_trainers: int) -> None:
-    world = World([Trainer(Sender(t, 0), data.draw(st.integers(0, 4))) for t in range(num_trainers)])
+    world = World([Trainer(Incarnation(t, 0), data.draw(st.integers(0, 4))) for t in range(num_trainers)])
     everybody = list(world.trainers)
     for _ in range(data.draw(st.integers(0, 40), label="faulty steps")):
         action = data.draw(st.sampled_from(["send", "send", "send", "lose", "away", "kill", "time"]))
@@ -143,7 +143,7 @@ def test_all_who_meet_are_told_the_same_and_nobody_waits_for_ever(data: st.DataO
             victim = data.draw(st.sampled_from(world.trainers))
             world.kill(victim)
             if not world.machine.members.started or data.draw(st.booleans(), label="started again"):
-                world.trainers.append(Trainer(Sender(victim.sender.trainer, victim.sender.epoch + 1), 1))
+                world.trainers.append(Trainer(Incarnation(victim.sender.trainer, victim.sender.epoch + 1), 1))
                 everybody.append(world.trainers[-1])
     world.run_to_the_end()
     world.pass_lease()  # of whoever was killed and not started again
@@ -153,11 +153,11 @@ def test_all_who_meet_are_told_the_same_and_nobody_waits_for_ever(data: st.DataO
     assert not world.open, "every ticket is answered"
 
 
-def started(num_trainers: int, *, sync: bool = False) -> tuple[RoundMachine, list[Sender]]:
+def started(num_trainers: int, *, sync: bool = False) -> tuple[RoundMachine, list[Incarnation]]:
     """Return a machine that all trainers have joined."""
     members = Membership(expected=num_trainers, lease_s=LEASE_S)
     machine: RoundMachine = SyncRounds(members) if sync else ImmediateUpdates(members)
-    senders = [Sender(t, 0) for t in range(num_trainers)]
+    senders = [Incarnation(t, 0) for t in range(num_trainers)]
     for ticket, sender in enumerate(senders):
         machine.handle(Join(ticket, sender), 0.0)
     return machine, senders
@@ -175,7 +175,7 @@ def test_a_lost_trainer_is_waited_for_until_its_lease_ends() -> None:
 
 def test_a_meeting_is_not_held_before_all_expected_trainers_have_joined() -> None:
     machine = ImmediateUpdates(Membership(expected=2, lease_s=LEASE_S))
-    a, b = Sender(0, 0), Sender(1, 0)
+    a, b = Incarnation(0, 0), Incarnation(1, 0)
     machine.handle(Join(1, a), 0.0)
     assert machine.handle(Meet(2, a, 0, "a"), 0.0) == []
     machine.handle(Join(3, b), 0.0)
@@ -185,10 +185,10 @@ def test_a_meeting_is_not_held_before_all_expected_trainers_have_joined() -> Non
 def test_a_new_incarnation_takes_the_place_of_the_one_that_waited() -> None:
     machine, (a, b) = started(2)
     machine.handle(Meet(10, a, 0, "old"), 0.0)
-    again = Sender(0, 1)
+    again = Incarnation(0, 1)
     joined = machine.handle(Join(11, again), 0.0)
-    assert [type(one) for one in joined] == [Answer, Refuse]
-    assert machine.handle(Meet(12, again, -1), 0.0) == [Answer(12, 0)]
+    assert [type(one) for one in joined] == [Reply, Refuse]
+    assert machine.handle(Meet(12, again, -1), 0.0) == [Reply(12, 0)]
     machine.handle(Meet(13, again, 0, "new"), 0.0)
     assert machine.handle(Meet(14, b, 0, "b"), 0.0) == [Met(13, 0, ("new", "b")), Met(14, 0, ("new", "b"))]
 
@@ -210,18 +210,18 @@ def test_after_a_restart_of_the_server_numbers_go_on_and_a_lost_answer_is_said_t
     refused = machine.handle(Meet(12, c, 5, "c"), 0.0)
     assert refused == [Refuse(11, "what came of meeting 4 was lost when the server was started again")]
     met = ("a", "c")
-    assert machine.handle(Leave(13, b), 0.0) == [Answer(13, 0), Met(10, 0, met), Met(12, 0, met)]
+    assert machine.handle(Leave(13, b), 0.0) == [Reply(13, 0), Met(10, 0, met), Met(12, 0, met)]
 
 
 def test_who_waits_for_the_next_round_and_who_is_at_a_meeting_do_not_wait_for_each_other() -> None:
     machine, (a, b, _) = started(3, sync=True)
     machine.handle(Barrier(10, b, 0), 0.0)
-    late = Sender(2, 1)
-    assert machine.handle(Join(11, late), 0.0) == [Answer(11, 1)], "it counts from the next round"
+    late = Incarnation(2, 1)
+    assert machine.handle(Join(11, late), 0.0) == [Reply(11, 1)], "it counts from the next round"
     assert machine.handle(Pull(12, late, 1), 0.0) == []
-    assert machine.handle(Leave(13, b), 0.0)[-1] == Answer(13, 0)
+    assert machine.handle(Leave(13, b), 0.0)[-1] == Reply(13, 0)
     assert machine.handle(Meet(14, a, 0), 0.0) == [Close(0, {}, ())]
-    assert machine.handle(Applied(0), 0.0) == [Answer(12, 1)]
+    assert machine.handle(Applied(0), 0.0) == [Reply(12, 1)]
     assert machine.handle(Meet(15, late, 0), 0.0) == [Met(14, 1, (None, None)), Met(15, 1, (None, None))]
 
 
@@ -232,15 +232,15 @@ class Plans:
         self.machine, senders = started(len(plans), sync=True)
         self.todo = {sender: list(plan) for sender, plan in zip(senders, plans, strict=True)}
         self.rounds, self.numbers = dict.fromkeys(senders, 0), dict.fromkeys(senders, 0)
-        self.waiting: dict[int, Sender] = {}
+        self.waiting: dict[int, Incarnation] = {}
         self.closing: list[int] = []
         self.ticket = 0
         self.applied: list[int] = []
 
-    def idle(self) -> list[Sender]:
+    def idle(self) -> list[Incarnation]:
         return [sender for sender in self.todo if sender not in self.waiting.values()]
 
-    def go_on(self, sender: Sender) -> None:
+    def go_on(self, sender: Incarnation) -> None:
         self.ticket += 2
         ticket, plan = self.ticket, self.todo[sender]
         self.waiting[ticket] = sender
@@ -260,7 +260,7 @@ class Plans:
             if isinstance(one, Close):
                 self.closing.append(one.round)
                 self.applied += [payload for payloads in one.contributions.values() for payload in payloads]
-            elif isinstance(one, Answer | Met):
+            elif isinstance(one, Reply | Met):
                 sender = self.waiting.pop(one.ticket)
                 self.rounds[sender] = max(self.rounds[sender], one.round)
 
@@ -283,7 +283,7 @@ def test_steps_and_meetings_in_any_order_hold_nobody_up_and_leave_no_step_out(
 
 def test_a_sync_round_goes_on_without_who_is_at_a_meeting() -> None:
     machine, (a, b) = started(2, sync=True)
-    assert machine.handle(Push(10, b, 0, "w", 100), 0.0) == [Answer(10, 0)]
+    assert machine.handle(Push(10, b, 0, "w", 100), 0.0) == [Reply(10, 0)]
     assert machine.handle(Barrier(11, b, 0), 0.0) == []
     assert machine.handle(Meet(12, a, 0), 0.0) == [Close(0, {"w": (100,)}, (1,))], "else both would wait for ever"
     assert machine.handle(FailedRound(0, "full"), 0.0) == [Refuse(11, "full")]

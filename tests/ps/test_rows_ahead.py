@@ -203,7 +203,7 @@ def test_a_pass_that_ends_early_forgets_rows_that_no_step_has_taken(
     with pytest.raises(Exception, match="enough"):
         job.exe.train_from_dataset(job.trainer, job.dataset(), scope=job.scope)
     assert watched.asked[4] == 1
-    assert not opened_client(job.descriptor)._ahead._waiting
+    assert not opened_client(job.descriptor)._prefetcher._waiting
     job.close()
 
 

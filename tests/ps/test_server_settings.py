@@ -11,7 +11,7 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.ps.rounds.machine import Membership, Roster
-from penstock.ps.rounds.messages import Answer, Barrier, Close, Join, Lost, Refuse, Release, Sender, Tick
+from penstock.ps.rounds.messages import Barrier, Close, Incarnation, Join, Lost, Refuse, Release, Reply, Tick
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.rows import server_of
 from penstock.ps.settings import ServerSettings, TlsFiles, TrainerSettings
@@ -97,14 +97,14 @@ def test_a_mean_is_over_members_also_of_those_who_sent_nothing() -> None:
     assert mixed.values.flatten().tolist() == [1, 1, 1, 3]
 
 
-def restarted() -> tuple[SyncRounds, Sender, Sender]:
+def restarted() -> tuple[SyncRounds, Incarnation, Incarnation]:
     """Return a machine of a server that was killed while two trainers were in round 5."""
     before = Membership(expected=2, lease_s=10)
     for trainer in range(2):
-        before.join(Sender(trainer, 0), 0.0, 3)
+        before.join(Incarnation(trainer, 0), 0.0, 3)
     members = Membership(expected=2, lease_s=10)
     members.restore(before.roster(), 100.0)
-    return SyncRounds(members, round=5), Sender(0, 0), Sender(1, 0)
+    return SyncRounds(members, round=5), Incarnation(0, 0), Incarnation(1, 0)
 
 
 def test_a_restarted_server_has_its_members_join_again() -> None:
@@ -112,7 +112,7 @@ def test_a_restarted_server_has_its_members_join_again() -> None:
     (refused,) = machine.handle(Barrier(1, a, 5), 101.0)
     assert isinstance(refused, Refuse)
     assert refused.rejoin, "what it had pushed to the open round is gone"
-    assert machine.handle(Join(2, a), 101.0) == [Answer(2, 5)]
+    assert machine.handle(Join(2, a), 101.0) == [Reply(2, 5)]
 
 
 def test_a_restarted_server_waits_for_its_members_even_if_others_are_at_the_barrier() -> None:
@@ -120,7 +120,7 @@ def test_a_restarted_server_waits_for_its_members_even_if_others_are_at_the_barr
     machine.handle(Join(1, a), 101.0)
     assert machine.handle(Barrier(2, a, 5), 101.0) == [], "the round waits for the other"
     assert machine.waits_for() == [1]
-    assert machine.handle(Join(3, b), 102.0) == [Answer(3, 5)]
+    assert machine.handle(Join(3, b), 102.0) == [Reply(3, 5)]
     (closed,) = machine.handle(Barrier(4, b, 5), 102.0)
     assert closed == Close(5, {}, (0, 1))
 
@@ -143,9 +143,9 @@ def test_a_job_that_has_started_misses_nobody_even_if_it_was_started_with_other_
 def test_a_restarted_server_waits_a_lease_for_those_who_were_lost_before() -> None:
     before = Membership(expected=2, lease_s=10)
     for trainer in range(2):
-        before.join(Sender(trainer, 0), 0.0, 0)
+        before.join(Incarnation(trainer, 0), 0.0, 0)
     before.expire(11.0)
-    before.join(Sender(0, 0), 12.0, 0)
+    before.join(Incarnation(0, 0), 12.0, 0)
     before.leave(0)
     members = Membership(expected=2, lease_s=10)
     members.restore(before.roster(), 100.0)

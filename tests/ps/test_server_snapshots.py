@@ -16,7 +16,7 @@ from tests.ps.trainer_calls import Refused, Trainer
 
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.ps.durability.recovery import recover_server, restore_from
-from penstock.ps.durability.snapshots import Snapshot, snapshots
+from penstock.ps.durability.snapshots import ServerSnapshot, snapshots
 from penstock.ps.durability.wal import AppliedIndex, log_files
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
@@ -184,7 +184,7 @@ def test_a_table_that_changes_between_its_parts_is_restored_to_the_bit(start: St
     server.snapshotter.at_step = lambda name: one_step() if name.endswith(".safetensors") else None
     server.snapshotter.take()
     server.snapshotter.at_step = lambda name: None
-    taken = Snapshot(snapshots(tmp_path / "0")[-1][1])
+    taken = ServerSnapshot(snapshots(tmp_path / "0")[-1][1])
     assert len({item.at for item in taken.items()}) > 2, "parts were taken at different times"
     one_step()
     assert step > 8
@@ -314,7 +314,7 @@ def test_a_copy_is_of_the_moment_it_was_asked_for_and_is_written_while_the_serve
         trainer.ask("written", path="kept")
     assert names.count("begin") == 1
     other = TorchStorage(SHAPES, TABLES, sync=False)
-    for item in Snapshot(tmp_path / "kept/0").items():
+    for item in ServerSnapshot(tmp_path / "kept/0").items():
         other.restore(item.name, item.tensors)
     assert plain(other) == at_cut
     with pytest.raises(Refused, match="another/0 is not being saved here"):
@@ -336,7 +336,7 @@ def test_a_copy_that_cannot_be_written_is_refused_when_it_is_waited_for(start: S
     server.snapshotter.at_step = lambda step: None
     trainer.ask("cut", path="next")
     trainer.ask("written", path="next")
-    assert Snapshot(tmp_path / "next/0").cut.index == 0
+    assert ServerSnapshot(tmp_path / "next/0").cut.index == 0
 
 
 def test_a_copy_is_replaced_in_one_step(start: Start, tmp_path: Path) -> None:
@@ -344,11 +344,11 @@ def test_a_copy_is_replaced_in_one_step(start: Start, tmp_path: Path) -> None:
     work(trainer, 1)
     server.snapshotter.save("kept")
     kept, aside = tmp_path / "kept/0", tmp_path / "kept/replaced.0"
-    at = Snapshot(kept).cut.sequence
+    at = ServerSnapshot(kept).cut.sequence
     seen: list[tuple[str, bool]] = []
 
     def look(step: str) -> None:
-        whole = [Snapshot(p).cut.sequence for p in (kept, aside) if p.exists()]
+        whole = [ServerSnapshot(p).cut.sequence for p in (kept, aside) if p.exists()]
         assert at in whole
         seen.append((step, kept.exists()))
 
@@ -356,7 +356,7 @@ def test_a_copy_is_replaced_in_one_step(start: Start, tmp_path: Path) -> None:
     server.snapshotter.at_step = look
     server.snapshotter.save("kept")
     assert ("replace", False) in seen
-    assert Snapshot(kept).cut.sequence > at
+    assert ServerSnapshot(kept).cut.sequence > at
     assert not aside.exists()
 
 

@@ -143,7 +143,7 @@ def test_a_lost_trainer_leaves_the_mean_to_the_others(start: Start, capfd: pytes
     stop.set()
     beating.join()
     assert torch.equal(storage.values["b"], before - torch.ones(5) * (0.1 / 2))
-    assert capfd.readouterr().err.count("trainer 1 is lost: nothing was heard of it for 2 s") == 1
+    assert capfd.readouterr().err.count("trainer 1 is lost: no message from it for 2 s") == 1
     with pytest.raises(Refused) as refused:
         b.barrier(0)
     assert refused.value.rejoin
@@ -301,7 +301,7 @@ def test_serving_ends_when_all_have_left_and_leaves_no_thread() -> None:
 
 
 def test_nobody_comes(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ps.dispatcher.START_EVERY_S", 0.3)
+    monkeypatch.setattr("penstock.ps.dispatcher.REPORT_EVERY_S", 0.3)
     with pytest.raises(Unavailable, match=r"trainers 0, 1 of 2 did not join 127.0.0.1:0 within 1 s"):
         serve(replace(SETTINGS, fanin=2, start_s=1.0), TorchStorage(SHAPES))
     assert "waits for trainers 0, 1 of 2 to join" in capfd.readouterr().err

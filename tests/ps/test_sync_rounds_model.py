@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from penstock.ps.rounds.machine import Membership
 from penstock.ps.rounds.messages import (
-    Answer,
+    AllLeft,
     Applied,
     Barrier,
-    Beat,
     Close,
     Event,
     FailedRound,
-    Finished,
+    Heartbeat,
+    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -26,7 +26,7 @@ from penstock.ps.rounds.messages import (
     Push,
     Refuse,
     Release,
-    Sender,
+    Reply,
     Tick,
 )
 from penstock.ps.rounds.sync import SyncRounds
@@ -43,7 +43,7 @@ class Trainer:
     Who is lost in the middle of a step joins again and pushes again, to the round that it was in, what it had pushed.
     """
 
-    sender: Sender
+    sender: Incarnation
     rounds_to_do: int
     phase: str = "join"
     round: int = 0
@@ -64,7 +64,7 @@ class Trainer:
             return Pull(ticket, self.sender, self.round)
         return Leave(ticket, self.sender)
 
-    def answered(self, answer: Answer | Refuse) -> None:
+    def answered(self, answer: Reply | Refuse) -> None:
         """Go on with what comes next."""
         if isinstance(answer, Refuse):
             assert answer.rejoin or answer.reason == FULL, answer.reason
@@ -110,11 +110,11 @@ class World:
         self.now = 0.0
         self.tickets: dict[int, Trainer | None] = {}  # open requests; None: nobody waits for the answer any more
         self.waiting: set[int] = set()  # trainers (by identity) with an open request
-        self.payloads: dict[int, tuple[Sender, int, str]] = {}  # handed in and not given back yet
+        self.payloads: dict[int, tuple[Incarnation, int, str]] = {}  # handed in and not given back yet
         self.past: list[Push] = []
         self.closed: list[Close] = []
         self.to_apply: list[int] = []
-        self.applied_pushes: set[tuple[Sender, int, str]] = set()
+        self.applied_pushes: set[tuple[Incarnation, int, str]] = set()
         self.finished = 0
         self.next_id = 0
 
@@ -146,7 +146,7 @@ class World:
             self.carry_out(instruction)
 
     def carry_out(self, instruction: Instruction) -> None:
-        if isinstance(instruction, Answer | Refuse):
+        if isinstance(instruction, Reply | Refuse):
             assert instruction.ticket in self.tickets, "a ticket is answered once"
             trainer = self.tickets.pop(instruction.ticket)
             if trainer is not None:
@@ -157,13 +157,13 @@ class World:
             del self.payloads[instruction.payload]
         elif isinstance(instruction, Close):
             self.close(instruction)
-        elif isinstance(instruction, Finished):
+        elif isinstance(instruction, AllLeft):
             self.finished += 1
 
     def close(self, close: Close) -> None:
         assert close.round == len(self.closed), "rounds close in order, one at a time"
         assert not self.to_apply
-        incarnations: set[Sender] = set()
+        incarnations: set[Incarnation] = set()
         for block, payloads in close.contributions.items():
             owners = [self.payloads.pop(p) for p in payloads]
             incarnations |= {o[0] for o in owners}
@@ -197,7 +197,7 @@ class World:
             if trainer is not but and not self.machine.members.is_new(trainer.sender):
                 ticket = self.fresh()
                 self.tickets[ticket] = None
-                self.feed(Beat(ticket, trainer.sender))
+                self.feed(Heartbeat(ticket, trainer.sender))
 
     def kill(self, trainer: Trainer) -> None:
         self.trainers.remove(trainer)
@@ -227,7 +227,7 @@ def test_every_round_is_closed_once_over_those_who_are_left(
     data: st.DataObject, num_trainers: int, num_rounds: int
 ) -> None:
     trainers = [
-        Trainer(Sender(t, 0), data.draw(st.integers(1, num_rounds), label=f"rounds of {t}"))
+        Trainer(Incarnation(t, 0), data.draw(st.integers(1, num_rounds), label=f"rounds of {t}"))
         for t in range(num_trainers)
     ]
     world = World(trainers, num_trainers)
@@ -252,7 +252,7 @@ def test_every_round_is_closed_once_over_those_who_are_left(
             victim = data.draw(st.sampled_from(world.trainers))
             world.kill(victim)
             if not world.machine.members.started or data.draw(st.booleans(), label="started again"):
-                world.trainers.append(Trainer(Sender(victim.sender.trainer, victim.sender.epoch + 1), 1))
+                world.trainers.append(Trainer(Incarnation(victim.sender.trainer, victim.sender.epoch + 1), 1))
     world.run_to_the_end()
     for _ in range(5):  # whoever was killed and not started again runs out of its lease
         world.now += LEASE_S
@@ -263,10 +263,10 @@ def test_every_round_is_closed_once_over_those_who_are_left(
     assert world.finished == (1 if world.trainers else world.finished)
 
 
-def started(num_trainers: int) -> tuple[SyncRounds, list[Sender]]:
+def started(num_trainers: int) -> tuple[SyncRounds, list[Incarnation]]:
     """Return a machine that all trainers have joined."""
     machine = SyncRounds(Membership(expected=num_trainers, lease_s=LEASE_S))
-    senders = [Sender(t, 0) for t in range(num_trainers)]
+    senders = [Incarnation(t, 0) for t in range(num_trainers)]
     for ticket, sender in enumerate(senders):
         machine.handle(Join(ticket, sender), 0.0)
     return machine, senders
@@ -282,13 +282,13 @@ def test_a_lost_trainer_closes_the_round_over_the_rest() -> None:
 
 def test_no_round_closes_before_all_expected_trainers_have_joined() -> None:
     machine = SyncRounds(Membership(expected=2, lease_s=LEASE_S))
-    a = Sender(0, 0)
+    a = Incarnation(0, 0)
     machine.handle(Join(1, a), 0.0)
     machine.handle(Push(2, a, 0, "w", 100), 0.0)
     assert machine.handle(Barrier(3, a, 0), 0.0) == []
     assert machine.members.missing() == [1]
-    b = Sender(1, 0)
-    assert machine.handle(Join(4, b), 1.0) == [Answer(4, 0)], "it is in the first round, however late it comes"
+    b = Incarnation(1, 0)
+    assert machine.handle(Join(4, b), 1.0) == [Reply(4, 0)], "it is in the first round, however late it comes"
     machine.handle(Push(5, b, 0, "w", 101), 1.0)
     assert machine.handle(Barrier(6, b, 0), 1.0) == [Close(0, {"w": (100, 101)}, (0, 1))]
 
@@ -297,8 +297,8 @@ def test_a_joiner_counts_from_the_next_round_once_somebody_is_at_the_barrier() -
     machine, (a, b) = started(2)
     machine.handle(Push(1, a, 0, "w", 100), 0.0)
     machine.handle(Barrier(2, a, 0), 0.0)
-    assert machine.handle(Join(3, Sender(1, 1)), 0.0)[-2:] == [Answer(3, 1), Close(0, {"w": (100,)}, (0,))]
-    (refused,) = machine.handle(Beat(4, b), 0.0)
+    assert machine.handle(Join(3, Incarnation(1, 1)), 0.0)[-2:] == [Reply(3, 1), Close(0, {"w": (100,)}, (0,))]
+    (refused,) = machine.handle(Heartbeat(4, b), 0.0)
     assert isinstance(refused, Refuse)
     assert "started again (epoch 1); epoch 0 is refused" in refused.reason
 
@@ -307,15 +307,15 @@ def test_who_was_lost_at_the_barrier_of_others_adds_nothing_to_their_round_or_th
     machine, (a, b, c) = started(3)
     machine.handle(Push(10, b, 0, "w", 100), 0.0)
     assert machine.handle(Barrier(11, a, 0), 9.0) == []
-    machine.handle(Beat(12, c), 9.0)
+    machine.handle(Heartbeat(12, c), 9.0)
     assert machine.handle(Tick(), 11.0) == [Lost(1), Release(100)]
-    assert machine.handle(Join(13, b), 11.0) == [Answer(13, 1)], "it counts from the next round"
-    assert machine.handle(Push(14, b, 0, "w", 101), 11.0) == [Answer(14, 0), Release(101)]
+    assert machine.handle(Join(13, b), 11.0) == [Reply(13, 1)], "it counts from the next round"
+    assert machine.handle(Push(14, b, 0, "w", 101), 11.0) == [Reply(14, 0), Release(101)]
     assert machine.handle(Barrier(15, b, 0), 11.0) == [], "it goes on when the others do"
     assert machine.waits_for() == [2]
     assert machine.handle(Barrier(16, c, 0), 12.0) == [Close(0, {}, (0, 2))]
-    assert machine.handle(Applied(0), 12.0) == [Answer(11, 1), Answer(16, 1), Answer(15, 1)]
-    assert machine.handle(Push(17, b, 1, "w", 102), 12.0) == [Answer(17, 1)]
+    assert machine.handle(Applied(0), 12.0) == [Reply(11, 1), Reply(16, 1), Reply(15, 1)]
+    assert machine.handle(Push(17, b, 1, "w", 102), 12.0) == [Reply(17, 1)]
     for ticket, sender in enumerate((a, b), 18):
         assert machine.handle(Barrier(ticket, sender, 1), 12.0) == []
     assert machine.handle(Barrier(20, c, 1), 12.0) == [Close(1, {"w": (102,)}, (0, 1, 2))]
@@ -324,11 +324,11 @@ def test_who_was_lost_at_the_barrier_of_others_adds_nothing_to_their_round_or_th
 def test_who_waits_for_the_next_round_is_not_sent_back_when_all_are_lost_before_it() -> None:
     machine, (a, *_) = started(3)
     assert machine.handle(Barrier(10, a, 0), 0.0) == []
-    c = Sender(2, 1)
-    assert machine.handle(Join(11, c), 0.0) == [Answer(11, 1)], "it may read round 1, and wait for that"
+    c = Incarnation(2, 1)
+    assert machine.handle(Join(11, c), 0.0) == [Reply(11, 1)], "it may read round 1, and wait for that"
     assert machine.handle(Tick(), 11.0)[:2] == [Lost(0), Refuse(10, "trainer 0 has left", rejoin=True)]
     assert machine.members.is_empty
-    assert machine.handle(Join(12, c), 11.0) == [Answer(12, 1), Close(0, {}, ())]
+    assert machine.handle(Join(12, c), 11.0) == [Reply(12, 1), Close(0, {}, ())]
 
 
 def test_a_round_that_fails_is_refused_to_all_and_goes_on_with_who_pushes_again() -> None:
@@ -338,13 +338,13 @@ def test_a_round_that_fails_is_refused_to_all_and_goes_on_with_who_pushes_again(
     assert machine.handle(Barrier(12, b, 0), 0.0) == [Close(0, {"w": (100,)}, (0, 1))]
     assert machine.handle(Pull(13, a, 0), 0.0) == []
     failed = machine.handle(FailedRound(0, FULL), 0.0)
-    assert failed == [Refuse(11, FULL), Refuse(12, FULL), Answer(13, 0)]
+    assert failed == [Refuse(11, FULL), Refuse(12, FULL), Reply(13, 0)]
     assert machine.handle(Barrier(14, a, 0), 0.0) == [Refuse(14, FULL)], "its answer was lost; so is its part"
     assert machine.handle(Push(15, a, 0, "w", 101), 0.0) == [Refuse(15, FULL), Release(101)]
-    assert machine.handle(Join(16, a), 0.0) == [Answer(16, 0)]
-    assert machine.handle(Push(17, a, 0, "w", 102), 0.0) == [Answer(17, 0)]
+    assert machine.handle(Join(16, a), 0.0) == [Reply(16, 0)]
+    assert machine.handle(Push(17, a, 0, "w", 102), 0.0) == [Reply(17, 0)]
     assert machine.handle(Barrier(18, a, 0), 0.0) == []
-    assert machine.handle(Leave(19, b), 0.0) == [Answer(19, 0), Close(0, {"w": (102,)}, (0,))]
+    assert machine.handle(Leave(19, b), 0.0) == [Reply(19, 0), Close(0, {"w": (102,)}, (0,))]
 
 
 def test_a_pull_waits_until_the_round_before_is_applied() -> None:
@@ -352,7 +352,7 @@ def test_a_pull_waits_until_the_round_before_is_applied() -> None:
     machine.handle(Push(1, a, 0, "w", 100), 0.0)
     machine.handle(Barrier(2, a, 0), 0.0)
     assert machine.handle(Pull(3, a, 1), 0.0) == []
-    assert machine.handle(Applied(0), 0.0) == [Answer(2, 1), Answer(3, 1)]
+    assert machine.handle(Applied(0), 0.0) == [Reply(2, 1), Reply(3, 1)]
 
 
 @pytest.mark.parametrize("round", [1, 7])
@@ -367,7 +367,7 @@ def test_a_block_after_the_barrier_is_refused_but_a_repeated_one_is_not() -> Non
     machine, (a, _) = started(2)
     machine.handle(Push(1, a, 0, "w", 100), 0.0)
     machine.handle(Barrier(2, a, 0), 0.0)
-    assert machine.handle(Push(3, a, 0, "w", 101), 0.0) == [Answer(3, 0), Release(101)]
+    assert machine.handle(Push(3, a, 0, "w", 101), 0.0) == [Reply(3, 0), Release(101)]
     (refused, released) = machine.handle(Push(4, a, 0, "v", 102), 0.0)
     assert isinstance(refused, Refuse)
     assert released == Release(102)
@@ -375,18 +375,18 @@ def test_a_block_after_the_barrier_is_refused_but_a_repeated_one_is_not() -> Non
 
 def test_serving_ends_when_all_have_left() -> None:
     machine, (a, b) = started(2)
-    assert machine.handle(Leave(1, a), 0.0) == [Answer(1, 0)]
-    assert machine.handle(Leave(2, b), 0.0) == [Answer(2, 0), Finished()]
+    assert machine.handle(Leave(1, a), 0.0) == [Reply(1, 0)]
+    assert machine.handle(Leave(2, b), 0.0) == [Reply(2, 0), AllLeft()]
 
 
 def test_who_was_lost_may_still_leave_and_a_leave_may_be_repeated() -> None:
     machine, (a, b) = started(2)
     machine.handle(Push(10, a, 0, "w", 100), 0.0)
-    assert machine.handle(Leave(11, b), 9.0) == [Answer(11, 0)]
-    assert machine.handle(Leave(12, b), 9.0) == [Answer(12, 0)], "its first answer was lost"
+    assert machine.handle(Leave(11, b), 9.0) == [Reply(11, 0)]
+    assert machine.handle(Leave(12, b), 9.0) == [Reply(12, 0)], "its first answer was lost"
     assert machine.handle(Tick(), 11.0) == [Lost(0), Release(100)]
-    assert machine.handle(Leave(13, a), 12.0) == [Answer(13, 0), Finished()], "it is not waited for another lease"
-    (stranger,) = machine.handle(Leave(14, Sender(0, 7)), 12.0)
+    assert machine.handle(Leave(13, a), 12.0) == [Reply(13, 0), AllLeft()], "it is not waited for another lease"
+    (stranger,) = machine.handle(Leave(14, Incarnation(0, 7)), 12.0)
     assert isinstance(stranger, Refuse), "it has never joined"
 
 
@@ -395,11 +395,11 @@ def test_serving_does_not_end_while_a_lost_trainer_may_come_back() -> None:
     machine.handle(Leave(1, a), 0.0)
     assert machine.handle(Tick(), 11.0) == [Lost(1)]
     assert machine.handle(Tick(), 20.0) == []
-    assert machine.handle(Join(2, b), 20.0) == [Answer(2, 0)]
+    assert machine.handle(Join(2, b), 20.0) == [Reply(2, 0)]
     assert machine.handle(Tick(), 29.0) == []
     assert machine.handle(Tick(), 31.0) == [Lost(1)]
     assert machine.handle(Tick(), 41.0) == []
-    assert machine.handle(Tick(), 41.5) == [Finished()], "it has not come back within another lease"
+    assert machine.handle(Tick(), 41.5) == [AllLeft()], "it has not come back within another lease"
 
 
 def test_a_server_that_stood_still_itself_takes_nobody_for_lost() -> None:
@@ -407,7 +407,7 @@ def test_a_server_that_stood_still_itself_takes_nobody_for_lost() -> None:
     for now in (2.0, 4.0):  # late, but not long enough to matter
         assert machine.handle(Tick(0.25), now) == []
     assert machine.handle(Tick(0.25), 60.25) == [], "both were heard 4 s before it stood still"
-    assert machine.handle(Beat(11, a), 60.25) == [Answer(11, 0)]
+    assert machine.handle(Heartbeat(11, a), 60.25) == [Reply(11, 0)]
     for now in (62.0, 64.0, 66.0):
         assert machine.handle(Tick(0.25), now) == []
     assert machine.handle(Tick(0.25), 66.5) == [Lost(1)], "the rest of its lease is over"

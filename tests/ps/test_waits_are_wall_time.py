@@ -19,7 +19,7 @@ from tests.ps.small_server import SmallServer
 
 from penstock.ps.client import TrainerClient, at_once
 from penstock.ps.communicators.asynchronous import AsyncCommunicator
-from penstock.ps.counters import Counters, nobody_waits_here
+from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor, PsMode
 from penstock.ps.settings import TrainerSettings
 
@@ -92,7 +92,7 @@ def test_nobody_waits_for_what_a_background_thread_has_others_do() -> None:
             threading.Event().wait(0.01)
 
     def background() -> None:
-        nobody_waits_here()
+        count_no_waits_here()
         at_once(pool, [call] * 3)
 
     thread = threading.Thread(target=background)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import penstock as fluid
-from penstock.ps.remote import Descriptor, Push
+from penstock.ps.remote import Descriptor, SendCall
 from penstock.transpile.placement import Placement
 
 
@@ -56,7 +56,7 @@ class FakeServers:
         self.calls.append(("send_barrier", ""))
         self._apply()
 
-    def send_step(self, pushes: Sequence[Push]) -> None:
+    def send_step(self, pushes: Sequence[SendCall]) -> None:
         self.calls.append(("send_step", ""))
         for push in pushes:
             if push.rows is None:

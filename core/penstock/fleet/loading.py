@@ -18,7 +18,7 @@ from penstock.io.files import read_manifest, read_tensors
 from penstock.io.manifest import Manifest, ServersPart
 from penstock.io.variables import manifest_path, persistables
 from penstock.program.program import Program
-from penstock.ps.durability.snapshots import Snapshot
+from penstock.ps.durability.snapshots import ServerSnapshot
 from penstock.ps.remote import SPARSE_TABLE
 
 
@@ -48,7 +48,7 @@ def load(folder: Path, storage: ProgramStorage, program: Program, origin: Progra
         return
     rows: dict[str, int] = {}
     for part in _parts(folder, manifest.servers):
-        for item in Snapshot(part).items():
+        for item in ServerSnapshot(part).items():
             parameter = item.name.rpartition("@")[0]
             value = item.tensors.get(parameter)
             rows[parameter] = rows.get(parameter, 0) + (0 if value is None else _num_rows(value.shape))

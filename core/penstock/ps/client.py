@@ -22,10 +22,10 @@ import torch
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable
 from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.ps.counters import Counters
-from penstock.ps.link import Beating, ServerLink
+from penstock.ps.link import HeartbeatThread, ServerLink
 from penstock.ps.origin import Origin
-from penstock.ps.prefetch import Ahead, StepRead
-from penstock.ps.remote import Descriptor, Push
+from penstock.ps.prefetch import Prefetcher, StepRead
+from penstock.ps.remote import Descriptor, SendCall
 from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_back, summed, unique
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.wire import Message, WireTensor, bytes_of, from_wire
@@ -40,7 +40,7 @@ def at_once(pool: Executor, calls: Sequence[Callable[[], T]]) -> list[T]:
     """
     if len(calls) < 2:
         return [call() for call in calls]
-    # In copies of the caller's context: whether anybody waits for it, for instance (ps.counters).
+    # In copies of the caller's context: whether its waits count, for instance (ps.counters).
     others = [pool.submit(copy_context().run, call) for call in calls[:-1]]
     errors: list[BaseException] = []
     results: list[T] = []
@@ -67,7 +67,7 @@ def _joined(errors: Sequence[BaseException]) -> BaseException:
 Tensor = torch.Tensor
 _Call = tuple[int, Callable[[], None]]  # a server, and what is asked of it
 _SMALL = 1024  # elements
-SAY_S = 3.0  # between two lines about servers that are not ready
+REPORT_S = 3.0  # between two lines about servers that are not ready
 
 
 class TrainerClient:
@@ -84,20 +84,20 @@ class TrainerClient:
         self._pool = ThreadPoolExecutor(
             2 * len(self.links) + 2, "ps-call", initializer=use_intra_op_threads_here, initargs=(1,)
         )
-        self._ahead = Ahead()
+        self._prefetcher = Prefetcher()
         self._tables: dict[str, Table] = {}
         self._shapes: dict[str, tuple[int, torch.dtype]] = {}
         self._lock = threading.Lock()
-        self._beating: Beating | None = None
+        self._heartbeat: HeartbeatThread | None = None
         self._closed = False
 
     def connect(self) -> None:
-        """Join every server. Says on stderr every 3 s who is not ready. Raises Unavailable naming them, PeerError."""
-        patience = self.settings.start_s
-        joining = {self._pool.submit(link.join, patience): link.endpoint for link in self.links}
+        """Join every server. Prints every 3 s which are not ready. Raises Unavailable naming them, PeerError."""
+        limit_s = self.settings.start_s
+        joining = {self._pool.submit(link.join, limit_s): link.endpoint for link in self.links}
         waiting = set(joining)
         while waiting:
-            done, waiting = wait(waiting, SAY_S, FIRST_COMPLETED)
+            done, waiting = wait(waiting, REPORT_S, FIRST_COMPLETED)
             failed = [f for f in done if f.exception() is not None and not isinstance(f.exception(), Unavailable)]
             if failed:
                 for link in self.links:
@@ -106,19 +106,19 @@ class TrainerClient:
             if not done:
                 names = ", ".join(sorted(joining[f] for f in waiting))
                 print(f"penstock: waiting for the parameter servers {names} to start", file=sys.stderr)
-        away = [joining[f] for f in joining if f.exception() is not None]
-        if away:
+        failed_at = [joining[f] for f in joining if f.exception() is not None]
+        if failed_at:
             raise Unavailable(
-                f"the parameter servers {', '.join(away)} did not start within {patience:.0f} s "
+                f"the parameter servers {', '.join(failed_at)} did not start within {limit_s:.0f} s "
                 "(PENSTOCK_PS_START_S). Were they started, at these endpoints?"
             )
-        self._beating = Beating(self.links, within_s=min(self.settings.lease_s, self.settings.deadline_s))
+        self._heartbeat = HeartbeatThread(self.links, within_s=min(self.settings.lease_s, self.settings.deadline_s))
 
     # -- gradients -------------------------------------------------------------------------------
 
     def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Tensor]) -> None:
         """Push the gradient of each block. Returns when the servers have it."""
-        self._at_servers(self._calls(Push(variable, blocks, at, values)))
+        self._at_servers(self._calls(SendCall(variable, blocks, at, values)))
 
     def send_rows(
         self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Tensor,
@@ -130,15 +130,15 @@ class TrainerClient:
         A part without rows is pushed only where a round of the server has to advance the block's optimizer with it:
         ranges of rows in sync mode.
         """
-        self._at_servers(self._calls(Push(variable, blocks, at, [values], heights, rows)))
+        self._at_servers(self._calls(SendCall(variable, blocks, at, [values], heights, rows)))
 
-    def send_step(self, pushes: Sequence[Push]) -> None:
+    def send_step(self, pushes: Sequence[SendCall]) -> None:
         """Sync: push everything and wait until every server has applied the round, without copies of the gradients."""
         try:
             self._at_servers([call for push in pushes for call in self._calls(push, owned=True)])
             self.send_barrier()
         except BaseException:
-            for link in self.links:  # a replay must not find memory that is somebody else's by then
+            for link in self.links:  # a replay must not read memory that has been reused by then
                 link.copy_open_round()
             raise
 
@@ -149,8 +149,8 @@ class TrainerClient:
             of_server[server].append(call)
         at_once(self._pool, [partial(_in_order, of_one) for of_one in of_server.values()])
 
-    def _calls(self, push: Push, *, owned: bool = False) -> list[_Call]:
-        """Return (server, call) for each block. `owned`: nobody changes the tensors before the barrier is answered."""
+    def _calls(self, push: SendCall, *, owned: bool = False) -> list[_Call]:
+        """Return (server, call) for each block. `owned`: the tensors do not change before the barrier is answered."""
         if push.rows is not None:
             return self._calls_with_rows(push, owned=owned)
         return [
@@ -158,10 +158,10 @@ class TrainerClient:
             for block, server, value in zip(push.blocks, push.at, push.values, strict=True)
         ]
 
-    def _calls_with_rows(self, push: Push, *, owned: bool) -> list[_Call]:
+    def _calls_with_rows(self, push: SendCall, *, owned: bool) -> list[_Call]:
         table = Table.of(push.variable, push.blocks, push.at, push.heights)
         (values,) = push.values
-        if self._sync and self._is_near(table):
+        if self._sync and self._is_local(table):
             check_rows(table, push.rows)
             tensors = [("rows", push.rows), ("values", values)]
             return [(table.at[0], partial(self.links[table.at[0]].push, table.blocks[0], tensors, owned=owned))]
@@ -176,7 +176,7 @@ class TrainerClient:
                 calls.append((server, partial(self.links[server].push, table.blocks[part.index], tensors, owned=True)))
         return calls
 
-    def _is_near(self, table: Table) -> bool:
+    def _is_local(self, table: Table) -> bool:
         return is_whole(table) and self.links[table.at[0]].route.is_local
 
     def send_barrier(self) -> None:
@@ -228,10 +228,10 @@ class TrainerClient:
         """Pull the rows of `ids` into `out`, from all servers at the same time; over a network each id once."""
         of = Table.of(table, blocks, at, heights)
         self._tables[table], self._shapes[table] = of, (out.shape[1], out.dtype)
-        ahead = None if self._sync else self._ahead.take(table, ids)
-        if ahead is not None:
+        found = None if self._sync else self._prefetcher.take(table, ids)
+        if found is not None:
             with self.counters.waiting("", table):
-                rows = ahead.result()
+                rows = found.result()
             out.copy_(rows)
         elif len(ids):
             self._look_up(of, ids, out, now=False)
@@ -255,15 +255,15 @@ class TrainerClient:
             self._look_up(of, own, out, now=True)
             return out
 
-        self._ahead.start(table, ids.detach().cpu().reshape(-1).contiguous(), look_up, keep=not self._sync)
+        self._prefetcher.start(table, ids.detach().cpu().reshape(-1).contiguous(), look_up, keep=not self._sync)
         return True
 
     def forget_ahead(self) -> None:
         """Drop what `prefetch_ahead` has looked up and no step has taken."""
-        self._ahead.forget()
+        self._prefetcher.forget()
 
     def _look_up(self, table: Table, ids: Tensor, out: Tensor, *, now: bool) -> None:
-        if self._is_near(table):
+        if self._is_local(table):
             check_rows(table, ids)
             self._read_part(table, Part(0, ids, slice(0, len(ids))), now, partial(_copy_bytes, out))
             return
@@ -273,10 +273,7 @@ class TrainerClient:
             self._read_part(table, parts[0], now, lambda rows: put_back(rows, inverse, out))
             return
         whole = torch.empty(len(different), out.shape[1], dtype=out.dtype)
-        at_once(
-            self._pool,
-            [partial(self._read_part, table, p, now, partial(_put, whole, p.positions)) for p in parts],
-        )
+        at_once(self._pool, [partial(self._read_part, table, p, now, partial(_put, whole, p.positions)) for p in parts])
         put_back(whole, inverse, out)
 
     def _read_part(self, table: Table, part: Part, now: bool, use: Callable[[Tensor], object]) -> None:
@@ -296,8 +293,14 @@ class TrainerClient:
         """GEO: return the rows of a block that others changed since the last call, int64[n], and their values now."""
         link = self.links[at]
         with link.changed(block) as answer:
-            rows, values = _tensors(answer, 2, link.endpoint)
-            return rows.clone(), values.clone()
+            found = {tensor.name: from_wire(tensor).clone() for tensor in answer.tensors}
+        if found.keys() != {"rows", "values"} or len(found["rows"]) != len(found["values"]):
+            raise PeerError(
+                f"{link.endpoint} answers what changed of {block!r} with the tensors {sorted(found)}; expected as many "
+                "rows as values",
+                variable=block,
+            )
+        return found["rows"], found["values"]
 
     def geo(
         self,
@@ -316,7 +319,7 @@ class TrainerClient:
         at_once(self._pool, [partial(link.save, folder) for link in self.links])
 
     def begin_save(self, folder: str) -> None:
-        """Have each server copy what `save` writes; each writes it while it goes on."""
+        """Have each server copy what `save` writes; each writes it while it serves."""
         at_once(self._pool, [partial(link.begin_save, folder) for link in self.links])
 
     def finish_save(self, folder: str) -> None:
@@ -325,14 +328,14 @@ class TrainerClient:
             link.finish_save(folder)
 
     def origins(self, copy: str) -> dict[str, Origin]:
-        """Return what each server says of a checkpoint, by endpoint."""
+        """Return each server's origin with regard to a checkpoint, by endpoint."""
         found = at_once(self._pool, [partial(link.origin, copy) for link in self.links])
         return {link.endpoint: origin for link, origin in zip(self.links, found, strict=True)}
 
     def meet(self, part: Tensor | None) -> Tensor | None:
         """Wait until all live trainers call this; return the sum of their parts. For None: only wait.
 
-        They meet at every server, since none knows who waits at another; the first has the parts.
+        They meet at every server, since none knows the waits at another; the first has the parts.
         """
         calls = [partial(link.meet, part if at == 0 else None) for at, link in enumerate(self.links)]
         return at_once(self._pool, calls)[0]
@@ -345,9 +348,9 @@ class TrainerClient:
             if self._closed:
                 return
             self._closed = True
-        if self._beating is not None:
-            self._beating.close()
-        self._ahead.close()
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+        self._prefetcher.close()
         for read in self._reads:
             read.end_step()
         at_once(self._pool, [link.leave for link in self.links])

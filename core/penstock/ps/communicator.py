@@ -1,13 +1,13 @@
 """fluid.communicator.Communicator: how a trainer's program exchanges with its servers, set up, started and stopped.
 
 A program names its servers, not its communicator: `start` opens what the program's operators will then find
-(`ps.remote`). Stopping sends everything that waits. Not thread-safe: whoever starts it stops it.
+(`ps.remote`). Stopping sends everything that waits. Not thread-safe: the thread that starts it stops it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import IntEnum
 from typing import get_args
 
@@ -62,7 +62,7 @@ def descriptor_of(program: Program) -> Descriptor:
 class Communicator:
     """The exchange of one trainer program. `envs`: a TrainerRuntimeConfig, or a dict with its keys.
 
-    `mode` and `kwargs` are Fluid's; the program says the same, and has to agree.
+    `mode` and `kwargs` are Fluid's; they have to agree with the program.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Communicator:
     def stop(self) -> None:
         """Send what waits, leave the servers, end the threads; nothing if it does not run.
 
-        Raises the error of the background that nobody has seen yet.
+        Raises the background's error if no call has raised it yet.
         """
         remotes.openers.pop(str(self.descriptor), None)
         remotes.close(str(self.descriptor))
@@ -108,7 +108,7 @@ class Communicator:
         return queue_depths(self._remote()) if self.is_running() else {}
 
     def set_threads(self, num: int) -> None:
-        """Half-async: say how many threads will train with this program, before they begin. Else without effect."""
+        """Half-async: set how many threads will train with this program, before they begin. Else without effect."""
         remote = self._remote()
         if isinstance(remote, HalfAsyncCommunicator):
             remote.set_participants(num)
@@ -117,11 +117,8 @@ class Communicator:
     def thread(self) -> Iterator[None]:
         """Train within: when it ends, in whatever way, the other threads do not wait for this one any more."""
         remote = self._remote()
-        try:
+        with remote.participant() if isinstance(remote, HalfAsyncCommunicator) else nullcontext():
             yield
-        finally:
-            if isinstance(remote, HalfAsyncCommunicator):
-                remote.leave()
 
     def _remote(self) -> Remote:
         return remotes.get(str(self.descriptor))
@@ -136,7 +133,7 @@ def _mode_named(mode: int | str) -> PsMode:
 
 
 def _check_kwargs(descriptor: Descriptor, kwargs: Mapping[str, object]) -> None:
-    says: dict[str, object] = {
+    expected: dict[str, object] = {
         "trainers": descriptor.num_trainers,
         "trainer_id": descriptor.trainer,
         "pserver_endpoints": list(descriptor.endpoints),
@@ -144,7 +141,7 @@ def _check_kwargs(descriptor: Descriptor, kwargs: Mapping[str, object]) -> None:
     }
     for name, value in kwargs.items():
         given = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, tuple) else value
-        if name not in says and name != "push_vars":  # what is pushed stands in the program's operators
-            raise SpecError(f"Communicator has no setting {name!r}; kwargs has {', '.join(says)}", got=name)
-        if name in says and given != says[name]:
-            raise SpecError(f"{name} is {value!r}, but the program says {says[name]!r}", got=value)
+        if name not in expected and name != "push_vars":  # what is pushed stands in the program's operators
+            raise SpecError(f"Communicator has no setting {name!r}; kwargs has {', '.join(expected)}", got=name)
+        if name in expected and given != expected[name]:
+            raise SpecError(f"{name} is {value!r}, but the program says {expected[name]!r}", got=value)

@@ -1,10 +1,10 @@
 """What the exchange with parameter servers cost so far: sums for each pair of peer and block. Cheap, thread-safe.
 
-A trainer counts by endpoint, a server by trainer (`trainer 0`). Taken now and then by who reports it.
+A trainer counts by endpoint, a server by trainer (`trainer 0`). Read now and then by the reporter.
 
 Waits are wall time: while several calls are waited for, by one thread or many, each gets its equal share of the time
 that passes, so the waits of all rows together are never more than the time in which anything was waited for. A thread
-that nobody waits for (a communicator's, a lookup ahead) counts none, nor do the calls that it has others make.
+that blocks no step (a communicator's, a prefetch) counts none, nor do the calls that it hands to others.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NO_WAIT = nullcontext()
 _counts_waits: ContextVar[bool] = ContextVar("_counts_waits", default=True)
 
 
-def nobody_waits_here() -> None:
-    """Say that nobody waits for this thread: what it waits for from now on is not counted as a wait of the trainer."""
+def count_no_waits_here() -> None:
+    """Count no waits of this thread from now on: no step of the trainer is blocked by it."""
     _counts_waits.set(False)
 
 
 class Counters:
-    """Sums by (peer, block). `block` is '' for what belongs to none (barriers, beats). `clock`: nanoseconds."""
+    """Sums by (peer, block). `block` is '' for what belongs to none (barriers, heartbeats). `clock`: nanoseconds."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self._lock, self._clock = threading.Lock(), clock

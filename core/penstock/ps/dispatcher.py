@@ -18,17 +18,16 @@ from typing import Protocol
 from penstock.errors import PeerError, PenstockError, Unavailable
 from penstock.ps.rounds.machine import RoundMachine
 from penstock.ps.rounds.messages import (
-    Answer,
+    AllLeft,
     Applied,
     AppliedPush,
     Apply,
     Barrier,
-    Beat,
     Close,
     Event,
     FailedPush,
     FailedRound,
-    Finished,
+    Heartbeat,
     Instruction,
     Join,
     Leave,
@@ -40,18 +39,19 @@ from penstock.ps.rounds.messages import (
     Push,
     Refuse,
     Release,
+    Reply,
     Ticket,
 )
 from penstock.ps.settings import ServerSettings
 
-Request = Join | Beat | Push | Barrier | Pull | Leave | Meet
-Inbox = SimpleQueue[Answer | Met | Refuse | Apply | None]  # None: serving has ended
+Request = Join | Heartbeat | Push | Barrier | Pull | Leave | Meet
+Inbox = SimpleQueue[Reply | Met | Refuse | Apply | None]  # None: serving has ended
 Work = Close | Apply
 Done = Applied | FailedRound | AppliedPush | FailedPush
 
 
-class Effects(Protocol):
-    """Effects of instructions. All but `execute` and `failed` are called under the dispatcher's lock."""
+class Actions(Protocol):
+    """Actions that carry out instructions. All but `execute` and `failed` are called under the dispatcher's lock."""
 
     def execute(self, work: Work) -> Done:
         """Merge, log and apply; return the event that reports it. What it raises ends the server."""
@@ -73,19 +73,19 @@ class Effects(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Response:
     """`answer` to a request; `staleness` of the push that was applied for it."""
 
-    answer: Answer | Met | Refuse
+    answer: Reply | Met | Refuse
     staleness: int = 0
 
 
 class Dispatcher:
     """The machine of one server. Thread-safe."""
 
-    def __init__(self, machine: RoundMachine, effects: Effects, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, machine: RoundMachine, actions: Actions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.machine = machine
-        self._effects, self._clock = effects, clock
+        self._actions, self._clock = actions, clock
         self._lock = threading.Lock()
         self._tickets = itertools.count()
         self._waiting: dict[Ticket, Inbox] = {}
@@ -98,14 +98,14 @@ class Dispatcher:
         with self._lock:
             yield
 
-    def dispatch(self, make: Callable[[Ticket], Request], *, payload: Payload | None = None) -> Outcome:
+    def dispatch(self, make: Callable[[Ticket], Request], *, payload: Payload | None = None) -> Response:
         """Pass a request to the machine, and wait for its answer. `payload`: of a push. Raises what `stop` decides."""
         inbox: Inbox = SimpleQueue()
         ticket = next(self._tickets)
         with self._lock:
             if self._stopped:
                 if payload is not None:
-                    self._effects.release(payload)
+                    self._actions.release(payload)
                 raise self._end()
             self._waiting[ticket] = inbox
             if payload is not None:
@@ -123,7 +123,7 @@ class Dispatcher:
                 self._owners.pop(payload, None)
         if got is None:
             raise self._end()
-        return Outcome(got, staleness)
+        return Response(got, staleness)
 
     def notify(self, event: Event) -> None:
         """Pass an event without an answer, such as the time."""
@@ -146,39 +146,39 @@ class Dispatcher:
         try:
             while work or event is not None:
                 if event is None:
-                    event = self._effects.execute(work.pop())
+                    event = self._actions.execute(work.pop())
                 with self._lock:
                     if not self._stopped:
                         work += self._handle(event)
                 event = None
         except BaseException as error:
-            self._effects.failed(error)
+            self._actions.failed(error)
             raise
 
     def _handle(self, event: Event) -> list[Work]:
         """Pass an event to the machine and follow its instructions; return what is to be done without the lock."""
         was_new = isinstance(event, Join) and self.machine.members.is_new(event.sender)
         instructions = self.machine.handle(event, self._clock())
-        self._effects.record(event, instructions, was_new=was_new)
+        self._actions.record(event, instructions, was_new=was_new)
         work: list[Work] = []
         for one in instructions:
             match one:
-                case Answer() | Met() | Refuse():
+                case Reply() | Met() | Refuse():
                     self._waiting.pop(one.ticket).put(one)
                 case Release():
-                    self._effects.release(one.payload)
+                    self._actions.release(one.payload)
                 case Apply():
                     self._owners[one.payload].put(one)
                 case Close():
                     work.append(one)
                 case Lost():
-                    self._effects.lost(one.trainer)
-                case Finished():
-                    self._effects.finished()
+                    self._actions.lost(one.trainer)
+                case AllLeft():
+                    self._actions.finished()
         return work
 
 
-START_EVERY_S = 3.0
+REPORT_EVERY_S = 3.0
 
 
 class Stragglers:
@@ -186,7 +186,7 @@ class Stragglers:
 
     def __init__(self, settings: ServerSettings, dispatcher: Dispatcher, now: float) -> None:
         self._settings, self._dispatcher = settings, dispatcher
-        self._began = self._said = now
+        self._began = self._reported = now
         self._waiting_since = now
         self._empty_since: float | None = None
 
@@ -217,9 +217,9 @@ class Stragglers:
                 f"{_named(missing)} of {self._settings.fanin} did not join {self._settings.endpoint} within "
                 f"{limit_s:g} s (PENSTOCK_PS_START_S). Are they started, with this endpoint and job?"
             )
-        if now - self._said < START_EVERY_S:
+        if now - self._reported < REPORT_EVERY_S:
             return ""
-        self._said = now
+        self._reported = now
         return f"waits for {_named(missing)} of {self._settings.fanin} to join ({now - self._began:.0f} s)"
 
     def _empty(self, now: float) -> str:

@@ -29,15 +29,15 @@ from penstock.errors import PeerError, Unavailable
 from penstock.ps.counters import Counters
 from penstock.ps.origin import Origin
 from penstock.ps.remote import Descriptor
-from penstock.ps.retry import Acknowledged, Named, OpenRound, Patience
-from penstock.ps.rounds.messages import Sender
+from penstock.ps.retry import Acknowledged, Backoff, Named, OpenRound
+from penstock.ps.rounds.messages import Incarnation
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.transport.local import Answered
 from penstock.ps.transport.remote import Tls
 from penstock.ps.transport.route import Address, Route
 from penstock.ps.wire import Message, Value, WireTensor, from_wire, to_wire
 
-WAIT_S = 600.0  # of one attempt; then it is repeated. A silent server breaks it before: beats find out
+WAIT_S = 600.0  # of one attempt; then it is repeated. Heartbeats detect a silent server before
 LEAVE_S = 5.0  # the last server may end before its answer arrives
 _MAX_REJOINS = 20
 _TOGETHER = 8 << 20  # bytes of pushes that wait for their barrier
@@ -48,8 +48,8 @@ _NUMBERS = count(1)
 T = TypeVar("T")
 
 
-class _Stranger(Unavailable):
-    """The server does not know this trainer (any more)."""
+class _NotAMember(Unavailable):
+    """This trainer is not a member, or no longer."""
 
 
 def _missed(number: int, first: int) -> str:
@@ -77,7 +77,7 @@ class ServerLink:
     """
 
     def __init__(self, endpoint: str, descriptor: Descriptor, settings: TrainerSettings, counters: Counters) -> None:
-        self.endpoint, self.sender = endpoint, Sender(descriptor.trainer, settings.epoch)
+        self.endpoint, self.sender = endpoint, Incarnation(descriptor.trainer, settings.epoch)
         self._mode, self._num_trainers = descriptor.mode, descriptor.num_trainers
         self._settings, self._counters = settings, counters
         self.route = Route(address_of(endpoint, settings))
@@ -88,7 +88,7 @@ class ServerLink:
         self._joined_as = 0  # counts joins; 0: not joined
         self._was_lost = False  # the server knew this trainer no more
         self._num_joins, self._num_failures, self._failure = 0, 0, ""
-        self._sent_at = self._heard_at = time.monotonic()
+        self._sent_at = self._answered_at = time.monotonic()
         self._meeting = -1  # the next one's number; not known yet
         self._leaving = False
         self._ended = threading.Event()
@@ -100,9 +100,9 @@ class ServerLink:
         """The open round, in sync mode."""
         return 0 if self._round is None else self._round.number
 
-    def join(self, patience_s: float) -> None:
-        """Become a member. `patience_s`: how long the server may take to start."""
-        self._persist(self._ready, "to be joined", patience_s, since_heard=False)
+    def join(self, limit_s: float) -> None:
+        """Become a member. `limit_s`: how long the server may take to start."""
+        self._retry(self._ready, "to be joined", limit_s, since_answer=False)
 
     def push(self, block: str, tensors: Named, *, owned: bool = False) -> None:
         """Push the gradient of a block: [("values", …)], or with ("rows", …) before. It is applied once.
@@ -151,7 +151,7 @@ class ServerLink:
         self._round.applied(as_of)
         if reads and self._round.to_read() == as_of:
             return answered
-        answered.release()  # a trainer that was away goes on with a later round, or reads nothing
+        answered.release()  # a trainer that was disconnected continues with a later round, or reads nothing
         return None
 
     def copy_open_round(self) -> None:
@@ -163,7 +163,7 @@ class ServerLink:
     def pull(self, blocks: Sequence[str]) -> Answered:
         """Read blocks: a tensor each, valid until the answer is released. Sync: as they begin the open round.
 
-        Not counted: who takes blocks out of the answer does that.
+        Not counted here: the caller counts the blocks that it takes.
         """
         what = f"for {', '.join(blocks)}"
         return self._ask("pull", what, count_as=None, round=self._to_read(), blocks=json.dumps(list(blocks)))
@@ -184,7 +184,7 @@ class ServerLink:
         self._ask("save", f"to save to {path}", path=path).release()
 
     def begin_save(self, path: str) -> None:
-        """Have the server copy its part, and write it while it goes on; `finish_save` waits for that."""
+        """Have the server copy its part, and write it while it serves; `finish_save` waits for that."""
         self._ask("cut", f"to copy what goes to {path}", path=path).release()
 
     def finish_save(self, path: str) -> None:
@@ -215,14 +215,14 @@ class ServerLink:
     def _to_read(self) -> int:
         return 0 if self._round is None else self._round.to_read()
 
-    def beat_is_due(self) -> bool:
-        """Whether nothing was sent for a third of the lease, or of the time that the server may be away."""
+    def heartbeat_is_due(self) -> bool:
+        """Whether nothing was sent for a third of the lease, or of the time that the server may be unreachable."""
         silent_s = min(self._settings.lease_s, self._settings.deadline_s) / 3
         return self._num_joins > 0 and time.monotonic() - self._sent_at >= silent_s
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Renew the lease. A server that does not answer is left to the next call to report. Raises PeerError."""
-        # A beat goes out within half a lease. A connection that is half open is noticed while there is time to find
+        # A heartbeat is sent within half a lease. A half-open connection is noticed while there is time to find
         # another, of the lease and of the deadline.
         limit_s = min(self._settings.lease_s / 4, self._settings.deadline_s / 3)
         try:
@@ -243,15 +243,17 @@ class ServerLink:
         try:
             if self._num_joins:
                 message = self._message("leave")
-                self._persist(lambda left: self._leave(message, left), "to let go", limit_s, since_heard=False)
+                self._retry(lambda left: self._leave(message, left), "to let go", limit_s, since_answer=False)
         except (Unavailable, PeerError) as error:
-            print(f"penstock: trainer {self.sender.trainer} leaves without a word: {error}", file=sys.stderr)
+            print(
+                f"penstock: trainer {self.sender.trainer} leaves without notifying its server: {error}", file=sys.stderr
+            )
         finally:
             self._ended.set()
             self.route.close()
 
     def _leave(self, message: Message, limit_s: float) -> None:
-        with contextlib.suppress(_Stranger):  # a server that was started again without its state: gone already
+        with contextlib.suppress(_NotAMember):  # a server that was started again without its state: gone already
             self._exchange(message, limit_s).release()
 
     def _end_joining(self, limit_s: float) -> None:
@@ -278,8 +280,8 @@ class ServerLink:
     ) -> Answered:  # fmt: skip
         message = self._message(kind, tensors, **fields)
         with nullcontext() if count_as is None else self._counters.waiting(self.endpoint, count_as):
-            answered = self._persist(
-                lambda left: self._attempt(message, WAIT_S, left), what, self._settings.deadline_s, since_heard=True
+            answered = self._retry(
+                lambda left: self._attempt(message, WAIT_S, left), what, self._settings.deadline_s, since_answer=True
             )
         if count_as is not None:
             self._counters.add(
@@ -294,34 +296,34 @@ class ServerLink:
             answered.release()
         return answered
 
-    def _persist(self, attempt: Callable[[float], T], what: str, limit_s: float, *, since_heard: bool) -> T:
+    def _retry(self, attempt: Callable[[float], T], what: str, limit_s: float, *, since_answer: bool) -> T:
         """Repeat `attempt(seconds left)` until it succeeds, or `limit_s` have passed; since the last word, or the call.
 
         Returns what it gave. Raises Unavailable, and what else it raises.
         """
         began = time.monotonic()
-        patience, rejoins = Patience(limit_s), 0
+        backoff, rejoins = Backoff(limit_s), 0
 
-        def away_s() -> float:
-            return time.monotonic() - (max(began, self._heard_at) if since_heard else began)
+        def unreachable_s() -> float:
+            return time.monotonic() - (max(began, self._answered_at) if since_answer else began)
 
         while True:
             try:
-                return attempt(max(limit_s - away_s(), 0.05))
+                return attempt(max(limit_s - unreachable_s(), 0.05))
             except Unavailable as error:
-                rejoins += isinstance(error, _Stranger)
-                away = away_s()
-                pause = None if rejoins > _MAX_REJOINS or self._ended.is_set() else patience.wait_s(away)
+                rejoins += isinstance(error, _NotAMember)
+                silent_s = unreachable_s()
+                pause = None if rejoins > _MAX_REJOINS or self._ended.is_set() else backoff.wait_s(silent_s)
                 if pause is None:
-                    raise self._away(what, away, limit_s, error) from error
+                    raise self._unreachable(what, silent_s, limit_s, error) from error
                 self._counters.add(self.endpoint, retries=1)
             self._ended.wait(pause)
 
-    def _away(self, what: str, away_s: float, limit_s: float, error: Unavailable) -> Unavailable:
+    def _unreachable(self, what: str, unreachable_s: float, limit_s: float, error: Unavailable) -> Unavailable:
         return Unavailable(
-            f"parameter server {self.endpoint} has been away for {away_s:.0f} s (limit {limit_s:.0f} s) when trainer "
-            f"{self.sender.trainer} asked it {what}: {error}. Is it running? Started again at the same endpoint, with "
-            "the PENSTOCK_PS_STATE_DIR that it had, it is found again",
+            f"parameter server {self.endpoint} has been unreachable for {unreachable_s:.0f} s (limit {limit_s:.0f} s) "
+            f"when trainer {self.sender.trainer} asked it {what}: {error}. Is it running? Started again at the same "
+            "endpoint, with the PENSTOCK_PS_STATE_DIR that it had, it is found again",
             endpoint=self.endpoint,
         )
 
@@ -330,7 +332,7 @@ class ServerLink:
         joined_as = self._ready(join_s)
         try:
             return self._exchange(message, deadline_s)
-        except _Stranger:
+        except _NotAMember:
             self._lost(joined_as, breaks=False)
             raise
         except Unavailable:
@@ -338,10 +340,10 @@ class ServerLink:
             raise
 
     def _exchange(self, message: Message, deadline_s: float) -> Answered:
-        """Ask once. Raises Unavailable, _Stranger, PeerError."""
+        """Ask once. Raises Unavailable, _NotAMember, PeerError."""
         self._sent_at = time.monotonic()
         answered = self.route.call(message, deadline_s=deadline_s)
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         answer = answered.message
         if answer.kind == "answer":
             return answered
@@ -349,7 +351,7 @@ class ServerLink:
         if answer.kind != "refuse":
             raise PeerError(f"{self.endpoint} answers {message.kind} with {answer.kind}")
         text = f"{self.endpoint} refuses {message.kind}: {answer.fields['reason']}"
-        raise _Stranger(text) if answer.fields["rejoin"] else PeerError(text, endpoint=self.endpoint)
+        raise _NotAMember(text) if answer.fields["rejoin"] else PeerError(text, endpoint=self.endpoint)
 
     def _ready(self, limit_s: float) -> int:
         """Join, if there is need to; return which join is in force. Raises Unavailable after `limit_s` of silence."""
@@ -357,14 +359,14 @@ class ServerLink:
         if joined_as:
             return joined_as
         if not self._joining.acquire(timeout=min(limit_s, WAIT_S)):
-            raise Unavailable(f"{self.endpoint} has not let this trainer join")  # somebody else asks it to
+            raise Unavailable(f"{self.endpoint} has not let this trainer join")  # another thread asks it to
         try:
             if self._joined_as:
                 return self._joined_as
             if self._leaving:
                 raise Unavailable("this trainer has left")
             if self._num_failures != failures:
-                raise Unavailable(self._failure)  # somebody else has just tried
+                raise Unavailable(self._failure)  # another thread has just tried
             try:
                 self._join_and_replay(limit_s)
             except Unavailable as error:
@@ -386,24 +388,24 @@ class ServerLink:
             first = int(answer.fields["round"])
         if self._round is None:
             self._acknowledged.check(first, acknowledged)
-            self._say_joined_again("")
+            self._report_rejoin("")
             return
         self._round.joined(first)
         number, pushes = self._round.pushes()
-        push_s = min(lease_s, self._settings.deadline_s)  # each anew: the server was heard of right before
+        push_s = min(lease_s, self._settings.deadline_s)  # each anew: the server has just answered
         for block, views in pushes:
             self._exchange(self._message("push", views, round=number, block=block), push_s).release()
-        self._say_joined_again(_missed(number, first))
+        self._report_rejoin(_missed(number, first))
 
-    def _say_joined_again(self, missed: str) -> None:
+    def _report_rejoin(self, missed: str) -> None:
         """Say so, once for each time, and what it means for the results."""
         if not self._num_joins:
             return
         was_lost, self._was_lost = self._was_lost, False
         if was_lost:
-            # A server that was started again without its state says the same: it cannot know whom it knew.
+            # A server that was started again without its state answers the same: it does not know its former members.
             why = (
-                f"it was taken for lost by {self.endpoint}, which had not heard of it for its lease ("
+                f"it was declared lost by {self.endpoint}, which had no message from it for its lease ("
                 f"PENSTOCK_PS_LEASE_S, {self._settings.lease_s:g} s here) or was started again,"
             )
         else:
@@ -422,8 +424,8 @@ class ServerLink:
                 self.route.drop()
 
 
-class Beating:
-    """Beats of one trainer to all its servers. A server that does not answer holds up no beat to another.
+class HeartbeatThread:
+    """Heartbeats of one trainer to all its servers. A server that does not answer delays no heartbeat to another.
 
     `within_s`: how soon a silent server has to be noticed; the lease, if that is shorter.
     """
@@ -431,25 +433,25 @@ class Beating:
     def __init__(self, links: Sequence[ServerLink], *, within_s: float) -> None:
         self._links, self._every_s = list(links), within_s / 6
         self._stop = threading.Event()
-        self._busy: set[int] = set()  # indices of links with a beat on its way
+        self._busy: set[int] = set()  # indices of links with a heartbeat on its way
         self._refused: set[int] = set()
-        self._workers = ThreadPoolExecutor(len(self._links), thread_name_prefix="ps-beat")
-        self._thread = threading.Thread(target=self._run, name="ps-beats", daemon=True)
+        self._workers = ThreadPoolExecutor(len(self._links), thread_name_prefix="ps-heartbeat")
+        self._thread = threading.Thread(target=self._run, name="ps-heartbeats", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.wait(self._every_s):
             for index, link in enumerate(self._links):
-                if index not in self._busy and index not in self._refused and link.beat_is_due():
+                if index not in self._busy and index not in self._refused and link.heartbeat_is_due():
                     self._busy.add(index)
                     try:
-                        self._workers.submit(self._beat, index, link)
+                        self._workers.submit(self._send, index, link)
                     except RuntimeError:
                         return  # the interpreter ends, or this is being closed
 
-    def _beat(self, index: int, link: ServerLink) -> None:
+    def _send(self, index: int, link: ServerLink) -> None:
         try:
-            link.beat()
+            link.heartbeat()
         except PeerError as error:  # the next call is refused as well, and raises it to the program
             self._refused.add(index)
             print(f"penstock: {error}", file=sys.stderr)
@@ -457,7 +459,7 @@ class Beating:
             self._busy.discard(index)
 
     def close(self) -> None:
-        """Stop. A beat that is on its way may arrive after a leave; it is refused then, and that is all."""
+        """Stop. A heartbeat that is on its way may arrive after a leave; it is refused then, without effect."""
         self._stop.set()
         self._thread.join()
         self._workers.shutdown(wait=False, cancel_futures=True)

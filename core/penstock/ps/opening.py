@@ -10,10 +10,8 @@ import time
 import weakref
 from typing import Any
 
-from torch import Tensor
-
 from penstock import telemetry
-from penstock.errors import PeerError, Unavailable
+from penstock.errors import Unavailable
 from penstock.protocol.exchange import Sums
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicators.asynchronous import AsyncCommunicator
@@ -22,35 +20,6 @@ from penstock.ps.communicators.half_async import HalfAsyncCommunicator
 from penstock.ps.remote import Descriptor, Remote
 from penstock.ps.runtime_config import TrainerRuntimeConfig
 from penstock.ps.settings import TrainerSettings
-from penstock.ps.wire import from_wire
-
-
-class ClientServers:
-    """A TrainerClient as `background.Servers`."""
-
-    def __init__(self, client: TrainerClient) -> None:
-        self._client = client
-        self.send, self.send_rows, self.recv, self.prefetch = (
-            client.send,
-            client.send_rows,
-            client.recv,
-            client.prefetch,
-        )
-        self.send_barrier, self.fetch_barrier, self.geo = client.send_barrier, client.fetch_barrier, client.geo
-        self.close = client.close
-
-    def changed(self, block: str, at: int) -> tuple[Tensor, Tensor]:
-        """Return (rows, their values), memory of its own. Raises Unavailable, PeerError."""
-        link = self._client.links[at]
-        with link.changed(block) as answer:
-            found = {tensor.name: from_wire(tensor).clone() for tensor in answer.tensors}
-        if found.keys() != {"rows", "values"} or len(found["rows"]) != len(found["values"]):
-            raise PeerError(
-                f"{link.endpoint} answers what changed of {block!r} with the tensors {sorted(found)}; expected as many "
-                "rows as values",
-                variable=block,
-            )
-        return found["rows"], found["values"]
 
 
 def communicate(client: TrainerClient, config: TrainerRuntimeConfig | None = None) -> Remote:
@@ -60,14 +29,13 @@ def communicate(client: TrainerClient, config: TrainerRuntimeConfig | None = Non
     """
     descriptor, counters = client.descriptor, client.counters
     settings = (config or TrainerRuntimeConfig()).settings(descriptor.mode)
-    servers = ClientServers(client)
     match descriptor.mode:
         case "async":
-            return AsyncCommunicator(servers, descriptor, settings, counters=counters)
+            return AsyncCommunicator(client, descriptor, settings, counters=counters)
         case "half_async":
-            return HalfAsyncCommunicator(servers, descriptor, settings, counters=counters)
+            return HalfAsyncCommunicator(client, descriptor, settings, counters=counters)
         case "geo":
-            return GeoCommunicator(servers, descriptor, settings, counters=counters)
+            return GeoCommunicator(client, descriptor, settings, counters=counters)
         case "sync":
             return client
 
@@ -78,14 +46,14 @@ def queue_depths(remote: Remote) -> dict[str, int]:
     return dict(depths())
 
 
-_STARTED_NS = time.time_ns()  # the incarnation, if nobody says another: larger when the process is started again
+_STARTED_NS = time.time_ns()  # the default incarnation: larger when the process is started again
 _clients: weakref.WeakValueDictionary[str, TrainerClient] = weakref.WeakValueDictionary()
 
 
 def open_remote(descriptor: Descriptor) -> Remote:
     """Connect a trainer to its servers, waiting until they have started. Raises SpecError, Unavailable, PeerError.
 
-    GEO goes through its communicator; the others only where somebody sets one up (`ps.communicator`).
+    GEO goes through its communicator; the others only where one is set up (`ps.communicator`).
     """
     client = open_client(descriptor)
     return communicate(client) if descriptor.mode == "geo" else client
@@ -135,7 +103,7 @@ def prefetch_ahead(table: str, ids: Any, descriptor: str = "") -> bool:
 
 
 def forget_ahead(descriptor: str) -> None:
-    """Drop rows that were looked up ahead for a step that does not come: much later they would be out of date."""
+    """Drop rows that were prefetched for a step that does not run: much later they would be out of date."""
     client = _clients.get(descriptor)
     if client is not None:
         client.forget_ahead()

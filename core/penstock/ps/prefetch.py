@@ -16,34 +16,34 @@ from dataclasses import dataclass
 import torch
 
 from penstock.errors import PeerError
-from penstock.ps.counters import nobody_waits_here
+from penstock.ps.counters import count_no_waits_here
 from penstock.ps.link import ServerLink
 from penstock.ps.transport.local import Answered
 from penstock.ps.wire import WireTensor
 
 Tensor = torch.Tensor
-MAX_WAITING = 64  # lookups that nobody has taken; the oldest is forgotten
+MAX_WAITING = 64  # lookups that were not taken; the oldest is dropped
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Lookup:
     table: str
     ids: Tensor
     rows: Future[Tensor]
 
 
-class Ahead:
-    """Lookups in the background, each taken once, by who asks for the same ids of the same table. Thread-safe."""
+class Prefetcher:
+    """Lookups in the background, each taken once, by a lookup of the same ids of the same table. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[_Waiting] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ps-ahead", initializer=nobody_waits_here)
+        self._waiting: list[_Lookup] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ps-prefetch", initializer=count_no_waits_here)
 
     def start(self, table: str, ids: Tensor, look_up: Callable[[Tensor], Tensor], *, keep: bool) -> None:
-        """Run `look_up(ids)` in the background. `ids` are copied. `keep`: for somebody to take."""
+        """Run `look_up(ids)` in the background. `ids` are copied. `keep`: to be taken."""
         own = ids.clone()
-        waiting = _Waiting(table, own, self._thread.submit(look_up, own))
+        waiting = _Lookup(table, own, self._thread.submit(look_up, own))
         with self._lock:
             self._waiting += [waiting] if keep else []
             forgotten = self._waiting[:-MAX_WAITING]
@@ -52,7 +52,7 @@ class Ahead:
             old.rows.cancel()
 
     def take(self, table: str, ids: Tensor) -> Future[Tensor] | None:
-        """Return the rows of these ids, which may be on their way; None: nobody looks them up."""
+        """Return the rows of these ids, which may be on their way; None: there is no such lookup."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -64,7 +64,7 @@ class Ahead:
         return None if found.rows.cancel() else found.rows
 
     def forget(self) -> None:
-        """Forget all: whoever asks for these ids later looks them up."""
+        """Drop all: a later read of these ids looks them up."""
         with self._lock:
             forgotten, self._waiting = self._waiting, []
         for old in forgotten:
@@ -128,7 +128,7 @@ class StepRead:
         with self._lock:
             if self._kept is None:
                 self._keep(answered, usual)
-            else:  # somebody has not waited for the barrier, and reads
+            else:  # another thread has not waited for the barrier, and reads
                 answered.release()
 
     def end_step(self) -> None:
@@ -142,7 +142,7 @@ class StepRead:
 
 
 class _Kept:
-    """An answer of which blocks are taken one by one. Guarded by the lock of who keeps it."""
+    """An answer of which blocks are taken one by one. Guarded by its owner's lock."""
 
     def __init__(self, answered: Answered, left: dict[str, WireTensor]) -> None:
         self._answered, self._left, self._num_users = answered, left, 0

@@ -65,8 +65,8 @@ class Descriptor:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
-    """What one `send` or, with `rows`, `send_rows` is told. `values`: of each block, or of the rows."""
+class SendCall:
+    """Arguments of one `send` or, with `rows`, `send_rows`. `values`: of each block, or of the rows."""
 
     variable: str
     blocks: Sequence[str]
@@ -125,8 +125,8 @@ class Remote(Protocol):
 class StepRemote(Remote, Protocol):
     """One that takes all of a sync step at once."""
 
-    def send_step(self, pushes: Sequence[Push]) -> None:
-        """Sync: all pushes and the send barrier at once. Nobody changes the tensors before it returns: no copies."""
+    def send_step(self, pushes: Sequence[SendCall]) -> None:
+        """Sync: all pushes and the send barrier at once. The tensors do not change before it returns: no copies."""
 
     def recv_step(self, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
         """`recv` of all that a step pulls, of any variables, and the fetch barrier."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import Bug
-from penstock.ps.remote import Descriptor, Opener, Push, Remote, StepRemote
+from penstock.ps.remote import Descriptor, Opener, Remote, SendCall, StepRemote
 
 
 def _open_by_environment(descriptor: Descriptor) -> Remote:
@@ -98,7 +98,7 @@ def _send_barrier(after: list[Tensor], remote: str) -> Tensor:
 def _specs(
     spec: str,
 ) -> tuple[list[tuple[str, list[str], list[int], int]], list[tuple[str, list[str], list[int], list[int]]]]:
-    """Read what `send_step` is told about its tensors: of dense gradients (variable, blocks, servers, how many)."""
+    """Read the layout of `send_step`'s tensors: of dense gradients (variable, blocks, servers, how many)."""
     found = json.loads(spec)
     return [tuple(of) for of in found["dense"]], [tuple(of) for of in found["sparse"]]
 
@@ -110,10 +110,10 @@ def _send_step(
     on_cpu, first = _cpu(values), 0
     pushes = []
     for variable, blocks, at, count in dense:
-        pushes.append(Push(variable, blocks, at, on_cpu[first : first + count]))
+        pushes.append(SendCall(variable, blocks, at, on_cpu[first : first + count]))
         first += count
     for (variable, blocks, at, heights), ids, of_ids in zip(sparse, _cpu(rows), _cpu(row_values), strict=True):
-        pushes.append(Push(variable, blocks, at, [of_ids], heights, ids))
+        pushes.append(SendCall(variable, blocks, at, [of_ids], heights, ids))
     remotes.get_step(remote).send_step(pushes)
     return _token()
 
@@ -199,18 +199,12 @@ _KERNELS: dict[str, tuple[str, Any]] = {
         _send_rows,
     ),
     "send_barrier": ("(Tensor[] after, str remote) -> Tensor", _send_barrier),
-    "recv": (
-        "(Tensor(a!)[] out, Tensor[] after, str remote, str variable, str[] blocks, int[] at) -> Tensor",
-        _recv,
-    ),
+    "recv": ("(Tensor(a!)[] out, Tensor[] after, str remote, str variable, str[] blocks, int[] at) -> Tensor", _recv),
     "send_step": (
         "(Tensor[] values, Tensor[] rows, Tensor[] row_values, Tensor[] after, str remote, str spec) -> Tensor",
         _send_step,
     ),
-    "recv_step": (
-        "(Tensor(a!)[] out, Tensor[] after, str remote, str[] blocks, int[] at) -> Tensor",
-        _recv_step,
-    ),
+    "recv_step": ("(Tensor(a!)[] out, Tensor[] after, str remote, str[] blocks, int[] at) -> Tensor", _recv_step),
     "fetch_barrier": ("(Tensor[] after, str remote) -> Tensor", _fetch_barrier),
     "prefetch": (
         "(Tensor ids, str remote, str table, str[] blocks, int[] at, int[] heights, int width, ScalarType dtype, "

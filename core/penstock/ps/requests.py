@@ -11,17 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from penstock.errors import PeerError
-from penstock.ps.dispatcher import Dispatcher, Outcome, Request
-from penstock.ps.rounds.messages import Barrier, Beat, Join, Leave, Meet, Met, Pull, Push, Refuse, Sender, Ticket
+from penstock.ps.dispatcher import Dispatcher, Request, Response
+from penstock.ps.rounds.messages import (
+    Barrier,
+    Heartbeat,
+    Incarnation,
+    Join,
+    Leave,
+    Meet,
+    Met,
+    Pull,
+    Push,
+    Refuse,
+    Ticket,
+)
 from penstock.ps.snapshotter import Snapshotter
 from penstock.ps.state import ServerState
-from penstock.ps.storage import (
-    Gradient,
-    gradient_of,
-    gradients_of,
-    looked_up,
-    pulled_blocks,
-)
+from penstock.ps.storage import Gradient, gradient_of, gradients_of, looked_up, pulled_blocks
 from penstock.ps.transport.local import Guarded, host_id, refusal
 from penstock.ps.updates import use_cores_for
 from penstock.ps.wire import Message, WireTensor, from_wire, to_wire
@@ -63,10 +69,10 @@ class Requests:
     def __init__(self, state: ServerState, dispatcher: Dispatcher, snapshotter: Snapshotter) -> None:
         self._state, self._dispatcher, self._snapshotter = state, dispatcher, snapshotter
         self.address = ""
-        self._kinds: dict[str, Callable[[Message, Sender], Message | Guarded]] = {
+        self._kinds: dict[str, Callable[[Message, Incarnation], Message | Guarded]] = {
             "agree": self._agree,
             "join": lambda m, s: self._plain(lambda ticket: Join(ticket, s)),
-            "beat": lambda m, s: self._plain(lambda ticket: Beat(ticket, s)),
+            "beat": lambda m, s: self._plain(lambda ticket: Heartbeat(ticket, s)),
             "leave": lambda m, s: self._plain(lambda ticket: Leave(ticket, s)),
             "barrier": lambda m, s: self._plain(lambda ticket: Barrier(ticket, s, int(m.fields["round"]))),
             "push": self._push, "step": self._step, "pull": self._pull, "lookup": self._lookup,
@@ -87,9 +93,9 @@ class Requests:
         trainer, epoch = int(fields["trainer"]), int(fields["epoch"])
         if not 0 <= trainer < _MAX_TRAINER or epoch < 0:
             raise PeerError(f"trainer {trainer} of epoch {epoch} cannot be")
-        return kind(message, Sender(trainer, epoch))
+        return kind(message, Incarnation(trainer, epoch))
 
-    def _agree(self, message: Message, sender: Sender) -> Message:
+    def _agree(self, message: Message, sender: Incarnation) -> Message:
         settings, fields = self._state.settings, message.fields
         if (fields["mode"], fields["trainers"]) != (settings.mode, settings.fanin):
             raise PeerError(
@@ -102,7 +108,7 @@ class Requests:
     def _plain(self, make: Callable[[Ticket], Request]) -> Message:
         return _reply(self._dispatcher.dispatch(make))
 
-    def _push(self, message: Message, sender: Sender) -> Message:
+    def _push(self, message: Message, sender: Incarnation) -> Message:
         gradient = gradient_of(message, self._state.specs)
         self._state.storage.check(str(message.fields["block"]), gradient)
         # A round is applied when this answer is long given. Immediate updates are waited for, and read from where
@@ -110,12 +116,12 @@ class Requests:
         payload = self._state.payloads.hold(gradient, copied=self._state.settings.mode == "sync")
         number, block = int(message.fields["round"]), str(message.fields["block"])
         self._count(sender, block, received=message)
-        outcome = self._dispatcher.dispatch(
+        response = self._dispatcher.dispatch(
             lambda ticket: Push(ticket, sender, number, block, payload), payload=payload
         )
-        return _reply(outcome)
+        return _reply(response)
 
-    def _step(self, message: Message, sender: Sender) -> Message | Guarded:
+    def _step(self, message: Message, sender: Incarnation) -> Message | Guarded:
         """Take pushes, wait at the barrier, and read: each as if it had come by itself, so all may be repeated."""
         if self._state.settings.mode != "sync":
             raise PeerError(f"steps are of sync mode; this server's is {self._state.settings.mode}")
@@ -132,7 +138,7 @@ class Requests:
             return reply
         return self._read(blocks, sender, int(reply.fields["round"]))
 
-    def _push_in_place(self, sender: Sender, number: int, block: str, gradient: Gradient) -> Message:
+    def _push_in_place(self, sender: Incarnation, number: int, block: str, gradient: Gradient) -> Message:
         # Not copied: the request's own barrier is answered when they are applied, or refused when they are released.
         payload = self._state.payloads.hold(gradient, copied=False)
         sizes = [t.nbytes for t in (gradient.values, gradient.rows) if t is not None]
@@ -141,10 +147,10 @@ class Requests:
             self._dispatcher.dispatch(lambda ticket: Push(ticket, sender, number, block, payload), payload=payload)
         )
 
-    def _pull(self, message: Message, sender: Sender) -> Message | Guarded:
+    def _pull(self, message: Message, sender: Incarnation) -> Message | Guarded:
         return self._read(pulled_blocks(message, self._state.specs), sender, int(message.fields["round"]))
 
-    def _read(self, blocks: list[str], sender: Sender, number: int) -> Message | Guarded:
+    def _read(self, blocks: list[str], sender: Incarnation, number: int) -> Message | Guarded:
         reply = _reply(self._dispatcher.dispatch(lambda ticket: Pull(ticket, sender, number)))
         if reply.kind == "refuse":
             return reply
@@ -158,8 +164,8 @@ class Requests:
         """Hold blocks still while the storage's own memory is copied into the answer: it is never copied twice.
 
         In sync mode the machine answers pulls only between rounds. But a round may close while an answer is on its way
-        to somebody whom it does not wait for (who joins, or was lost), so the locks are needed there too; otherwise
-        nobody else wants them then.
+        to a trainer that it does not wait for (one that joins, or was lost), so the locks are needed there too;
+        otherwise they are free then.
         """
         with self._state.locks.of(blocks):
             for block in blocks:
@@ -170,7 +176,7 @@ class Requests:
                     self._state.log.append(Message("pulled", {"trainer": trainer, "block": block}))
             yield
 
-    def _lookup(self, message: Message, sender: Sender) -> Message:
+    def _lookup(self, message: Message, sender: Incarnation) -> Message:
         table, ids = looked_up(message, self._state.specs)
         number = int(message.fields["round"])
         reply = _reply(self._dispatcher.dispatch(lambda ticket: Pull(ticket, sender, number)))
@@ -184,13 +190,13 @@ class Requests:
         self._count(sender, table, received=message, sent=answer)
         return Message("answer", reply.fields, answer)
 
-    def _changed(self, message: Message, sender: Sender) -> Message:
+    def _changed(self, message: Message, sender: Incarnation) -> Message:
         block = str(message.fields["block"])
         if block not in self._state.specs or not self._state.specs[block].shape:
             raise PeerError(f"block {block!r} has no rows on this server")
         if self._state.settings.mode != "geo":
             raise PeerError(f"what others changed is known in geo mode; this server's is {self._state.settings.mode}")
-        reply = _reply(self._dispatcher.dispatch(lambda ticket: Beat(ticket, sender)))
+        reply = _reply(self._dispatcher.dispatch(lambda ticket: Heartbeat(ticket, sender)))
         if reply.kind == "refuse":
             return reply
         with self._state.locks.of([block]):
@@ -200,31 +206,31 @@ class Requests:
         self._count(sender, block, sent=answer)
         return Message("answer", reply.fields, answer)
 
-    def _save(self, message: Message, sender: Sender) -> Message:
-        reply = _reply(self._dispatcher.dispatch(lambda ticket: Beat(ticket, sender)))
+    def _save(self, message: Message, sender: Incarnation) -> Message:
+        reply = _reply(self._dispatcher.dispatch(lambda ticket: Heartbeat(ticket, sender)))
         made = self._snapshotter
         how = {"save": made.save, "cut": made.begin_save, "written": made.finish_save}
         if reply.kind != "refuse":
             how[message.kind](str(message.fields["path"]))
         return reply
 
-    def _origin(self, message: Message, sender: Sender) -> Message:
-        reply = _reply(self._dispatcher.dispatch(lambda ticket: Beat(ticket, sender)))
+    def _origin(self, message: Message, sender: Incarnation) -> Message:
+        reply = _reply(self._dispatcher.dispatch(lambda ticket: Heartbeat(ticket, sender)))
         if reply.kind == "refuse":
             return reply
         text = self._snapshotter.origin(str(message.fields["copy"])).text()
         letters = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
         return Message("answer", reply.fields, [to_wire("text", letters)])
 
-    def _meet(self, message: Message, sender: Sender) -> Message:
+    def _meet(self, message: Message, sender: Incarnation) -> Message:
         part, number = brought(message), int(message.fields["number"])
-        outcome = self._dispatcher.dispatch(lambda ticket: Meet(ticket, sender, number, part))
-        total = None if not isinstance(outcome.answer, Met) else total_of(outcome.answer.parts)
-        reply = _reply(outcome)
+        response = self._dispatcher.dispatch(lambda ticket: Meet(ticket, sender, number, part))
+        total = None if not isinstance(response.answer, Met) else total_of(response.answer.parts)
+        reply = _reply(response)
         return reply if total is None else Message("answer", reply.fields, [to_wire("values", total)])
 
     def _count(
-        self, sender: Sender, block: str, *, received: Message | None = None, sent: list[WireTensor] | None = None
+        self, sender: Incarnation, block: str, *, received: Message | None = None, sent: list[WireTensor] | None = None
     ) -> None:
         # A server receives what trainers send: the words are those of the server.
         self._state.counters.add(
@@ -234,8 +240,8 @@ class Requests:
         )  # fmt: skip
 
 
-def _reply(outcome: Outcome) -> Message:
-    answer = outcome.answer
+def _reply(response: Response) -> Message:
+    answer = response.answer
     if isinstance(answer, Refuse):
         return refusal(answer.reason, rejoin=answer.rejoin)
-    return Message("answer", {"round": answer.round, "staleness": outcome.staleness})
+    return Message("answer", {"round": answer.round, "staleness": response.staleness})

@@ -22,10 +22,10 @@ FIRST_S = 0.03
 LARGEST_S = 1.0
 
 
-class Patience:
-    """Waits between attempts: doubled from FIRST_S to LARGEST_S, each cut by up to a half at random.
+class Backoff:
+    """Exponential back-off with jitter: doubled from FIRST_S to LARGEST_S, each cut by up to a half at random.
 
-    At random, so that trainers that lost the same server do not come back all at once.
+    Jitter, so that trainers that lost the same server do not reconnect all at once.
     """
 
     def __init__(self, limit_s: float, *, chance: Callable[[], float] = random.random) -> None:
@@ -33,9 +33,9 @@ class Patience:
         self.attempts = 0
         self._chance = chance
 
-    def wait_s(self, away_s: float) -> float | None:
-        """Return how long to wait before the next attempt; None: it has been away for as long as it may."""
-        left = self.limit_s - away_s
+    def wait_s(self, unreachable_s: float) -> float | None:
+        """Return how long to wait before the next attempt; None: the deadline has passed."""
+        left = self.limit_s - unreachable_s
         if left <= 0:
             return None
         full = min(LARGEST_S, FIRST_S * 2.0 ** min(self.attempts, 16))
@@ -140,8 +140,8 @@ class OpenRound:
     def to_read(self) -> int:
         """Return the round whose beginning a read has to see.
 
-        A trainer that was away goes on with the round that waits for it. In the middle of a step it stays in its old
-        round, whose pushes are acknowledged and left out, since the server cannot tell them from repetitions.
+        A trainer that was disconnected continues with the round that waits for it. In the middle of a step it stays in
+        its old round, whose pushes are acknowledged and left out, since the server takes them for repetitions.
         """
         with self._lock:
             if not self._pushed:
@@ -155,7 +155,7 @@ class OpenRound:
                 self._number = max(self._number, open_round)
 
     def keep(self, block: str, tensors: Named, *, owned: bool, waits: bool = False) -> tuple[int, Kept]:
-        """Return (round, tensors) to push, of contiguous ones. `owned`: nobody else changes their memory; else copied.
+        """Return (round, tensors) to push, of contiguous ones. `owned`: their memory does not change; else copied.
 
         `waits`: it is to be pushed together with others. Raises ProgramError for a second gradient of a block.
         """
@@ -181,7 +181,7 @@ class OpenRound:
         return room.wire
 
     def copy(self) -> None:
-        """Look at nobody's memory any more: copy what was pushed."""
+        """Copy what was pushed, since its memory may change from now on."""
         with self._lock:
             self._pushed = {block: _copies(kept) for block, kept in self._pushed.items()}
             self._waiting = {block: self._pushed[block] for block in self._waiting}

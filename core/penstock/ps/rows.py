@@ -153,7 +153,7 @@ def check_rows(table: Table, ids: Tensor) -> None:
 
 
 def are_within(rows: Tensor, height: int) -> bool:
-    """Whether rows, int64 of any shape, are all from 0 to `height` - 1. One pass: who is negative is large unsigned."""
+    """Whether rows, int64 of any shape, are all from 0 to `height` - 1. One pass: a negative one is large unsigned."""
     return not rows.numel() or int(rows.numpy().view(np.uint64).max()) < height
 
 

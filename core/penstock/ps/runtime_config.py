@@ -1,8 +1,8 @@
 """TrainerRuntimeConfig and ServerRuntimeConfig: how a trainer's communicator and a server's calls are set up.
 
 Exactly Fluid's keys (spec 1.10), each seeded from the environment's FLAGS_<key>. A key that is not there, a value of
-the wrong type or below the key's smallest is refused by name; what a mode does not use, and was set on purpose, is said
-once. Decimal text counts as a number, because that is what the environment and Fluid's examples give. Pure data.
+the wrong type or below the key's smallest is refused by name; what a mode does not use, and was set, is warned of once.
+Decimal text counts as a number, because that is what the environment and Fluid's examples give. Pure data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRAINER_KEYS: Mapping[str, Key] = {
     "communicator_thread_pool_size": Key(5),
     "communicator_send_wait_times": Key(5, 0),
     "communicator_is_sgd_optimizer": Key(1, 0, is_switch=True),
-    "rpc_deadline": Key(180_000, without_effect="PENSTOCK_PS_DEADLINE_S says how long a server may be away"),
+    "rpc_deadline": Key(180_000, without_effect="PENSTOCK_PS_DEADLINE_S is how long a server may be unreachable"),
     "rpc_retry_times": Key(3, 0, without_effect="a call is retried until PENSTOCK_PS_DEADLINE_S has passed"),
 }
 
@@ -76,7 +76,7 @@ _TABLE_WIDTH = 50
 class CommunicatorSettings:
     """What a communicator goes by: TrainerRuntimeConfig as its mode makes it.
 
-    `patience_s`: how long a merge waits for another gradient after the last one came.
+    `merge_wait_s`: how long a merge waits for another gradient after the last one came.
     """
 
     max_merge_var_num: int
@@ -84,7 +84,7 @@ class CommunicatorSettings:
     independent_recv_thread: bool
     min_send_grad_num_before_recv: int
     thread_pool_size: int
-    patience_s: float
+    merge_wait_s: float
     is_sgd_optimizer: bool
 
 
@@ -198,7 +198,7 @@ class TrainerRuntimeConfig(RuntimeConfig):
         return {name: self._values[name] for name in self.KEYS if name in MODE_KEYS[mode]}
 
     def settings(self, mode: PsMode, *, num_threads: int | None = None) -> CommunicatorSettings:
-        """Return what a communicator of `mode` goes by, and say once what was set in vain.
+        """Return what a communicator of `mode` goes by, and warn once of what was set in vain.
 
         In lock-step (sync, half_async) a merge is one gradient of each thread: max_merge_var_num and send_queue_size
         are then `num_threads` (CPU_NUM).
@@ -223,7 +223,7 @@ class TrainerRuntimeConfig(RuntimeConfig):
             independent_recv_thread=bool(values["communicator_independent_recv_thread"]),
             min_send_grad_num_before_recv=values["communicator_min_send_grad_num_before_recv"],
             thread_pool_size=values["communicator_thread_pool_size"],
-            patience_s=0.01 * values["communicator_send_wait_times"],
+            merge_wait_s=0.01 * values["communicator_send_wait_times"],
             is_sgd_optimizer=bool(values["communicator_is_sgd_optimizer"]),
         )
 
@@ -234,7 +234,7 @@ class ServerRuntimeConfig(RuntimeConfig):
     KEYS = SERVER_KEYS
 
     def num_updates_at_once(self) -> int | None:
-        """Return how many updates a server makes at the same time; None: nobody has said. Says what was set in vain."""
+        """Return how many updates a server makes at the same time; None: the default. Warns of what was set in vain."""
         for name in ("_rpc_get_thread_num", "_rpc_prefetch_thread_num"):
             if name in self._given:
                 say_once(f"{name} = {self[name]} has no effect: reads are answered by whichever thread is free")

@@ -2,7 +2,7 @@
 
 `serve` blocks until every trainer has left; then nothing of it is left, no thread and no socket. It ends with an error
 when trainers do not come, or when an update cannot be carried out: the log is then as it was after the last update that
-was acknowledged, and a server that is started again goes on from there.
+was acknowledged, and a server that is started again continues from there.
 """
 
 from __future__ import annotations
@@ -214,13 +214,13 @@ class ParameterServer:
                 dropped = self._state.storage.expire(name)
             if dropped:
                 self._warn(
-                    f"dropped {dropped} rows of table {name!r}, which nobody used for as long as the program says"
+                    f"dropped {dropped} rows of table {name!r}, which were unused for as long as the program allows"
                 )
 
     def _warn(self, what: str) -> None:
         print(f"penstock: parameter server {self.settings.index} at {self.settings.endpoint}: {what}", file=sys.stderr)
 
-    # -- effects of instructions (dispatcher.Effects) --------------------------------------------
+    # -- effects of instructions (dispatcher.Actions) --------------------------------------------
 
     def execute(self, work: Work) -> Done:
         """Merge, log, apply."""
@@ -248,7 +248,7 @@ class ParameterServer:
     def lost(self, trainer: int) -> None:
         """Report a lost trainer."""
         lease_s = self.settings.lease_s
-        self._warn(f"trainer {trainer} is lost: nothing was heard of it for {lease_s:g} s. The others go on without it")
+        self._warn(f"trainer {trainer} is lost: no message from it for {lease_s:g} s. The others go on without it")
 
     def finished(self) -> None:
         """Every trainer has left."""

@@ -1,11 +1,11 @@
-"""Snapshots of a server that goes on serving, and copies that trainers ask for.
+"""Snapshotter of a server that keeps serving, and of the copies that trainers request.
 
 the cut   with the locks of all blocks: everything but tables is copied, the log begins another file. Updates wait for
           the copies, not for the disk
-tables    part by part, each under the locks of the tables: in between they are updated. A part says which record of
-          the log is the first that it does not hold
+tables    part by part, each under the locks of the tables: in between they are updated. A part names the record of
+          the log that is the first that it does not hold
 a copy    (`save`) has no log to make parts equal, so updates wait until the last part is copied. With `begin_save` only
-          for that: what was copied is written while the server goes on, and `finish_save` waits for it
+          for that: what was copied is written while the server serves, and `finish_save` waits for it
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Save:
     def _run(self) -> None:
         try:
             self._write(self._is_cut.set)
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: whoever waits raises it
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: `wait_for_cut` and `finish` raise it
             self._error = PeerError(f"{self.target} cannot be saved: {error}")
         finally:
             self._is_cut.set()
@@ -76,7 +76,7 @@ class Snapshotter:
     def take(self, *, is_finished: bool = False) -> None:
         """Take a snapshot, unless nothing was logged since the last; remove what it makes needless.
 
-        Raises OSError: nothing is lost then, the log goes on from the snapshot before.
+        Raises OSError: nothing is lost then, the log continues from the snapshot before.
         """
         folder = self._state.settings.folder
         if folder is None:
@@ -99,7 +99,7 @@ class Snapshotter:
 
     def begin_save(self, path: str) -> None:
         """Copy what `save` writes, and return; it is written beside. Again for the same path: the same copy, since a
-        request may come twice. Whoever wants another one gives another path.
+        request may come twice. Another path makes another copy.
 
         Raises PeerError where that is not allowed, or has failed so far.
         """

@@ -48,7 +48,7 @@ class BufferPool:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPush:
     """One push. `buffers`: what its gradient lies in, if it was copied."""
 
     gradient: Gradient
@@ -60,7 +60,7 @@ class Payloads:
 
     def __init__(self) -> None:
         self.pool = BufferPool()
-        self._held: dict[Payload, Held] = {}
+        self._held: dict[Payload, HeldPush] = {}
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -68,18 +68,18 @@ class Payloads:
 
     def hold(self, gradient: Gradient, *, copied: bool) -> Payload:
         """Keep a push; return its number. `copied`: its bytes are gone when the request is answered."""
-        held = self._copy(gradient) if copied else Held(gradient)
+        held = self._copy(gradient) if copied else HeldPush(gradient)
         number = next(self._numbers)
         self._held[number] = held
         return number
 
-    def _copy(self, gradient: Gradient) -> Held:
-        held = Held(gradient)
+    def _copy(self, gradient: Gradient) -> HeldPush:
+        held = HeldPush(gradient)
         values, rows = (self._copied(t, held) for t in (gradient.values, gradient.rows))
         held.gradient = Gradient(values, rows, gradient.trainer)
         return held
 
-    def _copied(self, tensor: torch.Tensor | None, held: Held) -> torch.Tensor | None:
+    def _copied(self, tensor: torch.Tensor | None, held: HeldPush) -> torch.Tensor | None:
         if tensor is None:
             return None
         buffer = self.pool.take(tensor.nbytes)
@@ -97,7 +97,7 @@ class Payloads:
 
 
 class ServerState:
-    """What the parts of one server share, built once. Recovery brings `storage` and `applied` to where it goes on.
+    """What the parts of one server share, built once. Recovery restores `storage` and `applied`.
 
     `log`: counts only, until recovery has read the one before. `goes_on`: whether the values are
     from a state of its own, in which no checkpoint is named.

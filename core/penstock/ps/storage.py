@@ -25,7 +25,7 @@ class Gradient:
     """What is applied to a block: `values` of the block's shape, or rows of it: `rows` int64[n], `values` [n, d].
 
     Torch tensors on the CPU. Rows count from the block's first row, or are ids of a table; they may repeat.
-    `trainer`: who pushed it, in immediate modes; None for a merged one.
+    `trainer`: its sender, in immediate modes; None for a merged one.
     """
 
     values: Any
@@ -77,12 +77,12 @@ class Storage(Protocol):
         """
 
     def expire(self, block: str) -> int:
-        """Drop the rows of a table that nobody used for as long as its program says; return how many. 0 for others."""
+        """Drop rows of a table that were unused for as long as its program allows; return how many. 0 for others."""
 
     def state(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (name, tensors) of everything a restart needs: values and optimizer state of each block, counters.
 
-        An item is a copy, consistent in itself, that nobody changes. Names do not depend on how parameters are cut:
+        An item is a copy, consistent in itself, that does not change. Names do not depend on how parameters are cut:
         `parameter@first_row` with a tensor for each variable of the update (under its name before the cut), `numbers`
         with what all blocks share, `table@server.part` with tensors `ids` and `rows`, `table@server.numbers` and
         `table@server.counts` with what its rows share (the former with the names of what stands in the rows, too). They
@@ -141,7 +141,7 @@ class BlockLocks:
 def gradient_of(message: Message, specs: dict[str, BlockSpec]) -> Gradient:
     """Return a push's gradient; values look at the message's bytes. Raises PeerError if it does not fit its block.
 
-    Rows are copied before they are checked, since who sent them could still change them.
+    Rows are copied before they are checked, since their sender could still change them.
     """
     block = str(message.fields["block"])
     names = [t.name for t in message.tensors]

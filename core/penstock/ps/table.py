@@ -1,8 +1,8 @@
 """A sparse table: rows of floats by int64 id, made on first touch, with the optimizer's state beside them.
 
 Any int64 is an id; `capacity` bounds how many different ones have rows. A row begins with values that are a function
-of (seed, id) alone, so it does not matter who touches it first, or when. Duplicate ids of a push are summed in order of
-appearance, and each row is updated once. float32. Thread-safe: calls interleave shard by shard. In C++: src/table.
+of (seed, id) alone, so it does not matter which trainer touches it first. Duplicate ids of a push are summed in
+order of appearance, and each row is updated once. float32. Thread-safe: calls interleave by shard. C++: src/table.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class SparseTable:
     def check_room(self, ids: Ids) -> None:
         """Raise TableFull if a push of these ids would make more rows than there is room for. Nothing changes.
 
-        Exact while nobody else touches the table. A walk over the index, but free where there is room for every id.
+        Exact while no other thread touches the table. A walk over the index, but free where there is room for every id.
         """
         room = self.settings.capacity - len(self)
         if len(ids) <= room:
@@ -191,7 +191,7 @@ class SparseTable:
             yield self._table.copy_shard(shard)
 
     def restore(self, ids: Ids, rows: Floats, *, now: int = 0) -> None:
-        """Put rows of a snapshot back, whoever had them: float32[n, width * (1 + states)]. Raises TableFull."""
+        """Put rows of a snapshot back, whichever table had them: float32[n, width * (1 + states)]. Raises TableFull."""
         self._guarded(self._table.scatter, ids, rows, now)
 
     def _live(self, ids: Ids, values: Floats) -> tuple[Ids, Floats]:

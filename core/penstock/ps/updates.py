@@ -29,7 +29,7 @@ from penstock.ps.wire import ROWS, VALUES, Message, Value, WireTensor, to_wire
 LARGE = 8 << 20
 """Bytes from which handing work to other threads costs less than they save."""
 
-_ALL = torch.get_num_threads()  # of the thread that imports this, whose number nobody has changed yet
+_ALL = torch.get_num_threads()  # of the thread that imports this, whose number is still the default
 
 
 def use_cores_for(num_bytes: int) -> None:

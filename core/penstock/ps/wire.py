@@ -65,7 +65,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     # records of the log: a closed round with its merged gradients, an applied push
     "round": {"round": int},
     "applied": {"trainer": int, "epoch": int, "round": int, "block": str},
-    # who took part: `round` is the first that waits for a trainer; what a trainer read in async mode
+    # membership: `round` is the first that waits for a trainer; what a trainer read in async mode
     "joined": {"trainer": int, "epoch": int, "round": int},
     "left": {"trainer": int},
     "lost": {"trainer": int},

@@ -59,8 +59,8 @@ class Trainer:
             if f" {self.index}/" in descriptor:
                 client = opening.opened_client(descriptor)
                 remotes._open.pop(descriptor)
-                if client._beating is not None:
-                    client._beating.close()
+                if client._heartbeat is not None:
+                    client._heartbeat.close()
                 for link in client.links:
                     link.give_up()
 

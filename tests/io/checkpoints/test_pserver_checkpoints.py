@@ -13,7 +13,7 @@ from tests.io.checkpoints.conftest import Process, Start
 
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
-from penstock.ps.durability.snapshots import Snapshot
+from penstock.ps.durability.snapshots import ServerSnapshot
 
 SCRIPT = Path(__file__).with_name("pserver_job.py")
 pytestmark = [pytest.mark.slow]
@@ -63,7 +63,7 @@ def left(folder: Path) -> tuple[Checkpoint, Values]:
     parts: dict[str, dict[int, np.ndarray]] = {}
     rows: dict[str, dict[int, bytes]] = {}
     for folder in server_parts.parts(found.path, found.record.servers):
-        for item in Snapshot(folder).items():
+        for item in ServerSnapshot(folder).items():
             name, _, part = item.name.partition("@")
             if item.is_part:
                 pairs = zip(item.tensors["ids"].tolist(), item.tensors["rows"], strict=True)

@@ -13,7 +13,7 @@ from tests.io.checkpoints.pserver_threads import Job, Trainer, jobs, unfinished
 from penstock.errors import PeerError, Unavailable
 from penstock.io.checkpoints.reading import newest
 from penstock.io.manifest import ServersPart
-from penstock.ps.durability.snapshots import Cut, Snapshot, SnapshotWriter
+from penstock.ps.durability.snapshots import Cut, ServerSnapshot, SnapshotWriter
 
 Begin = Callable[..., Job]
 
@@ -107,7 +107,7 @@ def test_each_save_of_the_same_step_has_copies_of_its_own(begin: Begin, tmp_path
         assert found is not None
         assert found.record.servers is not None
         folder = found.path / found.record.servers.folder
-        rounds.append({Snapshot(folder / f"{index}-of-2").cut.round for index in range(2)})
+        rounds.append({ServerSnapshot(folder / f"{index}-of-2").cut.round for index in range(2)})
         trainer.manager._steps -= 1  # as a trainer that begins at an older checkpoint comes to the step again
         trainer.step(0)
     assert rounds == [{1}, {2}]

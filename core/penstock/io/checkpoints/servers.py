@@ -16,7 +16,7 @@ from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.program.program import Program
 from penstock.ps.durability.recovery import has_state
-from penstock.ps.durability.snapshots import Item, Snapshot
+from penstock.ps.durability.snapshots import Item, ServerSnapshot
 from penstock.ps.remote import LISTEN_AND_SERV, SPARSE_TABLE
 from penstock.transpile.tables import is_state
 
@@ -75,7 +75,7 @@ def _items(found: Checkpoint) -> Iterator[Item]:
             file=str(found.path),
         )
     for part in server_parts.parts(found.path, servers):
-        yield from Snapshot(part).items()
+        yield from ServerSnapshot(part).items()
 
 
 def _check_optimizer(item: Item, mine: set[str] | None, path: Path) -> None:

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import StorageWeakRef, storage_behind
-from penstock.ps.communicators.base import Gradient, OverServers, Route, Servers, merge
+from penstock.ps.communicators.base import LocalGradient, OverServers, Servers, Target
 from penstock.ps.communicators.queues import PullTrigger, SendQueues
-from penstock.ps.counters import Counters, nobody_waits_here
+from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor
 from penstock.ps.runtime_config import CommunicatorSettings
 
@@ -59,21 +59,21 @@ class Destinations:
     """The places to which each variable is pulled: those of several replicas or scopes. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[Route, dict[_Address, list[_View]]]] = {}
+        self._places: dict[str, tuple[Target, dict[_Address, list[_View]]]] = {}
 
     def knows(self, variable: str, out: Sequence[Tensor]) -> bool:
         """Whether `out` is a place of the variable. Another tensor at the same address is not."""
         _, places = self._places.get(variable, (None, {}))
         return _alive(places.get(_address(out), [])) is not None
 
-    def add(self, route: Route, out: Sequence[Tensor]) -> None:
+    def add(self, target: Target, out: Sequence[Tensor]) -> None:
         """Make `out` a place of the variable."""
         views = [_View.of(tensor) for tensor in out]
-        self._places.setdefault(route.variable, (route, {}))[1][_address(out)] = views
+        self._places.setdefault(target.variable, (target, {}))[1][_address(out)] = views
 
-    def routes(self) -> list[Route]:
+    def targets(self) -> list[Target]:
         """Return the variables that have places."""
-        return [route for route, _ in self._places.values()]
+        return [target for target, _ in self._places.values()]
 
     def of(self, variable: str) -> list[list[Tensor]]:
         """Return the places of a variable that are still there, and forget the others."""
@@ -97,7 +97,7 @@ def _address(out: Sequence[Tensor]) -> _Address:
     return tuple(t.data_ptr() for t in out)
 
 
-_Item = tuple[Route, Gradient]
+_Item = tuple[Target, LocalGradient]
 
 
 class AsyncCommunicator(OverServers):
@@ -111,7 +111,7 @@ class AsyncCommunicator(OverServers):
         self._lock = threading.Lock()
         self._room, self._work, self._pull = (threading.Condition(self._lock) for _ in range(3))
         self._queues: SendQueues[_Item] = SendQueues(
-            capacity=settings.send_queue_size, max_merge=settings.max_merge_var_num, patience_s=settings.patience_s
+            capacity=settings.send_queue_size, max_merge=settings.max_merge_var_num, merge_wait_s=settings.merge_wait_s
         )
         self._trigger = PullTrigger(min_sends=settings.min_send_grad_num_before_recv)
         self._destinations = Destinations()
@@ -126,25 +126,16 @@ class AsyncCommunicator(OverServers):
 
     # -- what the program calls ------------------------------------------------------------------
 
-    def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Any]) -> None:
-        """Queue a copy; wait only while the variable's queue is full."""
-        self._queue(Route(variable, tuple(blocks), tuple(at)), Gradient(tuple(values)))
-
-    def send_rows(
-        self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Any, values: Any
-    ) -> None:
-        """Queue a copy; wait only while the variable's queue is full."""
-        self._queue(Route(variable, tuple(blocks), tuple(at), tuple(heights)), Gradient((values,), rows))
-
-    def _queue(self, route: Route, gradient: Gradient) -> None:
+    def _queue(self, target: Target, gradient: LocalGradient) -> None:
+        """Wait only while the variable's queue is full."""
         copy = gradient.copy()
-        with self.counters.waiting("", route.variable), self._lock:
+        with self.counters.waiting("", target.variable), self._lock:
             self._check()
-            while not self._queues.offer(route.variable, (route, copy), time.monotonic()):
+            while not self._queues.offer(target.variable, (target, copy), time.monotonic()):
                 self._room.wait()
                 self._check()
             self._work.notify_all()
-        self.counters.add("", route.variable, calls=1)
+        self.counters.add("", target.variable, calls=1)
 
     def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
         """Pull now if `out` is new, and let the recv thread pull into it from then on."""
@@ -154,7 +145,7 @@ class AsyncCommunicator(OverServers):
                 return
         self.servers.recv(variable, blocks, at, out)
         with self._lock:
-            self._destinations.add(Route(variable, tuple(blocks), tuple(at)), out)
+            self._destinations.add(Target(variable, tuple(blocks), tuple(at)), out)
 
     def queue_depths(self) -> dict[str, int]:
         """Return the number of gradients that wait, by variable."""
@@ -162,7 +153,7 @@ class AsyncCommunicator(OverServers):
             return self._queues.depths()
 
     def close(self) -> None:
-        """Send what waits, leave the servers, end. Raises the background's error if nobody has seen it yet.
+        """Send what waits, leave the servers, end. Raises the background's error if no call has raised it yet.
 
         A call that waits for room in a queue ends with Unavailable.
         """
@@ -188,17 +179,17 @@ class AsyncCommunicator(OverServers):
     # -- send threads ----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        nobody_waits_here()
+        count_no_waits_here()
         while (taken := self._take()) is not None:
-            route, gradients = taken[0][0], [gradient for _, gradient in taken]
+            target, gradients = taken[0][0], [gradient for _, gradient in taken]
             try:
-                self._push(route, gradients)
-            except Exception as error:  # noqa: BLE001  # raised by the next call of who trains
-                self._fail(f"sending the gradient {route.variable!r} to {self._where(route.at)}", error)
+                self._send(target, gradients)
+            except Exception as error:  # noqa: BLE001  # raised by the training thread's next call
+                self._fail(f"sending the gradient {target.variable!r} to {self._where(target.at)}", error)
                 return
             with self._lock:
-                self._queues.done(route.variable)
-                self._trigger.sent(route.variable, len(gradients))
+                self._queues.done(target.variable)
+                self._trigger.sent(target.variable, len(gradients))
                 self._work.notify_all()
                 if self._trigger.is_due:
                     self._pull.notify_all()
@@ -218,16 +209,11 @@ class AsyncCommunicator(OverServers):
                 self._work.wait(None if due_at == math.inf else max(0.0, due_at - now))
             return None
 
-    def _push(self, route: Route, gradients: Sequence[Gradient]) -> None:
-        merged = merge(gradients, average=not self.settings.is_sgd_optimizer)
-        if route.heights is None:
-            self.servers.send(route.variable, route.blocks, route.at, merged.values)
-        else:
-            self.servers.send_rows(route.variable, route.blocks, route.at, route.heights, merged.rows, merged.values[0])
-        self.counters.add("", route.variable, sent_bytes=merged.num_bytes, merges=len(gradients) - 1)
-        if not self.settings.independent_recv_thread and route.heights is None:
+    def _send(self, target: Target, gradients: Sequence[LocalGradient]) -> None:
+        self._push(target, gradients, average=not self.settings.is_sgd_optimizer)
+        if not self.settings.independent_recv_thread and target.heights is None:
             with self._lock:
-                pulled = [r for r in self._destinations.routes() if r.blocks == route.blocks]
+                pulled = [r for r in self._destinations.targets() if r.blocks == target.blocks]
             for destination in pulled:
                 self._pull_one(destination)
 
@@ -241,29 +227,29 @@ class AsyncCommunicator(OverServers):
 
     def _pull_all(self) -> None:
         num = self.settings.thread_pool_size
-        with ThreadPoolExecutor(num, thread_name_prefix="ps-pull", initializer=nobody_waits_here) as pool:
-            while (routes := self._next_pull()) is not None:
-                for route, future in [(r, pool.submit(self._pull_one, r)) for r in routes]:
+        with ThreadPoolExecutor(num, thread_name_prefix="ps-pull", initializer=count_no_waits_here) as pool:
+            while (targets := self._next_pull()) is not None:
+                for target, future in [(r, pool.submit(self._pull_one, r)) for r in targets]:
                     error = future.exception()
                     if error is not None:
-                        self._fail(f"pulling the parameter {route.variable!r} from {self._where(route.at)}", error)
+                        self._fail(f"pulling the parameter {target.variable!r} from {self._where(target.at)}", error)
 
-    def _next_pull(self) -> list[Route] | None:
+    def _next_pull(self) -> list[Target] | None:
         with self._lock:
             while not (self._stops_pulling or self._failure.happened):
                 if self._trigger.is_due:
                     self._trigger.pulled()
-                    return self._destinations.routes()
+                    return self._destinations.targets()
                 self._pull.wait()
             return None
 
-    def _pull_one(self, route: Route) -> None:
+    def _pull_one(self, target: Target) -> None:
         """Pull a variable into one of its places, and copy it to the others."""
         with self._lock:
-            places = self._destinations.of(route.variable)
+            places = self._destinations.of(target.variable)
         if not places:
             return
-        self.servers.recv(route.variable, route.blocks, route.at, places[0])
+        self.servers.recv(target.variable, target.blocks, target.at, places[0])
         for others in places[1:]:
             for theirs, pulled in zip(others, places[0], strict=True):
                 theirs.copy_(pulled)

@@ -23,7 +23,7 @@ from penstock.ps.rows import summed
 
 
 @dataclass(frozen=True, slots=True)
-class Gradient:
+class LocalGradient:
     """Of one variable, in one step: a tensor for each block, or with `rows` int64[n] one of their values [n, d].
 
     Rows are any int64 and may repeat.
@@ -32,9 +32,9 @@ class Gradient:
     values: tuple[Tensor, ...]
     rows: Tensor | None = None
 
-    def copy(self) -> Gradient:
+    def copy(self) -> LocalGradient:
         """Return a gradient with memory of its own."""
-        return Gradient(tuple(v.clone() for v in self.values), None if self.rows is None else self.rows.clone())
+        return LocalGradient(tuple(v.clone() for v in self.values), None if self.rows is None else self.rows.clone())
 
     @property
     def num_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Gradient:
         return rows + sum(v.nbytes for v in self.values)
 
 
-def merge(gradients: Sequence[Gradient], *, average: bool) -> Gradient:
+def merge(gradients: Sequence[LocalGradient], *, average: bool) -> LocalGradient:
     """Return the sum or the average of gradients of one variable; rows come out ascending, each once.
 
     Summed in the given order; the average is over the gradients, whichever rows each of them has. Memory of the first
@@ -57,7 +57,7 @@ def merge(gradients: Sequence[Gradient], *, average: bool) -> Gradient:
     return _merge_rows(gradients, divisor) if sparse == {True} else _merge_dense(gradients, divisor)
 
 
-def _merge_dense(gradients: Sequence[Gradient], divisor: int) -> Gradient:
+def _merge_dense(gradients: Sequence[LocalGradient], divisor: int) -> LocalGradient:
     merged = gradients[0].values
     for other in gradients[1:]:
         for mine, more in zip(merged, other.values, strict=True):
@@ -65,14 +65,14 @@ def _merge_dense(gradients: Sequence[Gradient], divisor: int) -> Gradient:
     if divisor > 1:
         for mine in merged:
             mine.div_(divisor)
-    return Gradient(merged)
+    return LocalGradient(merged)
 
 
-def _merge_rows(gradients: Sequence[Gradient], divisor: int) -> Gradient:
+def _merge_rows(gradients: Sequence[LocalGradient], divisor: int) -> LocalGradient:
     rows, values = summed(
         torch.cat([g.rows for g in gradients if g.rows is not None]), torch.cat([g.values[0] for g in gradients])
     )
-    return Gradient((values.div_(divisor) if divisor > 1 else values,), rows)
+    return LocalGradient((values.div_(divisor) if divisor > 1 else values,), rows)
 
 
 class Servers(Remote, Protocol):
@@ -83,7 +83,7 @@ class Servers(Remote, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Target:
     """Where the blocks of a variable are. `heights`: None for a dense one; see ps.remote.Remote."""
 
     variable: str
@@ -124,7 +124,7 @@ class Failure:
         raise Bug(f"{text} ({type(error).__name__})") from error
 
     def check_unless_raised(self) -> None:
-        """Raise the error if nobody has seen it yet."""
+        """Raise the error if no call has raised it yet."""
         if not self._was_raised:
             self.check()
 
@@ -147,11 +147,11 @@ class OverServers:
         self.servers.prefetch(table, blocks, at, heights, ids, out)
 
     def send_barrier(self) -> None:
-        """Nobody waits for anybody at a barrier."""
+        """Do nothing: there is no barrier in this mode."""
         self._check()
 
     def fetch_barrier(self) -> None:
-        """Nobody waits for anybody at a barrier."""
+        """Do nothing: there is no barrier in this mode."""
         self._check()
 
     def geo(
@@ -159,6 +159,28 @@ class OverServers:
     ) -> None:
         """Refuse: only GEO's communicator knows what to do."""
         raise Bug(f"the geo operator of {variable!r} ran in a program of {self.descriptor.mode} mode")
+
+    def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Any]) -> None:
+        """Queue a copy of the gradient of each block."""
+        self._queue(Target(variable, tuple(blocks), tuple(at)), LocalGradient(tuple(values)))
+
+    def send_rows(
+        self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Any, values: Any
+    ) -> None:
+        """Queue a copy of a sparse gradient."""
+        self._queue(Target(variable, tuple(blocks), tuple(at), tuple(heights)), LocalGradient((values,), rows))
+
+    def _queue(self, target: Target, gradient: LocalGradient) -> None:
+        raise NotImplementedError
+
+    def _push(self, target: Target, gradients: Sequence[LocalGradient], *, average: bool) -> None:
+        """Send gradients of one variable as one."""
+        to, merged = target, merge(gradients, average=average)
+        if to.heights is None:
+            self.servers.send(to.variable, to.blocks, to.at, merged.values)
+        else:
+            self.servers.send_rows(to.variable, to.blocks, to.at, to.heights, merged.rows, merged.values[0])
+        self.counters.add("", to.variable, sent_bytes=merged.num_bytes, merges=len(gradients) - 1)
 
     def _check(self) -> None:
         self._failure.check()

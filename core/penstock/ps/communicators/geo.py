@@ -23,14 +23,14 @@ from torch import Tensor
 
 from penstock.errors import SpecError
 from penstock.ps.communicators.base import OverServers, Servers
-from penstock.ps.counters import Counters, nobody_waits_here
+from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor
 from penstock.ps.rows import Table, parts_of, unique
 from penstock.ps.runtime_config import CommunicatorSettings
 
 
 def outgoing(parameter: Tensor, old: Tensor, num_trainers: int) -> Tensor:
-    """Return this trainer's share of the progress since the last exchange, and count it as told."""
+    """Return this trainer's share of the progress since the last exchange, and count it as sent."""
     delta = (parameter - old).div_(num_trainers)
     old.add_(delta)
     return delta
@@ -58,14 +58,14 @@ def incoming_rows(parameter: Tensor, old: Tensor, rows: Tensor, server: Tensor) 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """What servers are told: a delta for each block; `ids`: of the rows that it is about, ascending, if not of all."""
+    """Progress to send: a delta for each block; `ids`: of its rows, ascending, if not of all."""
 
     deltas: list[Tensor]
     ids: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _Received:
     """What servers answered for one block: its value, or some rows (counted from its first) and theirs."""
 
     values: Tensor
@@ -81,7 +81,7 @@ class _Variable:
     old: list[Tensor]
     steps: int = 0
     touched: list[Tensor] = field(default_factory=list)
-    pending: Future[list[_Heard]] | None = None
+    pending: Future[list[_Received]] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def blocks(self) -> Sequence[Tensor]:
@@ -91,7 +91,7 @@ class _Variable:
 
 
 class GeoCommunicator(OverServers):
-    """A Remote for geo mode. The descriptor says how many steps are between exchanges (geo_sgd_need_push_nums)."""
+    """A Remote for geo mode. The descriptor has the number of steps between exchanges (geo_sgd_need_push_nums)."""
 
     def __init__(
         self, servers: Servers, descriptor: Descriptor, settings: CommunicatorSettings, *, counters: Counters
@@ -104,7 +104,7 @@ class GeoCommunicator(OverServers):
         self._variables: dict[str, _Variable] = {}
         self._began_with: dict[str, Tensor] = {}  # block -> what the startup program pulled
         self._pool = ThreadPoolExecutor(
-            settings.thread_pool_size, thread_name_prefix="ps-geo", initializer=nobody_waits_here
+            settings.thread_pool_size, thread_name_prefix="ps-geo", initializer=count_no_waits_here
         )
 
     # -- what the program calls ------------------------------------------------------------------
@@ -112,7 +112,7 @@ class GeoCommunicator(OverServers):
     def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
         """Pull, and remember the values as those from which this trainer sets out.
 
-        In the middle of a training too: what a startup program overwrites is no progress, and is not told.
+        In the middle of a training too: what a startup program overwrites is no progress, and is not sent.
         """
         self._check()
         with self._lock:
@@ -152,7 +152,7 @@ class GeoCommunicator(OverServers):
                 state.pending = self._pool.submit(self._exchange, state.table, self._progress(state))
 
     def queue_depths(self) -> dict[str, int]:
-        """Return the number of steps that the servers have not heard of, by variable."""
+        """Return the number of steps that were not sent yet, by variable."""
         with self._lock:
             return {name: state.steps for name, state in self._variables.items()}
 
@@ -198,7 +198,7 @@ class GeoCommunicator(OverServers):
             return state
 
     def _progress(self, state: _Variable) -> _Progress:
-        """Return what the servers have not heard of, and count it as told."""
+        """Return what the servers have not received, and count it as sent."""
         share = self.descriptor.num_trainers
         blocks = [(mine.cpu(), old) for mine, old in zip(state.blocks(), state.old, strict=True)]
         state.steps = 0
@@ -210,20 +210,20 @@ class GeoCommunicator(OverServers):
         deltas = [outgoing_rows(*b, p.rows, share) for b, p in zip(blocks, parts, strict=True)]
         return _Progress(deltas, ids)
 
-    def _exchange(self, table: Table, progress: _Progress) -> list[_Heard]:
+    def _exchange(self, table: Table, progress: _Progress) -> list[_Received]:
         try:
-            self._tell(table, progress)
+            self._send_progress(table, progress)
             if progress.ids is not None:
                 changed = [self.servers.changed(name, at) for name, at in zip(table.blocks, table.at, strict=True)]
-                return [_Heard(values, rows) for rows, values in changed]
-            heard = [torch.empty_like(delta) for delta in progress.deltas]
-            self.servers.recv(table.name, table.blocks, table.at, heard)
-            return [_Heard(values) for values in heard]
+                return [_Received(values, rows) for rows, values in changed]
+            received = [torch.empty_like(delta) for delta in progress.deltas]
+            self.servers.recv(table.name, table.blocks, table.at, received)
+            return [_Received(values) for values in received]
         except Exception as error:
             self._failure.record(f"exchanging {table.name!r} with {self._where(table.at)}", error)
             raise
 
-    def _tell(self, table: Table, progress: _Progress) -> None:
+    def _send_progress(self, table: Table, progress: _Progress) -> None:
         if progress.ids is None:
             self.servers.send(table.name, table.blocks, table.at, progress.deltas)
         else:
@@ -241,12 +241,12 @@ class GeoCommunicator(OverServers):
             error = pending.exception()
         if error is not None:
             self._failure.check()
-        for block, old, heard in zip(state.blocks(), state.old, pending.result(), strict=True):
+        for block, old, received in zip(state.blocks(), state.old, pending.result(), strict=True):
             mine = block.cpu()
-            if heard.rows is None:
-                incoming(mine, old, heard.values)
+            if received.rows is None:
+                incoming(mine, old, received.values)
             else:
-                incoming_rows(mine, old, heard.rows, heard.values)
+                incoming_rows(mine, old, received.rows, received.values)
             if mine.device != block.device:
                 block.copy_(mine)
 
@@ -258,7 +258,7 @@ class GeoCommunicator(OverServers):
             self._take_in(state)
             if state.steps and not self._failure.happened:
                 try:
-                    self._tell(state.table, self._progress(state))
+                    self._send_progress(state.table, self._progress(state))
                 except Exception as error:  # noqa: BLE001  # raised by close, after the servers are left
                     where = self._where(state.table.at)
-                    self._failure.record(f"telling {where} of the last steps of {state.table.name!r}", error)
+                    self._failure.record(f"sending {where} the last steps of {state.table.name!r}", error)

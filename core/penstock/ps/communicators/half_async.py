@@ -2,10 +2,10 @@
 
 Each participant (a thread that runs the program) gives one gradient a step; when all have, the average goes to the
 servers, and each goes on with what it then pulls. A program that runs once a node gives once a node (Reduce mode
-merges the replicas' gradients before): one participant, so every step pushes and pulls. Who trains with more threads
-says so (`set_participants`, or `participant` around each), and runs the program with the Executor, which keeps a step
-on its thread. A thread that ends without a word is taken to have left, so nobody waits for it. One that was announced
-and never comes is said, and after ABSENT_S it is an error.
+merges the replicas' gradients before): one participant, so every step pushes and pulls. With more threads,
+`set_participants` announces them, and the program runs with the Executor, which keeps a step on its thread. A thread
+that ends without leaving counts as having left. One that was announced and has not started is warned of, and an error
+after MISSING_S.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import torch
 
 from penstock.errors import Unavailable
 from penstock.program.strict_fields import say_once
-from penstock.ps.communicators.base import Gradient, OverServers, Route, Servers, merge
+from penstock.ps.communicators.base import LocalGradient, OverServers, Servers, Target
 from penstock.ps.communicators.queues import LockStep
-from penstock.ps.counters import Counters, nobody_waits_here
+from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor
 from penstock.ps.runtime_config import CommunicatorSettings
 
-_LOOK_FOR_THE_DEAD_S = 1.0  # only while somebody waits
-_SAY_ABSENT_S = 10.0
-ABSENT_S = 600.0  # as long as servers and trainers wait for each other at the start
+_CHECK_S = 1.0  # only while a thread waits
+_REPORT_MISSING_S = 10.0
+MISSING_S = 600.0  # as long as servers and trainers wait for each other at the start
 
 
 class _Mine(threading.local):
-    """Who the calling thread is: numbers, because the identifiers of threads are used again."""
+    """Number of the calling thread: the identifiers of threads are reused."""
 
     who = -1
 
@@ -47,9 +47,9 @@ class HalfAsyncCommunicator(OverServers):
         super().__init__(servers, descriptor, counters=counters)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._steps: LockStep[tuple[Route, Gradient]] = LockStep()
+        self._steps: LockStep[tuple[Target, LocalGradient]] = LockStep()
         self._mine, self._numbers = _Mine(), itertools.count()
-        self._threads: dict[int, threading.Thread] = {}  # who -> to see whether it is alive
+        self._threads: dict[int, threading.Thread] = {}  # by number, to see whether it is alive
         self._num_announced, self._came = 0, set[int]()
         self._pulls_together = False  # one thread pulls, the others of its round copy
         self._pulled: dict[tuple[str, ...], tuple[int, list[torch.Tensor]]] = {}
@@ -61,12 +61,12 @@ class HalfAsyncCommunicator(OverServers):
         for thread in self._senders:
             thread.start()
 
-    # -- who takes part --------------------------------------------------------------------------
+    # -- participants ----------------------------------------------------------------------------
 
     def set_participants(self, num: int) -> None:
-        """Say how many threads train from now on; before they start, and after those of before have ended."""
+        """Set how many threads train from now on; before they start, and after those of before have ended."""
         with self._lock:
-            self._threads.clear()  # whoever trained before takes part again when it gives again
+            self._threads.clear()  # a thread of before takes part again when it gives again
             self._num_announced = num
             self._came.clear()
             self._steps.begin(num)
@@ -74,7 +74,7 @@ class HalfAsyncCommunicator(OverServers):
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """The calling thread has no more data: nobody waits for it any more."""
+        """The calling thread has no more data: rounds no longer wait for it."""
         with self._lock:
             who = self._who()
             del self._threads[who]
@@ -96,42 +96,33 @@ class HalfAsyncCommunicator(OverServers):
         self._threads.setdefault(self._mine.who, threading.current_thread())
         return self._mine.who
 
-    def _drop_the_dead(self) -> None:
+    def _drop_ended_threads(self) -> None:
         for who in [w for w, thread in self._threads.items() if not thread.is_alive()]:
             del self._threads[who]
             self._steps.leave(who)
             self._changed.notify_all()
 
-    def _look_for_the_absent(self, waited_s: float) -> None:
+    def _check_missing(self, waited_s: float) -> None:
         absent = self._num_announced - len(self._came)
-        if absent <= 0 or waited_s < _SAY_ABSENT_S:
+        if absent <= 0 or waited_s < _REPORT_MISSING_S:
             return
         what = (
             f"{absent} of the {self._num_announced} training threads that were announced (set_threads) have not begun"
         )
         say_once(f"{what}; the others wait for them")
-        if waited_s >= ABSENT_S:
-            raise Unavailable(f"{what} within {ABSENT_S:g} s")
+        if waited_s >= MISSING_S:
+            raise Unavailable(f"{what} within {MISSING_S:g} s")
 
     # -- what the program calls ------------------------------------------------------------------
 
-    def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Any]) -> None:
-        """Give this thread's gradient to the open round; waits for nothing."""
-        self._give(Route(variable, tuple(blocks), tuple(at)), Gradient(tuple(values)))
-
-    def send_rows(
-        self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Any, values: Any
-    ) -> None:
-        """Give this thread's gradient to the open round; waits for nothing."""
-        self._give(Route(variable, tuple(blocks), tuple(at), tuple(heights)), Gradient((values,), rows))
-
-    def _give(self, route: Route, gradient: Gradient) -> None:
+    def _queue(self, target: Target, gradient: LocalGradient) -> None:
+        """Give this thread's gradient to the open round; do not block."""
         copy = gradient.copy()
         with self._lock:
             self._check()
-            self._steps.give(_key(route.blocks), self._who(), (route, copy))
+            self._steps.give(_key(target.blocks), self._who(), (target, copy))
             self._changed.notify_all()
-        self.counters.add("", route.variable, calls=1)
+        self.counters.add("", target.variable, calls=1)
 
     def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
         """Wait until the round that this thread gave to is applied, then pull."""
@@ -166,9 +157,9 @@ class HalfAsyncCommunicator(OverServers):
             self._check()
             round = self._steps.round_to_wait_for(key, self._who())
             while round >= 0 and not self._steps.is_done(key, round):
-                self._drop_the_dead()
-                self._look_for_the_absent(time.monotonic() - started)
-                self._changed.wait(_LOOK_FOR_THE_DEAD_S)
+                self._drop_ended_threads()
+                self._check_missing(time.monotonic() - started)
+                self._changed.wait(_CHECK_S)
                 self._check()
             return self._steps.num_done(key)
 
@@ -178,7 +169,7 @@ class HalfAsyncCommunicator(OverServers):
             return self._steps.depths()
 
     def close(self) -> None:
-        """Send what was given, leave the servers, end. Raises the background's error if nobody has seen it yet."""
+        """Send what was given, leave the servers, end. Raises the background's error if no call has raised it yet."""
         with self._lock:
             if self._is_closed:
                 return
@@ -195,19 +186,19 @@ class HalfAsyncCommunicator(OverServers):
     # -- send threads ----------------------------------------------------------------------------
 
     def _send_all(self) -> None:
-        nobody_waits_here()
+        count_no_waits_here()
         while (taken := self._take()) is not None:
             key, items = taken
-            route, gradients = items[0][0], [gradient for _, gradient in items]
+            target, gradients = items[0][0], [gradient for _, gradient in items]
             try:
-                self._push(route, gradients)
-            except Exception as error:  # noqa: BLE001  # raised by the next call of who trains
-                self._failure.record(f"sending the gradient {route.variable!r} to {self._where(route.at)}", error)
+                self._push(target, gradients, average=True)
+            except Exception as error:  # noqa: BLE001  # raised by the training thread's next call
+                self._failure.record(f"sending the gradient {target.variable!r} to {self._where(target.at)}", error)
             with self._lock:
                 self._steps.done(key)
                 self._changed.notify_all()
 
-    def _take(self) -> tuple[str, list[tuple[Route, Gradient]]] | None:
+    def _take(self) -> tuple[str, list[tuple[Target, LocalGradient]]] | None:
         with self._lock:
             while not self._failure.happened:
                 taken = self._steps.take()
@@ -217,14 +208,6 @@ class HalfAsyncCommunicator(OverServers):
                     return None
                 self._changed.wait()
             return None
-
-    def _push(self, route: Route, gradients: Sequence[Gradient]) -> None:
-        merged = merge(gradients, average=True)
-        if route.heights is None:
-            self.servers.send(route.variable, route.blocks, route.at, merged.values)
-        else:
-            self.servers.send_rows(route.variable, route.blocks, route.at, route.heights, merged.rows, merged.values[0])
-        self.counters.add("", route.variable, sent_bytes=merged.num_bytes, merges=len(gradients) - 1)
 
 
 def _key(blocks: Sequence[str]) -> str:

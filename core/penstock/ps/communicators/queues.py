@@ -2,7 +2,7 @@
 
 SendQueues, PullTrigger (async)
 a queue        one a variable, of `capacity` gradients; a full one has no room, so the training thread waits
-sent           when `max_merge` wait (or the queue is full), or when no other came for `patience_s`, or on flush
+sent           when `max_merge` wait (or the queue is full), or when no other came for `merge_wait_s`, or on flush
 in order       one merge of a variable at a time: the steps of a block that a server sees only grow
 pulled         when more than `min_sends` gradients of some variable went out since the last pull
 
@@ -38,8 +38,8 @@ class _Queue(Generic[T]):
 class SendQueues(Generic[T]):
     """The queues of all variables. Not thread-safe."""
 
-    def __init__(self, *, capacity: int, max_merge: int, patience_s: float) -> None:
-        self.capacity, self.max_merge, self.patience_s = capacity, max_merge, patience_s
+    def __init__(self, *, capacity: int, max_merge: int, merge_wait_s: float) -> None:
+        self.capacity, self.max_merge, self.merge_wait_s = capacity, max_merge, merge_wait_s
         self._queues: dict[str, _Queue[T]] = {}
         self._is_flushing = False
 
@@ -88,7 +88,7 @@ class SendQueues(Generic[T]):
             return math.inf
         if self._is_flushing or len(queue.waiting) >= min(self.max_merge, self.capacity):
             return -math.inf
-        return queue.last_came + self.patience_s
+        return queue.last_came + self.merge_wait_s
 
 
 class PullTrigger:
@@ -113,10 +113,10 @@ class PullTrigger:
 
 
 @dataclass(slots=True)
-class _Variable(Generic[T]):
-    """`open`: rounds that wait, oldest first. `taken`, `done`: rounds so far. `given`: who -> its last round.
+class _Rounds(Generic[T]):
+    """`open`: rounds that wait, oldest first. `taken`, `done`: rounds so far. `given`: participant -> its last round.
 
-    `began`: the first round of those who take part now.
+    `began`: the first round of the present participants.
     """
 
     open: deque[dict[Hashable, T]] = field(default_factory=deque)
@@ -131,11 +131,11 @@ class LockStep(Generic[T]):
 
     def __init__(self, num_participants: int = 1) -> None:
         self.num_participants = num_participants
-        self._variables: dict[str, _Variable[T]] = {}
+        self._variables: dict[str, _Rounds[T]] = {}
         self._left: set[Hashable] = set()
 
     def begin(self, num_participants: int) -> None:
-        """So many take part from now on, whoever has left before."""
+        """Set the number of participants from now on; leaves of before are forgotten."""
         self.num_participants = num_participants
         self._left.clear()
         for state in self._variables.values():
@@ -146,7 +146,7 @@ class LockStep(Generic[T]):
         if who in self._left:
             self._left.discard(who)
             self.num_participants += 1
-        state = self._variables.setdefault(variable, _Variable())
+        state = self._variables.setdefault(variable, _Rounds())
         first = max(0, state.began - state.taken)
         ahead = next((i for i in range(first, len(state.open)) if who not in state.open[i]), len(state.open))
         if ahead == len(state.open):
@@ -155,7 +155,7 @@ class LockStep(Generic[T]):
         state.given[who] = state.taken + ahead
 
     def take(self) -> tuple[str, list[T]] | None:
-        """Return the gradients of a complete round; whoever sends them calls `done`."""
+        """Return the gradients of a complete round; the sender calls `done`."""
         for variable, state in self._variables.items():
             if state.taken == state.done and state.open and self._is_complete(state):
                 state.taken += 1
@@ -190,7 +190,7 @@ class LockStep(Generic[T]):
             self.num_participants = max(0, self.num_participants - 1)
 
     def flush(self) -> None:
-        """Wait for nobody any more: every gradient that was given is in a complete round."""
+        """Stop waiting: every gradient that was given is in a complete round."""
         self.num_participants = 0
 
     @property
@@ -202,7 +202,7 @@ class LockStep(Generic[T]):
         """Return the number of gradients that wait, by variable."""
         return {variable: sum(map(len, state.open)) for variable, state in self._variables.items()}
 
-    def _is_complete(self, state: _Variable[T]) -> bool:
+    def _is_complete(self, state: _Rounds[T]) -> bool:
         """Whether nothing more comes for the oldest open round."""
         here = sum(who not in self._left for who in state.open[0])
         return state.taken < state.began or here >= self.num_participants

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from penstock.errors import PeerError, SpecError
-from penstock.ps.durability.snapshots import Snapshot, newest, snapshots, tidy
-from penstock.ps.durability.wal import AppliedIndex, Record, log_files, recover, with_record
+from penstock.ps.durability.snapshots import ServerSnapshot, newest, snapshots, tidy
+from penstock.ps.durability.wal import AppliedIndex, LogRecord, log_files, recover, with_record
 from penstock.ps.rounds.machine import Roster
-from penstock.ps.rounds.messages import Sender
+from penstock.ps.rounds.messages import Incarnation
 from penstock.ps.storage import Gradient, Storage
 from penstock.ps.wire import ROWS, VALUES, Message, from_wire
 
@@ -28,7 +28,7 @@ _OF = re.compile(r"(\d+)-of-(\d+)")
 
 @dataclass(slots=True)
 class Recovered:
-    """Where a server goes on. `num_records`: of the log, that were applied again."""
+    """The point from which a server continues. `num_records`: of the log, that were applied again."""
 
     next_sequence: int = 0
     roster: Roster = field(default_factory=Roster)
@@ -37,7 +37,7 @@ class Recovered:
 
 
 def has_state(folder: Path) -> bool:
-    """Whether a server that begins in this folder goes on from what is there."""
+    """Whether a server that starts in this folder continues from a state in it."""
     return bool(snapshots(folder) or log_files(folder))
 
 
@@ -68,7 +68,7 @@ def recover_server(
     return _replay(folder, storage, applied, begin, newer)
 
 
-def restore_from(folders: Sequence[Path], storage: Storage) -> list[Snapshot]:
+def restore_from(folders: Sequence[Path], storage: Storage) -> list[ServerSnapshot]:
     """Restore what is here of the snapshots of all servers that a job had, into another number of them.
 
     Raises PeerError if one of them has no whole snapshot, or applied updates after it: the log of a block cannot be
@@ -147,7 +147,7 @@ def _replay(folder: Path, storage: Storage, applied: AppliedIndex, at: Recovered
     return at
 
 
-def _again(record: Record, storage: Storage, applied: AppliedIndex, at: Recovered, newer: _Newer) -> None:
+def _again(record: LogRecord, storage: Storage, applied: AppliedIndex, at: Recovered, newer: _Newer) -> None:
     message, fields = record.message, record.message.fields
     if message.kind == "round":
         storage.begin_round()
@@ -156,7 +156,7 @@ def _again(record: Record, storage: Storage, applied: AppliedIndex, at: Recovere
         applied.close_round(int(fields["round"]))
         at.num_records += 1
     elif message.kind == "applied":
-        sender, block = Sender(int(fields["trainer"]), int(fields["epoch"])), str(fields["block"])
+        sender, block = Incarnation(int(fields["trainer"]), int(fields["epoch"])), str(fields["block"])
         named = {t.name: from_wire(t) for t in message.tensors}
         whole = Gradient(named["values"], named.get("rows"), sender.trainer)
         storage.update(block, newer.without(block, whole, record.sequence))

@@ -66,7 +66,7 @@ _UNFINISHED, _REPLACED = "unfinished.", "replaced."
 class Cut:
     """What a snapshot holds beside tensors. `sequence`: the first record of the log that it does not hold.
 
-    `is_finished`: all trainers had left; who comes next begins another run.
+    `is_finished`: all trainers had left; the next join begins another run.
     """
 
     job: str
@@ -154,13 +154,13 @@ class SnapshotWriter:
         path = self._work / name
         try:
             save_file(tensors, path)
-        except SafetensorError as error:  # how it says that the disk is full
+        except SafetensorError as error:  # raised for a full disk, too
             raise OSError(f"{path} cannot be written: {error}") from error
         _to_disk(path)
         self._files.append({"name": name, "size": path.stat().st_size, "crc32": _checksum(path)})
 
 
-class Snapshot:
+class ServerSnapshot:
     """A snapshot to read. Raises PeerError if any byte of it is not what was written."""
 
     def __init__(self, path: Path) -> None:
@@ -212,7 +212,7 @@ def snapshots(folder: Path) -> list[tuple[int, Path]]:
 
 
 def tidy(folder: Path) -> None:
-    """Clear up after a crash: remove what was not finished or has been replaced. Nobody may be writing there."""
+    """Clean up after a crash: remove what was not finished or has been replaced. No server may write there."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name.startswith(_UNFINISHED):
             shutil.rmtree(path)
@@ -220,12 +220,12 @@ def tidy(folder: Path) -> None:
             _put_back(path)
 
 
-def newest(folder: Path) -> Snapshot | None:
+def newest(folder: Path) -> ServerSnapshot | None:
     """Return the newest snapshot that is whole. Raises PeerError if there are some, but none is whole."""
     errors = []
     for _, path in reversed(snapshots(folder)):
         try:
-            return Snapshot(path)
+            return ServerSnapshot(path)
         except (PeerError, OSError) as error:
             errors.append(str(error))
     if errors:

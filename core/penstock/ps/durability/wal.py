@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from penstock.errors import Bug, PeerError
 from penstock.ps.rounds.machine import Roster
-from penstock.ps.rounds.messages import Sender
+from penstock.ps.rounds.messages import Incarnation
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, Value, decode, encode
 
 _PREFIX = struct.Struct("<4sQIIQ")
@@ -38,7 +38,7 @@ _NAME = re.compile(r"journal\.(\d{20})\.log")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LogRecord:
     """One update. `sequence`: counts from 0 over the server's whole life."""
 
     sequence: int
@@ -159,7 +159,7 @@ def log_files(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def recover(folder: Path, *, since: int) -> Iterator[Record]:
+def recover(folder: Path, *, since: int) -> Iterator[LogRecord]:
     """Yield the whole records from sequence number `since` on, and cut off a torn end. Before a log is opened.
 
     Raises PeerError if a record in the middle is damaged or missing: what comes after it must not be applied.
@@ -199,7 +199,7 @@ def _copied(message: Message) -> Message:
     return replace(message, tensors=[replace(t, data=memoryview(bytes(t.data))) for t in message.tensors])
 
 
-def _record(data: memoryview, offset: int) -> tuple[Record, int] | None:
+def _record(data: memoryview, offset: int) -> tuple[LogRecord, int] | None:
     """Return the record at `offset` and where the next one begins, or None if it is not whole."""
     if len(data) - offset < _PREFIX.size:
         return None
@@ -211,7 +211,7 @@ def _record(data: memoryview, offset: int) -> tuple[Record, int] | None:
     if zlib.crc32(data[begin:end]) != checksum:
         return None
     middle = begin + head_length
-    return Record(sequence, decode(bytes(data[begin:middle]), data[middle:end])), end
+    return LogRecord(sequence, decode(bytes(data[begin:middle]), data[middle:end])), end
 
 
 Ids = npt.NDArray[np.int64]
@@ -283,7 +283,7 @@ class AppliedIndex:
         """A round is logged and applied."""
         self.round = number + 1
 
-    def apply(self, sender: Sender, step: int, block: str, rows: Any | None) -> None:
+    def apply(self, sender: Incarnation, step: int, block: str, rows: Any | None) -> None:
         """A push is logged and applied."""
         self.applied[sender.trainer, block] = (sender.epoch, step)
         if self._keeps_changes and rows is not None:
@@ -297,7 +297,7 @@ class AppliedIndex:
 
 
 def with_record(roster: Roster, kind: str, fields: Mapping[str, Value]) -> Roster:
-    """Return the roster after a record of who took part."""
+    """Return the roster after a record of membership."""
     trainer, members, newest = int(fields["trainer"]), dict(roster.members), dict(roster.newest)
     if kind == "joined":
         epoch = int(fields["epoch"])

@@ -5,8 +5,8 @@ a push         (trainer, epoch, step, block) is applied once: steps of one train
                is all that has to be remembered; a repetition of the one being applied waits for it
 a new epoch    starts to count its steps again
 a join         is answered with the number of the newest step applied of this incarnation, 0 if there is none: one that
-               was told of more knows then that this server was started again without its state
-a pull         is answered at once with what is there; a barrier too, since nobody waits for anybody
+               has more acknowledged detects by it that this server was restarted without its state
+a pull         is answered at once with what is there; a barrier too, since there are no rounds
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 from penstock.ps.rounds.machine import Membership, RoundMachine
 from penstock.ps.rounds.messages import (
-    Answer,
+    AllLeft,
     AppliedPush,
     Apply,
     Barrier,
-    Beat,
     FailedPush,
-    Finished,
+    Heartbeat,
+    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -33,7 +33,7 @@ from penstock.ps.rounds.messages import (
     Push,
     Refuse,
     Release,
-    Sender,
+    Reply,
     Tick,
     Ticket,
 )
@@ -41,7 +41,7 @@ from penstock.ps.rounds.messages import (
 
 @dataclass(slots=True)
 class _Waiting:
-    """A push that is applied now or waits for its turn. `tickets`: everybody who asked for it."""
+    """A push that is applied now or waits for its turn. `tickets`: all requests for it."""
 
     push: Push
     tickets: list[Ticket]
@@ -68,7 +68,7 @@ class ImmediateUpdates(RoundMachine):
         self._seen: dict[tuple[int, str], int] = {}  # (trainer, block) -> version at its last pull
         self._finished = False
         self.handlers = {
-            Join: self._join, Beat: self._beat, Push: self._push, Barrier: self._beat, Pull: self._pull,
+            Join: self._join, Heartbeat: self._heartbeat, Push: self._push, Barrier: self._heartbeat, Pull: self._pull,
             Leave: self._leave, Meet: self._meet, Tick: self._tick, AppliedPush: self._applied_push,
             FailedPush: self._failed_push,
         }  # fmt: skip
@@ -81,16 +81,16 @@ class ImmediateUpdates(RoundMachine):
             self.members.join(event.sender, self.now, 0)
         else:
             self.members.touch(event.sender, self.now)
-        return [Answer(event.ticket, self._newest_step(event.sender))]
+        return [Reply(event.ticket, self._newest_step(event.sender))]
 
-    def _newest_step(self, sender: Sender) -> int:
+    def _newest_step(self, sender: Incarnation) -> int:
         keys = ((trainer, epoch, step) for (trainer, _), (epoch, step) in self.applied.items())
         return max(
             (step for trainer, epoch, step in keys if (trainer, epoch) == (sender.trainer, sender.epoch)), default=0
         )
 
-    def _beat(self, event: Beat | Barrier) -> list[Instruction]:
-        return [Answer(event.ticket, 0)]
+    def _heartbeat(self, event: Heartbeat | Barrier) -> list[Instruction]:
+        return [Reply(event.ticket, 0)]
 
     def _meet(self, event: Meet) -> list[Instruction]:
         return self.meetings.meet(event, 0)
@@ -98,14 +98,14 @@ class ImmediateUpdates(RoundMachine):
     def _pull(self, event: Pull) -> list[Instruction]:
         for name, block in self._blocks.items():
             self._seen[event.sender.trainer, name] = block.version
-        return [Answer(event.ticket, 0)]
+        return [Reply(event.ticket, 0)]
 
     def _leave(self, event: Leave) -> list[Instruction]:
         trainer = event.sender.trainer
         self.members.leave(trainer)
         # All its pushes are answered: it may come back under the same epoch, and count its steps from the beginning.
         self.applied = {key: newest for key, newest in self.applied.items() if key[0] != trainer}
-        return [Answer(event.ticket, 0), *self._finish_if_empty()]
+        return [Reply(event.ticket, 0), *self._finish_if_empty()]
 
     def _tick(self, event: Tick) -> list[Instruction]:
         lost = self.members.expire(self.now)
@@ -115,14 +115,14 @@ class ImmediateUpdates(RoundMachine):
         if self._finished or not self.members.all_left or any(b.queue for b in self._blocks.values()):
             return []
         self._finished = True
-        return [Finished()]
+        return [AllLeft()]
 
     # -- pushes ----------------------------------------------------------------------------------
 
     def _push(self, event: Push) -> list[Instruction]:
         newest = self.applied.get((event.sender.trainer, event.block))
         if newest is not None and (event.sender.epoch, event.round) <= newest:
-            return [Answer(event.ticket, event.round), Release(event.payload)]
+            return [Reply(event.ticket, event.round), Release(event.payload)]
         block = self._blocks.setdefault(event.block, _Block())
         for waiting in block.queue:
             if (waiting.push.sender, waiting.push.round) == (event.sender, event.round):
@@ -146,7 +146,7 @@ class ImmediateUpdates(RoundMachine):
         self.applied[trainer, name] = (done.push.sender.epoch, done.push.round)
         # Its own update does not make the sender's view older.
         self._seen[trainer, name] = self._seen.get((trainer, name), 0) + 1
-        return self._next(block, name, [Answer(t, done.push.round) for t in done.tickets])
+        return self._next(block, name, [Reply(t, done.push.round) for t in done.tickets])
 
     def _failed_push(self, event: FailedPush) -> list[Instruction]:
         name = self._block_of(event.payload)
@@ -157,7 +157,7 @@ class ImmediateUpdates(RoundMachine):
     def _next(self, block: _Block, name: str, out: list[Instruction]) -> list[Instruction]:
         while block.queue and self._is_applied(block.queue[0].push):
             late = block.queue.popleft()
-            out += [*(Answer(t, late.push.round) for t in late.tickets), Release(late.push.payload)]
+            out += [*(Reply(t, late.push.round) for t in late.tickets), Release(late.push.payload)]
         return [*out, *(self._apply_first(name) if block.queue else []), *self._finish_if_empty()]
 
     def _is_applied(self, push: Push) -> bool:

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.ps.rounds.messages import (
-    Answer,
     Barrier,
-    Beat,
     Event,
+    Heartbeat,
+    Incarnation,
     Instruction,
     Leave,
     Meet,
@@ -31,7 +31,7 @@ from penstock.ps.rounds.messages import (
     Push,
     Refuse,
     Release,
-    Sender,
+    Reply,
     Tick,
     Ticket,
 )
@@ -79,7 +79,7 @@ class Membership:
 
     @property
     def all_left(self) -> bool:
-        """Whether nobody is left, at least one trainer has left in order, and none is still to come.
+        """Whether there are no members, at least one trainer has left in order, and none is still to come.
 
         One that was lost is to come for one lease more.
         """
@@ -87,12 +87,12 @@ class Membership:
 
     @property
     def all_lost(self) -> bool:
-        """Whether nobody is left, and nobody has left in order: the job can only go on if one comes back."""
+        """Whether there are no members, and none has left in order: the job can only continue if one rejoins."""
         return not self._members and not self._left
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is a member now."""
+        """Whether there are no members now."""
         return not self._members
 
     def missing(self) -> list[int]:
@@ -111,17 +111,17 @@ class Membership:
         """The first round that waits for a member."""
         return self._members[trainer].from_round
 
-    def is_new(self, sender: Sender) -> bool:
+    def is_new(self, sender: Incarnation) -> bool:
         """Whether this incarnation is not a member yet."""
         member = self._members.get(sender.trainer)
         return member is None or member.epoch != sender.epoch or member.is_returning
 
-    def returns_to(self, sender: Sender) -> int | None:
+    def returns_to(self, sender: Incarnation) -> int | None:
         """The first round that waits for an incarnation that a restarted server expects back, else None."""
         member = self._members.get(sender.trainer)
         return member.from_round if member and member.is_returning and member.epoch == sender.epoch else None
 
-    def refusal(self, sender: Sender) -> str:
+    def refusal(self, sender: Incarnation) -> str:
         """Why requests of this incarnation are refused for ever; '' if they are not."""
         if not 0 <= sender.trainer < self.expected:
             return (
@@ -133,7 +133,7 @@ class Membership:
             return f"trainer {sender.trainer} was started again (epoch {newest}); epoch {sender.epoch} is refused"
         return ""
 
-    def refuse(self, ticket: Ticket, sender: Sender) -> Refuse | None:
+    def refuse(self, ticket: Ticket, sender: Incarnation) -> Refuse | None:
         """Return the refusal of a request other than to join, or None for a member."""
         reason = self.refusal(sender)
         if reason:
@@ -142,11 +142,11 @@ class Membership:
             return Refuse(ticket, f"trainer {sender.trainer} is no member (its lease ran out?)", rejoin=True)
         return None
 
-    def is_gone(self, sender: Sender) -> bool:
+    def is_gone(self, sender: Incarnation) -> bool:
         """Whether this incarnation was a member and is none now: it was lost, has left, or is expected back."""
         return self._newest.get(sender.trainer) == sender.epoch and self.is_new(sender)
 
-    def join(self, sender: Sender, now: float, from_round: int) -> None:
+    def join(self, sender: Incarnation, now: float, from_round: int) -> None:
         """Admit a new incarnation. The caller has dropped what the one before it had pushed."""
         self._members[sender.trainer] = Member(sender.epoch, now, from_round)
         self._newest[sender.trainer] = sender.epoch
@@ -154,12 +154,12 @@ class Membership:
         self._left.discard(sender.trainer)
         self._lost.pop(sender.trainer, None)
 
-    def touch(self, sender: Sender, now: float) -> None:
+    def touch(self, sender: Incarnation, now: float) -> None:
         """Renew a member's lease."""
         self._members[sender.trainer].seen_at = now
 
     def leave(self, trainer: int) -> None:
-        """Take out a trainer that says so; one that was lost is not to come any more."""
+        """Remove a trainer on its request; one that was lost is not expected any more."""
         self._members.pop(trainer, None)
         self._lost.pop(trainer, None)
         self._left.add(trainer)
@@ -173,8 +173,8 @@ class Membership:
             self._lost[trainer] = now
         return gone
 
-    def stood_still(self, seconds: float, now: float) -> None:
-        """The server heard nobody for so long, and that is not their fault: leases are as much longer."""
+    def extend_leases(self, seconds: float, now: float) -> None:
+        """Make leases longer by the time in which the server itself was paused."""
         for member in self._members.values():
             member.seen_at = min(now, member.seen_at + seconds)
         self._lost = {t: min(now, at + seconds) for t, at in self._lost.items()}
@@ -195,7 +195,7 @@ class Membership:
 class _Here:
     """A trainer that waits. `tickets`: of the same request, repeated."""
 
-    sender: Sender
+    sender: Incarnation
     number: int
     part: object
     tickets: list[Ticket]
@@ -216,16 +216,14 @@ class Meetings:
         return self._here.keys()
 
     def meet(self, event: Meet, round: int) -> list[Instruction]:
-        """Take a member's request. `round`: the open round, of which it is told."""
+        """Take a member's request. `round`: the open round, for its answer."""
         trainer, number = event.sender.trainer, event.number
         if number < 0:
-            return [Answer(event.ticket, max([self._next, *(here.number for here in self._here.values())]))]
+            return [Reply(event.ticket, max([self._next, *(here.number for here in self._here.values())]))]
         if self._next and number == self._next - 1:
             return [Met(event.ticket, round, self._last)]
         if number < self._next or (self._next and number > self._next):
-            reason = (
-                f"trainer {trainer} asks for meeting {number}, but the next is {self._next}: was it taken for lost?"
-            )
+            reason = f"trainer {trainer} asks for meeting {number}, but the next is {self._next}: was it declared lost?"
             return [Refuse(event.ticket, reason)]
         here = self._here.get(trainer)
         if here is not None and (here.sender, here.number) == (event.sender, number):
@@ -238,19 +236,17 @@ class Meetings:
         return list(replaced)
 
     def settle(self, round: int) -> list[Instruction]:
-        """Let go of who is a member no more, and close the meeting if all are there. After every event."""
+        """Refuse those that are no longer members, and close the meeting if all have arrived. After every event."""
         out: list[Instruction] = []
         for here in [here for here in self._here.values() if self._members.is_new(here.sender)]:
-            out += self._send_away(
-                here, f"trainer {here.sender.trainer} is no member (its lease ran out?)", rejoin=True
-            )
+            out += self._refuse(here, f"trainer {here.sender.trainer} is no member (its lease ran out?)", rejoin=True)
         if not self._here or not self._members.started or self._members.present() - self._here.keys():
             return out
         number = max(here.number for here in self._here.values())
         behind = [here for here in self._here.values() if here.number < number]
         for here in behind:
             lost = f"what came of meeting {here.number} was lost when the server was started again"
-            out += self._send_away(here, lost, rejoin=False)
+            out += self._refuse(here, lost, rejoin=False)
         if behind:
             return out
         self._last, self._next = tuple(self._here[t].part for t in sorted(self._here)), number + 1
@@ -258,7 +254,7 @@ class Meetings:
         self._here.clear()
         return out
 
-    def _send_away(self, here: _Here, reason: str, *, rejoin: bool) -> list[Instruction]:
+    def _refuse(self, here: _Here, reason: str, *, rejoin: bool) -> list[Instruction]:
         del self._here[here.sender.trainer]
         return [Refuse(ticket, reason, rejoin=rejoin) for ticket in here.tickets]
 
@@ -266,9 +262,9 @@ class Meetings:
 class RoundMachine:
     """Base of the machines of one pserver. Not thread-safe: one event at a time.
 
-    `handlers`: event -> what answers it. Requests of strangers and of incarnations that were replaced are refused here,
-    their payloads released; every request of a member renews its lease. Who was lost may still leave, and is waited for
-    no more; a leave may be repeated.
+    `handlers`: event -> its handler. Requests of non-members and of replaced incarnations are refused here, their
+    payloads released; every request of a member renews its lease. A lost trainer may still leave, and is waited for no
+    more; a leave may be repeated.
     """
 
     handlers: Mapping[type, Callable[[Any], list[Instruction]]]
@@ -278,28 +274,28 @@ class RoundMachine:
         self.now = 0.0  # of the event in progress
         self._ticked_at = math.inf  # not yet
 
-    def _wake(self, tick: Tick) -> None:
-        """Add to the leases what this server itself stood still: stopped, swapped out, without a turn of its CPU.
+    def _credit_pause(self, tick: Tick) -> None:
+        """Add to the leases the time in which this server was paused: stopped, swapped out, not scheduled.
 
-        It could not hear anybody meanwhile. What is short of a quarter of a lease costs no trainer its membership,
-        since a beat is sent in the first half of a lease.
+        It received nothing meanwhile. A pause short of a quarter of a lease costs no trainer its membership,
+        since a heartbeat is sent in the first half of a lease.
         """
         late_s = self.now - self._ticked_at - tick.every_s
         if late_s > max(tick.every_s, self.members.lease_s / 4):
-            self.members.stood_still(late_s, self.now)
+            self.members.extend_leases(late_s, self.now)
         self._ticked_at = self.now
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event; `now` in seconds of any clock that only goes forward."""
         self.now = now
-        if isinstance(event, Push | Barrier | Pull | Leave | Beat | Meet):
+        if isinstance(event, Push | Barrier | Pull | Leave | Heartbeat | Meet):
             refusal = self.members.refuse(event.ticket, event.sender)
             if refusal is None:
                 self.members.touch(event.sender, now)
             elif not (isinstance(event, Leave) and self.members.is_gone(event.sender)):
                 return [refusal, *([Release(event.payload)] if isinstance(event, Push) else [])]
         if isinstance(event, Tick):
-            self._wake(event)
+            self._credit_pause(event)
         out = self.handlers[type(event)](event)
         return [*out, *self.meetings.settle(self.open_round())] if self.meetings.waiting else out
 

@@ -17,7 +17,7 @@ Payload = int
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class Incarnation:
     """A trainer's incarnation. `epoch` grows when the trainer is started again; an older one is refused."""
 
     trainer: int
@@ -29,15 +29,15 @@ class Join:
     """A trainer asks to take part, for the first time or again. Answered with the round that it starts with."""
 
     ticket: Ticket
-    sender: Sender
+    sender: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A trainer is alive. Every other request says so too."""
+class Heartbeat:
+    """A trainer is alive. Every other request shows it too."""
 
     ticket: Ticket
-    sender: Sender
+    sender: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Push:
     """The gradient of one block for one round. (trainer, epoch, round, block) makes it idempotent."""
 
     ticket: Ticket
-    sender: Sender
+    sender: Incarnation
     round: int
     block: str
     payload: Payload
@@ -56,7 +56,7 @@ class Barrier:
     """A trainer has pushed all of a round. Answered when the round is applied: then nothing of it can be lost."""
 
     ticket: Ticket
-    sender: Sender
+    sender: Incarnation
     round: int
 
 
@@ -65,7 +65,7 @@ class Pull:
     """A trainer wants parameters in which the rounds before `round` are applied."""
 
     ticket: Ticket
-    sender: Sender
+    sender: Incarnation
     round: int
 
 
@@ -74,7 +74,7 @@ class Leave:
     """A trainer has no more data."""
 
     ticket: Ticket
-    sender: Sender
+    sender: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class Meet:
     """A trainer comes to meeting `number` of all live members with `part`; -1 only asks which number comes next."""
 
     ticket: Ticket
-    sender: Sender
+    sender: Incarnation
     number: int
     part: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. `every_s`: how often that is said; if it is much longer ago, the server itself stood still."""
+    """Time has passed. `every_s`: the interval of ticks; a much longer gap means that the server itself was paused."""
 
     every_s: float = math.inf
 
@@ -124,11 +124,13 @@ class FailedPush:
     reason: str
 
 
-Event = Join | Beat | Push | Barrier | Pull | Leave | Meet | Tick | Applied | FailedRound | AppliedPush | FailedPush
+Event = (
+    Join | Heartbeat | Push | Barrier | Pull | Leave | Meet | Tick | Applied | FailedRound | AppliedPush | FailedPush
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """Answer a request. `round`: the open round, which is also the number of rounds applied."""
 
     ticket: Ticket
@@ -164,7 +166,7 @@ class Release:
 class Close:
     """Merge each block's payloads (mean over them), log, apply, then report `Applied`, or `FailedRound`.
 
-    `members`: who took part.
+    `members`: its participants.
     """
 
     round: int
@@ -181,7 +183,7 @@ class Apply:
 
     payload: Payload
     block: str
-    sender: Sender
+    sender: Incarnation
     round: int
     staleness: int
 
@@ -194,8 +196,8 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class AllLeft:
     """Every trainer has left: stop serving."""
 
 
-Instruction = Answer | Met | Refuse | Release | Close | Apply | Lost | Finished
+Instruction = Reply | Met | Refuse | Release | Close | Apply | Lost | AllLeft

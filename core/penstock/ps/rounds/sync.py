@@ -1,16 +1,16 @@
-"""Synchronous rounds: every member pushes, the mean is applied once, everybody pulls the result.
+"""Synchronous rounds: every member pushes, the mean is applied once, every member pulls the result.
 
 state of a round   open -> closing (Close was asked for) -> applied, which opens the next one; or failed, and open again
 a round closes     when all expected trainers have joined once, and every member that it waits for is at its barrier
-a joiner           counts from the open round, or, when all have joined once, from the next one if somebody is at the
-                   barrier already. What it pushes to a round that it does not count in is answered and left out; its
+a joiner           counts from the open round, or, when all have joined once, from the next one if another trainer has
+                   reached the barrier. Its pushes to a round that it does not count in are answered and left out; its
                    barrier there is answered when that round is applied
-a lost trainer     takes its pushes of the open round with it; the mean is then over those who are left
-an empty round     if all that a round waits for are lost, it closes with nothing, for those who joined for the next
-a failed round     stays open, and empty. Who was at its barrier is refused, and so is what it asks of the round after
-                   that, until it joins again (and pushes again) or leaves
-a meeting          of the trainers is no part of a round: who waits there is not waited for here, as if it had no data
-                   left; so trainers with unequal data meet after the last step of the last of them
+a lost trainer     takes its pushes of the open round with it; the mean is then over the members that are left
+an empty round     if all that a round waits for are lost, it closes with nothing, for those that joined for the next
+a failed round     stays open, and empty. A trainer at its barrier is refused, and so are its requests for the next
+                   round, until it joins again (and pushes again) or leaves
+a meeting          of the trainers is no part of a round: a trainer that waits there counts as one without data,
+                   and is not waited for; so trainers with unequal data meet after the last step of the last of them
 a duplicate        (trainer, epoch, round, block) is answered, and its payload released
 
 The shell may restore `round` and the members from a snapshot: trainers then join again, and push the open round again.
@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from penstock.ps.rounds.machine import Membership, RoundMachine
 from penstock.ps.rounds.messages import (
-    Answer,
+    AllLeft,
     Applied,
     Barrier,
-    Beat,
     Close,
     FailedRound,
-    Finished,
+    Heartbeat,
+    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -37,7 +37,7 @@ from penstock.ps.rounds.messages import (
     Push,
     Refuse,
     Release,
-    Sender,
+    Reply,
     Tick,
     Ticket,
 )
@@ -51,13 +51,13 @@ class SyncRounds(RoundMachine):
         self.round = round
         self._closing = False
         self._finished = False
-        self._first: dict[Sender, int] = {}  # the round that an incarnation was told to start with, when it last joined
+        self._first: dict[Incarnation, int] = {}  # the round that an incarnation starts with, as of its last join
         self._pushed: dict[int, dict[str, Payload]] = {}
         self._reached: dict[int, list[Ticket]] = {}
         self._refused: dict[int, str] = {}  # trainer -> why its part of the open round is gone
         self._pulls: list[tuple[Ticket, int, int]] = []  # ticket, trainer, round that has to be open
         self.handlers = {
-            Join: self._join, Beat: self._beat, Push: self._push, Barrier: self._barrier, Pull: self._pull,
+            Join: self._join, Heartbeat: self._heartbeat, Push: self._push, Barrier: self._barrier, Pull: self._pull,
             Leave: self._leave, Meet: self._meet, Tick: self._tick, Applied: self._applied,
             FailedRound: self._failed,
         }  # fmt: skip
@@ -73,20 +73,20 @@ class SyncRounds(RoundMachine):
             out += self._forget(event.sender.trainer)
             first = self.members.returns_to(event.sender)
             if first is None:
-                # At the start everybody counts, however early others are: the first round waits for all anyway.
+                # At the start all count, however early others are: the first round waits for all anyway.
                 is_late = self._closing or (bool(self._reached) and self.members.started)
                 first = self.round + 1 if is_late else self.round
-            # It may wait for that round already: everybody may be lost before it is open.
+            # It may wait for that round already: all may be lost before it is open.
             first = self._first[event.sender] = max(first, self._first.get(event.sender, 0))
             self.members.join(event.sender, self.now, first)
         else:
             self.members.touch(event.sender, self.now)
             self._refused.pop(event.sender.trainer, None)
         first = max(self.round, self.members.from_round(event.sender.trainer))
-        return [*out, Answer(event.ticket, first), *self._close_if_complete()]
+        return [*out, Reply(event.ticket, first), *self._close_if_complete()]
 
-    def _beat(self, event: Beat) -> list[Instruction]:
-        return [Answer(event.ticket, self.round)]
+    def _heartbeat(self, event: Heartbeat) -> list[Instruction]:
+        return [Reply(event.ticket, self.round)]
 
     def _meet(self, event: Meet) -> list[Instruction]:
         return [*self.meetings.meet(event, self.round), *self._close_if_complete()]
@@ -96,7 +96,7 @@ class SyncRounds(RoundMachine):
         return self.round
 
     def _leave(self, event: Leave) -> list[Instruction]:
-        out = [*self._forget(event.sender.trainer), Answer(event.ticket, self.round)]
+        out = [*self._forget(event.sender.trainer), Reply(event.ticket, self.round)]
         self.members.leave(event.sender.trainer)
         return [*out, *self._close_if_complete(), *self._finish_if_empty()]
 
@@ -110,7 +110,7 @@ class SyncRounds(RoundMachine):
     def _forget(self, trainer: int) -> list[Instruction]:
         """Drop what a trainer did in the open round; a round that is closing keeps what it has."""
         self._refused.pop(trainer, None)
-        waiting = [t for t, who, _ in self._pulls if who == trainer]
+        waiting = [t for t, of, _ in self._pulls if of == trainer]
         self._pulls = [p for p in self._pulls if p[1] != trainer]
         if not self._closing:
             waiting += self._reached.pop(trainer, [])
@@ -121,7 +121,7 @@ class SyncRounds(RoundMachine):
         if self._closing or self._finished or not self.members.all_left:
             return []
         self._finished = True
-        return [Finished()]
+        return [AllLeft()]
 
     def waits_for(self) -> list[int]:
         """Trainers that are not at the barrier of the open round, while others are."""
@@ -143,19 +143,19 @@ class SyncRounds(RoundMachine):
         mine = self._pushed.get(trainer, {})
         is_counted = event.round >= max(self.round, self.members.from_round(trainer))
         if not is_counted or self._closing or event.block in mine:
-            return [Answer(event.ticket, self.round), Release(event.payload)]
+            return [Reply(event.ticket, self.round), Release(event.payload)]
         if trainer in self._reached:
             late = f"block {event.block!r} comes after trainer {trainer}'s barrier of round {self.round}"
             return [Refuse(event.ticket, late), Release(event.payload)]
         self._pushed.setdefault(trainer, {})[event.block] = event.payload
-        return [Answer(event.ticket, self.round)]
+        return [Reply(event.ticket, self.round)]
 
     def _not_open(self, ticket: Ticket, round: int) -> list[Instruction]:
         return [Refuse(ticket, f"round {round} is not open; round {self.round} is")]
 
     def _barrier(self, event: Barrier) -> list[Instruction]:
         if event.round < self.round:
-            return [Answer(event.ticket, self.round)]
+            return [Reply(event.ticket, self.round)]
         if event.round > self.round:
             return self._not_open(event.ticket, event.round)
         trainer = event.sender.trainer
@@ -173,7 +173,7 @@ class SyncRounds(RoundMachine):
             return []
         self._closing = True
         blocks: dict[str, list[Payload]] = {}
-        for trainer in sorted(self._reached):  # a fixed order of summation, whoever came first
+        for trainer in sorted(self._reached):  # a fixed order of summation, whatever the order of arrival
             for block, payload in self._pushed.pop(trainer, {}).items():
                 blocks.setdefault(block, []).append(payload)
         left_out = [Release(payload) for mine in self._pushed.values() for payload in mine.values()]
@@ -184,7 +184,7 @@ class SyncRounds(RoundMachine):
     def _is_complete(self) -> bool:
         if not self._waited_for() <= self._reached.keys():
             return False
-        # Nobody but trainers at a meeting: it is closed for who waits for the next one, and whom they wait for.
+        # Only trainers at a meeting: the round is closed for those that wait for the next one.
         return bool(self._reached or self._pulls or not self.members.participants(self.round))
 
     def _applied(self, event: Applied) -> list[Instruction]:
@@ -192,7 +192,7 @@ class SyncRounds(RoundMachine):
         self.round = event.round + 1
         tickets = [t for waiting in self._reached.values() for t in waiting]
         self._reached.clear()
-        out: list[Instruction] = [Answer(t, self.round) for t in tickets]
+        out: list[Instruction] = [Reply(t, self.round) for t in tickets]
         return [*out, *self._ready_pulls(), *self._close_if_complete(), *self._finish_if_empty()]
 
     def _failed(self, event: FailedRound) -> list[Instruction]:
@@ -212,4 +212,4 @@ class SyncRounds(RoundMachine):
             return []
         ready = [ticket for ticket, _, round in self._pulls if round <= self.round]
         self._pulls = [p for p in self._pulls if p[2] > self.round]
-        return [Answer(t, self.round) for t in ready]
+        return [Reply(t, self.round) for t in ready]

@@ -60,7 +60,7 @@ class Region:
         return end
 
     def close(self) -> None:
-        """Unmap and close. Views that somebody still holds keep the mapping (not the descriptor) alive."""
+        """Unmap and close. Views that are still held keep the mapping (not the descriptor) alive."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -117,7 +117,7 @@ _DIRECTIONS = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
 
 
 @functools.cache  # once for a reason
-def _say_short(why: str) -> None:
+def _warn_no_memory(why: str) -> None:
     print(
         f"penstock: bodies of messages go through the socket, since shared memory cannot be had: {why}", file=sys.stderr
     )
@@ -179,7 +179,7 @@ class Line:
             try:
                 larger = make_region(length)
             except OSError as error:
-                _say_short(error.strerror or str(error))
+                _warn_no_memory(error.strerror or str(error))
                 return 0, []
             if self._mine is not None:
                 self._mine.close()
@@ -282,7 +282,7 @@ class Line:
         self._limits[direction] = left
 
     def stop_receiving(self) -> None:
-        """Take nothing more, from another thread: who waits for a frame gets Closed. Frames may still be sent."""
+        """End receiving, from another thread: a wait for a frame ends with Closed. Frames may still be sent."""
         with contextlib.suppress(OSError):  # broken already
             self._socket.shutdown(socket.SHUT_RD)
 

@@ -48,10 +48,10 @@ What it raises refuses the request, except Unavailable: that breaks the connecti
 """
 
 MAX_UNKNOWN = 64
-HELLO_S = 10.0  # seconds for a connection to say who it is
-LAST_WORDS_S = 1.0  # for answers when the server ends
+HELLO_S = 10.0  # seconds for a connection's `hello`
+DRAIN_S = 1.0  # for answers when the server ends
 ANSWER_S = 60.0  # seconds for a client to take its answer
-_BREATH_S = 0.05  # before a connection is accepted again, after one could not be
+_ACCEPT_RETRY_S = 0.05  # before a connection is accepted again, after one could not be
 
 
 def refusal(reason: str, *, rejoin: bool = False) -> Message:
@@ -60,7 +60,7 @@ def refusal(reason: str, *, rejoin: bool = False) -> Message:
 
 
 def refused(error: Exception) -> Message:
-    """Return the answer to a request that has failed. A fault of the server is printed, and told with its type."""
+    """Return the answer to a request that has failed. A fault of the server is printed, and sent with its type."""
     if isinstance(error, PenstockError):
         return refusal(str(error))
     traceback.print_exception(error)
@@ -77,7 +77,7 @@ class LocalServer:
         self._socket.bind("\0" + self.address)
         self._socket.listen(128)
         self._lines: set[Line] = set()
-        self._unknown: dict[Line, None] = {}  # of these, those that have not said who they are, oldest first
+        self._unknown: dict[Line, None] = {}  # of these, those without a `hello` so far, oldest first
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -89,14 +89,14 @@ class LocalServer:
             try:
                 connection, _ = self._socket.accept()
             except OSError:  # closed, or no descriptor is free
-                self._closed.wait(_BREATH_S)
+                self._closed.wait(_ACCEPT_RETRY_S)
                 continue
             line = Line(connection)
             try:
                 self._begin(line)
             except RuntimeError:  # no thread is to be had
                 line.close()
-                self._closed.wait(_BREATH_S)
+                self._closed.wait(_ACCEPT_RETRY_S)
 
     def _begin(self, line: Line) -> None:
         thread = threading.Thread(target=self._serve, args=(line,), name="ps-local", daemon=True)
@@ -115,22 +115,22 @@ class LocalServer:
 
     def _serve(self, line: Line) -> None:
         try:
-            if self._is_welcome(line):
+            if self._authenticate(line):
                 with self._lock:
                     self._unknown.pop(line, None)
                 while True:
                     self._answer(line)
         except (Unavailable, PeerError):
-            pass  # the client went away, or sent what is no frame: nothing of it was carried out
+            pass  # the client disconnected, or sent what is no frame: nothing of it was carried out
         finally:
             with self._lock:
                 self._lines.discard(line)
                 self._unknown.pop(line, None)
             line.close()
 
-    def _is_welcome(self, line: Line) -> bool:
+    def _authenticate(self, line: Line) -> bool:
         deadline = time.monotonic() + HELLO_S
-        hello = line.receive(deadline, max_body=0)  # a stranger's so far
+        hello = line.receive(deadline, max_body=0)  # not authenticated yet
         right = hello.kind == "hello" and hello.fields["job"] == self._job
         if right and hmac.compare_digest(str(hello.fields["token"]).encode(), self._token.encode()):
             line.send(Message("answer", {"round": 0, "staleness": 0}), deadline)
@@ -153,7 +153,7 @@ class LocalServer:
                 line.send(answer, deadline)
         except Unavailable:
             raise
-        except Exception as error:  # noqa: BLE001  # told to the client; nothing of the answer was sent before it
+        except Exception as error:  # noqa: BLE001  # sent to the client; nothing of the answer was sent before it
             line.send(refused(error), time.monotonic() + ANSWER_S)
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class LocalServer:
         self._socket.close()
         for line in lines:
             line.stop_receiving()
-        deadline = time.monotonic() + LAST_WORDS_S
+        deadline = time.monotonic() + DRAIN_S
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(deadline - time.monotonic(), 0))
@@ -245,7 +245,7 @@ class LocalClient:
     def _end(self, line: Line) -> None:
         with self._lock:
             self._busy.discard(line)
-            line.close()  # under the lock, so that `close` never shuts down a number that is somebody else's by now
+            line.close()  # under the lock, so that `close` never shuts down a descriptor that was reused by then
 
     def close(self) -> None:
         """Close; calls in progress break. Answers that are being read stay readable until they are released."""

@@ -2,7 +2,7 @@
 
 One method, streamed both ways: the head of a message first, then its body in chunks. No protobuf, so no limit of its
 size. The job's token travels in the call's metadata and is checked before a byte of the message is read. With `Tls`
-both the channel is encrypted and the server proves who it is; without, use it on networks that are trusted.
+both the channel is encrypted and the server proves its identity; without, use it on networks that are trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import grpc
 
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.ps.transport.frames import MAX_BODY_BYTES
-from penstock.ps.transport.local import LAST_WORDS_S, Answered, Guarded, Handler, refusal, refused
+from penstock.ps.transport.local import DRAIN_S, Answered, Guarded, Handler, refusal, refused
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, WireError, announced_body, decode, encode
 
 CHUNK_BYTES = 2 << 20
@@ -108,7 +108,7 @@ class RemoteServer:
             answer = self._answer(request)
         except Unavailable as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except Exception as error:  # noqa: BLE001  # told to the client
+        except Exception as error:  # noqa: BLE001  # sent to the client
             answer = chunks(refused(error))
         yield from answer
 
@@ -121,7 +121,7 @@ class RemoteServer:
 
     def close(self) -> None:
         """Stop serving. Answers on their way are sent; calls that take longer than a second break."""
-        self._server.stop(grace=LAST_WORDS_S).wait()
+        self._server.stop(grace=DRAIN_S).wait()
         self._pool.shutdown()
 
 
@@ -152,7 +152,7 @@ class RemoteClient:
             if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}:
                 raise Unavailable(f"{self._endpoint}: {code.name.lower().replace('_', ' ')}: {details}") from error
             raise PeerError(f"{self._endpoint} refuses the call: {details}") from error
-        except ValueError as error:  # how gRPC says that the channel was closed before the call
+        except ValueError as error:  # raised by gRPC for a channel that was closed before the call
             raise Unavailable(f"{self._endpoint}: {error}") from error
 
     def close(self) -> None:

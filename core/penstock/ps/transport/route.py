@@ -15,7 +15,7 @@ from penstock.ps.transport.local import Answered, LocalClient, host_id
 from penstock.ps.transport.remote import RemoteClient, Tls
 from penstock.ps.wire import Message
 
-WHERE_S = 5.0  # for a server to say where it is
+WHERE_S = 5.0  # for a server's answer to `where`
 
 Client = LocalClient | RemoteClient
 
@@ -39,7 +39,7 @@ class Route:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._closed = False
-        self._told = False
+        self._warned = False
 
     @property
     def is_local(self) -> bool:
@@ -89,8 +89,8 @@ class Route:
             local.call(Message("where", {}), deadline_s=min(_left(deadline), WHERE_S)).release()
         except Unavailable as error:
             local.close()
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 print(
                     f"penstock: {self.address.endpoint} is on this host, but its socket cannot be reached ({error}); "
                     "TCP is used",
@@ -104,7 +104,7 @@ class Route:
 
     def drop(self) -> None:
         """Forget the way: calls in progress break, and the next one finds another."""
-        # Without the lock: who holds it is finding a way, with a deadline of its own.
+        # Without the lock: its holder is connecting, with a deadline of its own.
         client, self._client = self._client, None
         if client is not None:
             client.close()
