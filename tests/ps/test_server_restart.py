@@ -109,8 +109,8 @@ def stored(folder: Path, *, sync: bool) -> dict[str, list[float]]:
     from penstock.ps.durability.wal import AppliedIndex
 
     storage = TorchStorage(SHAPES, TABLES, sync=sync)
-    ledger = AppliedIndex(trainers=1, keeps_changes=False)
-    recover_server(folder, storage, ledger, job="j", blocks=list(storage.blocks()))
+    index = AppliedIndex(trainers=1, keeps_changes=False)
+    recover_server(folder, storage, index, job="j", blocks=list(storage.blocks()))
     return {k: v.tolist() for k, v in storage.everything().items()}
 
 

@@ -22,29 +22,23 @@ from penstock.ps.rounds.messages import (
     Applied,
     AppliedPush,
     Apply,
-    Barrier,
     Close,
     Event,
     FailedPush,
     FailedRound,
-    Heartbeat,
     Instruction,
     Join,
-    Leave,
     Lost,
-    Meet,
     Met,
     Payload,
-    Pull,
-    Push,
     Refuse,
     Release,
     Reply,
+    Request,
     Ticket,
 )
 from penstock.ps.settings import ServerSettings
 
-Request = Join | Heartbeat | Push | Barrier | Pull | Leave | Meet
 Inbox = SimpleQueue[Reply | Met | Refuse | Apply | None]  # None: serving has ended
 Work = Close | Apply
 Done = Applied | FailedRound | AppliedPush | FailedPush

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from penstock.errors import PeerError
-from penstock.ps.dispatcher import Dispatcher, Request, Response
+from penstock.ps.dispatcher import Dispatcher, Response
 from penstock.ps.rounds.messages import (
     Barrier,
     Heartbeat,
@@ -23,6 +23,7 @@ from penstock.ps.rounds.messages import (
     Pull,
     Push,
     Refuse,
+    Request,
     Ticket,
 )
 from penstock.ps.snapshotter import Snapshotter

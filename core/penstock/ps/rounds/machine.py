@@ -19,19 +19,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.ps.rounds.messages import (
-    Barrier,
     Event,
-    Heartbeat,
     Incarnation,
     Instruction,
+    Join,
     Leave,
     Meet,
     Met,
-    Pull,
     Push,
     Refuse,
     Release,
     Reply,
+    Request,
     Tick,
     Ticket,
 )
@@ -288,7 +287,7 @@ class RoundMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event; `now` in seconds of any clock that only goes forward."""
         self.now = now
-        if isinstance(event, Push | Barrier | Pull | Leave | Heartbeat | Meet):
+        if isinstance(event, Request) and not isinstance(event, Join):
             refusal = self.members.refuse(event.ticket, event.sender)
             if refusal is None:
                 self.members.touch(event.sender, now)

@@ -25,64 +25,55 @@ class Incarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Request:
+    """A request of a trainer: answered exactly once, under its ticket."""
+
+    ticket: Ticket
+    sender: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Request):
     """A trainer asks to take part, for the first time or again. Answered with the round that it starts with."""
 
-    ticket: Ticket
-    sender: Incarnation
-
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Request):
     """A trainer is alive. Every other request shows it too."""
 
-    ticket: Ticket
-    sender: Incarnation
-
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class Push(Request):
     """The gradient of one block for one round. (trainer, epoch, round, block) makes it idempotent."""
 
-    ticket: Ticket
-    sender: Incarnation
     round: int
     block: str
     payload: Payload
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(Request):
     """A trainer has pushed all of a round. Answered when the round is applied: then nothing of it can be lost."""
 
-    ticket: Ticket
-    sender: Incarnation
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Request):
     """A trainer wants parameters in which the rounds before `round` are applied."""
 
-    ticket: Ticket
-    sender: Incarnation
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Request):
     """A trainer has no more data."""
-
-    ticket: Ticket
-    sender: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
-class Meet:
+class Meet(Request):
     """A trainer comes to meeting `number` of all live members with `part`; -1 only asks which number comes next."""
 
-    ticket: Ticket
-    sender: Incarnation
     number: int
     part: object = None
 
@@ -124,9 +115,7 @@ class FailedPush:
     reason: str
 
 
-Event = (
-    Join | Heartbeat | Push | Barrier | Pull | Leave | Meet | Tick | Applied | FailedRound | AppliedPush | FailedPush
-)
+Event = Request | Tick | Applied | FailedRound | AppliedPush | FailedPush
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,13 @@ def numbers(folder: Path, since: int = 0) -> list[int]:
 
 
 def written(folder: Path, count: int, *, rotate_at: int = -1) -> WriteAheadLog:
-    """Return a journal with `count` records."""
-    journal = WriteAheadLog(folder, next_sequence=0)
+    """Return a log with `count` records."""
+    log = WriteAheadLog(folder, next_sequence=0)
     for number in range(count):
         if number == rotate_at:
-            journal.rotate()
-        journal.append(update(number))
-    return journal
+            log.rotate()
+        log.append(update(number))
+    return log
 
 
 def test_what_was_appended_comes_back(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_a_torn_end_is_cut_off_and_the_log_goes_on(tmp_path: Path, lost: int) ->
     os.truncate(path, path.stat().st_size - lost)
     kept = numbers(tmp_path)
     assert kept == ([0, 1] if lost <= record else [0])
-    journal = WriteAheadLog(tmp_path, next_sequence=len(kept))
-    journal.append(update(len(kept)))
-    journal.close()
+    log = WriteAheadLog(tmp_path, next_sequence=len(kept))
+    log.append(update(len(kept)))
+    log.close()
     assert numbers(tmp_path) == [*kept, len(kept)]
 
 
@@ -79,10 +79,10 @@ def test_a_damaged_middle_is_an_error_not_a_gap(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    journal = written(tmp_path, 4, rotate_at=2)
-    journal.rotate()
-    journal.append(update(4))
-    journal.close()
+    log = written(tmp_path, 4, rotate_at=2)
+    log.rotate()
+    log.append(update(4))
+    log.close()
     log_files(tmp_path)[1][1].unlink()
     with pytest.raises(PeerError, match="record 2 is missing; the log goes on with 4"):
         numbers(tmp_path)
@@ -93,18 +93,18 @@ def test_a_record_may_be_longer_than_4_gib(tmp_path: Path, monkeypatch: pytest.M
     sent: list[bytes | memoryview] = []
     monkeypatch.setattr("penstock.ps.durability.wal._write_all", lambda file, parts: sent.extend(parts))
     monkeypatch.setattr("penstock.ps.durability.wal.zlib.crc32", lambda data, before=0: 0)
-    journal = WriteAheadLog(tmp_path, next_sequence=0)
+    log = WriteAheadLog(tmp_path, next_sequence=0)
     tensor = WireTensor("values:w", "float32", values.shape, memoryview(values))
-    journal.append(Message("round", {"round": 0}, [tensor]))
-    journal.close()
+    log.append(Message("round", {"round": 0}, [tensor]))
+    log.close()
     assert values.nbytes.to_bytes(8, "little") in bytes(sent[0])
 
 
 def test_a_log_is_not_read_as_a_whole(tmp_path: Path) -> None:
-    journal = WriteAheadLog(tmp_path, next_sequence=0)
+    log = WriteAheadLog(tmp_path, next_sequence=0)
     for number in range(40):
-        journal.append(update(number, 50_000))
-    journal.close()
+        log.append(update(number, 50_000))
+    log.close()
     tracemalloc.start()
     try:
         assert numbers(tmp_path) == list(range(40))
@@ -123,14 +123,14 @@ def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_dropped_record_leaves_what_came_before_and_after(tmp_path: Path) -> None:
-    journal = written(tmp_path, 4)
-    journal.append(Message("left", {"trainer": 7}))
-    journal.append(update(6))
-    journal.drop(3)
-    journal.append(Message("left", {"trainer": 8}))
+    log = written(tmp_path, 4)
+    log.append(Message("left", {"trainer": 7}))
+    log.append(update(6))
+    log.drop(3)
+    log.append(Message("left", {"trainer": 8}))
     with pytest.raises(Bug, match="no record 9"):
-        journal.drop(9)
-    journal.close()
+        log.drop(9)
+    log.close()
     records = list(recover(tmp_path, since=0))
     assert [r.sequence for r in records] == [0, 1, 2, 3, 4, 5]
     assert [r.message.kind for r in records] == [*["answer"] * 3, "left", "answer", "left"]
@@ -140,14 +140,14 @@ def test_a_dropped_record_leaves_what_came_before_and_after(tmp_path: Path) -> N
 
 
 def test_files_that_a_snapshot_holds_are_removed(tmp_path: Path) -> None:
-    journal = written(tmp_path, 4, rotate_at=2)
-    journal.rotate()
-    journal.append(update(4))
-    journal.forget_before(3)
+    log = written(tmp_path, 4, rotate_at=2)
+    log.rotate()
+    log.append(update(4))
+    log.forget_before(3)
     assert [first for first, _ in log_files(tmp_path)] == [2, 4]
-    journal.forget_before(4)
+    log.forget_before(4)
     assert [first for first, _ in log_files(tmp_path)] == [4]
-    journal.close()
+    log.close()
     assert numbers(tmp_path, since=4) == [4]
 
 
@@ -157,11 +157,11 @@ from pathlib import Path
 import numpy as np
 from penstock.ps.durability.wal import WriteAheadLog
 from penstock.ps.wire import Message, WireTensor
-journal = WriteAheadLog(Path(sys.argv[1]), next_sequence=0)
+log = WriteAheadLog(Path(sys.argv[1]), next_sequence=0)
 for number in range(10**9):
     data = memoryview(np.full(5000, number, np.float32).tobytes())
     tensor = WireTensor("w.block0", "float32", (5000,), data)
-    journal.append(Message("answer", {"round": number, "staleness": 0}, [tensor]))
+    log.append(Message("answer", {"round": number, "staleness": 0}, [tensor]))
     print(number, flush=True)
 """
 
