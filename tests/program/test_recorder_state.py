@@ -95,7 +95,7 @@ def test_a_hand_written_update_of_a_trained_parameter_is_refused_at_its_line(wri
     with fluid.program_guard(main, Program(seed=1)):
         loss = nn.Linear(4, 1, bias=False)(fluid.layers.data("x", [4])).mean()
         ((param, grad),) = fluid.append_backward(loss)
-        line = f"test_recorder_review_state.py:{write.__code__.co_firstlineno}"
+        line = f"test_recorder_state.py:{write.__code__.co_firstlineno}"
         with torch.no_grad(), pytest.raises(ProgramError, match=f"{line}: .*apply_gradients"):
             write(param, grad)
     assert not any(op.writes for op in main.operators)

@@ -39,5 +39,5 @@ def test_an_operator_of_python_gives_what_torch_gives(form: Callable[[Any], Any]
 def test_backward_of_a_variable_points_to_append_backward() -> None:
     with fluid.program_guard(Program(seed=1), Program(seed=1)):
         loss: Any = fluid.layers.fc(fluid.layers.data("x", [4]), 1).mean()
-        with pytest.raises(ProgramError, match=r"test_recorder_review_python\.py:\d+: .*append_backward"):
+        with pytest.raises(ProgramError, match=r"test_recorder_python\.py:\d+: .*append_backward"):
             loss.backward()
