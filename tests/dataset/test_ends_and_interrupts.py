@@ -217,10 +217,13 @@ def test_a_batch_of_all_there_is_costs_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_an_interrupt_ends_a_load_that_waits_for_a_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("receiver", ["main", "another thread"])
+def test_an_interrupt_ends_a_load_that_waits_for_a_command(tmp_path: Path, receiver: str) -> None:
     dataset = piped(numbers(tmp_path / "part", 1), "exec sleep 1000", "InMemoryDataset")
     main = threading.get_ident()
-    timer = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer = threading.Timer(
+        0.5, lambda: signal.pthread_kill(main if receiver == "main" else threading.get_ident(), signal.SIGINT)
+    )
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         dataset.load_into_memory()

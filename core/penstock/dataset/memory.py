@@ -31,6 +31,7 @@ from penstock.errors import SpecError
 from penstock.native import _feed
 
 _PART_BYTES = 32 << 20
+_SIGNAL_S = 0.5  # longest delay of a signal's handler
 
 
 def _over(fleet: Any, count: int) -> int:
@@ -350,7 +351,10 @@ class _Loading:
 
     def wait(self) -> _feed.Store:
         try:
-            self._ended.wait()  # no join: CPython 3.11 takes a thread for ended whose join was interrupted
+            # No join: CPython 3.11 takes a thread for ended whose join was interrupted. With a limit: a signal that
+            # comes just before the main thread sleeps, or to another thread, does not wake it.
+            while not self._ended.wait(_SIGNAL_S):
+                pass
         finally:  # an interrupt ends what it has waited for
             self.stop()
         self._skipped.say()

@@ -12,14 +12,14 @@ import pytest
 from penstock.io.checkpoints.background import Background
 
 
-def interrupted(work: Callable[[], object]) -> None:
-    """Do `work`, which waits, until Ctrl-C comes to it."""
+def interrupted(work: Callable[[], object], *, at_main: bool = True) -> None:
+    """Do `work`, which waits, until Ctrl-C comes: to the main thread, or to another, which does not wake it."""
     main = threading.main_thread().ident
     assert main is not None
 
     def interrupts() -> None:
         time.sleep(0.2)
-        signal.pthread_kill(main, signal.SIGINT)
+        signal.pthread_kill(main if at_main else threading.get_ident(), signal.SIGINT)
 
     def waits() -> None:
         threading.Thread(target=interrupts).start()
@@ -40,6 +40,7 @@ def test_a_job_whose_wait_was_interrupted_still_runs_and_is_waited_for() -> None
     background.start(job, "a job")
     interrupted(background.join)
     interrupted(background.wait)
+    interrupted(background.wait, at_main=False)
     assert background.is_busy
     assert not done
     threading.Timer(0.1, may_end.set).start()

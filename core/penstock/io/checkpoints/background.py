@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+_SIGNAL_S = 0.5  # longest delay of a signal's handler
+
 
 class Background:
     """Owner: the training thread; `run` alone is the job's thread's."""
@@ -27,8 +29,9 @@ class Background:
     def join(self) -> float:
         """Wait until no job runs; return for how many seconds that was."""
         begin = time.perf_counter()
-        if self._ended is not None:
-            self._ended.wait()
+        # With a limit: a signal that comes just before the main thread sleeps, or to another thread, does not wake it.
+        while self._ended is not None and not self._ended.wait(_SIGNAL_S):
+            pass
         return time.perf_counter() - begin
 
     def wait(self) -> None:
