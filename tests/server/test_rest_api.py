@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.harness import Server, until
+from tests.server.harness import PATIENCE_S, Server, until
 
 from penstock.protocol.jobspec import JobSpec
 from penstock_server.app import app_of
@@ -192,7 +192,7 @@ async def test_node_that_joins_again_keeps_its_row_and_loses_its_old_token(serve
 
 async def test_login_code_opens_one_session_that_writes_only_from_our_own_pages(server: Server) -> None:
     code = (await server.http.post("/api/v1/login-codes")).json()["code"]
-    async with httpx.AsyncClient(base_url=server.url) as browser:
+    async with httpx.AsyncClient(timeout=PATIENCE_S, base_url=server.url) as browser:
         foreign = await browser.post("/api/v1/session", json={"code": code}, headers={"Origin": "http://evil.test"})
         assert foreign.status_code == 403
         opened = await browser.post("/api/v1/session", json={"code": code}, headers={"Origin": server.url})
@@ -208,7 +208,9 @@ async def test_login_code_opens_one_session_that_writes_only_from_our_own_pages(
         assert (again.status_code, again.json()["code"]) == (401, "login_code_refused")
         assert (await browser.delete("/api/v1/session", headers={"Origin": server.url})).status_code == 204
     secret = opened.cookies[server.runtime.tokens.cookie]
-    async with httpx.AsyncClient(base_url=server.url, cookies={server.runtime.tokens.cookie: secret}) as browser:
+    async with httpx.AsyncClient(
+        timeout=PATIENCE_S, base_url=server.url, cookies={server.runtime.tokens.cookie: secret}
+    ) as browser:
         assert (await browser.get("/api/v1/me")).status_code == 401
 
 
