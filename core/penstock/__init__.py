@@ -9,17 +9,17 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+from penstock.version import __version__ as __version__
 
 _WHERE = {
-    "Program": "program.program",
+    "Program": "program.record.opening",
     "default_main_program": "program.record.context",
     "default_startup_program": "program.record.context",
     "program_guard": "program.record.context",
     "name_scope": "program.record.context",
     "Variable": "program.record.variable",
-    "ParamAttr": "program.parameters",
-    "append_backward": "program.backward",
+    "ParamAttr": "program.training.parameters",
+    "append_backward": "program.training.backward",
     "in_dygraph_mode": "program.eager",
     "enable_dygraph": "program.eager",
     "disable_dygraph": "program.eager",
@@ -45,8 +45,8 @@ _WHERE = {
     "release_memory": "program.memory_optimize",
     "set_flags": "exec.flags",
     "get_flags": "exec.flags",
-    "save": "io.variables",
-    "load": "io.variables",
+    "save": "io.saves.variables",
+    "load": "io.saves.variables",
     "global_scope": "exec.scope",
     "scope_guard": "exec.scope",
 }
@@ -55,9 +55,9 @@ _MODULES = {
     "nets": "program.layers.nets",
     "initializer": "program.initializers",
     "optimizer": "program.optimizers",
-    "regularizer": "program.regularizers",
-    "clip": "program.clipping",
-    "backward": "program.backward",
+    "regularizer": "program.training.regularizers",
+    "clip": "program.training.clipping",
+    "backward": "program.training.backward",
     "compiler": "exec.parallel",
     "telemetry": "telemetry",
     "transpiler": "transpiler",

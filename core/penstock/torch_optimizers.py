@@ -15,7 +15,7 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.program.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
-from penstock.program.regularizers import L2Decay
+from penstock.program.training.regularizers import L2Decay
 
 _CHOICES = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
 _Settings = Mapping[str, Any]

@@ -8,10 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 
-from penstock import __version__
+from penstock.version import __version__
 from penstock_server import problems
-from penstock_server.auth.guard import guard
 from penstock_server.clock import Clock
+from penstock_server.guard import guard
 from penstock_server.middleware import Envelope
 from penstock_server.problems import ProblemBody
 from penstock_server.routers import access, agent_ws, attach_ws, jobs, nodes, operations, pages, stream_ws

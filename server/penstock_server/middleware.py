@@ -10,7 +10,7 @@ from fastapi import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock import __version__
+from penstock.version import __version__
 from penstock_server.problems import response
 from penstock_server.runtime import Runtime
 from penstock_server.uuid7 import uuid7

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import penstock as fluid
+from penstock.distributed.collective_ops import GEN_ID
 from penstock.errors import PenstockError, SpecError
 from penstock.graph.across import BEGINS, GATHERS, SUMS, Across
 from penstock.graph.build import build_graph
 from penstock.graph.ssa import Graph
-from penstock.native.collective_ops import GEN_ID
 from penstock.program.program import Program
 from penstock.ps.remote import REMOTE_TYPES
 

@@ -14,6 +14,7 @@ from tests.property.oracle import copy_of, started, value
 from torch import Tensor
 
 import penstock as fluid
+from penstock.distributed import exchange_ops
 from penstock.distributed.process_groups import ProcessGroups
 from penstock.distributed.ranks import Ranks
 from penstock.errors import ProgramError, SpecError, Unavailable
@@ -25,7 +26,6 @@ from penstock.graph.across import Across
 from penstock.graph.devices import build_device_graph
 from penstock.graph.passes import PLAIN
 from penstock.graph.ssa import Mode
-from penstock.native import collective_ops
 
 BOUND_S = 60.0
 TOLERANCE = 1e-9  # float64
@@ -55,7 +55,7 @@ class AmongThreads(ProcessGroups):
     def __init__(self, table: Table, rank: int) -> None:
         self._ranks, self._why, self._table = Ranks(rank, table.count, "nowhere"), "", table
         self.names = [f"among threads {next(_numbers)}"]
-        collective_ops.register_exchanger(self.names[0], self, 0)
+        exchange_ops.register_exchanger(self.names[0], self, 0)
 
     def _all(self, mine: Tensor, ring: int) -> Tensor:
         return torch.stack(self._table.exchange(self._ranks.rank, mine.clone()))

@@ -15,7 +15,7 @@ from tests.pserver_jobs import begin_job
 
 import penstock as fluid
 from penstock.exec.scope import Scope
-from penstock.io.files import read_manifest, read_tensors
+from penstock.io.saves.files import read_manifest, read_tensors
 
 SCRIPTS = Path(__file__).parent / "scripts"
 Values = dict[str, Any]

@@ -14,8 +14,8 @@ from penstock.errors import ProgramError, UserError
 from penstock.exec.ps_storage import ProgramStorage
 from penstock.fleet import loading
 from penstock.fleet.saving import SERVERS
-from penstock.io.manifest import ServersPart
-from penstock.io.variables import manifest_path, persistables, write_variables
+from penstock.io.saves.manifest import ServersPart
+from penstock.io.saves.variables import manifest_path, persistables, write_variables
 from penstock.program.program import Program
 from penstock.ps.durability.snapshots import Cut, Item, SnapshotWriter
 

@@ -14,8 +14,8 @@ from tests.endpoints import free_endpoint
 
 import penstock as fluid
 from penstock.fleet import saving
-from penstock.io.files import read_manifest, read_tensors
-from penstock.io.variables import manifest_path
+from penstock.io.saves.files import read_manifest, read_tensors
+from penstock.io.saves.variables import manifest_path
 
 ROWS, WAIT_S = 50, 100.0
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from tests.endpoints import free_endpoint, free_endpoints
 
+from penstock.distributed import collective_ops as _registered  # noqa: F401 - registers the operators
 from penstock.distributed.nccl_groups import NcclGroups
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous
-from penstock.native import collective_ops as _registered  # noqa: F401 - registers the operators
 
 pytestmark = pytest.mark.gpu
 SCRIPT = Path(__file__).parents[1] / "distributed" / "nccl2_job.py"

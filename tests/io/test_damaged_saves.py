@@ -19,7 +19,7 @@ from tests.property.oracle import copy_of, same_bits, started, value
 import penstock as fluid
 from penstock.errors import UserError
 from penstock.exec.scope import Scope
-from penstock.io.manifest import Manifest, StoredFile, StoredVariable, parse, render
+from penstock.io.saves.manifest import Manifest, StoredFile, StoredVariable, parse, render
 
 
 class Save:
@@ -149,7 +149,7 @@ def test_a_missing_variable_is_named(tmp_path: Path) -> None:
 
 
 def test_a_manifest_that_says_otherwise_than_its_file_is_refused(tmp_path: Path) -> None:
-    from penstock.io.files import read_tensors  # the check behind the digests, which only a wrong writer reaches
+    from penstock.io.saves.files import read_tensors  # the check behind the digests, which only a wrong writer reaches
 
     path = tmp_path / "values.safetensors"
     safetensors.torch.save_file({"w": torch.zeros(2)}, path)

@@ -68,7 +68,7 @@ def test_a_backward_pass_that_fails_leaves_no_trace(monkeypatch: pytest.MonkeyPa
         loss = fluid.layers.fc(fluid.layers.data("x", [4]), 1).mean()
         before = recorded(main), recorded(startup)
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.program.backward._pair", _interrupted)
+            patch.setattr("penstock.program.training.backward._pair", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 fluid.append_backward(loss)
         assert (recorded(main), recorded(startup)) == before

@@ -11,8 +11,7 @@ from tests.property.networks import Feed, Network
 
 import penstock as fluid
 from penstock.exec.data_parallel import DataParallel
-from penstock.exec.executor import resolved_seed
-from penstock.exec.feeding import as_tensors, bind_symbols
+from penstock.exec.feeding import as_tensors, bind_symbols, resolved_seed
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.scope import Scope
 from penstock.exec.splitting import has_batch, split

@@ -21,7 +21,7 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from penstock import __version__
+from penstock.version import __version__
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError
 from penstock.machine import memory

@@ -7,7 +7,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock import __version__
+from penstock.version import __version__
 from penstock.client import Client
 from penstock.errors import SpecError
 from penstock.machine import memory

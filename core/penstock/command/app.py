@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from penstock import __version__
 from penstock.command import doctor, exchange, jobs, nodes, serve
+from penstock.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock import __version__
 from penstock.command.exits import Exit
 from penstock.command.options import Json, StateDir, Token, Url
 from penstock.command.output import emit_json
 from penstock.command.profile import home
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.machine.findings import Finding

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock import __version__
 from penstock.command import profile
 from penstock.command.doctor_readings import Gpus, Kernels, Libraries, Native, Port, Server, Torch
 from penstock.command.stack import check_port
@@ -22,6 +21,7 @@ from penstock.errors import PenstockError
 from penstock.machine.capability import Capability
 from penstock.machine.findings import Finding, Reading
 from penstock.machine.survey import read_machine, read_state_folder
+from penstock.version import __version__
 
 _DRIVER = Path("/proc/driver/nvidia")
 TORCH_S = 60.0  # its import takes two; a busy machine or a network file system more

@@ -65,7 +65,7 @@ def _runs(good: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 
 def _pyarrow() -> Any:
     try:
-        import pyarrow  # only where such files are read: an optional extra
+        import pyarrow.compute  # only where such files are read: an optional extra
     except ImportError as error:
         raise UserError(
             "Parquet and Arrow files need pyarrow, which is not installed; install it with: "
@@ -128,7 +128,7 @@ def _good_rows(
 
 def _bad_rows(path: str, column: Any, slot: Slot) -> Iterator[tuple[npt.NDArray[np.bool_], str]]:
     pyarrow = _pyarrow()
-    types, compute = pyarrow.types, __import__("pyarrow.compute").compute
+    types, compute = pyarrow.types, pyarrow.compute
     kind = column.type
     nested = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     of = kind.value_type if nested else kind
@@ -160,7 +160,7 @@ def _mask(booleans: Any) -> npt.NDArray[np.bool_]:
 
 
 def _lengths(column: Any) -> npt.NDArray[np.int64]:
-    compute = __import__("pyarrow.compute").compute
+    compute = _pyarrow().compute
     return np.asarray(compute.fill_null(compute.list_value_length(column), 0).to_numpy(zero_copy_only=False), np.int64)
 
 

@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # publi
 
 from penstock.dataset.peers import note_group
 from penstock.distributed.data_peers import GroupPeers
+from penstock.distributed.exchange_ops import BEGINS, ENDED, HAS_ENDED, SIGNATURE
 from penstock.distributed.interfaces import check_interfaces, names
 from penstock.distributed.nccl_groups import NcclGroups
 from penstock.distributed.process_groups import ProcessGroups
@@ -30,7 +31,6 @@ from penstock.distributed.rendezvous import Rendezvous, this_host
 from penstock.distributed.shared_ring import NoSharedMemory, SharedRings
 from penstock.distributed.watch import Watch
 from penstock.errors import SpecError, Unavailable
-from penstock.native.collective_ops import BEGINS, ENDED, HAS_ENDED, SIGNATURE
 from penstock.program.endpoints import checked_endpoints
 
 TRANSPORT = "PENSTOCK_COLLECTIVE_TRANSPORT"

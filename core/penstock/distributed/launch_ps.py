@@ -29,7 +29,7 @@ from penstock.distributed.local_job import Plan, Share, planned
 from penstock.distributed.ports import check_free, free_ports
 from penstock.distributed.supervisor import Manner, say, supervise
 from penstock.errors import SpecError
-from penstock.fleet.position import endpoints_problem
+from penstock.program.endpoints import endpoints_problem
 from penstock.protocol import contract
 
 _FIRST_PORT = 6170

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but torch does not list it
 
 from penstock.compat.torch import set_group_timeout
-from penstock.distributed import interfaces
+from penstock.distributed import exchange_ops, interfaces
+from penstock.distributed.exchange_ops import ENDED, HAS_ENDED
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous
 from penstock.errors import SpecError, Unavailable
-from penstock.native import collective_ops
-from penstock.native.collective_ops import ENDED, HAS_ENDED
 
 _LOOK_S = 1e-4
 _TIMEOUT = timedelta(minutes=30)  # ours is the watch
@@ -60,7 +59,7 @@ class ProcessGroups:
             set_group_timeout(group, _TIMEOUT)  # from now on exchanges may take any time
         self.names = [f"{label}.{number}" for number in range(ranks.num_rings)]
         for number, name in enumerate(self.names):
-            collective_ops.register_exchanger(name, self, number)
+            exchange_ops.register_exchanger(name, self, number)
 
     def groups(self) -> list[Any]:
         """Return all groups that this rank is in."""
@@ -115,7 +114,7 @@ class ProcessGroups:
     def close(self) -> None:
         """Forget the groups; torch ends them with the process."""
         for name in self.names:
-            collective_ops.forget_exchanger(name)
+            exchange_ops.forget_exchanger(name)
 
     # -- parts -------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock.distributed.arguments import LAST_PORT, Hosts, hosts_of
 from penstock.distributed.local_job import Plan, Process, for_all, identity, with_one_watched
 from penstock.errors import SpecError
-from penstock.fleet.position import endpoints_problem
+from penstock.program.endpoints import endpoints_problem
 from penstock.protocol import contract
 
 _PROXIES = ("http_proxy", "https_proxy")

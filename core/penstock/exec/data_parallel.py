@@ -20,8 +20,7 @@ from penstock.errors import FetchError, PenstockError, Unavailable
 from penstock.exec import devices, nan_check
 from penstock.exec.device_streams import DeviceTrace, on_gpus
 from penstock.exec.drawings import write_drawings
-from penstock.exec.executor import SelectedRowsValue, resolved_seed
-from penstock.exec.feeding import check_guards, fetch_names
+from penstock.exec.feeding import SelectedRowsValue, check_guards, fetch_names, resolved_seed
 from penstock.exec.inputs import Inputs
 from penstock.exec.kernel_choice import settled
 from penstock.exec.lowering import Lowered, bind, lower, set_random_states, static_shapes

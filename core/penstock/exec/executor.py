@@ -6,27 +6,34 @@ torch's own number of intra-op threads.
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from penstock.compat.torch import schema_of
+from penstock.distributed.collective_ops import COLLECTIVE
 from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
 from penstock.exec import nan_check
+from penstock.exec.dataset_runs import Wanted, run_from_dataset
 from penstock.exec.device_arguments import moved, on_device
-from penstock.exec.feeding import as_tensors, bind_symbols, check_guards, fetch_names, takes_from_reader
+from penstock.exec.feeding import (
+    SelectedRowsValue,
+    as_tensors,
+    bind_symbols,
+    check_guards,
+    fetch_names,
+    resolved_seed,
+    takes_from_reader,
+)
 from penstock.exec.out_of_range import explained
+from penstock.exec.parallel import CompiledProgram
 from penstock.exec.persistables import tensor_of
 from penstock.exec.places import CPUPlace, Place, device_of
 from penstock.exec.remote_use import RemoteUse
 from penstock.exec.scope import Scope, global_scope
-from penstock.native.collective_ops import COLLECTIVE
 from penstock.program import legality
 from penstock.program.eager import advice
 from penstock.program.initializers import SEED
@@ -38,16 +45,6 @@ from penstock.program.record.context import default_main_program
 from penstock.program.record.recording import RNG
 from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - registers the operators that talk to servers
 from penstock.ps.remote import LISTEN_AND_SERV
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedRowsValue:
-    """A fetched sparse gradient: `rows` int64[n] (may repeat), `values` [n, d], of a table with `height` rows."""
-
-    rows: Any
-    values: Any
-    height: int
-
 
 _told: weakref.WeakSet[Program] = weakref.WeakSet()  # whose variables were overwritten; said once
 
@@ -150,10 +147,9 @@ class Executor:
 
     def _compiled(self, program: Program, scope: Scope) -> Any:
         """The graph of a program that several processes train (mode "collective"), which runs it with them."""
-        compiled = importlib.import_module("penstock.exec.parallel").CompiledProgram  # which runs on an Executor itself
         key = (id(program), id(scope))
         if key not in self._collective:
-            self._collective[key] = (program, scope, compiled(program))
+            self._collective[key] = (program, scope, CompiledProgram(program))
         return self._collective[key][2]
 
     def _prepare(self, program: Program) -> list[tuple[Operator, Any]]:
@@ -252,8 +248,7 @@ class Executor:
     ) -> None:
         if self._closed:
             raise UserError("this Executor was closed; make another one")
-        runs = importlib.import_module("penstock.exec.dataset_runs")  # by name: it runs graphs, which know this module
-        runs.run_from_dataset(self, program, dataset, scope, thread, runs.Wanted(*shown), trains=trains)
+        run_from_dataset(self, program, dataset, scope, thread, Wanted(*shown), trains=trains)
 
     def close(self) -> None:
         """End the use of this Executor. A trainer leaves the parameter servers of the programs that it ran."""
@@ -302,15 +297,3 @@ def _fetched(
     tensor = _value(program, name, values, scope, device).cpu()
     tensor = tensor.detach().clone().reshape(1) if tensor.dim() == 0 else tensor.detach().clone()
     return tensor.numpy() if return_numpy else tensor
-
-
-def resolved_seed(program: Program) -> int:
-    """Return the Program's seed; 0 becomes a fresh one that stays with the Program."""
-    if program.seed == 0:
-        if not program.fresh_seed:
-            program.fresh_seed = int.from_bytes(os.urandom(4), "little") | 1
-        return program.fresh_seed
-    return program.seed
-
-
-__all__ = ["Executor", "Hook", "SelectedRowsValue", "resolved_seed"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,15 @@ from penstock.program.eager import advice, words
 from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRowsValue:
+    """A fetched sparse gradient: `rows` int64[n] (may repeat), `values` [n, d], of a table with `height` rows."""
+
+    rows: Any
+    values: Any
+    height: int
 
 
 def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -173,3 +184,12 @@ def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]
 def takes_from_reader(program: Program, feed: Any) -> bool:
     """Whether a run takes its batch from the program's reader: one that was started, or if nothing is fed."""
     return program.reader is not None and (program.reader.is_started or not feed)
+
+
+def resolved_seed(program: Program) -> int:
+    """Return the Program's seed; 0 becomes a fresh one that stays with the Program."""
+    if program.seed == 0:
+        if not program.fresh_seed:
+            program.fresh_seed = int.from_bytes(os.urandom(4), "little") | 1
+        return program.fresh_seed
+    return program.seed

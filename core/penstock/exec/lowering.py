@@ -16,15 +16,25 @@ from penstock.compat.torch import schema_of
 from penstock.exec.device_arguments import put_on_device
 from penstock.exec.device_streams import DeviceStreams, streams_for
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.temporaries import PlannedMemory
 from penstock.graph.across import WAITS
 from penstock.graph.operands import Shares, operands
+from penstock.graph.passes.buffers import Buffers
 from penstock.graph.ssa import SHARED, Graph, OpHandle
-from penstock.native.engine import TorchPlan
+from penstock.native.engine import Arena, TorchPlan
 from penstock.program.ir import Arg, Operator, Output, Ref
 from penstock.program.kernels import concrete, resolve
 from penstock.program.legality import RNG
 from penstock.program.program import Program
+
+
+@dataclass(slots=True)
+class PlannedMemory:
+    """The memory of one lowered plan. `stays`: variables whose slots are kept; `observed_bytes`: of the first run."""
+
+    stays: frozenset[str] = frozenset()
+    buffers: Buffers | None = None
+    arena: Arena | None = None
+    observed_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from penstock.compat.torch import schema_of
 from penstock.errors import Unavailable
 from penstock.exec.flags import number_of
+from penstock.exec.lowering import Lowered
 from penstock.graph.passes import PassChoice
 from penstock.graph.passes.buffers import Buffers, plan
 from penstock.graph.passes.eager_deletion import staying
@@ -26,9 +26,6 @@ from penstock.program.kernels import resolve
 from penstock.program.memory_optimize import kept_names
 from penstock.program.program import Program
 from penstock.program.strict_fields import say_once
-
-if TYPE_CHECKING:  # lowering asks this module which slots stay
-    from penstock.exec.lowering import Lowered
 
 Seen = tuple[int, int, int, list[tuple[int, int]], bool, list[int]]
 """An allocation in the native plan's words: instruction, bytes, occurrence, results, freed, twins."""
@@ -68,16 +65,6 @@ def check_shared_memory(needed: int, usable: int) -> None:
             got=needed,
             expected=f"<= {usable}",
         )
-
-
-@dataclass(slots=True)
-class PlannedMemory:
-    """The memory of one lowered plan. `stays`: variables whose slots are kept; `observed_bytes`: of the first run."""
-
-    stays: frozenset[str] = frozenset()
-    buffers: Buffers | None = None
-    arena: Arena | None = None
-    observed_bytes: int = 0
 
 
 class Temporaries:

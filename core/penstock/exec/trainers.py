@@ -16,15 +16,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from penstock.distributed.collective_ops import COLLECTIVE, job
+from penstock.distributed.exchange_ops import ENDED, ROWS, SIGNATURE
 from penstock.errors import OperatorError, PenstockError, Unavailable
-from penstock.exec.executor import resolved_seed
+from penstock.exec.feeding import resolved_seed
 from penstock.exec.lowering import Lowered
 from penstock.exec.persistables import tensor_of
 from penstock.exec.scope import Scope
 from penstock.exec.strategies import BuildStrategy
 from penstock.graph.across import EXCHANGES, GATHERS, MINE, STEP, SUMS, Across
 from penstock.graph.ssa import Graph
-from penstock.native.collective_ops import COLLECTIVE, ENDED, ROWS, SIGNATURE, job
 from penstock.program.ir import Operator
 from penstock.program.program import Program
 

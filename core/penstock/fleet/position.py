@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from penstock.errors import SpecError
+from penstock.program.endpoints import endpoints_problem
 from penstock.protocol import contract
 
 SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
@@ -109,16 +110,6 @@ def checked(position: Position, reader: str) -> Position:
             got=position.index,
         )
     return position
-
-
-def endpoints_problem(endpoints: Sequence[str]) -> str:
-    """Say what is wrong with a list of endpoints; nothing: it is well."""
-    for endpoint in endpoints:
-        host, colon, port = endpoint.rpartition(":")
-        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
-            return f"{endpoint!r} is no host:port with a port from 1 to 65535"
-    twice = sorted({e for e in endpoints if list(endpoints).count(e) > 1})
-    return f"{twice[0]!r} stands there twice" if twice else ""
 
 
 class Variables:

@@ -21,11 +21,11 @@ from penstock.errors import SpecError
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.scope import Scope, global_scope
 from penstock.fleet.strategy import StrategyTypeError
-from penstock.io import inference
-from penstock.io.files import flush
-from penstock.io.manifest import ServersPart
-from penstock.io.prune import pruned
-from penstock.io.variables import manifest_path, persistables, write_variables
+from penstock.io.saves import inference
+from penstock.io.saves.files import flush
+from penstock.io.saves.manifest import ServersPart
+from penstock.io.saves.prune import pruned
+from penstock.io.saves.variables import manifest_path, persistables, write_variables
 from penstock.program.program import Program
 from penstock.program.strict_fields import say_once
 from penstock.ps.client import TrainerClient

@@ -10,8 +10,8 @@ from penstock.dataset.loader import DataLoader, PyReader
 from penstock.io.checkpoints.fence import StaleAttempt
 from penstock.io.checkpoints.restoring import Restored
 from penstock.io.checkpoints.saving import CheckpointManager
-from penstock.io.inference import load_inference_model, save_inference_model
-from penstock.io.variables import (
+from penstock.io.saves.inference import load_inference_model, save_inference_model
+from penstock.io.saves.variables import (
     load,
     load_params,
     load_persistables,

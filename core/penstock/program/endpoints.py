@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.errors import SpecError
 
 
@@ -15,3 +17,13 @@ def checked_endpoints(text: str, what: str) -> tuple[str, ...]:
         if found.count(endpoint) > 1:
             raise SpecError(f"{what} names {endpoint!r} twice; each process has an endpoint of its own", got=endpoint)
     return found
+
+
+def endpoints_problem(endpoints: Sequence[str]) -> str:
+    """Return what is wrong with a list of endpoints, or an empty text."""
+    for endpoint in endpoints:
+        host, colon, port = endpoint.rpartition(":")
+        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
+            return f"{endpoint!r} is no host:port with a port from 1 to 65535"
+    twice = sorted({e for e in endpoints if list(endpoints).count(e) > 1})
+    return f"{twice[0]!r} stands there twice" if twice else ""

@@ -10,7 +10,6 @@ import torch
 
 from penstock.compat.torch import FUNCTIONAL_COLLECTIVES, REFUSED_OPERATORS, OpOverload, schema_of
 from penstock.errors import OperatorError, ProgramError
-from penstock.native import collective_ops as _collective  # noqa: F401 - the trainers' meeting and exchanges
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Expr
 from penstock.program.ir import Arg, Operator, Ref, Structure, TorchConst

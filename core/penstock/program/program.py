@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.errors import ProgramError
 from penstock.program.clone import copy_structure, for_test_structure, with_nan_as_text
@@ -27,6 +27,8 @@ class Program(Structure):
     `captured`: values of tensors that were taken from outside, by variable name.
     `memory_mark`: what `memory_optimize` was told, if it was called; no part of the text.
     `reader`: the DataLoader that runs take their batches from, if there is one; no part of the text.
+    `open_recording`: makes the `recording` of a Program that has none; set by the recorder, as this module is read
+    without torch, too.
     `revision`: counts changes, so that what was derived from the Program knows when it is stale.
     """
 
@@ -37,6 +39,7 @@ class Program(Structure):
     reader: Any = field(default=None, repr=False)
     _names: dict[str, int] = field(default_factory=dict, repr=False)
     recording: Any = field(default=None, repr=False)
+    open_recording: ClassVar[Callable[[Program], Any] | None] = None
 
     # -- Fluid's names ---------------------------------------------------------------------------
 
@@ -205,11 +208,10 @@ class Block:
         return self.program.variables
 
     def var(self, name: str) -> Any:
-        """Return the variable called `name`: a Variable for recording, where torch is installed."""
+        """Return the variable called `name`: a Variable for recording, where the recorder is loaded."""
         self.program.var(name)
-        if self.program.recording is None and importlib.util.find_spec("torch") is not None:
-            # By name: this module knows no recorder, and Programs are read without torch, too.
-            importlib.import_module("penstock.program.record.opening").recording_of(self.program)
+        if Program.open_recording is not None:
+            Program.open_recording(self.program)
         return self.program.handle(name)
 
     def has_var(self, name: str) -> bool:

@@ -22,7 +22,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from penstock import __version__
 from penstock.ids import GraphHash
 from penstock.protocol.contract import Attached, Managed, Role
 from penstock.protocol.frames import Array, Column, Kind
@@ -37,6 +36,7 @@ from penstock.telemetry.sampling import Sampler
 from penstock.telemetry.sender import Sender
 from penstock.telemetry.watch import LiveWatch, NullWatch, Watch
 from penstock.telemetry.words import checked_count, checked_scalars
+from penstock.version import __version__
 
 INTERVAL_S = 0.1
 CLOSE_S = 2.0

@@ -41,7 +41,7 @@ def capacity_of(dict_size: int, num_servers: int) -> int:
 
 
 def is_scratch(name: str, parameter: str) -> bool:
-    """Whether a state is the table that `program.gradients` merges duplicates in: zero between steps."""
+    """Whether a state is the table that `program.training.gradients` merges duplicates in: zero between steps."""
     return name.endswith(f".merge.{parameter}")
 
 

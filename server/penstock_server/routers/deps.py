@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import Depends, Query
 from starlette.requests import HTTPConnection
 
-from penstock_server.auth.guard import principal_of
 from penstock_server.auth.principal import Principal
+from penstock_server.guard import principal_of
 from penstock_server.runtime import Runtime
 from penstock_server.services.pages import DEFAULT_SIZE, MAX_SIZE
 

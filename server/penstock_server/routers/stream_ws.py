@@ -9,8 +9,8 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from penstock.errors import PeerError
 from penstock.protocol.frames import Kind
 from penstock.protocol.states import TERMINAL_JOB
-from penstock_server.auth.guard import principal_of
 from penstock_server.auth.principal import scoped
+from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
 from penstock_server.schemas import wire

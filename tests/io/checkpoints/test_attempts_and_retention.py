@@ -16,7 +16,7 @@ from penstock.io.checkpoints.layout import Place, newest_first, place_of, to_rem
 from penstock.io.checkpoints.reading import newest
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.writing import Retention
-from penstock.io.manifest import sealed
+from penstock.io.saves.manifest import sealed
 
 
 def job(epoch: int, name: str = "j") -> dict[str, str]:

@@ -14,7 +14,7 @@ from tests.io.checkpoints.folders import contents, is_of_step, names, writer
 from penstock.errors import UserError
 from penstock.io.checkpoints.reading import newest, opened
 from penstock.io.checkpoints.record import FORMAT, VERSION
-from penstock.io.manifest import Damaged, sealed, unsealed
+from penstock.io.saves.manifest import Damaged, sealed, unsealed
 
 FILES = ["manifest.json", "values-00000.safetensors", "values-00001.safetensors", "rank-00000.json", "program.txt"]
 

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from penstock.errors import PeerError, SpecError
-from penstock.io.files import flush
-from penstock.io.manifest import expect, sealed, unsealed
+from penstock.io.saves.files import flush
+from penstock.io.saves.manifest import expect, sealed, unsealed
 from penstock.protocol import contract
 
 _FILE, _LOCK = "attempt.json", "attempt.lock"

@@ -10,8 +10,8 @@ import hashlib
 from dataclasses import replace
 from itertools import zip_longest
 
+from penstock.distributed.collective_ops import COLLECTIVE
 from penstock.errors import UserError
-from penstock.native.collective_ops import COLLECTIVE
 from penstock.program.ir import Operator, Role, Structure
 from penstock.program.program import Program
 from penstock.program.text import to_text

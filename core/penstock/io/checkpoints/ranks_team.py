@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import Unavailable
-from penstock.io.checkpoints.record import Kind
+from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.schedule import Schedule
-from penstock.io.checkpoints.teams import Collect
-from penstock.io.manifest import ServersPart
+from penstock.io.saves.manifest import ServersPart
 from penstock.ps.origin import Copy
 
 _POLL_S = 0.005

@@ -16,8 +16,8 @@ import torch
 from penstock.errors import UserError
 from penstock.io.checkpoints.layout import DAMAGED, REPLACED, Place, newest_first
 from penstock.io.checkpoints.record import MANIFEST, PROGRAM, RankState, Record, parse, rank_file, rank_state
-from penstock.io.files import not_read, read_tensors, verify
-from penstock.io.manifest import Damaged, check_wanted
+from penstock.io.saves.files import not_read, read_tensors, verify
+from penstock.io.saves.manifest import Damaged, check_wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ found wherever it is. It is written last: a folder without one was never finishe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from penstock.errors import SpecError, UserError
-from penstock.io.manifest import (
+from penstock.io.saves.manifest import (
     ServersPart,
     StoredFile,
     StoredVariable,
@@ -25,6 +25,8 @@ from penstock.io.manifest import (
 )
 
 Kind = Literal["local", "collective", "pserver"]
+Collect = Callable[[], list[str]]
+"""Returns the texts of all ranks, in order; waits for them. For the writer's thread."""
 
 MANIFEST, PROGRAM = "manifest.json", "program.txt"
 FORMAT, VERSION = "penstock-checkpoint", 1

@@ -26,8 +26,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.dataset import Dataset
+from penstock.distributed.collective_ops import job
 from penstock.errors import PenstockError, SpecError, Unavailable, UserError
-from penstock.exec.executor import resolved_seed
+from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.scope import Scope, global_scope
 from penstock.exec.trainers import after_steps_without_rows
@@ -36,16 +37,15 @@ from penstock.io.checkpoints.background import Background
 from penstock.io.checkpoints.clearing import clear_up
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
 from penstock.io.checkpoints.layout import Best
-from penstock.io.checkpoints.record import RankState
+from penstock.io.checkpoints.record import Collect, RankState
 from penstock.io.checkpoints.restoring import Restored, Target, restore
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.servers import is_server, restore_server
 from penstock.io.checkpoints.staging import Staging
-from penstock.io.checkpoints.teams import Collect, Team, team_of
+from penstock.io.checkpoints.teams import Team, team_of
 from penstock.io.checkpoints.values import values_of
 from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer
-from penstock.io.variables import Folder, plain
-from penstock.native.collective_ops import job
+from penstock.io.saves.variables import Folder, plain
 from penstock.program.program import Program
 
 

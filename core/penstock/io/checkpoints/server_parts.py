@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 from penstock.errors import PeerError
 from penstock.io.checkpoints.layout import Place
 from penstock.io.checkpoints.reading import Checkpoint
-from penstock.io.files import digest_of, flush
-from penstock.io.manifest import ServersPart, StoredFile
+from penstock.io.saves.files import digest_of, flush
+from penstock.io.saves.manifest import ServersPart, StoredFile
 from penstock.ps.durability.snapshots import finished_cut
 from penstock.ps.origin import Copy
 

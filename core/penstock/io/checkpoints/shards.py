@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from penstock.errors import UserError
-from penstock.io.manifest import StoredFile, StoredVariable
+from penstock.io.saves.manifest import StoredFile, StoredVariable
 
 SHARD_BYTES = 1 << 30
 """Of a file, unless one tensor is larger."""

@@ -6,29 +6,25 @@ checkpoint is due for all of its ranks, brings their texts to the first, and tel
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from penstock.distributed.collective_ops import current_group
+from penstock.distributed.ranks import from_environ
 from penstock.errors import SpecError
 from penstock.exec.remote_use import descriptors
 from penstock.exec.strategies import BuildStrategy
 from penstock.exec.trainers import mark_of, trainers_of
-from penstock.io.checkpoints.record import Kind
+from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.values import of_each_rank
-from penstock.io.manifest import ServersPart
-from penstock.native.collective_ops import job
+from penstock.io.saves.manifest import ServersPart
 from penstock.program.program import Program
 from penstock.ps.origin import Copy
-
-Collect = Callable[[], list[str]]
-"""Returns the texts of all ranks, in order; waits for them. For the writer's thread."""
 
 
 class Team(Protocol):
@@ -119,18 +115,19 @@ def team_of(program: Program, folder: Path) -> Team:
     environment does, and they have not met; and for ranks whose values differ.
     """
     if descriptors(program):
-        module = importlib.import_module("penstock.io.checkpoints.trainers_team")  # loads a client of servers
-        return module.TrainersTeam(program, folder)  # type: ignore[no-any-return]
+        from penstock.io.checkpoints.trainers_team import TrainersTeam  # loads a client of servers
+
+        return TrainersTeam(program, folder)
     mark = mark_of(program)
     if mark is not None:
         check_same(program, mark.args[0])
         trainers_of(program, BuildStrategy())
-    has_met = "penstock.distributed.collective" in sys.modules  # which takes long to load
-    group = job().current() if has_met else None
+    group = current_group()
     if group is not None:
-        module = importlib.import_module("penstock.io.checkpoints.ranks_team")
-        return module.RanksTeam(group)  # type: ignore[no-any-return]
-    told = importlib.import_module("penstock.distributed.ranks").from_environ(os.environ)  # it stands above io
+        from penstock.io.checkpoints.ranks_team import RanksTeam  # loads torch.distributed
+
+        return RanksTeam(group)
+    told = from_environ(os.environ)
     if told is not None and told.num_ranks > 1:
         raise SpecError(
             f"this process is {told.name(told.rank)} of {told.num_ranks} trainers, but has not met the others, so it "

@@ -27,10 +27,9 @@ from typing import Any
 import torch
 
 from penstock.errors import SpecError
-from penstock.io.checkpoints.record import Kind
+from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.schedule import Schedule
-from penstock.io.checkpoints.teams import Collect
-from penstock.io.manifest import ServersPart
+from penstock.io.saves.manifest import ServersPart
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of

@@ -9,7 +9,7 @@ import torch
 from penstock.errors import UserError
 from penstock.exec.scope import Scope
 from penstock.io.checkpoints.record import Kind
-from penstock.io.variables import persistables, value_of
+from penstock.io.saves.variables import persistables, value_of
 from penstock.program.ir import Role, VarDesc
 from penstock.program.program import Program
 from penstock.transpile.remote_variables import remote_variables

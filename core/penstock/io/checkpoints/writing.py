@@ -28,8 +28,8 @@ from penstock.io.checkpoints.layout import (
     unfinished,
 )
 from penstock.io.checkpoints.record import MANIFEST, PROGRAM, Kind, Record, Shard, parse, rank_file, render
-from penstock.io.files import digest_of, flush
-from penstock.io.manifest import ServersPart, StoredFile
+from penstock.io.saves.files import digest_of, flush
+from penstock.io.saves.manifest import ServersPart, StoredFile
 
 PHASES = ("begin", "values", "ranks", "program", "manifest", "commit", "replace", "committed", "removal", "removed")
 """What `at_phase` is called with, before each: "values" for each shard; "replace" where the step has a checkpoint of

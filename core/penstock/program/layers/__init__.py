@@ -76,7 +76,7 @@ from penstock.program.layers.tensor import (
     one_hot,
     topk,
 )
-from penstock.program.schedules import (
+from penstock.program.training.schedules import (
     cosine_decay,
     exponential_decay,
     inverse_time_decay,

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant
-from penstock.program.parameters import ParamAttr, create_parameter
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
+from penstock.program.training.parameters import ParamAttr, create_parameter
 
 
 def relu(x: Any, name: str | None = None) -> Any:

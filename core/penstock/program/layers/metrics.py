@@ -9,11 +9,11 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant
 from penstock.program.layers.expected import expect_ids
-from penstock.program.parameters import create_persistable
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import recording_modes, wrap
+from penstock.program.training.parameters import create_persistable
 
 
 def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any = None) -> Any:

@@ -14,12 +14,12 @@ from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
 from penstock.program.layers.activations import activate
 from penstock.program.layers.expected import expect_features, expect_ids, refuse
-from penstock.program.parameters import ParamAttr, create_parameter
 from penstock.program.record.composite import sparse_lookup
 from penstock.program.record.context import default_main_program, default_startup_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes, wrap
+from penstock.program.training.parameters import ParamAttr, create_parameter
 
 _MAX_SIGHTINGS = 255  # what a table counts up to (penstock.ps.table)
 

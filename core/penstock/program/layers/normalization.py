@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant
 from penstock.program.layers.activations import activate
-from penstock.program.parameters import ParamAttr, create_parameter, create_persistable
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
+from penstock.program.training.parameters import ParamAttr, create_parameter, create_persistable
 
 
 def batch_norm(

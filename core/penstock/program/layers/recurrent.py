@@ -14,10 +14,10 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
-from penstock.program.parameters import ParamAttr, create_parameter
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import record_call
+from penstock.program.training.parameters import ParamAttr, create_parameter
 
 
 def dynamic_lstm(

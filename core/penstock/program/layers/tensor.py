@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program import parameters
 from penstock.program.initializers import Constant, Initializer
-from penstock.program.parameters import ParamAttr
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes, wrap
+from penstock.program.training import parameters
+from penstock.program.training.parameters import ParamAttr
 
 
 def create_parameter(

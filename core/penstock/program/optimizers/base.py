@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.backward import Gradient, append_backward, check_loss
-from penstock.program.clipping import Clip, check_clip, clip_of, prepare_clips
-from penstock.program.gradients import PendingGradient
 from penstock.program.ir import Operator, Role
-from penstock.program.parameters import constant_state
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, program_guard, role
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes
-from penstock.program.regularizers import Regularizer, regularize, regularizer_of
+from penstock.program.training.backward import Gradient, append_backward, check_loss
+from penstock.program.training.clipping import Clip, check_clip, clip_of, prepare_clips
+from penstock.program.training.gradients import PendingGradient
+from penstock.program.training.parameters import constant_state
+from penstock.program.training.regularizers import Regularizer, regularize, regularizer_of
 
 Pair = tuple[Variable, Gradient]
 State = dict[str, torch.Tensor]

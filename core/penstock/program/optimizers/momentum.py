@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from penstock.program.backward import SelectedRows
-from penstock.program.clipping import Clip
-from penstock.program.gradients import PendingGradient
 from penstock.program.optimizers.base import Optimizer, State
 from penstock.program.record.variable import Variable
-from penstock.program.regularizers import Regularizer
+from penstock.program.training.backward import SelectedRows
+from penstock.program.training.clipping import Clip
+from penstock.program.training.gradients import PendingGradient
+from penstock.program.training.regularizers import Regularizer
 
 
 class SGDOptimizer(Optimizer):

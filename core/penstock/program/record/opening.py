@@ -12,3 +12,6 @@ def recording_of(program: Program) -> Recording:
     if program.recording is None:
         program.recording = replay(program) if program.variables else Recording(program)
     return program.recording  # type: ignore[no-any-return]  # set just above
+
+
+Program.open_recording = recording_of

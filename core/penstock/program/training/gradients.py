@@ -16,11 +16,11 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.program.backward import Gradient, SelectedRows
 from penstock.program.ir import Role
-from penstock.program.parameters import ParamAttr, attribute_of, constant_state
 from penstock.program.record.context import role
 from penstock.program.record.variable import Variable
+from penstock.program.training.backward import Gradient, SelectedRows
+from penstock.program.training.parameters import ParamAttr, attribute_of, constant_state
 
 
 class PendingGradient:

@@ -15,11 +15,11 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.ir import Role
-from penstock.program.parameters import constant_state
 from penstock.program.record.context import default_main_program, name_scope, role
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes
+from penstock.program.training.parameters import constant_state
 
 COUNTER = "@LR_DECAY_COUNTER@"
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from penstock.errors import UserError
-from penstock.exec.executor import resolved_seed
+from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.scope import Scope, global_scope
-from penstock.io.files import read_manifest, read_tensors, store_text, write_save
-from penstock.io.manifest import Manifest, ServersPart, StoredFile, StoredVariable, check_wanted
+from penstock.io.saves.files import read_manifest, read_tensors, store_text, write_save
+from penstock.io.saves.manifest import Manifest, ServersPart, StoredFile, StoredVariable, check_wanted
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program

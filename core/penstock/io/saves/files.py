@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from penstock.errors import UserError
-from penstock.io.manifest import Damaged, Manifest, StoredFile, StoredVariable, parse, render
+from penstock.io.saves.manifest import Damaged, Manifest, StoredFile, StoredVariable, parse, render
 
 _CHUNK = 1 << 20  # bytes read at once for a digest
 

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import torch
 
-from penstock.program.gradients import PendingGradient
 from penstock.program.record.context import name_scope
+from penstock.program.training.gradients import PendingGradient
 
 
 class Regularizer(Protocol):

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.gradients import PendingGradient
-from penstock.program.parameters import ParamAttr, constant_state
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
+from penstock.program.training.gradients import PendingGradient
+from penstock.program.training.parameters import ParamAttr, constant_state
 
 
 class GradientClipByValue:

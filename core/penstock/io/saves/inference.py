@@ -14,10 +14,10 @@ from typing import Any
 from penstock.errors import ProgramError, UserError
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.scope import Scope
-from penstock.io.files import read_manifest
-from penstock.io.manifest import Manifest
-from penstock.io.prune import pruned
-from penstock.io.variables import (
+from penstock.io.saves.files import read_manifest
+from penstock.io.saves.manifest import Manifest
+from penstock.io.saves.prune import pruned
+from penstock.io.saves.variables import (
     Folder,
     assign,
     checked_values,
