@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-private check-native check-web test mutants constraints bench peers docs wheel emulate matrix soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-directions check-private check-native check-web test mutants constraints bench peers docs wheel emulate matrix soak format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -124,7 +124,7 @@ wheel: setup ## Build the sdist and a wheel for this Python, with engine, page a
 
 # ---------------------------------------------------------------- checking
 
-check: check-python check-sizes check-private check-native check-web ## Format, lint, types, contracts, gates; Python, C++, web
+check: check-python check-sizes check-directions check-private check-native check-web ## Format, lint, types, contracts, gates; Python, C++, web
 
 check-python: setup-dev
 	@echo "==> Python: format, lint, import contracts, types"
@@ -136,6 +136,10 @@ check-python: setup-dev
 check-sizes: setup-dev
 	@echo "==> Sizes"
 	$(BIN)/python tools/size_gate.py
+
+check-directions: setup-dev
+	@echo "==> Directions of imports"
+	$(BIN)/python tools/directions.py
 
 check-private: setup-dev
 	@echo "==> Private names of other libraries"
