@@ -27,7 +27,7 @@ class Program(Structure):
     `captured`: values of tensors that were taken from outside, by variable name.
     `memory_mark`: what `memory_optimize` was told, if it was called; no part of the text.
     `reader`: the DataLoader that runs take their batches from, if there is one; no part of the text.
-    `open_recording`: makes the `recording` of a Program that has none; set by the recorder, as this module is read
+    `_open_recording`: makes the `recording` of a Program that has none; set by the recorder, as this module is read
     without torch, too.
     `revision`: counts changes, so that what was derived from the Program knows when it is stale.
     """
@@ -39,7 +39,7 @@ class Program(Structure):
     reader: Any = field(default=None, repr=False)
     _names: dict[str, int] = field(default_factory=dict, repr=False)
     recording: Any = field(default=None, repr=False)
-    open_recording: ClassVar[Callable[[Program], Any] | None] = None
+    _open_recording: ClassVar[Callable[[Program], Any] | None] = None
 
     # -- Fluid's names ---------------------------------------------------------------------------
 
@@ -210,8 +210,8 @@ class Block:
     def var(self, name: str) -> Any:
         """Return the variable called `name`: a Variable for recording, where the recorder is loaded."""
         self.program.var(name)
-        if Program.open_recording is not None:
-            Program.open_recording(self.program)
+        if Program._open_recording is not None:
+            Program._open_recording(self.program)
         return self.program.handle(name)
 
     def has_var(self, name: str) -> bool:

@@ -14,4 +14,4 @@ def recording_of(program: Program) -> Recording:
     return program.recording  # type: ignore[no-any-return]  # set just above
 
 
-Program.open_recording = recording_of
+Program._open_recording = recording_of
