@@ -19,9 +19,9 @@ from penstock.exec import temporaries
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.temporaries import Retention, Temporaries
+from penstock.graph.analysis.buffers import check
+from penstock.graph.analysis.liveness import staying
 from penstock.graph.passes import PassChoice
-from penstock.graph.passes.buffers import check
-from penstock.graph.passes.eager_deletion import staying
 from penstock.graph.ssa import Mode
 from penstock.native.engine import AllocationMeter
 

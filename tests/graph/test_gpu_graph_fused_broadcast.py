@@ -13,7 +13,7 @@ from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.devices import build_device_graph
 from penstock.graph.passes import PLAIN, PassChoice
-from penstock.graph.passes.fuse_broadcast import fuse_broadcasts
+from penstock.graph.passes.exchanges import fuse_broadcasts
 
 FUSED = PassChoice(fuse_all_reduce=False, matrix_kernels=False, reuse_buffers=False, inplace=False, fuse_broadcast=True)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from penstock.errors import SpecError
 from penstock.graph.build import build_graph
+from penstock.graph.graphviz import dot
 from penstock.graph.operands import Shares
 from penstock.graph.passes import PassChoice, run_graph_passes, run_sized_passes
-from penstock.graph.passes.graphviz import dot
 from penstock.graph.ssa import Graph
 from penstock.program.program import Program
 

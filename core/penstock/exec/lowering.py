@@ -17,8 +17,8 @@ from penstock.exec.device_arguments import put_on_device
 from penstock.exec.device_streams import DeviceStreams, streams_for
 from penstock.exec.memory import ReplicaMemory
 from penstock.graph.across import WAITS
+from penstock.graph.analysis.buffers import Buffers
 from penstock.graph.operands import Shares, operands
-from penstock.graph.passes.buffers import Buffers
 from penstock.graph.ssa import SHARED, Graph, OpHandle
 from penstock.native.engine import Arena, TorchPlan
 from penstock.program.ir import Arg, Operator, Output, Ref

@@ -1,8 +1,8 @@
 """Temporaries of a ParallelExecutor: its first run of a plan is watched, later ones use planned memory.
 
-The thin shell around `graph/passes/buffers.py`: it asks the native plan what a run has allocated, names it in terms of
-the graph, and hands the offsets back. Plans that run in turn share one arena. On failure of a step nothing is learned
-from it, and what is planned stays.
+The thin shell around `graph/analysis/buffers.py`: it asks the native plan what a run has allocated, names it in terms
+of the graph, and hands the offsets back. Plans that run in turn share one arena. On failure of a step nothing is
+learned from it, and what is planned stays.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from penstock.compat.torch import schema_of
 from penstock.errors import Unavailable
 from penstock.exec.flags import number_of
 from penstock.exec.lowering import Lowered
+from penstock.graph.analysis.buffers import Buffers, plan
+from penstock.graph.analysis.liveness import Allocation, staying
 from penstock.graph.passes import PassChoice
-from penstock.graph.passes.buffers import Buffers, plan
-from penstock.graph.passes.eager_deletion import staying
-from penstock.graph.passes.liveness import Allocation
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.machine.memory import usable_bytes
 from penstock.native.engine import Arena

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import OpOverload, schema_of
-from penstock.graph.passes.inplace import is_single_pass_overload
+from penstock.graph.analysis.buffers import is_single_pass_overload
 from penstock.native.engine import Arena, Engine, TorchPlan
 
 NBYTES = 33 * 70 * 4  # vectors and a rest

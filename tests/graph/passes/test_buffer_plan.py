@@ -13,10 +13,9 @@ from penstock.errors import Bug
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.lowering import Lowered
 from penstock.exec.memory import ReplicaMemory
+from penstock.graph.analysis.buffers import HEADER, Buffers, check, plan
+from penstock.graph.analysis.liveness import Allocation, Liveness, staying
 from penstock.graph.passes import PassChoice
-from penstock.graph.passes.buffers import HEADER, Buffers, check, plan
-from penstock.graph.passes.eager_deletion import staying
-from penstock.graph.passes.liveness import Allocation, Liveness
 from penstock.graph.ssa import Graph
 
 CASES = [(name, mode, n) for name in NETWORKS for mode, n in (("all_reduce", 1), ("all_reduce", 2), ("reduce", 3))]

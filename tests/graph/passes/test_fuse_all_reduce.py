@@ -15,7 +15,7 @@ import penstock as fluid
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.passes import PLAIN, Buckets, PassChoice, run_graph_passes
-from penstock.graph.passes.fuse_all_reduce import fuse_exchanges
+from penstock.graph.passes.exchanges import fuse_exchanges
 from penstock.graph.ssa import Graph, Mode
 from penstock.program.program import Program
 

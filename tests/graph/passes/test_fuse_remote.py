@@ -16,7 +16,7 @@ import penstock as fluid
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.passes.fuse_remote import fuse_remote
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph
 from penstock.program.ir import Operator, Ref, Role
 from penstock.ps.remote import FETCH_BARRIER, RECV, RECV_STEP, SEND, SEND_BARRIER, SEND_ROWS, SEND_STEP

@@ -18,8 +18,7 @@ from penstock.exec.scope import Scope
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.passes import PLAIN, PassChoice
-from penstock.graph.passes.fuse_all_reduce import fuse_exchanges
-from penstock.graph.passes.split_exchange import split_exchanges
+from penstock.graph.passes.exchanges import fuse_exchanges, split_exchanges
 from penstock.graph.ssa import Graph, Mode, OpHandle
 from penstock.program.program import Program
 

@@ -17,7 +17,7 @@ from tests.property.networks import ctr_dnn
 
 from penstock.exec.device_streams import DeviceStreams, DeviceTrace
 from penstock.graph.devices import build_device_graph
-from penstock.graph.passes.fuse_broadcast import fuse_broadcasts
+from penstock.graph.passes.exchanges import fuse_broadcasts
 from penstock.graph.ssa import Graph, Mode
 from penstock.native.engine import DevicePlan, Engine, EngineError, PretendedDevices, TorchPlan
 

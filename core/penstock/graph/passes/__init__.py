@@ -1,40 +1,37 @@
 """Passes: each takes a Graph and returns one that the checker accepts and that computes the same.
 
-One file a pass. They run in two rounds, in the order below: those that need no sizes when the graph is built, those
+They run in two rounds, in the order below: those that need no sizes when the graph is built, those
 that need them, or have to know what is fetched, when it is lowered for concrete batch sizes. A pass rewrites handles
-with `rewrite.Rewriter`; edges are derived again, never carried over.
+with `graph.rewrite.Rewriter`; edges are derived again, never carried over.
 
 | round | pass | file | BuildStrategy |
 |---|---|---|---|
 | graph | gradient of the loss from the feed | fed_loss_gradient.py | gradient_scale_strategy Customized |
 | graph | batch-norm over all replicas | sync_batch_norm.py | sync_batch_norm |
-| graph | buckets of gradients | fuse_all_reduce.py | fuse_all_reduce_ops |
-| graph | parts of large exchanges | split_exchange.py | (always, on CPU) |
-| graph | order of exchanges with other processes | order_exchanges.py | num_trainers |
-| graph | one broadcast an owner | fuse_broadcast.py | fuse_broadcast_ops (GPU, Reduce) |
+| graph | buckets of gradients | exchanges.py | fuse_all_reduce_ops |
+| graph | parts of large exchanges | exchanges.py | (always, on CPU) |
+| graph | order of exchanges with other processes | order.py | num_trainers |
+| graph | one broadcast an owner | exchanges.py | fuse_broadcast_ops (GPU, Reduce) |
 | graph | one push and one pull a step | fuse_remote.py | (sync mode, servers of this host) |
 | sizes | updates of one kind | fuse_optimizer.py | fuse_all_optimizer_ops |
 | sizes | sum and activation in one operator | fuse_add_act.py | fuse_elewise_add_act_ops |
 | sizes | kernels of matrix products | matrix_kernels.py | (PENSTOCK_MATRIX_KERNELS) |
-| sizes | sequential order | sequential.py | enable_sequential_execution |
+| sizes | sequential order | order.py | enable_sequential_execution |
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from penstock.graph.choice import PLAIN, Buckets, MatrixKernels, PassChoice
 from penstock.graph.operands import Shares
-from penstock.graph.passes.choice import PLAIN, Buckets, MatrixKernels, PassChoice
+from penstock.graph.passes.exchanges import fuse_broadcasts, fuse_exchanges, split_exchanges
 from penstock.graph.passes.fed_loss_gradient import feed_loss_gradient
 from penstock.graph.passes.fuse_add_act import fuse_add_act
-from penstock.graph.passes.fuse_all_reduce import fuse_exchanges
-from penstock.graph.passes.fuse_broadcast import fuse_broadcasts
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.passes.matrix_kernels import choose_matrix_kernels
-from penstock.graph.passes.order_exchanges import order_exchanges
-from penstock.graph.passes.sequential import run_in_program_order
-from penstock.graph.passes.split_exchange import split_exchanges
+from penstock.graph.passes.order import order_exchanges, run_in_program_order
 from penstock.graph.passes.sync_batch_norm import synchronize_batch_norm
 from penstock.graph.ssa import Graph
 from penstock.program.program import Program

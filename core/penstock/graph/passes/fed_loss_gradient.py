@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph
 
 

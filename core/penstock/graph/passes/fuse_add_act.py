@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from penstock.graph.passes.readers import Readers
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.analysis.readers import Readers
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.ir import Arg, Operator, Ref
 from penstock.program.program import Program

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.graph.passes.readers import Readers
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.analysis.readers import Readers
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.ir import Arg, Ref, Role
 from penstock.program.program import Program

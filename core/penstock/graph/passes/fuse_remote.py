@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.ir import Arg, Operator, Ref
 from penstock.ps.remote import FETCH_BARRIER, RECV, RECV_STEP, SEND, SEND_BARRIER, SEND_ROWS, SEND_STEP, Descriptor

@@ -15,10 +15,10 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from penstock.graph.analysis.readers import Readers, drop_unread_views
+from penstock.graph.choice import MatrixKernels
 from penstock.graph.operands import Shares
-from penstock.graph.passes.choice import MatrixKernels
-from penstock.graph.passes.readers import Readers, drop_unread_views
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.native.matrix_cache import store_of_machine
 from penstock.native.matrix_kernels import LEAST_FLOP, Conditions, KernelTimes, Product, forced, rounded

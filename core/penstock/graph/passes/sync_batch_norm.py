@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.errors import Bug, ProgramError
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import SHARED, Graph, OpHandle, Physical
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Arg, Operator, Ref, VarDesc

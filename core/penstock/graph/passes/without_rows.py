@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from penstock.errors import ProgramError
 from penstock.graph.across import BEGINS, GATHERS, SUMS
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle, Physical
 from penstock.program.ir import Operator, Role, TorchConst, VarDesc
 from penstock.program.program import Program

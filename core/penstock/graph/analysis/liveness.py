@@ -1,8 +1,9 @@
-"""What an operator's memory is for, and from when to when somebody has it, by the edges of a graph alone.
+"""Lifetimes of memory: which allocation lives from when to when, and which temporaries outlive a run.
 
 An *allocation* is one request for memory of one handle, seen in a first run. It *lives* in every handle that touches
-a variable which keeps it, views of that variable included, and in its maker. Timing plays no part: of two handles
-that no path orders either may run first.
+a variable which keeps it, views of that variable included, and in its maker, by the edges of a graph alone: of two
+handles that no path orders either may run first. The engine releases every slot that is not kept with its last reader;
+`staying` names those that it keeps. Source: eager_deletion_pass.cc, FLAGS_eager_delete_tensor_gb (Fluid 1.8).
 """
 
 from __future__ import annotations
@@ -66,3 +67,19 @@ def ancestors_of(graph: Graph) -> list[int]:
             reach |= ancestors[before] | 1 << before
         ancestors.append(reach)
     return ancestors
+
+
+def staying(graph: Graph, *, eager: bool, kept: Set[str] = frozenset()) -> frozenset[str]:
+    """Return the physical variables that hold their memory until temporaries are cleared.
+
+    `eager`: release with the last use; only those called `kept` (names in the Program) stay. Otherwise all do.
+    """
+    made = {n for handle in graph.handles for n in handle.makes()}
+    stay = set()
+    for key in made:
+        variable = graph.variables[key]
+        root = graph.variables[variable.storage]
+        lasts = variable.persistable or variable.feed or root.persistable or root.feed
+        if not lasts and (not eager or variable.name in kept or root.name in kept):
+            stay.add(key)
+    return frozenset(stay)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container
 
-from penstock.graph.passes.rewrite import Rewriter
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
 
 
