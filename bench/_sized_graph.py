@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from penstock.exec.data_parallel import DataParallel
-from penstock.exec.feeding import as_tensors, bind_symbols
-from penstock.exec.splitting import split
+from penstock.exec.feeding import as_tensors, bind_symbols, split
 from penstock.graph.document import document
 from penstock.graph.ssa import Graph
 from penstock.protocol.graphdoc import GraphDocument

@@ -18,9 +18,9 @@ import torch
 
 from penstock.errors import FeedError, SpecError
 from penstock.exec.executor import Executor
+from penstock.exec.feeding import has_batch, share_sizes
 from penstock.exec.parallel import ParallelExecutor
 from penstock.exec.scope import Scope
-from penstock.exec.splitting import has_batch, share_sizes
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
 from penstock.program.layers import fluid_data
 from penstock.program.program import Program

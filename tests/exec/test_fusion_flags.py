@@ -166,7 +166,7 @@ def test_what_devices_switch_off_is_named(said: Callable[[], list[str]]) -> None
     build = strategy(fuse_all_optimizer_ops=True, fuse_elewise_add_act_ops=True)
     memory = ReplicaMemory(Scope(), (torch.device("cpu"),) * 2)
     core = DataParallel(program, memory, mode="all_reduce", num_replicas=2)
-    say_what_has_no_effect(build, core)
+    say_what_has_no_effect(build, program, core.mode, memory.devices)
     core.close()
     assert [line.split()[1] for line in said()] == [
         "BuildStrategy.fuse_all_optimizer_ops", "BuildStrategy.fuse_elewise_add_act_ops",

@@ -11,7 +11,7 @@ from tests.property.networks import fit_a_line
 import penstock as fluid
 from penstock.compat.torch import schema_of
 from penstock.errors import SpecError
-from penstock.exec.device_arguments import on_device, put_on_device, refuse_without_kernel
+from penstock.exec.devices import on_device, put_on_device, refuse_without_kernel
 from penstock.graph.devices import build_device_graph
 from penstock.program.ir import Operator
 from penstock.program.kernels import resolve

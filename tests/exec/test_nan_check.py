@@ -13,7 +13,7 @@ from tests.property.oracle import copy_of, intra_op_threads, same_bits, started,
 
 import penstock as fluid
 from penstock.errors import OperatorError, SpecError
-from penstock.exec import flags, nan_check
+from penstock.exec import diagnostics, flags
 from penstock.exec.scope import Scope
 from penstock.program.program import Program
 
@@ -176,21 +176,21 @@ def test_kernels_that_fail_keep_their_error(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_environment_and_set_flags_turn_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_CHECK_NAN", raising=False)
     monkeypatch.delenv("FLAGS_check_nan_inf", raising=False)
-    assert not nan_check.enabled()
+    assert not diagnostics.checks_results()
     monkeypatch.setenv("PENSTOCK_CHECK_NAN", "1")
-    assert nan_check.enabled()
+    assert diagnostics.checks_results()
     fluid.set_flags({"FLAGS_check_nan_inf": 0})
     assert fluid.get_flags("FLAGS_check_nan_inf") == {"FLAGS_check_nan_inf": False}
     with pytest.raises(SpecError, match=r"'FLAGS_benchmark' has no effect.*FLAGS_check_nan_inf"):
         fluid.set_flags({"FLAGS_check_nan_inf": True, "FLAGS_benchmark": True})
     with pytest.raises(SpecError, match="FLAGS_check_nan_inf is 'maybe'; expected 1 or 0"):
         fluid.set_flags({"FLAGS_check_nan_inf": "maybe"})
-    assert not nan_check.enabled()
+    assert not diagnostics.checks_results()
 
 
 def test_states_of_integers_and_complex_numbers() -> None:
-    assert nan_check.state_of(torch.tensor([1])) == "finite"
-    assert nan_check.state_of(torch.tensor([1.0, torch.inf])) == "Inf"
-    assert nan_check.state_of(torch.tensor([torch.nan, torch.inf])) == "NaN"
-    assert nan_check.state_of(torch.tensor([complex(0, torch.nan)])) == "NaN"
-    assert nan_check.state_of(torch.empty(0)) == "finite"
+    assert diagnostics.state_of(torch.tensor([1])) == "finite"
+    assert diagnostics.state_of(torch.tensor([1.0, torch.inf])) == "Inf"
+    assert diagnostics.state_of(torch.tensor([torch.nan, torch.inf])) == "NaN"
+    assert diagnostics.state_of(torch.tensor([complex(0, torch.nan)])) == "NaN"
+    assert diagnostics.state_of(torch.empty(0)) == "finite"

@@ -12,7 +12,7 @@ from tests.property.oracle import started, value
 
 import penstock as fluid
 from penstock.errors import FeedError
-from penstock.exec.splitting import share_sizes
+from penstock.exec.feeding import share_sizes
 from penstock.program.program import Program
 
 SLICES: dict[str, Callable[[Any], Any]] = {

@@ -11,10 +11,9 @@ from tests.property.networks import Feed, Network
 
 import penstock as fluid
 from penstock.exec.data_parallel import DataParallel
-from penstock.exec.feeding import as_tensors, bind_symbols, resolved_seed
+from penstock.exec.feeding import as_tensors, bind_symbols, has_batch, resolved_seed, split
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.scope import Scope
-from penstock.exec.splitting import has_batch, split
 from penstock.graph.check import check
 from penstock.graph.interpret import interpret
 from penstock.graph.passes import PLAIN, PassChoice

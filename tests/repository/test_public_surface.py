@@ -21,7 +21,7 @@ def test_a_changed_default_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def save(program: object, path: Path, overwrite: bool = True) -> None:
         """Not as it is."""
 
-    save.__module__ = "penstock.io.variables"
+    save.__module__ = "penstock.io.saves.variables"
     before = set(surface.python_names())
     monkeypatch.setattr(fluid, "save", save)
     changed = {line for line in before ^ set(surface.python_names()) if line.startswith("penstock.save(")}

@@ -15,7 +15,7 @@
     generator    MultiSlotDataGenerator: scripts that write the text format
 
 Text is parsed in C++ (`src/feed`) without the interpreter lock. Nothing is dropped silently: what is skipped
-is counted. Nothing here knows graphs or executors; `penstock.exec.dataset_runs` trains from a data set.
+is counted. Nothing here knows graphs or executors; `penstock.exec.dataset_pass` trains from a data set.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import torch
 
+from penstock.exec.diagnostics import named_operands, named_results
 from penstock.exec.executor import Executor
-from penstock.exec.pairing import named_operands, named_results
 from penstock.exec.scope import Scope
 from penstock.program.ir import Operator
 from penstock.program.program import Program

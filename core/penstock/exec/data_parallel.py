@@ -10,25 +10,21 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from penstock import telemetry
 from penstock.errors import FetchError, PenstockError, Unavailable
-from penstock.exec import devices, nan_check
-from penstock.exec.device_streams import DeviceTrace, on_gpus
-from penstock.exec.drawings import write_drawings
-from penstock.exec.feeding import SelectedRowsValue, check_guards, fetch_names, resolved_seed
-from penstock.exec.inputs import Inputs
-from penstock.exec.kernel_choice import settled
+from penstock.exec import devices, diagnostics
+from penstock.exec.devices import DeviceTrace, on_gpus
+from penstock.exec.diagnostics import explained, operand_of
+from penstock.exec.feeding import Inputs, SelectedRowsValue, check_guards, fetch_names, merge, resolved_seed
 from penstock.exec.lowering import Lowered, bind, lower, set_random_states, static_shapes
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.out_of_range import explained, operand_of
+from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
-from penstock.exec.shown_graphs import ShownGraphs
-from penstock.exec.splitting import merge
+from penstock.exec.shown_graphs import ShownGraphs, write_drawings
 from penstock.exec.statistics import Statistics, statistics
 from penstock.exec.temporaries import Retention, Temporaries
 from penstock.exec.trainers import SharedSteps, Trainers, signature
@@ -70,20 +66,18 @@ class DataParallel:
         trainers: Trainers | None = None,
     ) -> None:
         self.program, self.memory, self.mode, self.num_replicas = program, memory, mode, num_replicas
-        choice = devices.passes_for(memory.devices, choice)
         self._across = None if trainers is None else trainers.across(mean=scale_loss)
         self._together = None if trainers is None else SharedSteps(trainers, program, self._run_without_rows)
-        if self._across is not None:
-            choice = replace(choice, rings=self._across.rings)
-        self.loss_name, self.scale_loss, self.choice, self.name = loss_name, scale_loss, choice, name
+        self.loss_name, self.scale_loss, self.name = loss_name, scale_loss, name
         cores = cores or (num_cores() if trainers is None else trainers.group.cores)
         self.num_threads = num_threads or 4 * num_replicas
         at_once = num_replicas if num_threads == 0 else max(num_threads, 1)
         self.max_running = max(1, min(at_once, self.num_threads, cores))
         self.intra_op_threads = max(1, cores // self.max_running)
         self.choice = settled(
-            choice, at_once=self.max_running, intra_op=self.intra_op_threads, on_cpu=not memory.devices
-        )
+            choice, devices=memory.devices, at_once=self.max_running, intra_op=self.intra_op_threads,
+            rings=() if self._across is None else self._across.rings,
+        )  # fmt: skip
         self.engine = Engine(self.num_threads, max_running=self.max_running, intra_op_threads=self.intra_op_threads)
         self._graphs: dict[int, Graph] = {}
         self._plans: OrderedDict[tuple[Any, ...], Lowered] = OrderedDict()
@@ -199,8 +193,8 @@ class DataParallel:
 
     def _try_execute(self, lowered: Lowered, step: int, schedule_seed: int) -> None:
         try:
-            if nan_check.enabled():
-                nan_check.run_checked(lowered, self.program)
+            if diagnostics.checks_results():
+                diagnostics.run_checked(lowered, self.program)
             else:
                 self._launch(lowered, step, schedule_seed)
         except EngineStateError as error:
@@ -224,7 +218,7 @@ class DataParallel:
             self.temporaries.before(lowered)
             self.engine.run(lowered.plan, step, schedule_seed=schedule_seed)
             return
-        devices.harvest(list(self._plans.values()), self._times)
+        devices.harvest((plan.streams for plan in self._plans.values()), self._times)
         lowered.streams.run(step, lambda: self.engine.run(lowered.plan, step, schedule_seed=schedule_seed))
 
     def _fetch(self, lowered: Lowered, name: str, slots: list[int]) -> list[torch.Tensor]:
@@ -313,7 +307,7 @@ class DataParallel:
 
     def close(self) -> None:
         """Stop the threads and release the plans."""
-        devices.harvest(list(self._plans.values()), self._times)
+        devices.harvest((plan.streams for plan in self._plans.values()), self._times)
         self._watch.close()
         self.drop_plans()
         self.engine.close()

@@ -16,9 +16,10 @@ import torch
 from penstock.compat.torch import schema_of
 from penstock.distributed.collective_ops import COLLECTIVE
 from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
-from penstock.exec import nan_check
-from penstock.exec.dataset_runs import Wanted, run_from_dataset
-from penstock.exec.device_arguments import moved, on_device
+from penstock.exec import diagnostics
+from penstock.exec.dataset_pass import Wanted, run_from_dataset
+from penstock.exec.devices import moved, on_device
+from penstock.exec.diagnostics import explained
 from penstock.exec.feeding import (
     SelectedRowsValue,
     as_tensors,
@@ -28,9 +29,8 @@ from penstock.exec.feeding import (
     resolved_seed,
     takes_from_reader,
 )
-from penstock.exec.out_of_range import explained
+from penstock.exec.memory import tensor_of
 from penstock.exec.parallel import CompiledProgram
-from penstock.exec.persistables import tensor_of
 from penstock.exec.places import CPUPlace, Place, device_of
 from penstock.exec.remote_use import RemoteUse
 from penstock.exec.scope import Scope, global_scope
@@ -122,8 +122,8 @@ class Executor:
         if prepared and prepared[0][0].type == COLLECTIVE:
             return list(self._compiled(program, scope)._run_compiled(self, feed, fetch_list, scope, return_numpy, True))
         self._remotes.note(program)
-        if hook is None and nan_check.enabled():
-            hook = nan_check.hook_of(program)
+        if hook is None and diagnostics.checks_results():
+            hook = diagnostics.hook_of(program)
         is_read = takes_from_reader(program, feed)
         if is_read:
             feed = program.reader.next_feed(feed)
@@ -221,7 +221,7 @@ class Executor:
         """Train on each batch of a data set once. `thread`: Hogwild threads, 0 for those of `dataset.set_thread`.
 
         `fetch_list` is printed every `print_period` batches of the first thread, with the texts of `fetch_info`.
-        `debug`: print where the time goes. `fetch_handler`: a fluid.FetchHandler. See `exec.dataset_runs`.
+        `debug`: print where the time goes. `fetch_handler`: a fluid.FetchHandler. See `exec.dataset_pass`.
         `checkpoints`: a fluid.io.CheckpointManager, which counts the batches and saves with the data set's position.
         """
         shown = (debug, fetch_list or (), fetch_info, print_period, fetch_handler, checkpoints)

@@ -1,9 +1,18 @@
-"""Feeds: check them against the Program, turn them into tensors, bind the size symbols. No I/O."""
+"""Feeds and fetches of a step: checked against the Program, split over replicas, measured; no I/O.
+
+`Inputs` holds what the Program asks of its inputs, looked up once for each revision: arrays and tensors that fit are
+taken as they are, in a few microseconds an input; anything else goes the way of `as_tensors`, which converts it or
+raises. A batch of b rows on n replicas makes min(b, n) shares, as even as possible, the larger ones last (3 rows on 2
+replicas: [0] and [1, 2], as ParallelExecutor.run documents). With gradient_scale_strategy Customized the gradient of
+the loss is fed: in one feed dict `<loss>@GRAD` is an array with one entry for each replica; in a feed list, each dict
+has its own.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +24,9 @@ from penstock.program.eager import advice, words
 from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.program import Program
+
+Feed = Mapping[str, Any] | Sequence[Any] | None
+Share = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +205,198 @@ def resolved_seed(program: Program) -> int:
             program.fresh_seed = int.from_bytes(os.urandom(4), "little") | 1
         return program.fresh_seed
     return program.seed
+
+
+def share_sizes(rows: int, num_replicas: int) -> list[int]:
+    """Return the rows of each active replica; rows >= 1."""
+    pieces = min(rows, num_replicas)
+    base, extra = divmod(rows, pieces)
+    return [base + (i >= pieces - extra) for i in range(pieces)]
+
+
+def has_batch(program: Program, name: str) -> bool:
+    """Whether dimension 0 of a feed is the batch."""
+    shape = program.variables[name].shape
+    return bool(shape) and isinstance(shape[0], Expr)
+
+
+def split(program: Program, tensors: Mapping[str, torch.Tensor], num_replicas: int) -> list[dict[str, torch.Tensor]]:
+    """Return one dict of views for each active replica. Raises FeedError for an empty batch."""
+    rows = {name: t.shape[0] for name, t in tensors.items() if has_batch(program, name)}
+    if not rows:
+        return [dict(tensors) for _ in range(num_replicas)]
+    total = next(iter(rows.values()))
+    for name, size in rows.items():
+        if size == 0:
+            raise FeedError(f"feed {name!r} has no rows; feed at least one", variable=name)
+        if size != total:
+            first = next(iter(rows))
+            raise FeedError(
+                f"feeds {first!r} and {name!r} must have the same number of rows, but have {total} and {size}"
+            )
+    sizes = share_sizes(total, num_replicas)
+    shares: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
+    for name, tensor in tensors.items():
+        parts = tensor.split_with_sizes(sizes) if name in rows else [tensor] * len(sizes)
+        for share, part in zip(shares, parts, strict=True):
+            share[name] = part
+    return shares
+
+
+def merge(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Concatenate the replicas' values along dimension 0; scalars become one row each. Always a copy."""
+    rows = [p.reshape(1) if p.dim() == 0 else p for p in parts]
+    return rows[0].clone() if len(rows) == 1 else torch.cat(rows)
+
+
+def split_with_loss_gradients(
+    program: Program, feed: Feed, num_replicas: int, split: Callable[[Feed], list[Share]]
+) -> list[Share]:
+    """Return the feed of each active replica, the gradient of the loss among it. `split` does it for all other feeds.
+
+    Of an array's entries the first go to the replicas that have rows. Raises FeedError if one is missing or has
+    another number of entries, and what `split` raises.
+    """
+    made_by = loss_gradients(program)
+    given = feed or {}
+    if isinstance(given, Mapping):
+        shares = split({n: v for n, v in given.items() if n not in made_by})
+        for name, source in made_by.items():
+            entries = _entries(program.variables[name], given, num_replicas, source)
+            for share, entry in zip(shares, entries, strict=False):  # a small batch has fewer shares
+                share[name] = entry
+        return shares
+    rest = [{n: v for n, v in d.items() if n not in made_by} if isinstance(d, Mapping) else d for d in given]
+    shares = split(rest)
+    for share, own in zip(shares, given, strict=True):
+        for name, source in made_by.items():
+            (share[name],) = _entries(program.variables[name], own, 1, source)
+    return shares
+
+
+def _entries(var: VarDesc, feed: Mapping[str, Any], number: int, source: str) -> list[torch.Tensor]:
+    sizes = [int(str(d)) for d in var.shape]  # a loss has one element, so no batch
+    wanted = f"{var.dtype}[{number}]"
+    which = "one entry for each replica" if number > 1 else "the replica's one entry"
+    if var.name not in feed:
+        raise FeedError(
+            f"{var.name!r} (the gradient of the loss, recorded at {source}) is not fed. With gradient_scale_strategy "
+            f"Customized nothing computes it: feed it as {wanted}, {which}, e.g. "
+            f"numpy.full({number}, 1 / {number}, {var.dtype!r})",
+            variable=var.name, expected=wanted,
+        )  # fmt: skip
+    tensor = converted(var, feed[var.name])
+    if tensor.numel() != number * math.prod(sizes) or (number > 1 and tensor.shape[0] != number):
+        raise FeedError(
+            f"feed {var.name!r} has shape {list(tensor.shape)}, but the gradient of the loss (recorded at {source}) is "
+            f"fed as {wanted}: {which} (CPU_NUM)",
+            variable=var.name, got=list(tensor.shape), expected=wanted,
+        )  # fmt: skip
+    return [t.clone() for t in tensor.reshape(number, *sizes).unbind(0)]
+
+
+class _Input:
+    """What a tensor of one input has to be."""
+
+    __slots__ = ("buffer", "dtype", "fixed", "has_batch", "name", "numpy_dtype", "rank", "symbols")
+
+    def __init__(self, program: Program, var: VarDesc) -> None:
+        self.name, self.rank, self.buffer = var.name, len(var.shape), var.buffer
+        self.dtype: torch.dtype = getattr(torch, var.dtype)
+        self.numpy_dtype = np.dtype(var.dtype) if var.dtype != "bfloat16" else None
+        self.fixed = [(axis, d) for axis, d in enumerate(var.shape) if isinstance(d, int)]
+        self.symbols = [
+            (axis, str(d.args[0])) for axis, d in enumerate(var.shape) if isinstance(d, Expr) and d.op == "sym"
+        ]
+        self.has_batch = has_batch(program, var.name)
+
+    def tensor(self, value: Any) -> torch.Tensor | None:
+        """Return the value as it is, or None if it needs converting or an error message."""
+        if isinstance(value, np.ndarray):
+            if value.dtype != self.numpy_dtype or not value.flags.writeable or not value.flags.c_contiguous:
+                return None
+            tensor = torch.from_numpy(value)
+        elif (
+            type(value) is torch.Tensor
+            and value.dtype is self.dtype
+            and not value.requires_grad
+            and value.is_contiguous()
+        ):
+            tensor = value
+        else:
+            return None
+        shape = tensor.shape
+        if len(shape) != self.rank or self.buffer:
+            return None
+        for axis, size in self.fixed:
+            if shape[axis] != size:
+                return None
+        return tensor
+
+
+class Inputs:
+    """The inputs of `program` on `num_replicas` replicas. `fed_loss_gradient`: the user feeds the loss's gradient."""
+
+    def __init__(self, program: Program, num_replicas: int, *, fed_loss_gradient: bool) -> None:
+        self._program, self._num_replicas, self._fed_loss_gradient = program, num_replicas, fed_loss_gradient
+        self._inputs = {var.name: _Input(program, var) for var in program.feeds()}
+
+    def shares(self, feed: Feed) -> list[Share]:
+        """Return the feed of each active replica. Raises FeedError, TypeError."""
+        if self._fed_loss_gradient:
+            return split_with_loss_gradients(self._program, feed, self._num_replicas, self._split)
+        return self._split(feed)
+
+    def rows(self, share: Share) -> int:
+        """Return the rows of a share; 1 if no input has a batch."""
+        for name, tensor in share.items():
+            known = self._inputs.get(name)
+            if known is not None and known.has_batch:
+                return tensor.shape[0]
+        return 1
+
+    def bindings(self, share: Share) -> dict[str, int]:
+        """Return the value of each size symbol. Raises FeedError if two inputs disagree."""
+        found: dict[str, int] = {}
+        for name, tensor in share.items():
+            known = self._inputs.get(name)
+            if known is None:
+                continue  # the gradient of the loss
+            for axis, symbol in known.symbols:
+                size = tensor.shape[axis]
+                if found.setdefault(symbol, size) != size:
+                    return bind_symbols(self._program, share)  # says which two
+        return found
+
+    def _split(self, feed: Feed) -> list[Share]:
+        if isinstance(feed, (list, tuple)):
+            return self._listed(feed)
+        return split(self._program, self._tensors(feed), self._num_replicas)
+
+    def _tensors(self, feed: Any) -> Share:
+        if isinstance(feed, dict) and len(feed) == len(self._inputs):
+            tensors: Share = {}
+            for name, value in feed.items():
+                known = self._inputs.get(name)
+                tensor = None if known is None else known.tensor(value)
+                if tensor is None:
+                    break
+                tensors[name] = tensor
+            else:
+                return tensors
+        return as_tensors(self._program, feed or {})
+
+    def _listed(self, feeds: Sequence[Any]) -> list[Share]:
+        for item in feeds:
+            if not isinstance(item, Mapping):
+                raise TypeError(f"a feed list holds {type(item).__name__}; expected one dict for each replica")
+        if len(feeds) != self._num_replicas:
+            raise FeedError(
+                f"a feed list has {len(feeds)} dicts, but there are {self._num_replicas} replicas (CPU_NUM); "
+                "give one dict for each, or a single dict to be split"
+            )
+        shares = [self._tensors(f) for f in feeds]
+        for position, share in enumerate(shares):
+            if self.rows(share) == 0:
+                raise FeedError(f"dict {position} of the feed list has no rows; feed at least one to each replica")
+        return shares

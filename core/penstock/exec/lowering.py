@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from penstock.compat.torch import schema_of
-from penstock.exec.device_arguments import put_on_device
-from penstock.exec.device_streams import DeviceStreams, streams_for
+from penstock.exec.devices import DeviceStreams, put_on_device, streams_for
 from penstock.exec.memory import ReplicaMemory
 from penstock.graph.across import WAITS
 from penstock.graph.analysis.buffers import Buffers

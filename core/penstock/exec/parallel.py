@@ -1,4 +1,4 @@
-"""ParallelExecutor and CompiledProgram: Fluid's two doors to `DataParallel`."""
+"""ParallelExecutor and CompiledProgram: Fluid's two doors to `DataParallel`, and the checks of their arguments."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from penstock.errors import FeedError, ProgramError, SpecError
-from penstock.exec.arguments import check_arguments
 from penstock.exec.data_parallel import DataParallel, results
-from penstock.exec.device_streams import Devices
-from penstock.exec.devices import devices_of
+from penstock.exec.devices import Devices, devices_of
+from penstock.exec.feeding import takes_from_reader
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import choice_of, refuse_on_gpus, say_what_has_no_effect
 from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, gpus_for
-from penstock.exec.readers import run_fed
 from penstock.exec.scope import Scope, global_scope
 from penstock.exec.strategies import (
     BuildStrategy,
@@ -31,7 +31,73 @@ from penstock.program.eager import advice
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
+from penstock.program.record.variable import Variable
 from penstock.program.strict_fields import say_once
+from penstock.ps.remote import REMOTE_TYPES
+
+
+def check_arguments(program: object, loss_name: object, build: object, execution: object) -> None:
+    """Raise SpecError for an argument of the wrong kind, or a field that the program is not for.
+
+    It names what to pass instead.
+    """
+    if not isinstance(program, Program):
+        raise SpecError(
+            f"the program is a {type(program).__name__}; expected a fluid.Program, e.g. fluid.default_main_program()"
+            f"{advice(program)}",
+            got=program,
+        )
+    if isinstance(loss_name, Variable):
+        raise SpecError(
+            f"loss_name is the variable {loss_name.name!r} itself; pass its name: loss_name=loss.name", got=loss_name
+        )
+    if loss_name is not None and not isinstance(loss_name, str):
+        raise SpecError(f"loss_name is {loss_name!r}; expected the name of the loss, loss.name", got=loss_name)
+    for name, given, kind in (
+        ("build_strategy", build, BuildStrategy),
+        ("exec_strategy", execution, ExecutionStrategy),
+    ):
+        if not isinstance(given, kind):
+            raise SpecError(f"{name} is a {type(given).__name__}; expected a fluid.{kind.__name__}", got=given)
+    if isinstance(build, BuildStrategy) and isinstance(execution, ExecutionStrategy):
+        _check_fields_of_trainers(program, build, execution)
+
+
+def _check_fields_of_trainers(program: Program, build: BuildStrategy, execution: ExecutionStrategy) -> None:
+    """Hold what fleet's strategies set to programs that talk to parameter servers.
+
+    There both fields hold by themselves: replicas of one trainer go in step and push their mean once, and trainers
+    wait for each other only as the program's own operators say.
+    """
+    if any(op.type in REMOTE_TYPES for op in program.operators):
+        return
+    if build.async_mode:
+        raise SpecError(
+            "BuildStrategy.async_mode is True, but the program talks to no parameter servers: replicas that do not "
+            "wait for each other train something else, so it is refused instead of ignored. Leave it False; gradients "
+            "are exchanged in every step"
+        )
+    if execution.use_thread_barrier:
+        say_once(
+            "ExecutionStrategy.use_thread_barrier = True has no effect: this program talks to no parameter servers"
+        )
+
+
+def run_fed(
+    core: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, num_iterations: int
+) -> list[list[torch.Tensor]]:
+    """Run one iteration on what is fed; with a reader, `num_iterations` on its batches, and fetch from the last.
+
+    Raises EOFException, also after some of the iterations: those have updated, and are fetched from by nobody.
+    """
+    if not takes_from_reader(core.program, feed):
+        return core.run(feed, fetch_list)
+    reader = core.program.reader
+    fetched = []
+    for left in reversed(range(num_iterations)):
+        fetched = core.run(reader.next_feed(feed), [] if left else fetch_list)
+        reader.used()
+    return fetched
 
 
 def _say(text: str) -> None:
@@ -105,7 +171,7 @@ def _data_parallel(
         name=name,
         trainers=trainers if trains else None,
     )
-    say_what_has_no_effect(build, core)
+    say_what_has_no_effect(build, program, core.mode, memory.devices)
     return core
 
 

@@ -1,25 +1,27 @@
-"""What a BuildStrategy and the flags make of a graph: the choice of passes, and a word where a field has no effect.
+"""Choice of passes: what a BuildStrategy asks for, what of it holds for an executor, and warnings for the rest.
 
 A field may have no effect because of what it is used with: GPUs, a mode, an optimizer. That is known when an executor
-is made, and said then, once in a process and on stderr.
+is made, and printed then, once in a process and on stderr.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.errors import SpecError
 from penstock.exec import flags
-from penstock.exec.data_parallel import DataParallel
-from penstock.exec.device_streams import Devices, on_gpus
+from penstock.exec.devices import Devices, on_gpus
 from penstock.exec.strategies import BuildStrategy, GradientScaleStrategy
 from penstock.graph.build import build_graph
 from penstock.graph.passes import Buckets, PassChoice
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.sync_batch_norm import has_batch_norm
+from penstock.graph.ssa import Mode
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.strict_fields import say_once
 
-# Fields that `devices.passes_for` switches off.
+# Fields that `settled` switches off on devices.
 _CPU_ONLY = ("fuse_all_reduce_ops", "fuse_all_optimizer_ops", "fuse_elewise_add_act_ops", "memory_optimize")
 
 
@@ -46,6 +48,27 @@ def choice_of(build: BuildStrategy) -> PassChoice:
     )
 
 
+def settled(
+    choice: PassChoice, *, devices: Devices, at_once: int, intra_op: int, rings: tuple[str, ...] = ()
+) -> PassChoice:
+    """Return what of a choice holds for an executor, with the conditions that its matmuls run in.
+
+    On devices no pass chooses kernels or addresses of CPU memory. On CPU FLAGS_matrix_kernels forces a kernel, unless
+    the choice itself does. `rings`: of the exchanges with other processes, if there are any.
+    Raises SpecError for an unknown kernel in the environment.
+    """
+    if rings:
+        choice = replace(choice, rings=rings)
+    if devices:
+        return replace(
+            choice, fuse_all_reduce=False, fuse_optimizer=False, fuse_add_act=False, matrix_kernels=False,
+            reuse_buffers=False, inplace=False,
+        )  # fmt: skip
+    wanted = flags.text_of("FLAGS_matrix_kernels")
+    forced = choice.matrix.forced or ("" if wanted == "auto" else wanted)
+    return replace(choice, matrix=replace(choice.matrix, forced=forced, at_once=at_once, intra_op=intra_op))
+
+
 def refuse_on_gpus(build: BuildStrategy, program: Program, devices: Devices) -> None:
     """Raise SpecError for a field that these devices cannot honour, and that would change the result if ignored."""
     if build.sync_batch_norm and len(devices) > 1 and on_gpus(devices) and has_batch_norm(program):
@@ -55,21 +78,21 @@ def refuse_on_gpus(build: BuildStrategy, program: Program, devices: Devices) -> 
         )
 
 
-def say_what_has_no_effect(build: BuildStrategy, core: DataParallel) -> None:
-    """Print a line for each field that was set and does nothing for what `core` runs."""
-    if core.memory.devices:
+def say_what_has_no_effect(build: BuildStrategy, program: Program, mode: Mode, devices: Devices) -> None:
+    """Print a line for each field that was set and does nothing for this program in this mode on these devices."""
+    if devices:
         for name in _CPU_ONLY:
             if build.__dict__[name] is True:
                 say_once(f"BuildStrategy.{name} = True has no effect on GPUs: it is made for CPU and off there")
         return
     if build.fuse_broadcast_ops:
         say_once("BuildStrategy.fuse_broadcast_ops = True has no effect on CPU: replicas share parameters")
-    if build.__dict__["fuse_all_reduce_ops"] is True and core.mode == "reduce":
+    if build.__dict__["fuse_all_reduce_ops"] is True and mode == "reduce":
         say_once(
             "BuildStrategy.fuse_all_reduce_ops = True has no effect in Reduce mode: each gradient goes to its "
             "parameter's owner by itself"
         )
-    if build.fuse_all_optimizer_ops and not _fuses_updates(core.program):
+    if build.fuse_all_optimizer_ops and not _fuses_updates(program):
         say_once(
             "BuildStrategy.fuse_all_optimizer_ops = True has no effect on this program: no two of its updates are of "
             "a kind that is fused (SGD, Momentum, Adagrad or Adam with equal settings, on dense gradients)"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from penstock.errors import Bug, PeerError, ProgramError
-from penstock.exec.persistables import tensor_of
+from penstock.exec.memory import tensor_of
 from penstock.exec.prepared_block import PreparedBlock
 from penstock.exec.scope import Scope
 from penstock.exec.table_block import TableBlock

@@ -16,8 +16,8 @@ import penstock as fluid
 from penstock.errors import OperatorError, SpecError
 from penstock.exec import flags
 from penstock.exec.data_parallel import DataParallel
-from penstock.exec.kernel_choice import settled
 from penstock.exec.memory import ReplicaMemory
+from penstock.exec.pass_choice import settled
 from penstock.exec.scope import Scope
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
@@ -311,5 +311,5 @@ def test_set_flags_wins_over_the_environment_and_refuses_other_words(monkeypatch
 
 
 def test_gpus_keep_their_own_kernels() -> None:
-    choice = settled(ONEDNN, at_once=2, intra_op=1, on_cpu=False)
+    choice = settled(ONEDNN, devices=(torch.device("cpu"),), at_once=2, intra_op=1)
     assert not choice.matrix_kernels

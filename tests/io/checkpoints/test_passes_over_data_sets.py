@@ -15,7 +15,7 @@ from tests.property.oracle import same_bits, value
 import penstock as fluid
 from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError, UserError
-from penstock.exec.dataset_saves import Saves
+from penstock.exec.dataset_pass import Saves
 from penstock.io.checkpoints import positions
 from penstock.io.checkpoints.fingerprint import fingerprint, normal_text
 from penstock.io.checkpoints.record import RankState, rank_state

@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.property.networks import ctr_dnn
 
-from penstock.exec.device_streams import DeviceStreams, DeviceTrace
+from penstock.exec.devices import DeviceStreams, DeviceTrace
 from penstock.graph.devices import build_device_graph
 from penstock.graph.passes.exchanges import fuse_broadcasts
 from penstock.graph.ssa import Graph, Mode

@@ -1,7 +1,7 @@
 """The manifest of a save: which files belong to it, and what they hold. Pure: text in, data out.
 
 Every field is covered by a digest of the manifest itself, and every file by a digest in the manifest, so that a
-changed byte is found wherever it is. Whether a file is *right* is decided here; reading it is `io.files`.
+changed byte is found wherever it is. Whether a file is *right* is decided here; reading it is `io.saves.files`.
 """
 
 from __future__ import annotations

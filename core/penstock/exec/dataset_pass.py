@@ -5,7 +5,10 @@ thread's, persistable variables are the scope's own tensors, which all threads r
 thread a pass gives the bits of `exe.run(CompiledProgram(program))` over the same batches.
 Trainers of a collective job make a pass together: it ends for all when the data of all has ended.
 The first error ends the pass: the other threads finish their step. Parameters keep what was learned until then.
-Nothing is written to disk, but for checkpoints that were asked for.
+Nothing is written to disk, but for checkpoints that were asked for. They are taken between the steps of all threads: a
+thread is *at work* from taking a batch until that is used; when a checkpoint is due, the thread that finds it due waits
+until no other is at work, and none begins, while the training's tensors are copied. So the position of the reader is
+what the parameters have learned from, each batch once.
 Source: Executor.train_from_dataset of Fluid 1.8; hogwild_worker.cc.
 """
 
@@ -16,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.dataset import Dataset
 from penstock.dataset.settings import Run
@@ -24,9 +27,7 @@ from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError
 from penstock.exec.data_parallel import DataParallel, results
 from penstock.exec.dataset_reports import Fetches, FetchHandler, HandlerThread, Profile, Progress
-from penstock.exec.dataset_saves import Checkpoints, Saves
-from penstock.exec.device_streams import Devices
-from penstock.exec.devices import devices_of
+from penstock.exec.devices import Devices, devices_of
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.pass_choice import choice_of
@@ -39,6 +40,81 @@ from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.strict_fields import say_once
 from penstock.ps.remote import REMOTE_TYPES
+
+
+class Checkpoints(Protocol):
+    """`fluid.io.CheckpointManager`, as a pass sees it."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    def advance(self) -> bool: ...
+
+    def save(self, *, position: Any = None) -> None: ...
+
+    def data_ended(self, *, position: Any) -> None: ...
+
+    def pass_ended(self, *, position: Any = None) -> None: ...
+
+
+class Saves:
+    """The checkpoints of one pass; `manager` None: there are none. Thread-safe."""
+
+    def __init__(self, manager: Checkpoints | None, program: Program, position: Callable[[], Any]) -> None:
+        """Raises SpecError for a manager of another program."""
+        if manager is not None and manager.program is not program:
+            raise SpecError(
+                "train_from_dataset is given a CheckpointManager of another program than it trains; make it of the same"
+            )
+        self._manager, self._position = manager, position
+        self._turn = threading.Condition()
+        self._at_work, self._saving, self._saved_at = 0, False, -1
+
+    def begin(self) -> None:
+        """Go to work: before a batch is taken."""
+        if self._manager is None:
+            return
+        with self._turn:
+            self._turn.wait_for(lambda: not self._saving)
+            self._at_work += 1
+
+    def end(self, *, trained: bool) -> None:
+        """Be at work no more. `trained`: on a batch; it is counted, and saved if that is due, which may raise."""
+        if self._manager is None:
+            return
+        with self._turn:
+            self._at_work -= 1
+            self._turn.notify_all()
+            if trained and self._manager.advance():
+                self._save(self._manager)
+
+    def _save(self, manager: Checkpoints) -> None:
+        """Save when nobody is at work, unless another thread has just done so. The lock is held."""
+        self._turn.wait_for(lambda: not self._saving)
+        if self._saved_at == manager.num_steps:
+            return
+        self._saving = True
+        try:
+            self._turn.wait_for(lambda: not self._at_work)
+            self._saved_at = manager.num_steps
+            manager.save(position=self._position())
+        finally:
+            self._saving = False
+            self._turn.notify_all()
+
+    def data_ended(self) -> None:
+        """There is no more data here; other trainers may have some, in whose steps this one takes part without rows."""
+        if self._manager is not None:
+            self._manager.data_ended(position=self._position())
+
+    def ended(self, position: Any) -> None:
+        """The pass is over; `position`: of the reader, between it and the next one."""
+        if self._manager is not None:
+            self._manager.pass_ended(position=position)
+
 
 Step = Callable[[Mapping[str, Any], Sequence[str]], list[Any]]
 """Runs a step on a feed and returns what is fetched, as arrays."""
@@ -87,7 +163,7 @@ def run_from_dataset(
             contextlib.closing(dataset.open_for_training() if trains else dataset.open_for_inference())
         )
         saves = Saves(wanted.checkpoints, chosen, dataset.position)
-        run = _ahead(run, steps.first, ends) if num_threads == 1 else run
+        run = _prefetched(run, steps.first, ends) if num_threads == 1 else run
         prints = wanted.debug or handler is not None or bool(wanted.fetch_list)
         progress = ends.enter_context(contextlib.closing(Progress(run.fraction, shows_line=not prints)))
         pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves, progress)
@@ -122,7 +198,7 @@ def _allowed_threads(program: Program, num_threads: int, *, is_compiled: bool) -
     return num_threads
 
 
-def _ahead(run: Run, core: DataParallel, ends: contextlib.ExitStack) -> Run:
+def _prefetched(run: Run, core: DataParallel, ends: contextlib.ExitStack) -> Run:
     """Return a pass that starts the lookups of the next batch's rows while a step runs, where there are any to start.
 
     Replicas look up shares of a batch, which are not foreseen.
@@ -294,6 +370,3 @@ class _Pass:
         self._run.used(batch)
         self._progress.trained(len(batch))
         return len(batch), found
-
-
-__all__ = ["Wanted", "run_from_dataset"]
