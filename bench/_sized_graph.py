@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from penstock.exec.data_parallel import DataParallel
-from penstock.exec.feeding import as_tensors, bind_symbols, split
+from penstock.exec.feeding import as_tensors, split
 from penstock.graph.document import document
 from penstock.graph.ssa import Graph
+from penstock.program.kernels import bind_symbols
 from penstock.protocol.graphdoc import GraphDocument
 
 

@@ -31,13 +31,13 @@ BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else t
 Environ = Mapping[str, str | None]
 _WARM = (
     "penstock.program.layers", "penstock.program.optimizers", "penstock.exec.executor", "penstock.transpile.transpiler",
-    "penstock.exec.ps_storage", "penstock.ps.server", "penstock.ps.client", "penstock.ps.communicators.geo",
+    "penstock.serving.storage", "penstock.ps.server", "penstock.ps.client", "penstock.ps.communicators.geo",
     "penstock.exec.parallel", "penstock.dataset", "penstock.io",
     # What torch imports at the first recorded operators.
     "torch._functorch.aot_autograd", "torch.export._trace", "torch._inductor.sizevars",
     "torch.fx.experimental.validator", "sympy.combinatorics", "sympy.tensor.tensor",
 )  # fmt: skip
-_FRESH = ("penstock.ps.opening", "penstock.exec.serving")  # they note when a process was started
+_FRESH = ("penstock.ps.opening", "penstock.serving.server")  # they note when a process was started
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl
 
 

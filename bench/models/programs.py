@@ -16,7 +16,7 @@ import torch
 import penstock as fluid
 from bench.models import modules
 from bench.workloads.workload import Array, Workload
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ _WHERE = {
     "cpu_places": "exec.places",
     "cuda_places": "exec.places",
     "is_compiled_with_cuda": "exec.places",
-    "Scope": "exec.scope",
+    "Scope": "scope",
     "capture": "captured",
     "memory_optimize": "program.memory_optimize",
     "release_memory": "program.memory_optimize",
@@ -47,8 +47,8 @@ _WHERE = {
     "get_flags": "exec.flags",
     "save": "io.saves.variables",
     "load": "io.saves.variables",
-    "global_scope": "exec.scope",
-    "scope_guard": "exec.scope",
+    "global_scope": "scope",
+    "scope_guard": "scope",
 }
 _MODULES = {
     "layers": "program.layers",

@@ -20,7 +20,6 @@ from penstock.errors import FeedError, SpecError
 from penstock.exec.executor import Executor
 from penstock.exec.feeding import has_batch, share_sizes
 from penstock.exec.parallel import ParallelExecutor
-from penstock.exec.scope import Scope
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
 from penstock.program.layers import fluid_data
 from penstock.program.program import Program
@@ -28,6 +27,7 @@ from penstock.program.record.context import name_scope, program_guard
 from penstock.program.record.modules import record_module
 from penstock.program.record.opening import recording_of
 from penstock.program.record.variable import Variable
+from penstock.scope import Scope
 from penstock.torch_optimizers import mapped
 
 ROOT = "model"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
 
 import penstock as fluid
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 Rows = tuple[NDArray[np.float32], NDArray[np.float32]]
 NUM_TEST, BATCH_SIZE, LIMIT = 88, 59, 1.02

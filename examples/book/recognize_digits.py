@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 import penstock as fluid
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 Rows = tuple[NDArray[np.float32], NDArray[np.int64]]
 NUM_TEST, BATCH_SIZE, LIMIT = 297, 60, 0.96

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import penstock as fluid
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 Arrays = dict[str, NDArray[Any]]
 SIZES = {"user": 200, "age": 7, "job": 12, "film": 150, "genre": 9}

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import penstock as fluid
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
 VOCABULARY, CLASSES, CONTEXT, NUM_WORDS = 60, 5, 4, 16_000

@@ -17,9 +17,9 @@ from tests.property.oracle import copy_of, same_bits, started, value
 
 import penstock as fluid
 from penstock.errors import SpecError
-from penstock.exec.scope import Scope
 from penstock.graph.check import check
 from penstock.program import strict_fields
+from penstock.scope import Scope
 
 Scale = fluid.BuildStrategy.GradientScaleStrategy
 

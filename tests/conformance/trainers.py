@@ -12,8 +12,8 @@ from tests.property.networks import Network
 from tests.property.oracle import started, value
 
 import penstock as fluid
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 MODES = ("AllReduce", "Reduce")
 _EXECUTION = ("num_threads", "num_iteration_per_drop_scope", "allow_op_delay")

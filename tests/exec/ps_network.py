@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 import penstock as fluid
-from penstock.exec.ps_storage import ProgramStorage
-from penstock.exec.scope import Scope
 from penstock.ps.remote import PsMode
 from penstock.ps.storage import Gradient
+from penstock.scope import Scope
+from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import Placed, Placement
 from penstock.transpile.pserver import pserver_program

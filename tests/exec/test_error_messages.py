@@ -13,7 +13,7 @@ from tests.property.oracle import started
 
 import penstock as fluid
 from penstock.errors import FeedError, FetchError, OperatorError, PenstockError, ProgramError, SpecError, UserError
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 FLOATS = np.zeros((2, 13), "float32")
 TARGET = np.zeros((2, 1), "float32")

@@ -11,11 +11,11 @@ import torch
 from penstock.compat.torch import schema_of
 from penstock.exec.executor import Executor
 from penstock.exec.parallel import CompiledProgram
-from penstock.exec.scope import Scope
 from penstock.program.ir import Operator, VarDesc
 from penstock.program.program import Program
 from penstock.ps.remote import REMOTE_TYPES, SEND_BARRIER, Descriptor
 from penstock.ps.remote_ops import remotes
+from penstock.scope import Scope
 
 DESCRIPTOR = "async 0/1 127.0.0.1:1"
 

@@ -17,7 +17,7 @@ from tests.property.oracle import intra_op_threads, started, value
 from torch import nn
 
 import penstock as fluid
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 STEPS = 20
 TOLERANCE = {"float64": 1e-12, "float32": 5e-5}

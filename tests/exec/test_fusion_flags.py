@@ -16,9 +16,9 @@ from penstock.exec import flags
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import refuse_on_gpus, say_what_has_no_effect
-from penstock.exec.scope import Scope
 from penstock.program import strict_fields
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 FIELDS = ("fuse_all_reduce_ops", "fuse_all_optimizer_ops", "sync_batch_norm")
 

@@ -14,8 +14,8 @@ from tests.property.oracle import copy_of, intra_op_threads, same_bits, started,
 import penstock as fluid
 from penstock.errors import OperatorError, SpecError
 from penstock.exec import diagnostics, flags
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from tests.property.oracle import started, value
 
 import penstock as fluid
 from penstock.errors import FeedError, FetchError, OperatorError, ProgramError, SpecError
-from penstock.exec.scope import Scope
-from penstock.graph.placement import place_updates
+from penstock.graph.build import place_updates
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 Make = Callable[..., fluid.ParallelExecutor]
 

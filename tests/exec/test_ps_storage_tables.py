@@ -17,11 +17,11 @@ from tests.exec.ps_network import HEIGHT, WIDTH, Local, Network, feeds, network,
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.ps_storage import ProgramStorage
-from penstock.exec.scope import Scope
 from penstock.ps.rows import server_of
 from penstock.ps.storage import Gradient
 from penstock.ps.table import SparseTable, TableFull
+from penstock.scope import Scope
+from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
 from penstock.transpile.pserver import pserver_program
 from penstock.transpile.pserver_startup import pserver_startup

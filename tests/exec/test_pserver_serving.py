@@ -17,7 +17,7 @@ from tests.exec.ps_network import HEIGHT, WIDTH
 from tests.nursery import Forked, Nursery
 
 import penstock as fluid
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 STEPS, BATCH = 5, 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 
 def test_threads_that_count_steps_of_a_program_get_each_number_once() -> None:

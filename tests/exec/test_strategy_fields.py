@@ -13,8 +13,8 @@ from tests.property.oracle import started
 
 import penstock as fluid
 from penstock.errors import FeedError, SpecError
-from penstock.exec.scope import Scope
 from penstock.program import strict_fields
+from penstock.scope import Scope
 
 CUSTOMIZED = fluid.BuildStrategy.GradientScaleStrategy.Customized
 

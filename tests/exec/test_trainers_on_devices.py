@@ -20,12 +20,12 @@ from penstock.distributed.ranks import Ranks
 from penstock.errors import ProgramError, SpecError, Unavailable
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.scope import Scope
 from penstock.exec.trainers import Trainers
 from penstock.graph.across import Across
 from penstock.graph.devices import build_device_graph
 from penstock.graph.passes import PLAIN
 from penstock.graph.ssa import Mode
+from penstock.scope import Scope
 
 BOUND_S = 60.0
 TOLERANCE = 1e-9  # float64

@@ -14,8 +14,8 @@ from tests.nursery import Forked, Nursery, all_end_well
 from tests.pserver_jobs import begin_job
 
 import penstock as fluid
-from penstock.exec.scope import Scope
 from penstock.io.saves.files import read_manifest, read_tensors
+from penstock.scope import Scope
 
 SCRIPTS = Path(__file__).parent / "scripts"
 Values = dict[str, Any]

@@ -11,13 +11,13 @@ import torch
 
 import penstock as fluid
 from penstock.errors import ProgramError, UserError
-from penstock.exec.ps_storage import ProgramStorage
 from penstock.fleet import loading
 from penstock.fleet.saving import SERVERS
 from penstock.io.saves.manifest import ServersPart
 from penstock.io.saves.variables import manifest_path, persistables, write_variables
 from penstock.program.program import Program
 from penstock.ps.durability.snapshots import Cut, Item, SnapshotWriter
+from penstock.serving.storage import ProgramStorage
 
 ENDPOINTS = ["10.0.0.1:6170", "10.0.0.2:6170"]
 

@@ -18,8 +18,8 @@ from tests.property.oracle import copy_of, started, value
 import penstock as fluid
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 pytestmark = pytest.mark.gpu
 STEPS = 20

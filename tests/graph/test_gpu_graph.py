@@ -16,12 +16,12 @@ import penstock as fluid
 from penstock.errors import Bug
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.scope import Scope
 from penstock.graph.check import check
 from penstock.graph.devices import build_device_graph
 from penstock.graph.passes import PLAIN, PassChoice
 from penstock.graph.ssa import Graph, Mode
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 MODES: list[Mode] = ["all_reduce", "reduce"]
 

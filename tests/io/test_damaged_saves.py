@@ -18,8 +18,8 @@ from tests.property.oracle import copy_of, same_bits, started, value
 
 import penstock as fluid
 from penstock.errors import UserError
-from penstock.exec.scope import Scope
 from penstock.io.saves.manifest import Manifest, StoredFile, StoredVariable, parse, render
+from penstock.scope import Scope
 
 
 class Save:

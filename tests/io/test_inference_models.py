@@ -11,8 +11,8 @@ from tests.property.oracle import intra_op_threads, started
 
 import penstock as fluid
 from penstock.errors import UserError
-from penstock.exec.scope import Scope
 from penstock.program.ir import Role
+from penstock.scope import Scope
 
 MODELS: dict[str, Callable[[], Network]] = {
     "conv_net": conv_net, "transformer": transformer, "ctr_dnn": lambda: ctr_dnn(metrics=False),

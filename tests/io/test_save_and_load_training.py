@@ -13,7 +13,7 @@ from tests.property.oracle import copy_of, intra_op_threads, same_bits, started,
 
 import penstock as fluid
 from penstock.errors import UserError
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 NETWORKS: dict[str, Callable[[], Network]] = {"ctr_dnn": ctr_dnn, "conv_net": lambda: conv_net("adam")}
 

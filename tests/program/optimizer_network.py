@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import penstock as fluid
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 Array = NDArray[np.float64]
 Parts = tuple[Any, Any, Any]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import penstock as fluid
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 L: Any = fluid.layers
 ROWS = 5

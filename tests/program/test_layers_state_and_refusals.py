@@ -11,8 +11,8 @@ import torch
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
 from penstock.program.ir import Role
+from penstock.scope import Scope
 
 L: Any = fluid.layers
 X = np.random.default_rng(8).normal(size=(6, 4))

@@ -17,7 +17,7 @@ from tests.program.optimizer_network import HOWS, Array, batches, network, numpy
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
+from penstock.scope import Scope
 
 RATE = 0.1
 Grads = dict[str, Array]

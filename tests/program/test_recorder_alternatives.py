@@ -12,8 +12,8 @@ from torch import nn
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 L: Any = fluid.layers
 X = np.random.default_rng(1).normal(size=(5, 4)).astype("float32")

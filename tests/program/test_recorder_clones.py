@@ -8,9 +8,9 @@ import torch
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
 from penstock.program import legality
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 ROWS = np.ones((3, 4), "float32")
 

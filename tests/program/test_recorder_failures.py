@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 ROWS = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 

@@ -13,10 +13,10 @@ from torch import nn
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
 from penstock.program.record.opening import recording_of
 from penstock.program.record.probing import probed
+from penstock.scope import Scope
 
 
 class Picks(nn.Module):

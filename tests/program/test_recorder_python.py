@@ -11,8 +11,8 @@ import torch
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 FORMS: list[Callable[[Any], Any]] = [
     lambda x: 7 // x,

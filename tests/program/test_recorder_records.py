@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import penstock as fluid
-from penstock.exec.scope import Scope
 from penstock.program import legality
 from penstock.program.ir import Role
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 HERE = "test_recorder_records.py"
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import penstock as fluid
 from penstock.errors import FeedError, ProgramError
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 
 def record(write: Callable[[Any], Any], dtype: str = "float32") -> tuple[Program, Any]:

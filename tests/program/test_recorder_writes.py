@@ -13,10 +13,10 @@ from torch import nn
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
 from penstock.program import kernels
 from penstock.program.ir import Ref
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 
 def record(write: Callable[[Any], Any]) -> tuple[Program, Program, Any]:

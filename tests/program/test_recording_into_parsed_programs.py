@@ -11,9 +11,9 @@ from tests.property.oracle import copy_of, started, value
 
 import penstock as fluid
 from penstock.errors import ProgramError
-from penstock.exec.scope import Scope
 from penstock.program import legality
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 L: Any = fluid.layers
 

@@ -11,15 +11,16 @@ from tests.property.networks import Feed, Network
 
 import penstock as fluid
 from penstock.exec.data_parallel import DataParallel
-from penstock.exec.feeding import as_tensors, bind_symbols, has_batch, resolved_seed, split
+from penstock.exec.feeding import as_tensors, has_batch, resolved_seed, split
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.scope import Scope
 from penstock.graph.check import check
 from penstock.graph.interpret import interpret
 from penstock.graph.passes import PLAIN, PassChoice
 from penstock.graph.ssa import Mode
+from penstock.program.kernels import bind_symbols
 from penstock.program.legality import RNG
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 
 def started(startup: Program) -> Scope:

@@ -20,8 +20,8 @@ from tests.property.random_programs import Recipe, build, recipes
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.feeding import share_sizes
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.scope import Scope
 from penstock.graph.ssa import Mode
+from penstock.scope import Scope
 
 BATCHES = (6, 7, 5, 2, 1, 9, 4, 7, 3, 8) * 2  # even, uneven, fewer rows than replicas, a single row
 TOLERANCE = 1e-9

@@ -17,12 +17,12 @@ from tests.endpoints import free_endpoints
 from tests.ps.communicator_harness import in_thread, joined
 
 import penstock as fluid
-from penstock.exec.ps_storage import ProgramStorage
-from penstock.exec.scope import Scope
 from penstock.ps.communicator import Communicator
 from penstock.ps.remote_ops import remotes
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
+from penstock.scope import Scope
+from penstock.serving.storage import ProgramStorage
 
 HEIGHT, WIDTH, ROWS = 40, 3, 8
 

@@ -15,17 +15,18 @@ import torch
 from tests.endpoints import free_endpoint
 
 import penstock as fluid
+from penstock.dataset.prefetch import RunAhead
 from penstock.dataset.slots import feed_of
 from penstock.errors import UserError
-from penstock.exec.ps_storage import ProgramStorage
-from penstock.exec.rows_ahead import RowsAhead, RunAhead
-from penstock.exec.scope import Scope
+from penstock.exec.rows_ahead import RowsAhead
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import Communicator
 from penstock.ps.opening import opened_client
 from penstock.ps.remote_ops import remotes
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
+from penstock.scope import Scope
+from penstock.serving.storage import ProgramStorage
 
 NUM_BATCHES, ROWS, IDS_A_BATCH = 8, 4, 5
 HANGS_S = 60.0

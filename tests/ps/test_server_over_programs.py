@@ -13,13 +13,13 @@ from tests.ps.trainer_calls import Refused, Trainer
 from torch import Tensor
 
 import penstock as fluid
-from penstock.exec.ps_storage import ProgramStorage
-from penstock.exec.scope import Scope
 from penstock.ps.durability.recovery import recover_server
 from penstock.ps.durability.wal import AppliedIndex
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import Mode, ServerSettings
 from penstock.ps.storage import Gradient
+from penstock.scope import Scope
+from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
 from penstock.transpile.pserver import pserver_program
 from penstock.transpile.pserver_startup import pserver_startup

@@ -20,9 +20,9 @@ import torch
 
 from penstock.exec.diagnostics import named_operands, named_results
 from penstock.exec.executor import Executor
-from penstock.exec.scope import Scope
 from penstock.program.ir import Operator
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)

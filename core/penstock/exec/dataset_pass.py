@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.dataset import Dataset
+from penstock.dataset.prefetch import RunAhead
 from penstock.dataset.settings import Run
 from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError
@@ -32,14 +33,14 @@ from penstock.exec.memory import ReplicaMemory
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.pass_choice import choice_of
 from penstock.exec.places import CUDAPlace, gpus_for, num_cores
-from penstock.exec.rows_ahead import RowsAhead, RunAhead
-from penstock.exec.scope import Scope, global_scope
+from penstock.exec.rows_ahead import RowsAhead
 from penstock.exec.strategies import BuildStrategy
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.strict_fields import say_once
 from penstock.ps.remote import REMOTE_TYPES
+from penstock.scope import Scope, global_scope
 
 
 class Checkpoints(Protocol):

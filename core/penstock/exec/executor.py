@@ -23,28 +23,26 @@ from penstock.exec.diagnostics import explained
 from penstock.exec.feeding import (
     SelectedRowsValue,
     as_tensors,
-    bind_symbols,
     check_guards,
     fetch_names,
     resolved_seed,
     takes_from_reader,
 )
-from penstock.exec.memory import tensor_of
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.places import CPUPlace, Place, device_of
-from penstock.exec.remote_use import RemoteUse
-from penstock.exec.scope import Scope, global_scope
 from penstock.program import legality
 from penstock.program.eager import advice
 from penstock.program.initializers import SEED
 from penstock.program.ir import Operator
-from penstock.program.kernels import CAPTURED, check_writes, concrete, operator_error, resolve, shape_text
+from penstock.program.kernels import CAPTURED, bind_symbols, check_writes, concrete, operator_error, resolve, shape_text
 from penstock.program.memory_optimize import releases
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.record.recording import RNG
 from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - registers the operators that talk to servers
 from penstock.ps.remote import LISTEN_AND_SERV
+from penstock.scope import Scope, global_scope, tensor_of
+from penstock.serving.remote_use import RemoteUse
 
 _told: weakref.WeakSet[Program] = weakref.WeakSet()  # whose variables were overwritten; said once
 
@@ -115,7 +113,7 @@ class Executor:
         scope = scope or global_scope()
         prepared = self._prepare(program)
         if prepared and prepared[0][0].type == LISTEN_AND_SERV:
-            from penstock.exec.serving import serve_program  # loads a server, which other programs do without
+            from penstock.serving.server import serve_program  # loads a server, which other programs do without
 
             serve_program(program, scope)
             return []

@@ -23,6 +23,7 @@ from penstock.errors import FeedError, FetchError
 from penstock.program.eager import advice, words
 from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
+from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
 
 Feed = Mapping[str, Any] | Sequence[Any] | None
@@ -136,25 +137,6 @@ def _tensor(var: VarDesc, value: Any) -> torch.Tensor:
             variable=var.name, got=got, expected=_expected(var),
         )  # fmt: skip
     return tensor.clone() if var.buffer else tensor
-
-
-def bind_symbols(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return the value of each size symbol. Raises FeedError if two feeds disagree."""
-    bindings: dict[str, int] = {}
-    origin: dict[str, str] = {}
-    for name, tensor in tensors.items():
-        for dim, size in zip(program.variables[name].shape, tensor.shape, strict=True):
-            if not isinstance(dim, Expr) or dim.op != "sym":
-                continue
-            symbol = str(dim.args[0])
-            if bindings.setdefault(symbol, size) != size:
-                raise FeedError(
-                    f"feeds {origin[symbol]!r} and {name!r} must have the same number of rows, but have "
-                    f"{bindings[symbol]} and {size}",
-                    variable=name,
-                )
-            origin.setdefault(symbol, name)
-    return bindings
 
 
 def check_guards(guards: Sequence[Guard], bindings: Mapping[str, int]) -> None:

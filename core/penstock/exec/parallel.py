@@ -16,7 +16,6 @@ from penstock.exec.feeding import takes_from_reader
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import choice_of, refuse_on_gpus, say_what_has_no_effect
 from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, gpus_for
-from penstock.exec.scope import Scope, global_scope
 from penstock.exec.strategies import (
     BuildStrategy,
     ExecutionStrategy,
@@ -34,6 +33,7 @@ from penstock.program.record.context import default_main_program
 from penstock.program.record.variable import Variable
 from penstock.program.strict_fields import say_once
 from penstock.ps.remote import REMOTE_TYPES
+from penstock.scope import Scope, global_scope
 
 
 def check_arguments(program: object, loss_name: object, build: object, execution: object) -> None:

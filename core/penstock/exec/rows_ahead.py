@@ -1,29 +1,25 @@
-"""Rows of tables on parameter servers that are asked for a batch early, while a pass over a data set trains.
+"""Prefetch of rows of tables on parameter servers: the lookups of the next batch start while a step runs.
 
-A thread takes the next batch while a step runs, and starts the lookups that its step will make: those whose ids are
-views and joins of inputs. The step's own lookup then takes the answer, which may lack what was pushed meanwhile, as any
-read in async and half-async. In sync the rows are made by the round that is under way, so nothing is asked early;
-in GEO tables are here.
-Invariant: one batch ahead at most, so an answer is older than the step that takes it by the step before, no more.
+Started are the lookups whose ids are views and joins of inputs. The step's own lookup then takes the answer, which may
+lack what was pushed meanwhile, as any read in async and half-async. In sync the rows are made by the round that is
+under way, so nothing is prefetched; in GEO tables are local. At most one batch is prefetched, so an answer is older
+than the step that takes it by the step before, no more. The path of this module is documented: a loop of `exe.run`
+prefetches by `RowsAhead`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from penstock.dataset.settings import Run
-from penstock.exec.feeding import bind_symbols
-from penstock.exec.prepared_block import PreparedBlock
-from penstock.native import _feed
-from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.program.ir import Operator
+from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
 from penstock.ps.remote import PREFETCH, Descriptor
+from penstock.serving.blocks import PreparedBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,69 +94,3 @@ def _from_inputs(program: Program, makers: Mapping[str, Operator], variable: str
             names.add(op.name)
             todo += op.input_names()
     return inputs, names
-
-
-class RunAhead(Run):
-    """A pass whose next batch is taken on a thread of its own, and shown to `see`, while the one before is trained on.
-
-    One thread trains. What `run` or `see` raises is raised by `take`.
-    """
-
-    def __init__(self, run: Run, see: Callable[[_feed.Batch], None]) -> None:
-        self.slots, self._run, self._see = run.slots, run, see
-        self._changed = threading.Condition()
-        self._next: _feed.Batch | None = None
-        self._error: BaseException | None = None
-        self._ended = self._closed = False
-        self._thread = threading.Thread(target=self._take_all, name="penstock-batch-ahead", daemon=True)
-        self._thread.start()
-
-    def take(self) -> _feed.Batch | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._next is not None or self._ended)
-            batch, self._next = self._next, None
-            self._changed.notify_all()
-            if batch is None and self._error is not None:
-                raise self._error
-            return batch
-
-    def used(self, batch: _feed.Batch) -> None:
-        self._run.used(batch)
-
-    def fraction(self) -> float | None:
-        return self._run.fraction()
-
-    def stop(self) -> None:
-        self._run.stop()
-
-    def close(self) -> None:
-        """End the thread; the pass that it takes from is closed by whoever opened it."""
-        self.stop()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._thread.join()
-
-    def _take_all(self) -> None:
-        use_intra_op_threads_here(1)  # more would spin beside a step that has all cores
-        try:
-            while (batch := self._run.take()) is not None:
-                self._see(batch)
-                if not self._hand_over(batch):
-                    break
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: `take` raises it
-            self._error = error
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def _hand_over(self, batch: _feed.Batch) -> bool:
-        """Return once the batch was taken, as the next one is one step ahead then; False if nobody will."""
-        with self._changed:
-            self._next = batch
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._next is None or self._closed)
-            return not self._closed
-
-
-__all__ = ["RowsAhead", "RunAhead"]

@@ -21,13 +21,12 @@ from penstock.distributed.exchange_ops import ENDED, ROWS, SIGNATURE
 from penstock.errors import OperatorError, PenstockError, Unavailable
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.lowering import Lowered
-from penstock.exec.memory import tensor_of
-from penstock.exec.scope import Scope
 from penstock.exec.strategies import BuildStrategy
 from penstock.graph.across import EXCHANGES, GATHERS, MINE, STEP, SUMS, Across
 from penstock.graph.ssa import Graph
 from penstock.program.ir import Operator
 from penstock.program.program import Program
+from penstock.scope import Scope, tensor_of
 
 
 class Group(Protocol):

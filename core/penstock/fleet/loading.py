@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import SpecError, UserError
-from penstock.exec.ps_storage import NUMBERS, ProgramStorage
 from penstock.io.saves.files import read_manifest, read_tensors
 from penstock.io.saves.manifest import Manifest, ServersPart
 from penstock.io.saves.variables import manifest_path, persistables
 from penstock.program.program import Program
 from penstock.ps.durability.snapshots import ServerSnapshot
 from penstock.ps.remote import SPARSE_TABLE
+from penstock.serving.storage import NUMBERS, ProgramStorage
 
 
 def checked_folder(model_dir: str | os.PathLike[str]) -> Path:

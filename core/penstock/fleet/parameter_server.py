@@ -28,8 +28,6 @@ import torch
 from penstock.errors import SpecError
 from penstock.exec.executor import Executor
 from penstock.exec.places import CPUPlace
-from penstock.exec.ps_storage import ProgramStorage, prepare, storage_to_serve
-from penstock.exec.scope import global_scope
 from penstock.fleet import loading, saving
 from penstock.fleet.files import split_files
 from penstock.fleet.order import Calls, OrderError
@@ -43,6 +41,8 @@ from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.variable import Variable
 from penstock.ps.communicator import Communicator, descriptor_of
 from penstock.ps.opening import opened_client
+from penstock.scope import global_scope
+from penstock.serving.storage import ProgramStorage, prepare, storage_to_serve
 from penstock.transpile.transpiler import DistributeTranspiler
 
 
@@ -230,7 +230,7 @@ class ParameterServerFleet:
         made = self._made("run_server")
         if self._storage is None:
             raise OrderError("fleet: run_server comes before init_server")
-        from penstock.exec.serving import serve_storage  # loads a server, which trainers do without
+        from penstock.serving.server import serve_storage  # loads a server, which trainers do without
 
         self._calls.note("run_server")
         os.environ.setdefault("PENSTOCK_PS_SAVE_DIRS", str(Path.cwd()))

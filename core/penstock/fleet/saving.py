@@ -19,7 +19,6 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
-from penstock.exec.scope import Scope, global_scope
 from penstock.fleet.strategy import StrategyTypeError
 from penstock.io.saves import inference
 from penstock.io.saves.files import flush
@@ -31,6 +30,7 @@ from penstock.program.strict_fields import say_once
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of
 from penstock.ps.opening import opened_client
+from penstock.scope import Scope, global_scope
 from penstock.transpile.remote_variables import RemoteVariable, remote_variables
 
 SERVERS = "servers"

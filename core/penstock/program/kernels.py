@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penstock.compat.torch import FUNCTIONAL_COLLECTIVES, REFUSED_OPERATORS, OpOverload, schema_of
-from penstock.errors import OperatorError, ProgramError
+from penstock.errors import FeedError, OperatorError, ProgramError
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Expr
 from penstock.program.ir import Arg, Operator, Ref, Structure, TorchConst
@@ -129,6 +129,25 @@ def constant(value: TorchConst) -> Any:
             return _LAYOUTS[value.value]
         case "memory_format":
             return _FORMATS[value.value]
+
+
+def bind_symbols(program: Structure, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return the value of each size symbol. Raises FeedError if two feeds disagree."""
+    bindings: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        for dim, size in zip(program.variables[name].shape, tensor.shape, strict=True):
+            if not isinstance(dim, Expr) or dim.op != "sym":
+                continue
+            symbol = str(dim.args[0])
+            if bindings.setdefault(symbol, size) != size:
+                raise FeedError(
+                    f"feeds {origin[symbol]!r} and {name!r} must have the same number of rows, but have "
+                    f"{bindings[symbol]} and {size}",
+                    variable=name,
+                )
+            origin.setdefault(symbol, name)
+    return bindings
 
 
 def concrete(value: Arg, bindings: Mapping[str, int], lookup: Callable[[str], Any]) -> Any:

@@ -1,7 +1,7 @@
 """Storage of a parameter server: its interface, a lock for each block, and the checks of a message against it.
 
 Storage holds blocks of parameters with their updates, and sparse tables. The server decides when to call it, Storage
-what happens then. Implemented over a pserver program by `penstock.exec.ps_storage`.
+what happens then. Implemented over a pserver program by `penstock.serving.storage`.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from tests.property.oracle import assert_passes_keep_results
 import penstock as fluid
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.scope import Scope
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.passes import MatrixKernels, PassChoice
 from penstock.graph.passes.fuse_add_act import fuse_add_act
 from penstock.graph.ssa import Graph, Mode
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 FUSED = PassChoice(fuse_add_act=True, matrix_kernels=False)
 ACTS = ("relu", "sigmoid", "tanh", "scale")

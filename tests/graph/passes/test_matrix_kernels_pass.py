@@ -18,7 +18,6 @@ from penstock.exec import flags
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled
-from penstock.exec.scope import Scope
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.operands import Shares
@@ -28,6 +27,7 @@ from penstock.graph.ssa import Graph, Mode
 from penstock.native.matrix_kernels import Conditions, KernelTimes, Product
 from penstock.program.ir import Ref
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 ONEDNN = PassChoice(matrix=MatrixKernels(forced="onednn"))
 # float32 sums of up to 128 terms in another order, carried through a few steps of training.

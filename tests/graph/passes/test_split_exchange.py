@@ -14,13 +14,13 @@ import penstock as fluid
 from penstock.errors import Bug
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.scope import Scope
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.passes import PLAIN, PassChoice
 from penstock.graph.passes.exchanges import fuse_exchanges, split_exchanges
 from penstock.graph.ssa import Graph, Mode, OpHandle
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 SPLIT = PassChoice(matrix_kernels=False, reuse_buffers=False, inplace=False)
 MODES: tuple[Mode, ...] = ("all_reduce", "reduce")

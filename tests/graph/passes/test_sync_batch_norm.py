@@ -15,13 +15,13 @@ import penstock as fluid
 from penstock.errors import ProgramError
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.scope import Scope
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.passes import PLAIN, PassChoice
 from penstock.graph.passes.sync_batch_norm import synchronize_batch_norm
 from penstock.graph.ssa import Mode
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 SYNC = replace(PLAIN, sync_batch_norm=True)
 STEPS = 20

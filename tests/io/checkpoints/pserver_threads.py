@@ -15,12 +15,12 @@ from tests.endpoints import free_endpoints
 
 import penstock as fluid
 from penstock.errors import PenstockError
-from penstock.exec import serving
-from penstock.exec.ps_storage import storage_to_serve
 from penstock.io.checkpoints.restoring import Restored
 from penstock.ps import opening
 from penstock.ps.remote_ops import remotes
 from penstock.ps.server import ParameterServer
+from penstock.serving import server as serving
+from penstock.serving.storage import storage_to_serve
 
 ROWS = 4
 Optimizer = Callable[[], Any]

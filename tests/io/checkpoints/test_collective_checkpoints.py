@@ -16,9 +16,9 @@ from tests.io.checkpoints.conftest import Process, Start
 
 import penstock as fluid
 from penstock.errors import SpecError
-from penstock.exec.scope import Scope
 from penstock.io.checkpoints.reading import newest, opened
 from penstock.io.checkpoints.teams import check_same
+from penstock.scope import Scope
 
 SCRIPT = Path(__file__).with_name("collective_job.py")
 pytestmark = [pytest.mark.slow]

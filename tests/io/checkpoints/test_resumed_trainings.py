@@ -19,8 +19,8 @@ from tests.property.oracle import copy_of, intra_op_threads, same_bits, started,
 
 import penstock as fluid
 from penstock.errors import SpecError, Unavailable, UserError
-from penstock.exec.scope import Scope
 from penstock.io.checkpoints.fence import StaleAttempt
+from penstock.scope import Scope
 
 STEPS, STOP = 7, 5
 Run = Callable[[Network, Scope], Callable[[int], object]]

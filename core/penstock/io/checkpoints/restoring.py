@@ -17,7 +17,6 @@ import torch
 from penstock.dataset import Dataset
 from penstock.dataset.shuffles import is_between
 from penstock.errors import PenstockError, UserError
-from penstock.exec.scope import Scope
 from penstock.io.checkpoints import fingerprint, generators, positions
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.io.checkpoints.record import Kind, RankState, rank_state
@@ -25,6 +24,7 @@ from penstock.io.checkpoints.server_parts import copy_of
 from penstock.io.checkpoints.teams import Team
 from penstock.io.checkpoints.values import empty, put, wanted
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from penstock.distributed.collective_ops import job
 from penstock.errors import PenstockError, SpecError, Unavailable, UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
-from penstock.exec.scope import Scope, global_scope
 from penstock.exec.trainers import after_steps_without_rows
 from penstock.io.checkpoints import fingerprint, generators, settings, shards
 from penstock.io.checkpoints.background import Background
@@ -47,6 +46,7 @@ from penstock.io.checkpoints.values import values_of
 from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer
 from penstock.io.saves.variables import Folder, plain
 from penstock.program.program import Program
+from penstock.scope import Scope, global_scope
 
 
 @dataclass(slots=True)

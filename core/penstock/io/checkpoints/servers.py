@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import PeerError, UserError
-from penstock.exec.ps_storage import NUMBERS, ProgramStorage, prepared_storage
-from penstock.exec.scope import Scope
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.program.program import Program
 from penstock.ps.durability.recovery import has_state
 from penstock.ps.durability.snapshots import Item, ServerSnapshot
 from penstock.ps.remote import LISTEN_AND_SERV, SPARSE_TABLE
+from penstock.scope import Scope
+from penstock.serving.storage import NUMBERS, ProgramStorage, prepared_storage
 from penstock.transpile.tables import is_state
 
 
@@ -31,7 +31,7 @@ def restore_server(directory: Path, program: Program, scope: Scope, *, strict: b
 
     Raises UserError, and ProgramError for a checkpoint of another program.
     """
-    from penstock.exec.serving import settings_of  # loads a server, which trainers do without
+    from penstock.serving.server import settings_of  # loads a server, which trainers do without
 
     storage = prepared_storage(program, scope)
     own = settings_of(storage).folder

@@ -16,7 +16,6 @@ import torch
 from penstock.distributed.collective_ops import current_group
 from penstock.distributed.ranks import from_environ
 from penstock.errors import SpecError
-from penstock.exec.remote_use import descriptors
 from penstock.exec.strategies import BuildStrategy
 from penstock.exec.trainers import mark_of, trainers_of
 from penstock.io.checkpoints.record import Collect, Kind
@@ -25,6 +24,7 @@ from penstock.io.checkpoints.values import of_each_rank
 from penstock.io.saves.manifest import ServersPart
 from penstock.program.program import Program
 from penstock.ps.origin import Copy
+from penstock.serving.remote_use import descriptors
 
 
 class Team(Protocol):

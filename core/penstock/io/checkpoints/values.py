@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from penstock.errors import UserError
-from penstock.exec.scope import Scope
 from penstock.io.checkpoints.record import Kind
 from penstock.io.saves.variables import persistables, value_of
 from penstock.program.ir import Role, VarDesc
 from penstock.program.program import Program
+from penstock.scope import Scope
 from penstock.transpile.remote_variables import remote_variables
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from penstock.errors import ProgramError, UserError
 from penstock.exec.parallel import CompiledProgram
-from penstock.exec.scope import Scope
 from penstock.io.saves.files import read_manifest
 from penstock.io.saves.manifest import Manifest
 from penstock.io.saves.prune import pruned
@@ -30,6 +29,7 @@ from penstock.io.saves.variables import (
 from penstock.program import legality
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
+from penstock.scope import Scope
 
 MODEL_NAME = "__model__"
 

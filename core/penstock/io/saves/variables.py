@@ -18,12 +18,12 @@ import torch
 from penstock.errors import UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
-from penstock.exec.scope import Scope, global_scope
 from penstock.io.saves.files import read_manifest, read_tensors, store_text, write_save
 from penstock.io.saves.manifest import Manifest, ServersPart, StoredFile, StoredVariable, check_wanted
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
+from penstock.scope import Scope, global_scope
 
 DEFAULT_NAME = "variables"
 """Name of a save for which no `filename` is given; `save_params` and `save_persistables` share it, as in Fluid."""

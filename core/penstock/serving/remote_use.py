@@ -1,4 +1,4 @@
-"""Which parameter servers the programs of an Executor talk to, so that closing it leaves them."""
+"""Parameter servers that the programs of an Executor use, so that closing it leaves them."""
 
 from __future__ import annotations
 

@@ -14,10 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from penstock.errors import Bug, PeerError, ProgramError
-from penstock.exec.memory import tensor_of
-from penstock.exec.prepared_block import PreparedBlock
-from penstock.exec.scope import Scope
-from penstock.exec.table_block import TableBlock
 from penstock.program import legality
 from penstock.program.ir import Operator
 from penstock.program.kernels import check_writes
@@ -26,6 +22,8 @@ from penstock.ps.origin import Copy
 from penstock.ps.remote import SPARSE_TABLE
 from penstock.ps.rows import are_within, server_of
 from penstock.ps.storage import Gradient
+from penstock.scope import Scope, tensor_of
+from penstock.serving.blocks import PreparedBlock, TableBlock
 from penstock.transpile.pserver import Served, ServerDescription, describe, pulled_name
 from penstock.transpile.tables import is_scratch, is_state
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from penstock.exec.ps_storage import ProgramStorage, storage_to_serve
-from penstock.exec.scope import Scope
 from penstock.program.program import Program
 from penstock.ps.server import serve
 from penstock.ps.settings import ServerSettings
+from penstock.scope import Scope
+from penstock.serving.storage import ProgramStorage, storage_to_serve
 
 _STARTED_NS = time.time_ns()
 _TERMINATED = 128 + signal.SIGTERM  # as a shell tells it

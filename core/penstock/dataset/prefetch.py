@@ -1,0 +1,73 @@
+"""Prefetch of a pass: the next batch is taken while the one before is trained on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from penstock.dataset.settings import Run
+from penstock.native import _feed
+from penstock.native.intra_op import use_intra_op_threads_here
+
+
+class RunAhead(Run):
+    """A pass whose next batch is taken on a thread of its own, and shown to `see`, while the one before is trained on.
+
+    One thread trains. What `run` or `see` raises is raised by `take`.
+    """
+
+    def __init__(self, run: Run, see: Callable[[_feed.Batch], None]) -> None:
+        self.slots, self._run, self._see = run.slots, run, see
+        self._changed = threading.Condition()
+        self._next: _feed.Batch | None = None
+        self._error: BaseException | None = None
+        self._ended = self._closed = False
+        self._thread = threading.Thread(target=self._take_all, name="penstock-batch-ahead", daemon=True)
+        self._thread.start()
+
+    def take(self) -> _feed.Batch | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is not None or self._ended)
+            batch, self._next = self._next, None
+            self._changed.notify_all()
+            if batch is None and self._error is not None:
+                raise self._error
+            return batch
+
+    def used(self, batch: _feed.Batch) -> None:
+        self._run.used(batch)
+
+    def fraction(self) -> float | None:
+        return self._run.fraction()
+
+    def stop(self) -> None:
+        self._run.stop()
+
+    def close(self) -> None:
+        """End the thread; the pass that it takes from is closed by whoever opened it."""
+        self.stop()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _take_all(self) -> None:
+        use_intra_op_threads_here(1)  # more would spin beside a step that has all cores
+        try:
+            while (batch := self._run.take()) is not None:
+                self._see(batch)
+                if not self._hand_over(batch):
+                    break
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: `take` raises it
+            self._error = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _hand_over(self, batch: _feed.Batch) -> bool:
+        """Return once the batch was taken, as the next one is one step ahead then; False if nobody will."""
+        with self._changed:
+            self._next = batch
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._next is None or self._closed)
+            return not self._closed
