@@ -36,7 +36,7 @@ from penstock.ps.remote import REMOTE_TYPES
 from penstock.scope import Scope, global_scope
 
 
-def check_arguments(program: object, loss_name: object, build: object, execution: object) -> None:
+def _check_arguments(program: object, loss_name: object, build: object, execution: object) -> None:
     """Raise SpecError for an argument of the wrong kind, or a field that the program is not for.
 
     It names what to pass instead.
@@ -83,7 +83,7 @@ def _check_fields_of_trainers(program: Program, build: BuildStrategy, execution:
         )
 
 
-def run_fed(
+def _run_fed(
     core: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, num_iterations: int
 ) -> list[list[torch.Tensor]]:
     """Run one iteration on what is fed; with a reader, `num_iterations` on its batches, and fetch from the last.
@@ -217,7 +217,7 @@ class ParallelExecutor:
     ) -> None:
         build, execution = build_strategy or BuildStrategy(), exec_strategy or ExecutionStrategy()
         program = main_program or default_main_program()
-        check_arguments(program, loss_name, build, execution)
+        _check_arguments(program, loss_name, build, execution)
         check_trainers(build, num_trainers, trainer_id)
         gpus = devices_of(gpus_for("use_cuda=True")) if use_cuda else ()
         num_replicas = len(gpus) or cpu_num()
@@ -265,7 +265,7 @@ class ParallelExecutor:
         """
         if feed is not None and feed_dict is not None:
             raise FeedError("both feed and feed_dict are given; feed_dict is feed's old name, so give one of them")
-        fetched = run_fed(self._core, feed if feed is not None else feed_dict, fetch_list, self._iterations)
+        fetched = _run_fed(self._core, feed if feed is not None else feed_dict, fetch_list, self._iterations)
         self._ran = True
         return results(self._core.program, fetch_list, fetched, return_numpy, True)
 
@@ -380,7 +380,7 @@ class CompiledProgram:
     def _make_core(self, scope: Scope, place: object) -> DataParallel:
         settings = self._settings or _Settings(None, ExecutionStrategy(), None, 1)
         build = self._build or BuildStrategy()
-        check_arguments(self._program, settings.loss_name, build, settings.execution)
+        _check_arguments(self._program, settings.loss_name, build, settings.execution)
         check_trainers(build)
         gpus, share = settings.gpus, settings.share
         if isinstance(place, CUDAPlace) and (self._settings is None or not settings.num_replicas):
@@ -410,5 +410,5 @@ class CompiledProgram:
     ) -> list[Any]:
         core = self._core_for(scope or global_scope(), getattr(executor, "place", None))
         iterations = self._settings.execution.num_iteration_per_run if self._settings is not None else 1
-        fetched = run_fed(core, feed, fetch_list, iterations)
+        fetched = _run_fed(core, feed, fetch_list, iterations)
         return results(self._program, fetch_list, fetched, return_numpy, return_merged)
