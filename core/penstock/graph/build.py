@@ -9,12 +9,15 @@ Who holds what:
   exchanged gradient of the first replica.
 
 Source: multi_devices_graph_pass.cc (Fluid 1.8), DESIGN section 2 rules 7 and 8.
+
+In Reduce mode each update has an owner: in the order in which gradients are made, each goes to the replica with the
+fewest elements so far (the first of equals). Source: GetAppropriateDeviceID, multi_devices_graph_pass.cc (Fluid 1.8).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from penstock.distributed.collective_ops import COLLECTIVE
@@ -26,6 +29,17 @@ from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
 
 _UPDATE = Role.OPTIMIZE | Role.LR_SCHED
+
+
+def place_updates(sizes: Iterable[tuple[str, int]], num_replicas: int) -> dict[str, int]:
+    """Return the owner of each (parameter, elements), in order. Deterministic."""
+    loads = [0] * num_replicas
+    owners: dict[str, int] = {}
+    for name, elements in sizes:
+        owner = loads.index(min(loads))
+        loads[owner] += elements
+        owners[name] = owner
+    return owners
 
 
 def build_graph(program: Program, *, mode: Mode, num_replicas: int, active: int, across: Across | None = None) -> Graph:
