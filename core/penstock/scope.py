@@ -32,7 +32,7 @@ class Scope:
         self._makers: dict[str, weakref.ref[Program]] = {}
         self.revision = 0
         self.writer: object = None
-        """Who last changed tensors in place: copies that somebody else holds of them are stale."""
+        """What last changed tensors in place: copies of them elsewhere are stale."""
 
     def find(self, name: str) -> torch.Tensor | None:
         """Return the tensor called `name`, or None."""
@@ -180,12 +180,12 @@ def _missing(program: Program, var: VarDesc) -> str:
     """Say why a variable may have no value, and what to do."""
     if var.distributed:
         return "here: its rows are on parameter servers alone. They can be looked up, but not fetched or fed"
-    said = "yet. Run the startup program first: exe.run(fluid.default_startup_program())"
+    reason = "yet. Run the startup program first: exe.run(fluid.default_startup_program())"
     if any(op.type == _LOOKUP and var.name == op.input_names()[0] for op in program.operators):
-        said += (
+        reason += (
             ". If it is a table that parameter servers have, use the transpiled program, or its clone(for_test=True)"
         )
-    return said
+    return reason
 
 
 def _fits(var: VarDesc, tensor: torch.Tensor) -> bool:

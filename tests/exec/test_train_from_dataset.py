@@ -190,7 +190,7 @@ def test_a_line_shows_progress_once_a_second_where_stderr_is_a_terminal(
     for seconds in (0.5, 1.5, 0.5, 0.5):
         now[0] += seconds
         shown.trained(100)
-        shown.say()
+        shown.update()
     shown.close()
     lines = [
         f"\rpenstock: {text}{samples}/s\x1b[K" for samples in ("200 samples, 100 samples", "400 samples, 133 samples")

@@ -44,7 +44,7 @@ class RunAhead(Run):
         self._run.stop()
 
     def close(self) -> None:
-        """End the thread; the pass that it takes from is closed by whoever opened it."""
+        """End the thread; the pass that it takes from is closed by its opener."""
         self.stop()
         with self._changed:
             self._closed = True
@@ -65,7 +65,7 @@ class RunAhead(Run):
             self._changed.notify_all()
 
     def _hand_over(self, batch: _feed.Batch) -> bool:
-        """Return once the batch was taken, as the next one is one step ahead then; False if nobody will."""
+        """Return once the batch was taken, as the next one is one step ahead then; False if it will not be."""
         with self._changed:
             self._next = batch
             self._changed.notify_all()

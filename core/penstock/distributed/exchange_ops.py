@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 ROWS, ENDED, SIGNATURE = 0, 1, 2
-"""Columns of what a rank says of a step; see src/ops/ring_ops.cpp."""
+"""Columns of a rank's announcement of a step; see native/src/ops/ring_ops.cpp."""
 HAS_ENDED, BEGINS = 1, 2
-"""What ENDED says, else 0: the rank has no more data; it brings the values of a program that it begins (SIGNATURE: how
+"""Values of ENDED, else 0: the rank has no more data; it brings the values of a program that it begins (SIGNATURE: how
 many variables, ROWS: their bytes)."""
 
 
@@ -23,7 +23,7 @@ class Exchanger(Protocol):
     """What makes the exchanges of the operators `group_*`. Arguments are those of the operators."""
 
     def step(self, mine: Tensor, ring: int) -> Tensor:
-        """Return what every rank says of the step that begins, int64[ranks, 3]."""
+        """Return the announcements of every rank for the step that begins, int64[ranks, 3]."""
 
     def all_reduce(self, tensors: list[Tensor], replicas: int, step: Tensor, ring: int, *, mean: bool) -> None:
         """Make every tensor of a gradient (one for each replica, side by side) the weighted sum over all ranks."""

@@ -1,11 +1,11 @@
-"""The mutation audit: does every operator write what its Program says, and nothing else?
+"""Mutation audit: a check that every operator writes what its Program declares, and nothing else.
 
 Runs a Program by `Executor` and hashes the storage of every operand before and after each operator. Two kinds
 of finding: an operand's storage changed although none of `Operator.writes` lies in it (the graph would miss an
 edge), and a result shares memory with an operand although the Program describes it as a storage of its own, or
 the other way round (views and storages of the Program are not those of the kernels).
 
-A tool for tests and for who adds an operator: each operand is read twice more, so it is slow.
+A tool for tests and for adding operators: each operand is read twice more, so it is slow.
 Source: DESIGN section 2, rule 1.
 """
 
@@ -27,7 +27,7 @@ from penstock.scope import Scope
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one operator does and its Program does not say. `str()` names operator, variable and line."""
+    """What one operator does and its Program does not declare. `str()` names operator, variable and line."""
 
     kind: Literal["undeclared write", "undeclared view", "view that is a copy"]
     operator: str

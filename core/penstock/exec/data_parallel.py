@@ -116,7 +116,7 @@ class DataParallel:
             tensors = devices.fed(share, self.memory.device(replica))
             lowered.plan.set_all(list(slots.values()), [tensors[name] for name in slots])
         step = self.last_step = self.memory.scope.next_step(self.program)
-        first = 0 if self._together is None else self._together.say(lowered, rows)
+        first = 0 if self._together is None else self._together.announce(lowered, rows)
         if lowered.random_states:
             set_random_states(lowered, resolved_seed(self.program), step, rows, first)
         self._shown.show(lowered, self.program, rows, step)
@@ -169,8 +169,8 @@ class DataParallel:
         if self._together is not None:
             self._together.join()
 
-    def _run_without_rows(self, said: torch.Tensor) -> None:
-        """Take part in a step of the other trainers when the data here has ended; `said`: what the ranks say of it."""
+    def _run_without_rows(self, announced: torch.Tensor) -> None:
+        """Take part in a step of the other trainers when the data here has ended; `announced`: the ranks' rows."""
         if self._idle is None:
             graph = without_rows(
                 self.graph(1), self.program, updates=self._across is None or not self._across.parameters
@@ -178,7 +178,7 @@ class DataParallel:
             self._idle = lower(self.program, graph, self.shares([{}], [0]), (), self.memory)
         lowered = self._idle
         bind(lowered, self.program, self.memory)
-        lowered.plan.set(lowered.slots[STEP], said)
+        lowered.plan.set(lowered.slots[STEP], announced)
         self.last_step = self.memory.scope.next_step(self.program)
         self._execute(lowered, self.last_step, 0)
 
@@ -292,7 +292,7 @@ class DataParallel:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the trace goes to somebody who looks, so that nobody else may drain it."""
+        """Whether telemetry drains the trace, so that nothing else may."""
         return self._watch.is_watched
 
     @property

@@ -93,7 +93,7 @@ class Saves:
                 self._save(self._manager)
 
     def _save(self, manager: Checkpoints) -> None:
-        """Save when nobody is at work, unless another thread has just done so. The lock is held."""
+        """Save when no thread is at work, unless another thread has just done so. The lock is held."""
         self._turn.wait_for(lambda: not self._saving)
         if self._saved_at == manager.num_steps:
             return
@@ -311,7 +311,7 @@ class _Pass:
         except BaseException:
             self._end()
             raise
-        finally:  # nothing is left to take, or they were told: they end their step
+        finally:  # nothing is left to take, or they were stopped: they end their step
             for thread in others:
                 thread.join()
         if self._error is not None:
@@ -328,7 +328,7 @@ class _Pass:
 
     def _end(self) -> None:
         self._stop.set()
-        self._run.stop()  # who waits for data that does not come is told, too
+        self._run.stop()  # wakes threads that wait for data
 
     def _first(self, step: Step, profile: Profile | None) -> None:
         num_batches = 0
@@ -346,7 +346,7 @@ class _Pass:
                 self._handler.see(values[len(names) :])
             if profile is not None:
                 profile.step(rows, time.perf_counter() - begin)
-            self._progress.say()
+            self._progress.update()
         if profile is not None:
             profile.show()
 

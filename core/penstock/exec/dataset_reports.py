@@ -23,7 +23,7 @@ from penstock.program.program import Program
 _SHOWN_VALUES = 20
 _PROFILED_STEPS = 100
 _SHOWN_OPERATORS = 15
-_TOLD_S, _LINE_S = 0.5, 1.0
+_SENT_S, _LINE_S = 0.5, 1.0
 _PER_MILLE = 1000
 
 
@@ -62,7 +62,7 @@ class Fetches:
 class FetchHandler:
     """Override `handler`; it is given the newest values of `var_dict`'s variables every `period_secs`, and at the end.
 
-    It runs on a thread of its own and keeps nobody waiting. An exception in it ends its calls and is printed.
+    It runs on a thread of its own; training does not wait for it. An exception in it ends its calls and is printed.
     """
 
     def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60) -> None:
@@ -163,10 +163,10 @@ class Profile:
 
 
 class Progress:
-    """How far a pass is: told to the job's page twice a second, and shown as one line, once a second, to who waits.
+    """Progress of a pass: sent to the dashboard twice a second, and shown as one line on a terminal once a second.
 
     `fraction`: of the data, None if it is not known. The line is for terminals, where nothing else is printed:
-    `shows_line` says so. `trained` is any thread's, the rest the first thread's.
+    `shows_line`. `trained` is any thread's, the rest the first thread's.
     """
 
     def __init__(
@@ -180,30 +180,30 @@ class Progress:
         self._stream = sys.stderr if shows_line and sys.stderr.isatty() else None
         self._lock = threading.Lock()
         self._rows = 0
-        self._told, self._shown = float("-inf"), self._begin
+        self._sent, self._shown = float("-inf"), self._begin
 
     def trained(self, rows: int) -> None:
         """Count a batch."""
         with self._lock:
             self._rows += rows
 
-    def say(self) -> None:
-        """Say it, if it is time."""
+    def update(self) -> None:
+        """Send and show the progress, if it is time."""
         now = self._clock()
-        if now - self._told >= _TOLD_S:
-            self._told = now
-            self._tell()
+        if now - self._sent >= _SENT_S:
+            self._sent = now
+            self._send()
         if self._stream is not None and now - self._shown >= _LINE_S:
             self._shown = now
             print(f"\r{self._line(now)}\x1b[K", end="", file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Say it a last time, and end the line, if there is one."""
-        self._tell()
+        """Send the progress a last time, and end the line, if there is one."""
+        self._send()
         if self._stream is not None and self._shown > self._begin:
             print(f"\r{self._line(self._clock())}\x1b[K", file=self._stream, flush=True)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         fraction = self._fraction()
         if fraction is not None:
             telemetry.progress(int(fraction * _PER_MILLE), _PER_MILLE, "per mille of the data")

@@ -69,7 +69,7 @@ def refuse_without_kernel(graph: Graph, key: str = "CUDA") -> None:
     for handle in first_of_each_type(graph.handles):
         name = handle.op.type.rsplit(".", 1)[0].replace(".", "::", 1)
         if not name.startswith("penstock::"):
-            continue  # torch's own: it says itself what it cannot do, and knows ways round that cannot be asked for
+            continue  # torch's own: it raises itself for what it lacks, and has fallbacks that cannot be asked for
         if not takes_tensors(schema_of(resolve(handle.op))) or not _has_kernel(name, key):
             raise SpecError(
                 f"operator {handle.op.name!r} ({handle.op.type}, {handle.op.source or 'no line'}) has no kernel for "
@@ -164,7 +164,7 @@ class DeviceTrace:
 
     def drain(self) -> dict[str, Any]:
         """Return the columns of `Engine.drain`; the threads are the replicas."""
-        launches = self._engine.drain()  # emptied, so that its rings lose nothing that somebody counts
+        launches = self._engine.drain()  # emptied, so that its rings lose nothing that is counted
         taken, self._waiting = self._waiting, []
         lost, self._lost = self._lost, 0
         names = ("start_ns", "duration_ns", "op", "step", "thread")

@@ -44,7 +44,7 @@ from penstock.ps.remote import LISTEN_AND_SERV
 from penstock.scope import Scope, global_scope, tensor_of
 from penstock.serving.remote_use import RemoteUse
 
-_told: weakref.WeakSet[Program] = weakref.WeakSet()  # whose variables were overwritten; said once
+_warned: weakref.WeakSet[Program] = weakref.WeakSet()  # their variables were overwritten; one warning each
 
 Hook = Callable[[Operator, list[Any], Callable[[], Any]], Any]
 """Called for each operator with its operands and a function that runs it; returns the result."""
@@ -270,8 +270,8 @@ def _store(program: Program, name: Any, value: Any, values: dict[str, Any], scop
     elif program.variables[name].persistable:
         scope.set(name, value)
         other = scope.initialised_by(program, name)
-        if other is not None and other not in _told:
-            _told.add(other)
+        if other is not None and other not in _warned:
+            _warned.add(other)
             print(
                 f"penstock: variable {name!r} of another program is made anew in the same scope. "
                 "If they are two models, give each its own fluid.Scope() or name their parameters",

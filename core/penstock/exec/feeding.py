@@ -347,7 +347,7 @@ class Inputs:
             for axis, symbol in known.symbols:
                 size = tensor.shape[axis]
                 if found.setdefault(symbol, size) != size:
-                    return bind_symbols(self._program, share)  # says which two
+                    return bind_symbols(self._program, share)  # raises, naming the two
         return found
 
     def _split(self, feed: Feed) -> list[Share]:

@@ -1,4 +1,4 @@
-"""Process-wide flags under Fluid's names: what `set_flags` said last, else the environment, else the default."""
+"""Process-wide flags under Fluid's names: what `set_flags` has set, else the environment, else the default."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Flag:
     words: tuple[str, ...] = ()
 
     def value(self, name: str, text: str) -> Value:
-        """Return what a text says. Raises SpecError if it is none of the words, or no truth value."""
+        """Return the value of a text. Raises SpecError if it is none of the words, or no truth value."""
         word = text.strip().lower()
         if isinstance(self.default, float):
             return _number(name, word)
@@ -41,7 +41,7 @@ _KNOWN = {
     "FLAGS_matrix_kernels": _Flag(
         ("PENSTOCK_MATRIX_KERNELS", "FLAGS_matrix_kernels"), "auto", ("auto", "torch", "onednn")
     ),
-    # Fluid's defaults are -1 (no limit) and 1 (one layer a bucket); docs/graph.md says what was measured.
+    # Fluid's defaults are -1 (no limit) and 1 (one layer a bucket); measurements are in docs/graph.md.
     "FLAGS_fuse_parameter_memory_size": _Flag(("FLAGS_fuse_parameter_memory_size",), 0.0625),
     "FLAGS_fuse_parameter_groups_size": _Flag(("FLAGS_fuse_parameter_groups_size",), -1.0),
     "FLAGS_eager_delete_tensor_gb": _Flag(("FLAGS_eager_delete_tensor_gb",), 0.0),

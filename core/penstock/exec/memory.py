@@ -15,9 +15,9 @@ class ReplicaMemory:
     """Persistables by physical variable. `devices`: one for each replica; empty, all are in this process's memory.
 
     The scope's tensor is that of the variable's home: replica 0, or the owner that alone has it (`Graph.homes`). With
-    devices it lies on its home's device, and is moved there if somebody has used it elsewhere.
+    devices it lies on its home's device, and is moved there if it was used elsewhere.
     Copies of other replicas are made from the scope at their first use, and again when a tensor of the scope was
-    replaced, or written by somebody else (an Executor, another ParallelExecutor, `find_var(...).set`): all
+    replaced, or written from outside (an Executor, another ParallelExecutor, `find_var(...).set`): all
     replicas start each run from the same values.
     """
 
@@ -39,7 +39,7 @@ class ReplicaMemory:
         return self.devices[max(replica, 0)] if self.devices else None
 
     def refresh(self) -> None:
-        """Forget the copies if somebody else has written the scope since this memory did. Before binding."""
+        """Drop the copies if the scope was written from outside since this memory wrote it. Before binding."""
         if self.scope.writer is not self:
             self._copies.clear()
             self.scope.writer = self

@@ -67,7 +67,7 @@ def _check_fields_of_trainers(program: Program, build: BuildStrategy, execution:
     """Hold what fleet's strategies set to programs that talk to parameter servers.
 
     There both fields hold by themselves: replicas of one trainer go in step and push their mean once, and trainers
-    wait for each other only as the program's own operators say.
+    wait for each other only at the program's own operators.
     """
     if any(op.type in REMOTE_TYPES for op in program.operators):
         return
@@ -88,7 +88,7 @@ def _run_fed(
 ) -> list[list[torch.Tensor]]:
     """Run one iteration on what is fed; with a reader, `num_iterations` on its batches, and fetch from the last.
 
-    Raises EOFException, also after some of the iterations: those have updated, and are fetched from by nobody.
+    Raises EOFException, also after some of the iterations: those have updated, and their fetches are lost.
     """
     if not takes_from_reader(core.program, feed):
         return core.run(feed, fetch_list)
@@ -100,7 +100,7 @@ def _run_fed(
     return fetched
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"penstock: {text}", file=sys.stderr)
 
 
@@ -115,7 +115,9 @@ def _mode(build: BuildStrategy, num_replicas: int, program: Program) -> Mode:
         return "reduce"
     if build.reduce_strategy == ReduceStrategy.Reduce:
         if num_replicas == 1 and trains:
-            _say("reduce_strategy Reduce has nothing to exchange on one replica; the program runs as in AllReduce mode")
+            _print(
+                "reduce_strategy Reduce has nothing to exchange on one replica; the program runs as in AllReduce mode"
+            )
         return "reduce"
     return "all_reduce"
 
@@ -237,7 +239,7 @@ class ParallelExecutor:
             raise SpecError(f"share_vars_from is a {type(share_vars_from).__name__}; expected a ParallelExecutor")
         memory = _shared_memory(share_vars_from._core if share_vars_from._ran else None, num_replicas, gpus)
         if scope is not None:
-            _say("scope is ignored because share_vars_from is given")
+            _print("scope is ignored because share_vars_from is given")
         return memory
 
     @property
@@ -298,7 +300,7 @@ class _Settings:
 
 
 def _placed(places: object) -> tuple[int, Devices]:
-    """Return how many replicas there are (0: not said), and their GPUs (none: CPU)."""
+    """Return how many replicas there are (0: not given), and their GPUs (none: CPU)."""
     if places is None:
         return 0, ()
     given = list(places) if isinstance(places, (list, tuple)) else [places]

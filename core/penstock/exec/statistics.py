@@ -1,4 +1,4 @@
-"""What an executor holds and has done: plain numbers for reports and tests. Bytes are of CPU memory unless said."""
+"""What an executor holds and has done: plain numbers for reports and tests. Bytes are of CPU memory unless stated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PlanStatistics:
     `arena_bytes`: what its temporaries need with sharing, `separate_bytes` without, `live_bytes`: at once if operators
     run in order, the least that any plan needs. `observed_bytes`: the most that the first, unplanned run had at once.
     `planned`: allocations of a run that have a place; `missed`: of those, not placed in the last run, because a size
-    was another one or somebody still had what lay there; `unplanned`: other allocations of the last run (fetches,
+    was another one or what lay there was still in use; `unplanned`: other allocations of the last run (fetches,
     sizes that follow the data). `unplanned_peak_bytes`: the most that these held at once. `abandoned`: places given up
     because an operator has kept a tensor there.
     """

@@ -39,7 +39,7 @@ class Retention:
 
 
 def retention(every: int) -> Retention:
-    """Return what FLAGS_eager_delete_tensor_gb says now (below 0: nothing is released in a run), and `every`.
+    """Return the setting of FLAGS_eager_delete_tensor_gb now (below 0: nothing is released in a run), and `every`.
 
     Says once that `every` has no effect, where that is so and it is not the default.
     """
@@ -82,7 +82,7 @@ class Temporaries:
     def stays(self, graph: Graph) -> frozenset[str]:
         """Return the physical variables that hold their memory after a run of `graph`.
 
-        None with eager deletion: what a Program's mark keeps to the end of a run, nobody can look at after it.
+        None with eager deletion: what a Program's mark keeps to the end of a run cannot be fetched after it.
         """
         return frozenset() if self.retention.eager else staying(graph, eager=False)
 

@@ -1,4 +1,4 @@
-"""A DataParallel's part in training with other processes: what it says at each step, and how it goes on without rows.
+"""A DataParallel's part in training with other processes: announcement of each step, and steps without rows.
 
 Before the first step every rank takes rank 0's persistable variables and random seed. `signature` is a number that two
 ranks share when they exchange the same gradients in the same order; a step in which they differ is an error.
@@ -105,24 +105,24 @@ def trainers_of(program: Program, build: BuildStrategy, num_trainers: int = 1, t
 
 
 def mark_of(program: Program) -> Operator | None:
-    """Return the operator that says that several processes train a program; it is its first one."""
+    """Return the operator that marks a program which several processes train; it is the first one."""
     first = program.operators[0] if program.operators else None
     return first if first is not None and first.type == COLLECTIVE else None
 
 
-_tells: WeakKeyDictionary[Program, dict[object, Callable[[], None]]] = WeakKeyDictionary()
+_callbacks: WeakKeyDictionary[Program, dict[object, Callable[[], None]]] = WeakKeyDictionary()
 
 
-def after_steps_without_rows(program: Program, who: object, tell: Callable[[], None] | None) -> None:
-    """Let `tell` be called after each step of a program that this process has taken part in without rows.
+def after_steps_without_rows(program: Program, owner: object, callback: Callable[[], None] | None) -> None:
+    """Have `callback` called after each step of a program that this process has taken part in without rows.
 
-    One for each `who`; None: no more. Owner: the thread that runs steps.
+    One for each `owner`; None: no more. Owner: the thread that runs steps.
     """
-    told = _tells.setdefault(program, {})
-    if tell is None:
-        told.pop(who, None)
+    callbacks = _callbacks.setdefault(program, {})
+    if callback is None:
+        callbacks.pop(owner, None)
     else:
-        told[who] = tell
+        callbacks[owner] = callback
 
 
 class SharedSteps:
@@ -151,8 +151,8 @@ class SharedSteps:
         scope.written_by(self)
         self._begun = True
 
-    def say(self, lowered: Lowered, rows: Sequence[int]) -> int:
-        """Put what this rank says of the step into its place; return the first global row of this rank."""
+    def announce(self, lowered: Lowered, rows: Sequence[int]) -> int:
+        """Put the row count and signature of this rank's step into place; return the first global row of this rank."""
         total = sum(rows)
         if lowered.signature < 0:
             lowered.signature = signature(lowered.graph, self._program)
@@ -171,11 +171,11 @@ class SharedSteps:
 
     def _without_rows(self, step: torch.Tensor) -> None:
         self._idle(step)
-        for tell in list(_tells.get(self._program, {}).values()):
-            tell()
+        for callback in list(_callbacks.get(self._program, {}).values()):
+            callback()
 
     def done(self, lowered: Lowered) -> None:
-        """Look at what the others have said of the step that is over."""
+        """Note the ranks whose data has ended by the step that is over."""
         step = lowered.plan.get(lowered.slots[STEP])
         if step is not None and bool(step[:, ENDED].any()):
             self._group.note(step, self._steps)
@@ -193,8 +193,8 @@ class SharedSteps:
 
 
 def signature(graph: Graph, program: Program) -> int:
-    """Return a number, 63 bits, that says which tensors are exchanged, in which order and how many at a time."""
-    said = hashlib.sha256()
+    """Return a hash, 63 bits, of which tensors are exchanged, in which order and how many at a time."""
+    digest = hashlib.sha256()
     for handle in graph.handles:
         if handle.op.type not in SUMS | GATHERS:
             continue
@@ -202,6 +202,6 @@ def signature(graph: Graph, program: Program) -> int:
         for name in names:
             var = program.variables[name]
             fixed = [d for d in var.shape if isinstance(d, int)]
-            said.update(f"{name} {var.dtype} {var.kind} {math.prod(fixed)};".encode())
-        said.update(f"{handle.op.type}|".encode())
-    return int.from_bytes(said.digest()[:8], "little") >> 1
+            digest.update(f"{name} {var.dtype} {var.kind} {math.prod(fixed)};".encode())
+        digest.update(f"{handle.op.type}|".encode())
+    return int.from_bytes(digest.digest()[:8], "little") >> 1

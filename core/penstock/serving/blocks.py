@@ -167,7 +167,7 @@ class TableBlock:
         return int(self._clock() - self._began)
 
     def expire(self) -> int:
-        """Drop the rows that nobody used for as long as the program says; return how many. No updates meanwhile."""
+        """Drop the rows that were not used for as long as the program sets; return how many. No updates meanwhile."""
         if self._expire_after_s is None:
             return 0
         oldest = math.floor(self._clock() - self._began - self._expire_after_s)

@@ -20,7 +20,7 @@ from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage, storage_to_serve
 
 _STARTED_NS = time.time_ns()
-_TERMINATED = 128 + signal.SIGTERM  # as a shell tells it
+_TERMINATED = 128 + signal.SIGTERM  # as a shell reports it
 
 
 def serve_program(program: Program, scope: Scope) -> None:
@@ -45,11 +45,11 @@ def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | N
 
 
 def settings_of(storage: ProgramStorage) -> ServerSettings:
-    """Return what a server of this storage is told by its program and the environment. Raises SpecError."""
-    said = storage.description
+    """Return the settings of a server of this storage: of its program and the environment. Raises SpecError."""
+    own = storage.description
     return ServerSettings.from_environ(
-        os.environ, started_ns=_STARTED_NS, endpoint=said.endpoint, index=said.index, fanin=said.fanin, mode=said.mode,
-        num_servers=len(said.endpoints), restored=storage.restored,
+        os.environ, started_ns=_STARTED_NS, endpoint=own.endpoint, index=own.index, fanin=own.fanin, mode=own.mode,
+        num_servers=len(own.endpoints), restored=storage.restored,
     )  # fmt: skip
 
 

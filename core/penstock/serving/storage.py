@@ -102,7 +102,7 @@ class ProgramStorage:
         return self._found(block).rows(ids, create=create)
 
     def expire(self, block: str) -> int:
-        """Drop the rows of a table that nobody used for as long as the program says; return how many."""
+        """Drop the rows of a table that were not used for as long as the program sets; return how many."""
         found = self._found(block)
         return found.expire() if isinstance(found, _Table) else 0
 
@@ -202,11 +202,11 @@ class _Dense:
             raise self._misfit(f"is {values.dtype}", f"{wanted.dtype}")
         if not self._rows_symbol:
             if gradient.rows is not None or values.shape != wanted.shape:
-                raise self._misfit(_told(gradient), f"a tensor of shape {list(wanted.shape)}")
+                raise self._misfit(_described(gradient), f"a tensor of shape {list(wanted.shape)}")
             return {self._fed[0]: values}, {}
         rows = gradient.rows
         if rows is None or rows.dim() != 1 or values.shape != (len(rows), *wanted.shape[1:]):
-            raise self._misfit(_told(gradient), f"rows int64[n] and values [n, {list(wanted.shape[1:])}]")
+            raise self._misfit(_described(gradient), f"rows int64[n] and values [n, {list(wanted.shape[1:])}]")
         _check_rows(self.served, rows, len(wanted))
         return {self._fed[0]: rows, self._fed[1]: values}, {self._rows_symbol: len(rows)}
 
@@ -308,7 +308,7 @@ class _Table:
         fits = rows is not None and rows.dtype == torch.int64 and values.dtype == torch.float32
         if rows is None or not fits or values.shape != (len(rows), width):
             raise PeerError(
-                f"a gradient of table {self.served.name!r} {_told(gradient)}; expected rows int64[n] and values "
+                f"a gradient of table {self.served.name!r} {_described(gradient)}; expected rows int64[n] and values "
                 f"float32[n, {width}]"
             )
         return rows, values
@@ -324,7 +324,7 @@ class _Table:
         name = self.served.parameter
         with self.lock:
             numbers = {self.served.whole_name(n): t.clone() for n, t in self._numbers.items()}
-        # Rows have their states side by side; which those are is said by their names, of tensors without elements.
+        # Rows have their states side by side; tensors without elements name them.
         numbers |= {state: torch.empty(0) for state in self._block.columns[1:]}
         if numbers:
             yield f"{name}@{server}.{NUMBERS}", numbers
@@ -351,7 +351,7 @@ class _Table:
                     tensor.copy_(tensors[self.served.whole_name(name)])
             return
         if what == COUNTS:
-            # Of several servers' this one's, as above; those of ids that are elsewhere now are in nobody's way.
+            # Of several servers' this one's, as above; those of ids that are elsewhere now do no harm.
             if int(server) <= description.index:
                 self.table.restore_counts(tensors[COUNTS].numpy())
             return
@@ -396,7 +396,7 @@ def _check_rows(served: Served, rows: torch.Tensor, number: int) -> None:
         )
 
 
-def _told(gradient: Gradient) -> str:
+def _described(gradient: Gradient) -> str:
     of_rows = "" if gradient.rows is None else f" and rows {gradient.rows.dtype}{list(gradient.rows.shape)}"
     return f"has values {gradient.values.dtype}{list(gradient.values.shape)}{of_rows}"
 

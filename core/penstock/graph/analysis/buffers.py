@@ -1,7 +1,7 @@
 """The buffer plan: where in one arena each temporary lies, so that steps need not ask the allocator for memory.
 
 Two temporaries may overlap only if every handle that touches one, by any view, runs before the maker of the other, by
-a path of edges (`liveness.py`); then no schedule can tell. Temporaries that take over an operand's memory
+a path of edges (`liveness.py`); then no schedule can see a difference. Temporaries that take over an operand's memory
 (`takeovers`) form a *block* with it. Blocks are placed largest first, each into the smallest gap that fits among
 those that may live at the same time. `check` proves a plan without looking at how it was made.
 
@@ -56,7 +56,7 @@ def takeovers(graph: Graph, allocations: Sequence[Allocation], alive: Liveness) 
 
 
 def is_single_pass(handle: OpHandle) -> bool:
-    """Whether rules 1 and 2 hold for a handle's operator, as far as its kind tells."""
+    """Whether rules 1 and 2 hold for a handle's operator, as far as its kind shows."""
     if not handle.op.type.startswith("aten.") or handle.op.writes:
         return False
     try:
@@ -140,7 +140,7 @@ def plan(
     """Place what was observed, largest first. Deterministic.
 
     `pinned`: storages that are not placed (fetches, for they outlive the step in other hands). `lasting`: storages
-    that are placed, but share with nobody. Without `reuse` blocks do not overlap.
+    that are placed, but share no memory. Without `reuse` blocks do not overlap.
     Cost: O(handles x edges / 64 + blocks²), some milliseconds for a few hundred blocks.
     """
     allocations = _placeable(graph, observed, pinned)

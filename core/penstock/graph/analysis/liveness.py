@@ -47,13 +47,13 @@ class Liveness:
         self.ancestors = ancestors_of(graph)
 
     def dies_at(self, allocation: int, handle: int) -> bool:
-        """Whether `handle` uses the memory and everybody else has used it before."""
+        """Whether `handle` uses the memory and every other user runs before."""
         users = self.users[allocation]
         before = self.ancestors[handle] | 1 << handle
         return not self.lasts[allocation] and handle in users and all(before >> user & 1 for user in users)
 
     def is_over_before(self, allocation: int, handle: int) -> bool:
-        """Whether everybody has used the memory when `handle` starts."""
+        """Whether every user of the memory runs before `handle`."""
         before = self.ancestors[handle]
         return not self.lasts[allocation] and all(before >> user & 1 for user in self.users[allocation])
 

@@ -30,7 +30,7 @@ class Readers:
         return self._graph.variables[name].name in self._kept
 
     def only_one(self, name: str) -> OpHandle | None:
-        """Return the one reader of a temporary whose memory nobody else touches, by no view either."""
+        """Return the one reader of a temporary whose memory nothing else touches, by no view either."""
         variable = self._graph.variables[name]
         readers = self.of(name)
         lasting = variable.persistable or variable.feed or self.is_fetched(name)
@@ -40,7 +40,7 @@ class Readers:
 
 
 def drop_unread_views(graph: Graph, kept: Collection[str], types: Container[str]) -> Graph:
-    """Return the graph without the handles of these view operators whose results nobody reads."""
+    """Return the graph without the handles of these view operators whose results are not read."""
     readers = Readers(graph, kept)
     dead = {
         h.index

@@ -1,7 +1,7 @@
 """Who takes part in a checkpoint: this process alone, the ranks of a collective job, or a job's trainers and servers.
 
-Each rank hands in its own state, a text; the first one writes them, and the values that all have. A team says when a
-checkpoint is due for all of its ranks, brings their texts to the first, and tells the others what came of it.
+Each rank hands in its own state, a text; the first one writes them, and the values that all have. A team decides when a
+checkpoint is due for all of its ranks, brings their texts to the first, and sends the others its outcome.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def check_same(program: Program, mode: object) -> None:
 def team_of(program: Program, folder: Path) -> Team:
     """Return the team of a program that this process trains. `folder`: of the checkpoints.
 
-    Meets the other trainers of a collective job if its program says who they are. Raises SpecError where only the
+    Meets the other trainers of a collective job if its program names them. Raises SpecError where only the
     environment does, and they have not met; and for ranks whose values differ.
     """
     if descriptors(program):
@@ -127,11 +127,11 @@ def team_of(program: Program, folder: Path) -> Team:
         from penstock.io.checkpoints.ranks_team import RanksTeam  # loads torch.distributed
 
         return RanksTeam(group)
-    told = from_environ(os.environ)
-    if told is not None and told.num_ranks > 1:
+    ranks = from_environ(os.environ)
+    if ranks is not None and ranks.num_ranks > 1:
         raise SpecError(
-            f"this process is {told.name(told.rank)} of {told.num_ranks} trainers, but has not met the others, so it "
-            "cannot save or restore with them. Transpile the program, or make the ParallelExecutor, before. If each "
+            f"this process is {ranks.name(ranks.rank)} of {ranks.num_ranks} trainers, but has not met the others, so "
+            "it cannot save or restore with them. Transpile the program, or make the ParallelExecutor, before. If each "
             "process trains for itself, take PADDLE_TRAINER_ENDPOINTS and WORLD_SIZE out of its environment"
         )
     return Alone()
