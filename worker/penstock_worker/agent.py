@@ -21,11 +21,11 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from penstock.version import __version__
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError
 from penstock.machine import memory
 from penstock.machine.findings import Finding
+from penstock.version import __version__
 from penstock_worker import lease, machine_report, messages, ports, processes, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.identity import Identity

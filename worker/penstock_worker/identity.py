@@ -7,11 +7,11 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.version import __version__
 from penstock.client import Client
 from penstock.errors import SpecError
 from penstock.machine import memory
 from penstock.machine.cores import usable_cores
+from penstock.version import __version__
 from penstock_worker import lease
 
 FILE = "node.json"
