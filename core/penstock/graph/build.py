@@ -23,7 +23,6 @@ from dataclasses import replace
 from penstock.distributed.collective_ops import COLLECTIVE
 from penstock.errors import ProgramError
 from penstock.graph.across import Across, begin_step, exchange_rows, exchange_sums
-from penstock.graph.build import place_updates
 from penstock.graph.ssa import SHARED, Graph, GraphBuilder, Mode, OpHandle, Physical, SyncPlan, reduce_edges
 from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
