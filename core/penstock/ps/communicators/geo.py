@@ -157,7 +157,7 @@ class GeoCommunicator(OverServers):
             return {name: state.steps for name, state in self._variables.items()}
 
     def close(self) -> None:
-        """Tell the servers of the steps that are left, leave them, end. Raises the first error."""
+        """Send the steps that are left, leave the servers, end. Raises the first error."""
         with self._lock:
             if self._is_closed:
                 return
