@@ -34,8 +34,8 @@ from penstock.ps.rounds.messages import (
     Refuse,
     Release,
     Reply,
-    Request,
     Ticket,
+    TrainerRequest,
 )
 from penstock.ps.settings import ServerSettings
 
@@ -92,7 +92,7 @@ class Dispatcher:
         with self._lock:
             yield
 
-    def dispatch(self, make: Callable[[Ticket], Request], *, payload: Payload | None = None) -> Response:
+    def dispatch(self, make: Callable[[Ticket], TrainerRequest], *, payload: Payload | None = None) -> Response:
         """Pass a request to the machine, and wait for its answer. `payload`: of a push. Raises what `stop` decides."""
         inbox: Inbox = SimpleQueue()
         ticket = next(self._tickets)

@@ -26,7 +26,7 @@ MAX_WAITING = 64  # lookups that were not taken; the oldest is dropped
 
 
 @dataclass(frozen=True, slots=True)
-class _Lookup:
+class _Prefetched:
     table: str
     ids: Tensor
     rows: Future[Tensor]
@@ -37,13 +37,13 @@ class Prefetcher:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[_Lookup] = []
+        self._waiting: list[_Prefetched] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ps-prefetch", initializer=count_no_waits_here)
 
     def start(self, table: str, ids: Tensor, look_up: Callable[[Tensor], Tensor], *, keep: bool) -> None:
         """Run `look_up(ids)` in the background. `ids` are copied. `keep`: to be taken."""
         own = ids.clone()
-        waiting = _Lookup(table, own, self._thread.submit(look_up, own))
+        waiting = _Prefetched(table, own, self._thread.submit(look_up, own))
         with self._lock:
             self._waiting += [waiting] if keep else []
             forgotten = self._waiting[:-MAX_WAITING]

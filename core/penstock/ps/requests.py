@@ -23,8 +23,8 @@ from penstock.ps.rounds.messages import (
     Pull,
     Push,
     Refuse,
-    Request,
     Ticket,
+    TrainerRequest,
 )
 from penstock.ps.snapshotter import Snapshotter
 from penstock.ps.state import ServerState
@@ -106,7 +106,7 @@ class Requests:
             )
         return Message("answer", {"round": 0, "staleness": 0})
 
-    def _plain(self, make: Callable[[Ticket], Request]) -> Message:
+    def _plain(self, make: Callable[[Ticket], TrainerRequest]) -> Message:
         return _reply(self._dispatcher.dispatch(make))
 
     def _push(self, message: Message, sender: Incarnation) -> Message:

@@ -41,7 +41,10 @@ def use_cores_for(num_bytes: int) -> None:
 
 
 def mean(gradients: Sequence[Gradient], num_members: int, shape: torch.Size) -> Gradient:
-    """Merge one block's gradients. The first one's values may be written to, and may be what is returned."""
+    """Merge one block's gradients. The first one's values may be written to, and may be what is returned.
+
+    Rows are concatenated: one that several trainers touched is there several times, and the update sums it.
+    """
     if all(g.rows is not None for g in gradients):
         return _mean_of_rows(gradients, num_members)
     dense = [g.values if g.rows is None else _spread_out(g, shape) for g in gradients]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import StorageWeakRef, storage_behind
-from penstock.ps.communicators.base import LocalGradient, OverServers, Servers, Target
+from penstock.ps.communicators.base import LocalGradient, Location, OverServers, Servers
 from penstock.ps.communicators.queues import PullTrigger, SendQueues
 from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor
@@ -59,19 +59,19 @@ class Destinations:
     """The places to which each variable is pulled: those of several replicas or scopes. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[Target, dict[_Address, list[_View]]]] = {}
+        self._places: dict[str, tuple[Location, dict[_Address, list[_View]]]] = {}
 
     def knows(self, variable: str, out: Sequence[Tensor]) -> bool:
         """Whether `out` is a place of the variable. Another tensor at the same address is not."""
         _, places = self._places.get(variable, (None, {}))
         return _alive(places.get(_address(out), [])) is not None
 
-    def add(self, target: Target, out: Sequence[Tensor]) -> None:
+    def add(self, target: Location, out: Sequence[Tensor]) -> None:
         """Make `out` a place of the variable."""
         views = [_View.of(tensor) for tensor in out]
         self._places.setdefault(target.variable, (target, {}))[1][_address(out)] = views
 
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[Location]:
         """Return the variables that have places."""
         return [target for target, _ in self._places.values()]
 
@@ -97,7 +97,7 @@ def _address(out: Sequence[Tensor]) -> _Address:
     return tuple(t.data_ptr() for t in out)
 
 
-_Item = tuple[Target, LocalGradient]
+_Item = tuple[Location, LocalGradient]
 
 
 class AsyncCommunicator(OverServers):
@@ -126,7 +126,7 @@ class AsyncCommunicator(OverServers):
 
     # -- what the program calls ------------------------------------------------------------------
 
-    def _queue(self, target: Target, gradient: LocalGradient) -> None:
+    def _queue(self, target: Location, gradient: LocalGradient) -> None:
         """Wait only while the variable's queue is full."""
         copy = gradient.copy()
         with self.counters.waiting("", target.variable), self._lock:
@@ -145,7 +145,7 @@ class AsyncCommunicator(OverServers):
                 return
         self.servers.recv(variable, blocks, at, out)
         with self._lock:
-            self._destinations.add(Target(variable, tuple(blocks), tuple(at)), out)
+            self._destinations.add(Location(variable, tuple(blocks), tuple(at)), out)
 
     def queue_depths(self) -> dict[str, int]:
         """Return the number of gradients that wait, by variable."""
@@ -209,7 +209,7 @@ class AsyncCommunicator(OverServers):
                 self._work.wait(None if due_at == math.inf else max(0.0, due_at - now))
             return None
 
-    def _send(self, target: Target, gradients: Sequence[LocalGradient]) -> None:
+    def _send(self, target: Location, gradients: Sequence[LocalGradient]) -> None:
         self._push(target, gradients, average=not self.settings.is_sgd_optimizer)
         if not self.settings.independent_recv_thread and target.heights is None:
             with self._lock:
@@ -234,7 +234,7 @@ class AsyncCommunicator(OverServers):
                     if error is not None:
                         self._fail(f"pulling the parameter {target.variable!r} from {self._where(target.at)}", error)
 
-    def _next_pull(self) -> list[Target] | None:
+    def _next_pull(self) -> list[Location] | None:
         with self._lock:
             while not (self._stops_pulling or self._failure.happened):
                 if self._trigger.is_due:
@@ -243,7 +243,7 @@ class AsyncCommunicator(OverServers):
                 self._pull.wait()
             return None
 
-    def _pull_one(self, target: Target) -> None:
+    def _pull_one(self, target: Location) -> None:
         """Pull a variable into one of its places, and copy it to the others."""
         with self._lock:
             places = self._destinations.of(target.variable)

@@ -83,7 +83,7 @@ class Servers(Remote, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Location:
     """Where the blocks of a variable are. `heights`: None for a dense one; see ps.remote.Remote."""
 
     variable: str
@@ -162,18 +162,18 @@ class OverServers:
 
     def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Any]) -> None:
         """Queue a copy of the gradient of each block."""
-        self._queue(Target(variable, tuple(blocks), tuple(at)), LocalGradient(tuple(values)))
+        self._queue(Location(variable, tuple(blocks), tuple(at)), LocalGradient(tuple(values)))
 
     def send_rows(
         self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Any, values: Any
     ) -> None:
         """Queue a copy of a sparse gradient."""
-        self._queue(Target(variable, tuple(blocks), tuple(at), tuple(heights)), LocalGradient((values,), rows))
+        self._queue(Location(variable, tuple(blocks), tuple(at), tuple(heights)), LocalGradient((values,), rows))
 
-    def _queue(self, target: Target, gradient: LocalGradient) -> None:
+    def _queue(self, target: Location, gradient: LocalGradient) -> None:
         raise NotImplementedError
 
-    def _push(self, target: Target, gradients: Sequence[LocalGradient], *, average: bool) -> None:
+    def _push(self, target: Location, gradients: Sequence[LocalGradient], *, average: bool) -> None:
         """Send gradients of one variable as one."""
         to, merged = target, merge(gradients, average=average)
         if to.heights is None:

@@ -21,7 +21,7 @@ import torch
 
 from penstock.errors import Unavailable
 from penstock.program.strict_fields import say_once
-from penstock.ps.communicators.base import LocalGradient, OverServers, Servers, Target
+from penstock.ps.communicators.base import LocalGradient, Location, OverServers, Servers
 from penstock.ps.communicators.queues import LockStep
 from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor
@@ -47,7 +47,7 @@ class HalfAsyncCommunicator(OverServers):
         super().__init__(servers, descriptor, counters=counters)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._steps: LockStep[tuple[Target, LocalGradient]] = LockStep()
+        self._steps: LockStep[tuple[Location, LocalGradient]] = LockStep()
         self._mine, self._numbers = _Mine(), itertools.count()
         self._threads: dict[int, threading.Thread] = {}  # by number, to see whether it is alive
         self._num_announced, self._came = 0, set[int]()
@@ -115,7 +115,7 @@ class HalfAsyncCommunicator(OverServers):
 
     # -- what the program calls ------------------------------------------------------------------
 
-    def _queue(self, target: Target, gradient: LocalGradient) -> None:
+    def _queue(self, target: Location, gradient: LocalGradient) -> None:
         """Give this thread's gradient to the open round; do not block."""
         copy = gradient.copy()
         with self._lock:
@@ -198,7 +198,7 @@ class HalfAsyncCommunicator(OverServers):
                 self._steps.done(key)
                 self._changed.notify_all()
 
-    def _take(self) -> tuple[str, list[tuple[Target, LocalGradient]]] | None:
+    def _take(self) -> tuple[str, list[tuple[Location, LocalGradient]]] | None:
         with self._lock:
             while not self._failure.happened:
                 taken = self._steps.take()

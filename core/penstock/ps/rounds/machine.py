@@ -30,9 +30,9 @@ from penstock.ps.rounds.messages import (
     Refuse,
     Release,
     Reply,
-    Request,
     Tick,
     Ticket,
+    TrainerRequest,
 )
 
 
@@ -287,7 +287,7 @@ class RoundMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event; `now` in seconds of any clock that only goes forward."""
         self.now = now
-        if isinstance(event, Request) and not isinstance(event, Join):
+        if isinstance(event, TrainerRequest) and not isinstance(event, Join):
             refusal = self.members.refuse(event.ticket, event.sender)
             if refusal is None:
                 self.members.touch(event.sender, now)

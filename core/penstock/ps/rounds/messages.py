@@ -25,7 +25,7 @@ class Incarnation:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TrainerRequest:
     """A request of a trainer: answered exactly once, under its ticket."""
 
     ticket: Ticket
@@ -33,17 +33,17 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Join(Request):
+class Join(TrainerRequest):
     """A trainer asks to take part, for the first time or again. Answered with the round that it starts with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat(Request):
+class Heartbeat(TrainerRequest):
     """A trainer is alive. Every other request shows it too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Push(Request):
+class Push(TrainerRequest):
     """The gradient of one block for one round. (trainer, epoch, round, block) makes it idempotent."""
 
     round: int
@@ -52,26 +52,26 @@ class Push(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier(Request):
+class Barrier(TrainerRequest):
     """A trainer has pushed all of a round. Answered when the round is applied: then nothing of it can be lost."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pull(Request):
+class Pull(TrainerRequest):
     """A trainer wants parameters in which the rounds before `round` are applied."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
-class Leave(Request):
+class Leave(TrainerRequest):
     """A trainer has no more data."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meet(Request):
+class Meet(TrainerRequest):
     """A trainer comes to meeting `number` of all live members with `part`; -1 only asks which number comes next."""
 
     number: int
@@ -115,7 +115,7 @@ class FailedPush:
     reason: str
 
 
-Event = Request | Tick | Applied | FailedRound | AppliedPush | FailedPush
+Event = TrainerRequest | Tick | Applied | FailedRound | AppliedPush | FailedPush
 
 
 @dataclass(frozen=True, slots=True)
