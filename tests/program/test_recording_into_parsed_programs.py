@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -105,3 +107,13 @@ def test_a_clone_of_a_parsed_program_takes_layers_too() -> None:
     [got] = fluid.Executor().run(clone, {"x": np.ones((2, 4))}, [out], scope=started(startup))
     assert got.shape == (2, 3)
     assert (got >= 0).all()
+
+
+def test_first_call_on_a_parsed_program_gives_a_variable() -> None:
+    script = (
+        "import penstock as fluid; "
+        "p = fluid.Program.parse('program version=1 seed=0 symbols=[]\\nvar x : float32[2] feed\\n'); "
+        "print(type(p.global_block().var('x')).__name__)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert (ended.stdout, ended.stderr) == ("Variable\n", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.program.program import Program
+from penstock.program.record import variable as _handles  # noqa: F401 - the class of handles of a Recording
 from penstock.program.record.recording import Recording
 from penstock.program.record.replay import replay
 
