@@ -81,7 +81,7 @@ def test_half_of_the_rows_or_another_direction_is_refused() -> None:
         check_movements({OURS: {"w": moved}, "peer": {}}, 0.1, STEPS)
 
 
-def test_a_known_defect_is_said_and_any_other_of_the_same_contender_refused() -> None:
+def test_a_known_defect_is_reported_and_others_refused() -> None:
     moved = Movement(sum=8.0, norm=1.0, start=0.0, size=100, rows=10, all_rows=10)
     wrong = {"table": replace(moved, norm=0.5), "w0": moved}
     ours = {"table": moved, "w0": moved}
@@ -105,16 +105,14 @@ def test_our_replicas_have_to_be_equal(workload: Workload, monkeypatch: pytest.M
     trainer.close()
 
 
-def test_rows_that_count_are_the_first_ones_looked_up_and_each_once(workload: Workload) -> None:
+def test_rows_that_count_are_the_first_unique_lookups(workload: Workload) -> None:
     rows = looked_up(workload, "table")
     assert len(set(rows.tolist())) == len(rows)
     assert rows[0] == workload.feeds["ids"][0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["lenet", "transformer"])
-def test_weights_of_captured_modules_are_found_where_the_workload_has_them(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_captured_modules_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_NUM", "2")
     workload = build(name, batch_size=4)
     trainer = PenstockTrainer(workload, mode="reduce", cores=2)

@@ -29,9 +29,7 @@ def trace(*events: tuple[int, int, int, int]) -> dict[str, list[int]]:
         ([(0, EXCHANGE, 0, 30), (0, OTHER, 10, 20), (0, OTHER, 30, 100)], 0.2),  # an operator within
     ],
 )
-def test_time_counts_as_exposed_where_exchanges_run_and_nothing_else(
-    events: list[tuple[int, int, int, int]], share: float
-) -> None:
+def test_only_time_of_exchanges_counts_as_exposed(events: list[tuple[int, int, int, int]], share: float) -> None:
     assert exposed_shares(trace(*events[::-1]), {EXCHANGE}) == [pytest.approx(share)]
 
 

@@ -120,7 +120,7 @@ def test_contenders_end_when_the_benchmark_is_killed(small: Path, tmp_path: Path
     assert ended(members)
 
 
-def test_a_missing_peer_is_left_out_and_says_which_command_makes_it(
+def test_a_missing_peer_is_skipped_with_the_command_to_build_it(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "FOLDER", tmp_path)

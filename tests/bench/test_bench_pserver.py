@@ -21,7 +21,7 @@ def test_an_unknown_peer_is_named_with_those_that_are_known() -> None:
         chosen("torch_eager")
 
 
-def test_shares_are_of_the_local_job_and_ratios_of_the_better_pair_in_the_same_round() -> None:
+def test_shares_and_ratios_refer_to_pairs_of_the_same_round() -> None:
     seconds = {
         "penstock": [1.0, 2.0],
         "penstock_ps": [2.0, 2.0],

@@ -81,12 +81,12 @@ def test_a_contender_that_learned_something_else_is_named() -> None:
         check_losses({"a": [0.50], "b": [0.51], "c": [0.61]}, band=0.02)
 
 
-def test_a_loss_that_is_no_number_is_refused_even_if_the_last_one_is() -> None:
+def test_a_nan_loss_is_refused_even_if_the_last_one_is_finite() -> None:
     with pytest.raises(PeerFailed, match="a loss of b is not finite"):
         check_losses({"a": [0.5, 0.5], "b": [float("nan"), 0.5]}, band=1.0)
 
 
-def test_a_peer_that_fails_loses_its_figures_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_peer_loses_its_numbers_and_the_others_run_on(capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[str] = []
     results = Results(num_steps=1)
     contenders = [Recorded("penstock", calls), Failing("peer", calls, fails_at=3)]

@@ -37,7 +37,7 @@ def test_sync_reports_every_size_and_leaves_no_process(monkeypatch: pytest.Monke
     assert multiprocessing.active_children() == []
 
 
-def test_gloo_process_that_dies_fails_the_measurement_and_takes_the_other_along() -> None:
+def test_a_dead_gloo_process_fails_the_measurement_and_its_peer() -> None:
     pair = GlooPair()
     pair.__enter__()
     victim = multiprocessing.active_children()[0].pid
@@ -50,7 +50,7 @@ def test_gloo_process_that_dies_fails_the_measurement_and_takes_the_other_along(
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
-def test_exchange_that_is_measured_leaves_the_sum_on_both_replicas(parts: int) -> None:
+def test_a_measured_exchange_leaves_the_sum_on_both_replicas(parts: int) -> None:
     engine = Engine(2, max_running=2, intra_op_threads=1)
     sync.check_sum(engine, parts)
     engine.close()
@@ -75,7 +75,7 @@ def test_interval_holds_the_median_and_narrows_with_more_pairs() -> None:
     assert narrow[1] - narrow[0] < wide[1] - wide[0]
 
 
-def test_blocks_with_the_trace_off_leave_no_events_and_switch_it_on_again(workload: Workload) -> None:
+def test_blocks_without_trace_emit_no_events_and_reenable_it(workload: Workload) -> None:
     training = tracing.Training(workload)
     engine = training.executor.core.engine
     training.steps(1)
@@ -105,7 +105,7 @@ def test_profiled_eager_trains_the_same_model(workload: Workload) -> None:
     assert not torch.equal(before, eager.model.dense_parameters()[0])
 
 
-def test_overhead_is_the_whole_time_less_the_same_frameworks_kernel() -> None:
+def test_overhead_is_wall_time_less_the_frameworks_kernel_time() -> None:
     report = Report("engine", 1)
     cost = {"direct": 0.4, "engine_1_thread": 0.45, "engine_2_threads": 0.46, "torch_eager": 0.9, "torch_script": 0.6}
     add_costs({**cost, "program": 0.5, "paddle_pe": 9.0, "paddle_direct": 1.0}, report)
@@ -131,13 +131,13 @@ def test_missing_peer_environment_is_said_in_the_report(tmp_path: Path, monkeypa
     assert "make peers" in report.missing["paddle_pe"]
 
 
-def test_peer_process_that_cannot_start_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_process_that_cannot_start_fails_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench._paddle_chain.environment", lambda name: Path(sys.executable))  # it has no paddle
     with pytest.raises(RuntimeError, match=r"bench\._paddle_chain 10"), PaddleChain(10):
         pass
 
 
-def test_grid_has_the_recommended_cell_and_no_mode_for_one_replica() -> None:
+def test_grid_has_the_recommended_cell_and_no_mode_for_1_replica() -> None:
     cells = grid.cells(2)
     assert grid.best_practice(2) in cells
     assert len(cells) == 15

@@ -50,9 +50,7 @@ def test_array_gathers_rows_by_their_number(width: int) -> None:
     assert (out == 0.0).all()
 
 
-def test_table_reports_rates_overhead_and_the_peer_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_reports_rates_overhead_and_the_missing_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "FOLDER", tmp_path)
     monkeypatch.setattr(table, "BATCH", 1000)
     report = table.main(1, True, argparse.Namespace(rows=300_000.0, width=16, rules=["sgd"]))

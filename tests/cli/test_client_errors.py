@@ -90,7 +90,7 @@ def test_the_servers_json_pointers_are_shown(answers: Answers, client: Client) -
         client.submit({"name": "x"})
 
 
-def test_a_submit_with_a_key_is_tried_again_and_one_without_is_not(answers: Answers, client: Client) -> None:
+def test_submit_is_retried_only_with_an_idempotency_key(answers: Answers, client: Client) -> None:
     answers.then(503, {"detail": "busy"})
     answers.then(201, {"id": "j1"})
     assert client.submit({"name": "x"}, key="k")["id"] == "j1"
@@ -100,7 +100,7 @@ def test_a_submit_with_a_key_is_tried_again_and_one_without_is_not(answers: Answ
     assert len(answers.paths) == 3
 
 
-def test_an_answer_that_is_no_problem_document_still_says_where_it_came_from(answers: Answers, client: Client) -> None:
+def test_an_answer_without_problem_document_names_its_origin(answers: Answers, client: Client) -> None:
     answers.then(502, b"<html>bad gateway</html>")
     with pytest.raises(Unavailable, match="HTTP 502 from http://127"):
         client.job("j1")
@@ -136,13 +136,13 @@ def test_this_machine_is_never_reached_through_a_proxy() -> None:
     ]  # fmt: skip
 
 
-def test_errors_without_a_code_of_their_own_are_usage_and_timeouts_are_not_unavailable() -> None:
+def test_exit_status_defaults_to_usage_and_timeouts_have_theirs() -> None:
     assert exit_of(TimedOut("x")) is Exit.TIMEOUT
     assert exit_of(SpecError("x")) is Exit.USAGE
     assert exit_of(Bug("x")) is Exit.USAGE
 
 
-def test_the_cells_of_an_exchange_are_read_whatever_a_newer_server_adds(answers: Answers, client: Client) -> None:
+def test_exchange_cells_are_read_despite_unknown_fields(answers: Answers, client: Client) -> None:
     cell = {
         "trainer": 1, "pserver": 0, "block": "w", "calls": 2, "sent_bytes": 3, "received_bytes": 4, "wait_ns": 5,
         "retries": 6, "staleness": 7, "merges": 8, "joined": 9,

@@ -66,7 +66,7 @@ def test_without_any_server_the_command_says_how_to_start_one(tmp_path: Path) ->
     assert "start one with 'penstock up'" in result.stderr
 
 
-def test_an_unknown_url_without_a_token_is_an_authentication_error(tmp_path: Path) -> None:
+def test_an_unknown_url_without_token_fails_authentication(tmp_path: Path) -> None:
     result = penstock("jobs", "--url", "http://127.0.0.1:9", home=tmp_path)
     assert result.returncode == 4
     assert "PENSTOCK_TOKEN" in result.stderr
@@ -151,7 +151,7 @@ def test_a_kept_token_is_only_used_for_its_own_server(config: Path, tmp_path: Pa
     assert profile.resolve("http://elsewhere", "mine") == ("http://elsewhere", "mine")
 
 
-def test_a_server_in_the_default_folder_is_found_without_a_profile(
+def test_a_server_in_the_default_folder_needs_no_profile(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

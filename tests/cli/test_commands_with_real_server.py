@@ -61,7 +61,7 @@ def test_a_missing_entrypoint_fails_the_job_and_is_named(serving: Site) -> None:
     assert "'no-such-program' not found on PATH" in serving.look("missing")["why"]
 
 
-def test_a_cancelled_job_that_ignores_term_is_gone_with_its_grandchildren(serving: Site, until: Until) -> None:
+def test_cancelling_a_job_that_ignores_term_kills_grandchildren(serving: Site, until: Until) -> None:
     job = serving.submit(serving.job("stubborn", STUBBORN, stop_grace_s=1))
     until(lambda: serving.log(job).endswith("\n"))
     pids = [int(word) for word in serving.log(job).split()]

@@ -53,7 +53,7 @@ def test_the_report_names_everything_once(doctor: Doctor) -> None:
 
 
 @pytest.mark.slow
-def test_torch_and_the_native_libraries_of_this_installation_match(doctor: Doctor) -> None:
+def test_torch_and_the_installed_native_libraries_match(doctor: Doctor) -> None:
     found = doctor()["findings"]
     assert (found["torch"]["level"], found["native libraries"]["level"]) == ("ok", "ok")
 

@@ -71,7 +71,7 @@ def test_a_killed_agent_that_comes_back_goes_on_with_its_job(site: Site, until: 
     assert site.log(job) == f"{pid}\nend\n"
 
 
-def test_a_killed_agent_that_stays_away_leaves_nothing_after_the_grace(impatient_site: Site, until: Until) -> None:
+def test_a_killed_agent_leaves_no_process_after_the_grace(impatient_site: Site, until: Until) -> None:
     site = impatient_site
     site.up("--no-agent")
     agent = join(site)
@@ -121,7 +121,7 @@ def test_up_leaves_nothing_running_however_it_ends(site: Site, until: Until, num
     until(lambda: site.alive() == [], timeout_s=10)
 
 
-def test_the_demo_is_made_as_small_as_its_node_and_ends_with_one_line_of_figures_and_nothing_running(
+def test_the_demo_shrinks_to_its_node_and_leaves_nothing_running(
     site: Site,
 ) -> None:
     code = (

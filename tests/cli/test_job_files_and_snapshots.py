@@ -81,7 +81,7 @@ def test_a_missing_job_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nothing.yaml")
 
 
-def test_the_same_folder_packs_to_the_same_bytes_whatever_its_times(tmp_path: Path) -> None:
+def test_a_folder_packs_to_the_same_bytes_whatever_its_times(tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     write(folder / "train.py", "print(1)")
@@ -116,9 +116,7 @@ def test_hard_links_are_packed_as_files_of_their_own(tmp_path: Path) -> None:
         assert [file.read() for file in files if file is not None] == [b"same", b"same"]
 
 
-def test_a_folder_that_is_too_large_is_refused_and_names_its_largest_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_large_folder_is_refused_with_its_largest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "LIMIT_BYTES", 10_000)
     folder = tmp_path / "work"
     folder.mkdir()

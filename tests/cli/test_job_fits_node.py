@@ -28,7 +28,7 @@ def test_a_job_that_fits_stays_as_it_is() -> None:
     assert clamp(spec, [node(2, 2)]) == (spec, [])
 
 
-def test_one_core_and_one_gibibyte_lower_all_three_figures_and_say_so() -> None:
+def test_one_core_and_one_gibibyte_lower_all_three_with_a_note() -> None:
     spec, said = clamp(job(env={"CPU_NUM": "2", "OTHER": "9"}), [node(1, 1)])
     assert (spec.trainers.cpus, spec.trainers.memory, spec.env) == (1, str(GIB), {"CPU_NUM": "1", "OTHER": "9"})
     assert said == [

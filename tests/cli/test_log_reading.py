@@ -62,7 +62,7 @@ def test_pieces_of_several_replicas_are_printed_as_whole_lines(capsys: pytest.Ca
     ]  # fmt: skip
 
 
-def test_what_an_attempt_wrote_last_is_printed_after_the_next_one_began(capsys: pytest.CaptureFixture[str]) -> None:
+def test_last_log_lines_of_an_attempt_are_shown_after_a_restart(capsys: pytest.CaptureFixture[str]) -> None:
     logs = Logs()
     logs.texts = {"a": "begin\n"}
     reader, first, second = LogReader(logs, json=False), job("a"), job("b")

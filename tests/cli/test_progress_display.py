@@ -33,7 +33,7 @@ RUNNING = job(
 )
 
 
-def test_a_running_job_is_told_with_progress_loss_rate_and_remaining_time() -> None:
+def test_a_running_job_shows_progress_loss_rate_and_time_left() -> None:
     assert describe(RUNNING) == "ctr: RUNNING · 30/120 steps · loss 0.5123 · 45,636 samples/s · 1m01s left"
 
 
@@ -41,7 +41,7 @@ def test_a_job_without_figures_says_why_instead() -> None:
     assert describe(job("QUEUED", why="waits for 2 cpus")) == "ctr: QUEUED · waits for 2 cpus"
 
 
-def test_a_failed_job_is_told_in_one_line_with_the_error_that_ends_its_log() -> None:
+def test_a_failed_job_shows_its_logs_last_error_in_one_line() -> None:
     why = "trainer 0 exited with code 1\nTraceback (most recent call last):\n  line 5\nValueError: boom\n"
     assert describe(job("FAILED", why=why)) == "ctr: FAILED · trainer 0 exited with code 1: ValueError: boom"
 
@@ -50,7 +50,7 @@ def test_an_ended_job_has_no_time_left() -> None:
     assert figures({**RUNNING, "state": "SUCCEEDED"})[-1] == "45,636 samples/s"
 
 
-def test_lines_are_printed_when_the_state_changes_and_not_at_each_look() -> None:
+def test_lines_are_printed_on_state_changes_not_on_each_poll() -> None:
     said: list[str] = []
     with Lines(to=said.append) as lines:
         for state in ("QUEUED", "QUEUED", "RUNNING", "RUNNING", "SUCCEEDED"):

@@ -79,7 +79,7 @@ def test_row_52_the_page_has_the_five_rows_of_the_manuals_table() -> None:
     }
 
 
-def test_row_52_collective_trainers_exchange_among_themselves_and_others_with_servers() -> None:
+def test_row_52_collective_trainers_exchange_without_servers() -> None:
     main, startup = collective()
     assert not any(op.type in REMOTE_TYPES for op in (*main.operators, *startup.operators))
     assert [op.type for op in startup.operators].count(GEN_ID) == 1
@@ -90,7 +90,7 @@ def test_row_52_collective_trainers_exchange_among_themselves_and_others_with_se
     assert not any(op.type in SUMS | GATHERS | BEGINS for op in (*trainer.operators, *server.operators))
 
 
-def test_row_52_collective_training_is_never_asynchronous_and_with_servers_it_is_where_asked_for() -> None:
+def test_row_52_only_training_with_servers_can_be_asynchronous() -> None:
     with pytest.raises(SpecError, match="collective training is synchronous"):
         collective(sync_mode=False)
     for sync_mode in (True, False):
@@ -100,7 +100,7 @@ def test_row_52_collective_training_is_never_asynchronous_and_with_servers_it_is
         assert serves.args[3] == ("sync" if sync_mode else "async")
 
 
-def test_row_52_a_table_lives_on_servers_alone_and_whole_in_every_collective_trainer() -> None:
+def test_row_52_tables_are_on_servers_only_or_whole_on_each_rank() -> None:
     trainer, server = with_servers(distributed=True)
     assert trainer.variables["t"].distributed
     assert "t" in server.variables
@@ -112,7 +112,7 @@ def test_row_52_a_table_lives_on_servers_alone_and_whole_in_every_collective_tra
         fluid.Executor(fluid.CPUPlace()).run(startup)
 
 
-def test_row_52_a_gradient_goes_once_through_a_collective_step_and_with_servers_twice_and_past_two_barriers() -> None:
+def test_row_52_gradients_cross_once_in_collective_else_twice() -> None:
     main, _ = collective()
     handles = exchanged(main).handles
     assert sum(h.op.type in SUMS | GATHERS for h in handles) == len(main.parameters())

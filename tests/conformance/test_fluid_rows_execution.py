@@ -31,9 +31,7 @@ def two_layers() -> Network:
 
 
 @pytest.mark.parametrize(("mode", "updates"), [("AllReduce", 3), ("Reduce", 1)])
-def test_row_1_a_graph_has_each_operator_on_each_replica_and_an_exchange_for_each_gradient(
-    mode: str, updates: int, trainers: Trainers
-) -> None:
+def test_row_1_operators_are_per_replica_exchanges_per_gradient(mode: str, updates: int, trainers: Trainers) -> None:
     network = two_layers()
     core = trainers(network, replicas=3, mode=mode, fuse_all_reduce_ops=False).core
     operators = network.main.operators
@@ -75,7 +73,7 @@ def test_row_3_fifty_steps_in_any_order_equal_the_executor(make: Callable[[], Ne
     assert_near(persistables(network.main, ours), persistables(network.main, theirs), 1e-6)
 
 
-def test_row_6_without_cpu_num_there_is_a_replica_for_each_core_and_it_is_said(
+def test_row_6_replicas_default_to_cores_with_a_warning(
     trainers: Trainers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = fit_a_line()
@@ -90,7 +88,7 @@ def test_row_6_without_cpu_num_there_is_a_replica_for_each_core_and_it_is_said(
     assert "CPU_NUM" not in fluid.get_flags([])
 
 
-def test_row_29_num_threads_bounds_how_many_operators_run_at_once(trainers: Trainers) -> None:
+def test_row_29_num_threads_bounds_concurrent_operators(trainers: Trainers) -> None:
     network = two_that_meet()
     for threads, most in ((1, 1), (2, 2), (4, 2)):
         executor = trainers(network, program=network.main, replicas=1, num_threads=threads)

@@ -59,7 +59,7 @@ def trained(trainers: Trainers, start: Any, **fields: Any) -> tuple[dict[str, An
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_row_39_memory_optimize_lowers_the_peak_and_changes_no_bit(mode: str, trainers: Trainers) -> None:
+def test_row_39_memory_optimize_lowers_the_peak_bit_for_bit(mode: str, trainers: Trainers) -> None:
     start = started(conv_net().startup)
     by_field = {on: trained(trainers, start, mode=mode, memory_optimize=on) for on in (None, True, False)}
     assert fluid.BuildStrategy().memory_optimize is None
@@ -70,7 +70,7 @@ def test_row_39_memory_optimize_lowers_the_peak_and_changes_no_bit(mode: str, tr
     assert by_field[None][1]["arena_bytes"] == reused
 
 
-def test_row_40_in_place_and_collection_are_on_and_lower_the_peak(
+def test_row_40_in_place_and_collection_are_on_and_lower_peaks(
     trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = started(conv_net().startup)

@@ -25,7 +25,7 @@ MISUSES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("misuse", MISUSES)
-def test_row_38_eager_use_of_the_api_of_programs_says_what_to_do_instead(misuse: str) -> None:
+def test_row_38_eager_use_of_program_apis_fails_with_advice(misuse: str) -> None:
     with pytest.raises(PenstockError) as caught:
         MISUSES[misuse]()
     said = str(caught.value)
@@ -34,7 +34,7 @@ def test_row_38_eager_use_of_the_api_of_programs_says_what_to_do_instead(misuse:
     assert len(said) < 600, "a tensor is named by its shape, not by its numbers"
 
 
-def test_row_38_there_is_no_dygraph_and_scripts_that_ask_get_that_answer() -> None:
+def test_row_38_scripts_that_ask_for_dygraph_get_an_error() -> None:
     assert fluid.in_dygraph_mode() is False
     fluid.disable_dygraph()
     assert not hasattr(fluid, "dygraph")
@@ -42,7 +42,7 @@ def test_row_38_there_is_no_dygraph_and_scripts_that_ask_get_that_answer() -> No
         _ = fluid.dygraph
 
 
-def test_row_38_a_strategy_is_a_setting_of_programs_and_needs_no_mode() -> None:
+def test_row_38_a_strategy_belongs_to_programs_without_a_mode() -> None:
     x = fluid.layers.data(name="x", shape=[13], dtype="float32")
     loss = fluid.layers.mean(fluid.layers.fc(input=x, size=1))
     fluid.optimizer.SGD(learning_rate=0.1).minimize(loss)

@@ -37,7 +37,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "table_of_any_id.py"
 ENVIRON = {"CPU_NUM": "1", "PENSTOCK_PS_START_S": "60"}
 
 
-def test_row_64_a_row_costs_what_the_page_computes_ten_to_the_eleven_with() -> None:
+def test_row_64_bytes_per_row_agree_with_the_page_on_1e11_rows() -> None:
     page = (ROOT / "docs" / "parameter-servers-tables.md").read_text(encoding="utf-8")
     found = re.search(r"\| a row \| (\d+) \+ (\d+) \+ (\d+) = (\d+) bytes \|", page)
     assert found is not None
@@ -58,7 +58,7 @@ def test_row_64_a_row_costs_what_the_page_computes_ten_to_the_eleven_with() -> N
     assert count == -(-(10**11 * whole) // (size_gb * 10**9 * percent // 100))
 
 
-def test_row_94_geo_exchanges_every_hundred_batches_unless_it_is_told_otherwise() -> None:
+def test_row_94_geo_exchanges_every_100_batches_by_default() -> None:
     assert StrategyFactory.create_geo_strategy().for_transpiler().geo_sgd_need_push_nums == 100
     assert StrategyFactory.create_geo_strategy(update_frequency=7).for_transpiler().geo_sgd_need_push_nums == 7
 
@@ -74,7 +74,7 @@ def _config_object() -> DistributeTranspilerConfig:
     [(None, ["w.block0"]), ({"min_block_size": 81920}, ["w"]), (_config_object(), ["w"])],
     ids=["as_it_is", "dict", "object"],
 )
-def test_row_100_a_program_config_decides_how_a_jobs_parameters_are_cut(given: Any, expected: list[str]) -> None:
+def test_row_100_a_program_config_decides_how_parameters_are_cut(given: Any, expected: list[str]) -> None:
     strategy, server = StrategyFactory.create_sync_strategy(), ParameterServerFleet()
     if given is not None:
         strategy.set_program_config(given)
@@ -89,7 +89,7 @@ def test_row_100_a_program_config_decides_how_a_jobs_parameters_are_cut(given: A
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_row_101_a_server_updates_as_many_blocks_at_once_as_its_setting_says(threads: int) -> None:
+def test_row_101_a_server_updates_as_many_blocks_at_once_as_set(threads: int) -> None:
     at_once = ServerRuntimeConfig.from_dict({"_rpc_send_thread_num": threads}).num_updates_at_once()
     assert at_once == threads
     names, size = [f"w{i}" for i in range(4)], 10**6  # small gradients are not worth other threads
@@ -133,9 +133,7 @@ def losses_of_job(nursery: Nursery, folder: Path, *options: str, servers: int) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_row_102_a_job_with_a_table_of_any_ids_goes_on_from_its_save_on_another_number_of_servers(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_row_102_a_job_with_hashed_ids_resumes_on_other_servers(nursery: Nursery, tmp_path: Path) -> None:
     first = losses_of_job(nursery, tmp_path, "--steps", "8", "--save_after", "4", servers=2)
     options = ("--load", "save", "--first_step", "4", "--steps", "4")
     again = losses_of_job(nursery, tmp_path, *options, servers=1)
@@ -159,7 +157,7 @@ def flights_feeds(flights: flights_data.Flights, num: int, rows: int) -> Iterato
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_row_103_ctr_dnn_with_servers_scores_late_flights_as_on_one_machine() -> None:
+def test_row_103_ctr_dnn_with_servers_scores_as_on_one_machine() -> None:
     flights = flights_data.load()
     predict = ctr_dnn(flights.vocabulary_sizes)[1]
 

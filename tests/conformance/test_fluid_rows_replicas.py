@@ -43,9 +43,7 @@ def test_row_9_four_replicas_train_like_one_on_the_whole_batch(
 
 
 @pytest.mark.parametrize(("mode", "runs"), [("AllReduce", 3), ("Reduce", 1)])
-def test_rows_11_and_12_each_replica_or_one_owner_updates_and_all_see_it(
-    mode: str, runs: int, trainers: Trainers
-) -> None:
+def test_rows_11_and_12_updates_of_each_mode_reach_all_replicas(mode: str, runs: int, trainers: Trainers) -> None:
     network = fit_a_line("adam")
     core = trainers(network, replicas=3, mode=mode).core
     core.run(network.feed(7, 0), None)
@@ -60,9 +58,7 @@ def test_rows_11_and_12_each_replica_or_one_owner_updates_and_all_see_it(
 
 
 @pytest.mark.parametrize(("mode", "copies"), [("Reduce", [1, 1, 1]), ("AllReduce", [1, 2, 4])])
-def test_rows_14_and_15_reduce_keeps_one_copy_of_the_parameters_and_all_reduce_one_a_replica(
-    mode: str, copies: list[int], trainers: Trainers
-) -> None:
+def test_rows_14_and_15_reduce_has_one_copy_all_reduce_has_n(mode: str, copies: list[int], trainers: Trainers) -> None:
     network = ctr_dnn(metrics=False)
     sizes = []
     for replicas in (1, 2, 4):
@@ -74,7 +70,7 @@ def test_rows_14_and_15_reduce_keeps_one_copy_of_the_parameters_and_all_reduce_o
     assert [size / sizes[0] for size in sizes] == copies
 
 
-def test_row_22_fetches_come_as_arrays_in_the_order_of_the_list_with_a_loss_for_each_replica(
+def test_row_22_fetches_are_ordered_arrays_with_a_loss_a_replica(
     trainers: Trainers,
 ) -> None:
     network = fit_a_line()
@@ -87,9 +83,7 @@ def test_row_22_fetches_come_as_arrays_in_the_order_of_the_list_with_a_loss_for_
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_row_24_replicas_take_batches_of_ten_and_nine_rows_and_count_each_row_once(
-    mode: str, trainers: Trainers
-) -> None:
+def test_row_24_batches_of_ten_and_nine_rows_count_each_row_once(mode: str, trainers: Trainers) -> None:
     network = fit_a_line()
     feed = network.feed(19, 0)
     parts = [{n: a[:10] for n, a in feed.items()}, {n: a[10:] for n, a in feed.items()}]
@@ -145,7 +139,7 @@ def table_of(height: int) -> Network:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_row_84_an_update_of_a_sparse_table_touches_the_rows_that_were_used(mode: str, trainers: Trainers) -> None:
+def test_row_84_a_sparse_update_touches_only_the_used_rows(mode: str, trainers: Trainers) -> None:
     network = table_of(1000)
     scope = started(network.startup)
     before = value(scope, "table").clone()
@@ -155,7 +149,7 @@ def test_row_84_an_update_of_a_sparse_table_touches_the_rows_that_were_used(mode
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_row_84_a_step_moves_as_many_bytes_whatever_the_height_of_the_table(mode: str, trainers: Trainers) -> None:
+def test_row_84_bytes_of_a_step_do_not_depend_on_table_height(mode: str, trainers: Trainers) -> None:
     """What operators make in a step, in elements: it is what time and traffic follow, and no clock can disturb it."""
     made = []
     for height in (10, 100_000):

@@ -28,7 +28,7 @@ MB = 10**6
 
 
 @pytest.mark.parametrize(("model", "table_bytes"), [("16 GB of any ids", 16 * 10**9), ("128 MB by rows", 2**27)])
-def test_row_45_a_trainer_has_no_memory_for_a_table_of_the_servers(
+def test_row_45_a_trainer_allocates_no_memory_for_remote_tables(
     nursery: Nursery, tmp_path: Path, model: str, table_bytes: int
 ) -> None:
     make, _ = MODELS[model]
@@ -49,7 +49,7 @@ def test_row_45_a_trainer_has_no_memory_for_a_table_of_the_servers(
     assert model != "128 MB by rows" or (kept is not None and kept.nbytes == table_bytes)
 
 
-def test_row_49_servers_and_trainers_are_anywhere_alone_or_in_one_process(nursery: Nursery, tmp_path: Path) -> None:
+def test_row_49_roles_run_in_their_own_processes_or_share_one(nursery: Nursery, tmp_path: Path) -> None:
     make, highest = MODELS["small"]
     endpoints = free_endpoints(["127.0.0.2", "localhost"])
     here, there = endpoints.split(",")
@@ -82,7 +82,7 @@ def bytes_of_a_step(dict_size: int, rows: int, *, distributed: bool) -> tuple[in
 
 
 @pytest.mark.parametrize("distributed", [True, False])
-def test_row_59_a_step_moves_bytes_of_its_ids_whatever_the_tables_size(distributed: bool) -> None:
+def test_row_59_a_step_moves_its_ids_bytes_whatever_the_table(distributed: bool) -> None:
     sizes = (1000, 10**9) if distributed else (1000, 100_000)
     small, large = (bytes_of_a_step(size, 16, distributed=distributed) for size in sizes)
     assert small == large

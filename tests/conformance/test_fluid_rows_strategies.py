@@ -43,7 +43,7 @@ def test_row_17_the_build_strategy_selects_the_mode(trainers: Trainers) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_row_18_the_gradient_starts_from_a_share_from_one_or_from_what_is_fed(mode: str, trainers: Trainers) -> None:
+def test_row_18_the_initial_gradient_is_a_share_one_or_fed(mode: str, trainers: Trainers) -> None:
     """Four replicas, equal shares: gradients in the ratio 1/4 : 1 : what is fed."""
     network = fit_a_line()
     feed = network.feed(8, 0)
@@ -110,7 +110,7 @@ def test_row_41_three_dot_files_are_written_and_parse(mode: str, trainers: Train
     assert drawings(tmp_path / "net") == files
 
 
-def test_row_41_names_with_quotes_and_backslashes_are_drawn_as_they_are(trainers: Trainers, tmp_path: Path) -> None:
+def test_row_41_names_with_quotes_and_backslashes_are_escaped(trainers: Trainers, tmp_path: Path) -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         x = fluid.layers.data(name='a "b" \\ c', shape=[2])
@@ -121,7 +121,7 @@ def test_row_41_names_with_quotes_and_backslashes_are_drawn_as_they_are(trainers
     assert nodes['var a "b" \\ c#0']["label"] == 'a "b" \\ c'
 
 
-def test_row_41_a_path_that_cannot_be_written_is_named_before_anything_runs(trainers: Trainers, tmp_path: Path) -> None:
+def test_row_41_an_unwritable_path_is_named_before_the_run(trainers: Trainers, tmp_path: Path) -> None:
     network = fit_a_line()
     scope = started(network.startup)
     before = persistables(network.main, scope)
@@ -132,9 +132,7 @@ def test_row_41_a_path_that_cannot_be_written_is_named_before_anything_runs(trai
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_row_42_sequential_execution_runs_each_replica_in_the_order_of_the_program(
-    mode: str, trainers: Trainers
-) -> None:
+def test_row_42_sequential_execution_keeps_the_programs_order(mode: str, trainers: Trainers) -> None:
     """By the engine's own trace: begin of an operator after the end of the one before, replica by replica."""
     network = ctr_dnn()
     start = started(network.startup)
@@ -234,7 +232,7 @@ IDLE: dict[str, Any] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("flag", IDLE)
-def test_row_43_flags_that_have_no_effect_are_accepted_said_and_change_nothing(
+def test_row_43_flags_without_effect_are_accepted_with_a_warning(
     flag: str, mode: str, trainers: Trainers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(strict_fields, "_said", set())
@@ -247,7 +245,7 @@ def test_row_43_flags_that_have_no_effect_are_accepted_said_and_change_nothing(
 
 
 @pytest.mark.parametrize("cores", [2, 4])
-def test_row_83_the_best_practice_setting_runs_one_operator_a_replica_and_core(
+def test_row_83_best_practice_runs_one_operator_a_replica_core(
     cores: int, trainers: Trainers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """num_threads = CPU_NUM = cores, Reduce: as many run at once, each on one core, on one copy of the parameters."""

@@ -78,7 +78,7 @@ def test_a_bad_row_is_named_or_left_out(tmp_path: Path, kind: str, column: str, 
 
 
 @pytest.mark.parametrize("at_most", [0, 1, 2, 3])
-def test_a_resumed_pass_skips_rows_also_where_bad_ones_were_left_out(
+def test_a_resumed_pass_skips_rows_even_after_bad_ones_dropped(
     tmp_path: Path, at_most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrow, "_ROWS", 8)
@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path) -> None:
         read(tmp_path / "part.parquet", "QueueDataset")
 
 
-def test_row_87_lists_for_a_sequence_of_fluid_are_an_error_that_says_how_it_is_declared(tmp_path: Path) -> None:
+def test_row_87_a_list_for_a_sequence_fails_with_its_declaration(tmp_path: Path) -> None:
     dataset = fluid.DatasetFactory().create_dataset()
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         dataset.set_use_var([fluid.layers.data("slot2", [1], dtype="int64", lod_level=1)])

@@ -52,7 +52,7 @@ class FailsBetweenLooks:
         return True
 
 
-def test_an_error_that_comes_while_somebody_looks_is_not_taken_for_the_end(tmp_path: Path) -> None:
+def test_an_error_during_a_poll_is_not_taken_for_the_end(tmp_path: Path) -> None:
     run = dataset_of([numbers(tmp_path / "part", 3)], SLOTS).open()
     run.close()
     run._queue = FailsBetweenLooks(run)
@@ -61,7 +61,7 @@ def test_an_error_that_comes_while_somebody_looks_is_not_taken_for_the_end(tmp_p
 
 
 @pytest.mark.timeout(60)
-def test_a_pass_that_is_closed_while_a_command_starts_ends_the_command(
+def test_closing_a_pass_while_a_command_starts_ends_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = threading.Event()
@@ -84,9 +84,7 @@ def test_a_pass_that_is_closed_while_a_command_starts_ends_the_command(
 
 @pytest.mark.parametrize("command", ["printf '1 1\\n1 12'; exit 3", "printf '1 1\\n1 12'; kill -9 $BASHPID"])
 @pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_half_of_a_line_is_not_trained_on_before_its_command_is_known_to_have_failed(
-    tmp_path: Path, command: str, policy: str
-) -> None:
+def test_a_partial_line_of_a_failed_command_is_not_trained_on(tmp_path: Path, command: str, policy: str) -> None:
     dataset = piped(numbers(tmp_path / "part", 1), command)
     dataset.set_bad_line_policy(policy)
     seen: list[Any] = []
@@ -97,7 +95,7 @@ def test_half_of_a_line_is_not_trained_on_before_its_command_is_known_to_have_fa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_last_line_without_a_line_end_is_read_when_its_command_has_ended_well(tmp_path: Path, kind: str) -> None:
+def test_a_last_line_without_newline_is_read_if_the_command_ends(tmp_path: Path, kind: str) -> None:
     dataset = piped(numbers(tmp_path / "part", 1), "printf '1 1\\n1 12'", kind)
     if kind == "InMemoryDataset":
         dataset.load_into_memory()
@@ -106,7 +104,7 @@ def test_a_last_line_without_a_line_end_is_read_when_its_command_has_ended_well(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_command_leaves_running_is_ended_and_not_waited_for(
+def test_background_processes_of_a_command_are_not_awaited(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipes, "_PATIENCE_S", 0.3)
@@ -126,7 +124,7 @@ def test_what_a_command_has_started_may_write_a_little_longer(tmp_path: Path) ->
     assert (tmp_path / "copy").read_text() == (tmp_path / "part").read_text()
 
 
-def test_a_bad_line_of_a_command_is_named_with_more_than_a_thousand_files_open(tmp_path: Path) -> None:
+def test_a_bad_command_line_is_named_with_1000_files_open(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(4096, limits[1])), limits[1]))
     many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -150,7 +148,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_gz_file_is_a_truncated_one_and_an_empty_text_has_no_lines(tmp_path: Path, kind: str) -> None:
+def test_an_empty_gz_file_is_truncated_an_empty_text_is_not(tmp_path: Path, kind: str) -> None:
     for name in ("part.gz", "part"):
         (tmp_path / name).write_bytes(b"")
     dataset = dataset_of([tmp_path / "part.gz"], SLOTS, kind)
@@ -186,7 +184,7 @@ def test_samples_keep_their_order_while_a_pass_is_under_way(tmp_path: Path) -> N
     assert sorted(rows(dataset)) == [((n,),) for n in range(9)]
 
 
-def test_after_a_shuffle_the_position_is_the_beginning_of_the_next_pass(tmp_path: Path) -> None:
+def test_after_a_shuffle_the_position_is_the_next_pass(tmp_path: Path) -> None:
     dataset = dataset_of([numbers(tmp_path / "part", 9)], SLOTS, "InMemoryDataset")
     dataset.load_into_memory()
     dataset.local_shuffle(seed=1)
@@ -244,7 +242,7 @@ print("the end")
 """
 
 
-def test_a_process_that_leaves_a_pass_and_a_load_under_way_ends_well(tmp_path: Path) -> None:
+def test_a_process_exits_cleanly_with_a_pass_and_load_running(tmp_path: Path) -> None:
     numbers(tmp_path / "part", 300_000)
     done = subprocess.run(
         [sys.executable, "-c", _LEFT, str(tmp_path / "part")], capture_output=True, text=True, timeout=120, check=False
@@ -254,7 +252,7 @@ def test_a_process_that_leaves_a_pass_and_a_load_under_way_ends_well(tmp_path: P
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at_most", [0, 2, 3])
-def test_a_resumed_pass_of_a_fixed_number_of_batches_has_what_was_left_of_them(
+def test_a_resumed_pass_of_fixed_length_has_the_rest_of_batches(
     tmp_path: Path, kind: str, at_most: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def made() -> Any:

@@ -133,7 +133,7 @@ def test_rows_are_dealt_out_in_turn_over_all_trainers(sizes: list[int]) -> None:
     assert max(got) - min(got) <= 1
 
 
-def test_a_shuffle_moves_rows_between_trainers_in_a_new_way_each_time(tmp_path: Path) -> None:
+def test_each_shuffle_moves_rows_between_trainers_differently(tmp_path: Path) -> None:
     datasets = loaded(tmp_path, [30, 30])
     once = shuffled(datasets, None)
     twice = shuffled(datasets, None)
@@ -153,9 +153,7 @@ def test_other_seeds_or_inputs_of_a_trainer_are_an_error_of_all(tmp_path: Path) 
     assert all(isinstance(error, SpecError) and "has set other inputs" in str(error) for error in found)
 
 
-def test_rows_that_cannot_be_sent_are_an_error_of_all_and_stay_where_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_cannot_be_sent_fail_all_and_stay_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = loaded(tmp_path, [9, 9, 9])
     send = exchange._Exchange._send_to
 
@@ -207,7 +205,7 @@ def test_who_does_not_come_is_named_after_a_bounded_wait(tmp_path: Path, monkeyp
     assert "worker 1 did not connect within 1 s" in str(found[0])
 
 
-def test_a_resumed_pass_after_a_global_shuffle_needs_the_same_call_before(tmp_path: Path) -> None:
+def test_resuming_after_a_global_shuffle_needs_the_same_call(tmp_path: Path) -> None:
     datasets = loaded(tmp_path, [10, 11])
     whole = shuffled(datasets, 5)
     before = [r for batch in batches(datasets[1], 2) for r in batch]
@@ -227,7 +225,7 @@ def test_sizes_are_those_of_all_workers(tmp_path: Path) -> None:
     assert datasets[1].get_memory_data_size() == 4
 
 
-def test_row_81_complements_are_drawn_anew_in_each_order_and_resume(tmp_path: Path) -> None:
+def test_row_81_complements_are_redrawn_in_each_order_and_resume(tmp_path: Path) -> None:
     datasets = loaded(tmp_path, [30, 10])
 
     def one_pass(rank: int, fleet: Fleet, at_most: int = 100) -> list[list[int]]:

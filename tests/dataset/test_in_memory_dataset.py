@@ -51,9 +51,7 @@ def test_every_line_is_in_one_part_wherever_parts_begin(
     assert rows(loaded(tmp_path, 40, 2)) == expected(40)
 
 
-def test_a_bad_line_in_a_later_part_is_named_by_its_line_in_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_line_in_a_later_part_has_its_line_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_PART_BYTES", 1000)
     text = text_of(500)
     text[333] = b"1 1 2 0.5 x 1 9"
@@ -69,7 +67,7 @@ def test_a_bad_line_in_a_later_part_is_named_by_its_line_in_the_file(
     assert rows(dataset) == [*expected()[:333], *expected()[334:]]
 
 
-def test_row_89_a_shuffle_keeps_the_samples_and_its_seed_gives_the_order(tmp_path: Path) -> None:
+def test_row_89_a_shuffle_keeps_samples_and_follows_its_seed(tmp_path: Path) -> None:
     dataset = loaded(tmp_path)
     assert dataset.get_shuffle_data_size() == 0
     dataset.local_shuffle(seed=7)
@@ -128,7 +126,7 @@ def test_preload_and_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_most", [0, 1, 20, 32])
-def test_a_resumed_pass_over_shuffled_samples_gives_what_was_left(tmp_path: Path, at_most: int) -> None:
+def test_a_resumed_pass_over_shuffled_samples_gives_the_rest(tmp_path: Path, at_most: int) -> None:
     first = loaded(tmp_path)
     first.local_shuffle(seed=1)
     first.local_shuffle(seed=2)

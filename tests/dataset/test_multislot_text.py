@@ -88,7 +88,7 @@ def mutated(random_: random.Random, line: bytes) -> bytes:
     return bytes(out).replace(b"\n", b"N")
 
 
-def test_of_a_thousand_mutated_lines_each_is_read_or_counted_as_a_plain_parser_says(tmp_path: Path) -> None:
+def test_mutated_lines_are_read_or_counted_as_by_a_plain_parser(tmp_path: Path) -> None:
     random_ = random.Random(5)
     given_lines = [mutated(random_, GOOD) for _ in range(1000)]
     (tmp_path / "part").write_bytes(b"\n".join(given_lines) + b"\n")
@@ -140,9 +140,7 @@ def test_every_mutated_line_that_is_bad_is_named_with_its_place(tmp_path: Path) 
         ("99999999999 5", 14, "the line ends after 1 of the 99999999999 values"),
     ],
 )
-def test_row_88_a_bad_line_is_reported_with_file_line_column_and_reason(
-    tmp_path: Path, line: str, column: int, reason: str
-) -> None:
+def test_row_88_a_bad_line_has_file_line_column_and_reason(tmp_path: Path, line: str, column: int, reason: str) -> None:
     file = tmp_path / "part"
     file.write_text(f"1 5 2 0 0\n1 6 2 0 0\n{line}\n1 7 2 0 0\n")
     with pytest.raises(DataError) as caught:
@@ -167,7 +165,7 @@ def test_a_file_without_line_ends_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [f"1{400 * '0'}", f"1{400 * '0'}e-5", f"0.{5 * '0'}1e400", "1e99999999999999999999"])
-def test_a_number_that_is_too_large_for_a_float_is_refused_however_it_is_written(tmp_path: Path, text: str) -> None:
+def test_a_number_too_large_for_a_float_is_refused_in_any_form(tmp_path: Path, text: str) -> None:
     (tmp_path / "part").write_text(f"1 {text}\n")
     with pytest.raises(DataError, match="expected a finite number of float32"):
         rows(dataset_of([tmp_path / "part"], [(True, 1)]))

@@ -37,14 +37,14 @@ def expected(first: int, last: int) -> list[Row]:
     return [((n,), (n + 0.5, -float(n)), (7,) * (n % 3 + 1)) for n in range(first, last)]
 
 
-def test_row_85_the_factory_makes_a_queue_dataset_unless_asked_otherwise() -> None:
+def test_row_85_the_factory_makes_a_queue_dataset_by_default() -> None:
     assert type(fluid.DatasetFactory().create_dataset()) is QueueDataset
     assert type(fluid.DatasetFactory().create_dataset("InMemoryDataset")) is fluid.InMemoryDataset
     with pytest.raises(ValueError, match="datafeed class BoxPSDataset does not exist"):
         fluid.DatasetFactory().create_dataset("BoxPSDataset")
 
 
-def test_one_reader_keeps_the_order_of_files_and_lines_and_batches_span_files(tmp_path: Path) -> None:
+def test_one_reader_keeps_file_order_and_batches_span_files(tmp_path: Path) -> None:
     dataset = dataset_of(files_of(tmp_path, 3, 5), SLOTS, batch_size=4)
     found = list(batches(dataset))
     assert [len(batch) for batch in found] == [4, 4, 4, 3]
@@ -144,7 +144,7 @@ def test_what_cannot_be_a_slot_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
-def test_row_87_an_error_says_how_a_sequence_of_fluid_is_declared(tmp_path: Path, kind: str) -> None:
+def test_row_87_an_error_shows_how_a_sequence_is_declared(tmp_path: Path, kind: str) -> None:
     """[-1, 1] with lod_level=1 is what Fluid's own scripts give an input with one id in each row, too."""
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         one = fluid.layers.data("one", [1], dtype="int64", lod_level=1)
@@ -171,7 +171,7 @@ def test_few_padded_lengths_are_near_every_length(longest: int) -> None:
 
 @pytest.mark.parametrize("at_most", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("piped", [False, True])
-def test_a_resumed_pass_gives_what_was_left_of_the_interrupted_one(tmp_path: Path, at_most: int, piped: bool) -> None:
+def test_a_resumed_pass_gives_the_rest_of_the_interrupted_one(tmp_path: Path, at_most: int, piped: bool) -> None:
     files = files_of(tmp_path, 3, 5)
 
     def made() -> Any:
@@ -229,7 +229,7 @@ def test_a_position_of_other_files_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.permutations(range(6)), st.integers(0, 6))
-def test_a_file_has_come_as_far_as_the_batches_used_without_a_gap(order: list[int], count: int) -> None:
+def test_a_files_position_is_its_used_batches_without_a_gap(order: list[int], count: int) -> None:
     ledger = Ledger(["a"])
     for number in order[:count]:
         ledger.used(0, number, [(0, 10 * (number + 1), number + 1, number == 5)])

@@ -70,9 +70,7 @@ def drawn(dataset: Any, number: int) -> None:
 
 @pytest.mark.parametrize("used", [0, 2, 6])
 @pytest.mark.parametrize("shuffle", [by_number, once, loads_anew, twice, drawn])
-def test_a_loop_that_shuffles_for_each_pass_goes_on_in_the_same_order(
-    shuffle: Shuffle, used: int, tmp_path: Path
-) -> None:
+def test_a_loop_with_a_shuffle_a_pass_resumes_in_the_same_order(shuffle: Shuffle, used: int, tmp_path: Path) -> None:
     dataset = loaded(tmp_path)
     passes, within, between = [], [], []
     for number in range(PASSES):
@@ -103,7 +101,7 @@ def test_a_loop_that_shuffles_for_each_pass_goes_on_in_the_same_order(
         assert got == passes[number] or not follows
 
 
-def test_shuffles_that_the_interrupted_pass_did_not_begin_with_are_refused(tmp_path: Path) -> None:
+def test_shuffles_unlike_those_of_the_interrupted_pass_fail(tmp_path: Path) -> None:
     dataset = loaded(tmp_path)
     for number in range(2):
         by_number(dataset, number)
@@ -122,7 +120,7 @@ def test_shuffles_that_the_interrupted_pass_did_not_begin_with_are_refused(tmp_p
     again.local_shuffle(seed=102)
 
 
-def test_shuffles_of_before_all_passes_may_be_made_before_or_after_the_position_is_set(tmp_path: Path) -> None:
+def test_initial_shuffles_may_precede_or_follow_set_position(tmp_path: Path) -> None:
     def shuffle(dataset: Any) -> None:
         dataset.local_shuffle(seed=5)
         dataset.local_shuffle(seed=6)
@@ -142,7 +140,7 @@ def test_shuffles_of_before_all_passes_may_be_made_before_or_after_the_position_
         again.local_shuffle(seed=6)
 
 
-def test_shuffles_of_all_trainers_are_asked_for_again_by_their_seed_and_place() -> None:
+def test_global_shuffles_are_matched_by_seed_and_place() -> None:
     shuffles = Shuffles()
     shuffles.restore({"seeds": [7, [3, 1, 2], [4, 1, 2]], "before": 2, "samples": 5})
     assert shuffles.before_next() == [7, [3, 1, 2]]

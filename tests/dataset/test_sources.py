@@ -61,16 +61,14 @@ def test_a_bit_flipped_gz_file_is_an_error(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pipe_command_reads_the_file_and_its_output_is_the_data(tmp_path: Path, kind: str) -> None:
+def test_a_pipe_commands_output_is_the_data_of_the_file(tmp_path: Path, kind: str) -> None:
     (tmp_path / "raw.gz").write_bytes(gzip.compress(b"".join(b"%d\n" % n for n in range(5000))))
     assert read([tmp_path / "raw.gz"], kind, "awk '{print 1, $1, 2, $1 + 1, $1 + 2}'") == expected(5000)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_a_failing_pipe_command_is_an_error_with_its_status_and_last_output(
-    tmp_path: Path, kind: str, policy: str
-) -> None:
+def test_a_failing_pipe_command_has_its_status_and_last_output(tmp_path: Path, kind: str, policy: str) -> None:
     (tmp_path / "part").write_bytes(lines(5000))
     with pytest.raises(DataError, match=r"failed with exit status 3; its last output: the disk is full"):
         read([tmp_path / "part"], kind, "cat; echo the disk is full >&2; exit 3", policy)
@@ -84,9 +82,7 @@ def test_a_failure_in_front_of_a_pipe_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", ["raise", "skip"])
-def test_a_pipe_command_that_is_killed_within_a_line_is_named_with_the_signal(
-    tmp_path: Path, kind: str, policy: str
-) -> None:
+def test_a_pipe_command_killed_within_a_line_names_the_signal(tmp_path: Path, kind: str, policy: str) -> None:
     (tmp_path / "part").write_bytes(lines(5000))
     with pytest.raises(DataError, match=r"failed with exit status (137|-9), signal SIGKILL"):
         read([tmp_path / "part"], kind, "head -c 5003; kill -9 $BASHPID", policy)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_rank_that_is_killed_in_a_step_is_named_by_all_others_soon(trainers: Start, victim: int) -> None:
+def test_a_rank_killed_in_a_step_is_soon_named_by_all_others(trainers: Start, victim: int) -> None:
     ranks = trainers(3, "--steps", 1_000_000)
     for rank in ranks:
         rank.reaches(3)
@@ -41,7 +41,7 @@ def test_a_rank_that_stands_still_is_named_by_all_others(trainers: Start, victim
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_rank_that_was_never_started_is_named_after_a_bounded_wait(trainers: Start, missing: int) -> None:
+def test_a_rank_that_never_started_is_named_after_a_timeout(trainers: Start, missing: int) -> None:
     (alone,) = trainers(2, only=(1 - missing,), PENSTOCK_COLLECTIVE_START_S="3")
     assert alone.end() == 1
     assert f"rank {missing} (127.0.0.1:" in alone.errors
@@ -50,7 +50,7 @@ def test_a_rank_that_was_never_started_is_named_after_a_bounded_wait(trainers: S
 
 
 @pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
-def test_row_82_a_wrong_network_interface_is_named_beside_those_that_there_are(trainers: Start, variable: str) -> None:
+def test_row_82_a_wrong_interface_is_named_beside_existing_ones(trainers: Start, variable: str) -> None:
     (rank,) = trainers(2, only=(0,), **{variable: "eth77"})
     assert rank.end() == 1
     assert f"{variable} asks for the network interface 'eth77', but this machine" in rank.errors
@@ -78,7 +78,7 @@ def test_a_rank_without_a_single_batch_is_named_and_nobody_hangs(trainers: Start
         assert "has ended without a step of the program that rank 0" in rank.errors
 
 
-def test_a_rank_that_cannot_go_on_without_rows_fails_and_the_others_name_it(trainers: Start) -> None:
+def test_a_rank_that_cannot_continue_without_rows_is_named(trainers: Start) -> None:
     first, second = trainers(2, "--steps", 5, 2, own={1: ["--stuck"]})
     assert [first.end(), second.end()] == [1, 1]
     assert "the job has ended badly: this rank was told not to take part without rows" in second.errors

@@ -24,7 +24,7 @@ TOLERANCE = 1e-9
     ],
     ids=str,
 )
-def test_rows_47_and_74_parameters_are_those_of_one_process_with_the_whole_batch(
+def test_rows_47_and_74_parameters_equal_one_process_whole_batch(
     trainers: Start, count: int, options: list[str], environ: dict[str, str]
 ) -> None:
     if "--rows" in options:
@@ -37,7 +37,7 @@ def test_rows_47_and_74_parameters_are_those_of_one_process_with_the_whole_batch
         assert set(differences(first, other.values()).values()) == {0.0}  # to the bit
 
 
-def test_row_80_a_rank_whose_data_ends_first_goes_on_without_rows_and_says_so(trainers: Start) -> None:
+def test_row_80_a_rank_out_of_data_continues_with_a_warning(trainers: Start) -> None:
     first, second = trainers(2, "--steps", 10, 7, "--join", "--optimizer", "adam")
     assert set(differences(first.values(), second.values()).values()) == {0.0}
     assert (first.steps, second.steps) == (10, 7)
@@ -50,7 +50,7 @@ def test_row_80_a_trainer_that_ends_first_holds_up_nobody(trainers: Start) -> No
     assert [rank.end() for rank in trainers(2, "--steps", 2, 5)] == [0, 0]
 
 
-def test_large_gradients_are_summed_where_the_executor_has_put_them(trainers: Start) -> None:
+def test_large_gradients_are_summed_in_the_executors_memory(trainers: Start) -> None:
     ranks = trainers(2, "--wide", 160, "--steps", 6)
     (alone,) = trainers(1, "--wide", 160, "--steps", 6)
     expected, first, second = (rank.values() for rank in (alone, *ranks))

@@ -67,7 +67,7 @@ def left(started: list[Forked], folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("sizes", [[40, 28], [0, 50, 7]], ids=str)
-def test_row_89_a_global_shuffle_gives_every_sample_to_one_trainer(
+def test_row_89_a_global_shuffle_gives_a_sample_to_one_trainer(
     trainers: Start, tmp_path: Path, sizes: list[int]
 ) -> None:
     found = left(trainers(sizes, ["shuffle", 3]), tmp_path)
@@ -103,7 +103,7 @@ def test_row_89_a_global_shuffle_is_over_the_workers_of_a_fleet(nursery: Nursery
     assert all(trainer["again"] == trainer["once"] for trainer in found)
 
 
-def test_a_trainer_that_does_something_else_meanwhile_is_an_error_of_all_and_no_hang(trainers: Start) -> None:
+def test_a_trainer_that_diverges_fails_all_and_hangs_none(trainers: Start) -> None:
     first, second = trainers([8, 8], ["shuffle", 3], ["train", 1])
     assert first.end() != 0
     assert second.end() != 0

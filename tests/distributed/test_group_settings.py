@@ -14,7 +14,7 @@ from penstock.graph.build import build_graph
 
 
 @pytest.mark.parametrize(("num_rings", "inter"), [(1, 0), (2, 4), (1, 4), (2, 0)])
-def test_an_executor_takes_the_settings_with_which_the_trainers_have_met(num_rings: int, inter: int) -> None:
+def test_an_executor_accepts_the_settings_of_the_rendezvous(num_rings: int, inter: int) -> None:
     collective._check_met_so(Ranks(0, 8, "127.0.0.1:1", num_rings=2, inter=4), num_rings, inter)
 
 
@@ -26,7 +26,7 @@ def test_other_settings_are_refused_and_not_ignored(num_rings: int, inter: int, 
         collective._check_met_so(Ranks(0, 8, "127.0.0.1:1", num_rings=2, inter=4), num_rings, inter)
 
 
-def test_more_rings_than_threads_may_wait_are_refused_before_anybody_meets() -> None:
+def test_more_rings_than_waiting_threads_fail_before_rendezvous() -> None:
     with pytest.raises(SpecError, match="nccl_comm_num is 300; expected at most 64"):
         collective.form(Ranks(0, 2, "127.0.0.1:1", num_rings=300))
 

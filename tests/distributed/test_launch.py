@@ -89,7 +89,7 @@ def told(folder: Path) -> Told:
 # -- what is started ---------------------------------------------------------------------------------
 
 
-def test_rows_76_78_79_every_rank_is_told_its_place_and_gets_the_arguments(folder: Path) -> None:
+def test_rows_76_78_79_every_rank_gets_its_place_and_arguments(folder: Path) -> None:
     given = {"PADDLE_NUM_TRAINERS": "1", "NCCL_SOCKET_IFNAME": "eth2", "GLOO_SOCKET_IFNAME": "lo", "http_proxy": "http://p",
              "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "7", "ROLE_RANK": "6"}  # fmt: skip
     done = launch(folder, SAYS_WHO_IT_IS, "--nproc_per_node", "3", "script.py", "--arg1", "a b", **given)
@@ -114,7 +114,7 @@ def test_rows_76_78_79_every_rank_is_told_its_place_and_gets_the_arguments(folde
         assert json.loads((folder / f"rank.{rank}.json").read_text())[1] == ["--arg1", "a b"]
 
 
-def test_row_77_each_rank_has_a_log_in_mylog_and_that_of_rank_0_is_shown(folder: Path) -> None:
+def test_row_77_each_rank_has_a_log_and_rank_0_is_shown(folder: Path) -> None:
     done = launch(folder, SAYS_WHO_IT_IS, "--gpus", "2", "script.py", CUDA_VISIBLE_DEVICES="4,5,6,7")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "rank 0 is here\n"
@@ -222,7 +222,7 @@ def test_a_wrong_command_line_is_refused(
 
 
 @pytest.mark.parametrize(("told_ranks", "is_said"), [("2", True), ("1", False), ("", False)])
-def test_row_78_a_number_that_may_mean_hosts_is_said_to_be_taken_as_ranks(
+def test_row_78_an_ambiguous_number_is_taken_as_ranks_and_logged(
     capsys: pytest.CaptureFixture[str], told_ranks: str, is_said: bool
 ) -> None:
     args = launcher.parser().parse_args(["--nproc_per_node", "2", "script.py"])
@@ -264,7 +264,7 @@ def test_a_log_file_has_one_launcher(folder: Path, capsys: pytest.CaptureFixture
     assert (log.read_text(), told(folder)) == ("of another job\n", {})
 
 
-def test_the_first_rank_of_a_launcher_in_a_job_reports_for_the_job() -> None:
+def test_the_first_rank_of_a_launcher_in_a_job_reports_for_it() -> None:
     replica = contract.Managed("j", "job", "r1", "trainer", 3, 1, 9, "/agent.sock")
     args = launcher.parser().parse_args(["--nproc_per_node", "2", "script.py"])
     environs: list[dict[str, str]] = []
@@ -275,9 +275,7 @@ def test_the_first_rank_of_a_launcher_in_a_job_reports_for_the_job() -> None:
     assert [one[contract.REPLICA_ID] for one in environs] == ["r1", "r1"], "an agent could not find what is left"
 
 
-def test_the_manuals_command_line_trains_ranks_like_one_process_on_the_whole_batch(
-    folder: Path, trainers: Start
-) -> None:
+def test_the_manuals_command_trains_ranks_like_one_process(folder: Path, trainers: Start) -> None:
     """`PADDLE_NUM_TRAINERS=… launch --gpus N script args` where there is no GPU; Penstock exchanges the gradients."""
     script = str(Path(__file__).with_name("nccl2_job.py"))
     env = {"CPU_NUM": "1", "CUDA_VISIBLE_DEVICES": "", "PADDLE_NUM_TRAINERS": "1", "PYTHONPATH": str(ROOT)}
@@ -301,9 +299,7 @@ def test_the_manuals_command_line_trains_ranks_like_one_process_on_the_whole_bat
     ("end", "status", "words"),
     [("sys.exit(7)", 7, "exit status 7"), ("os.kill(os.getpid(), 9)", 137, "signal 9 (SIGKILL)")],
 )
-def test_the_first_rank_that_fails_is_named_ends_the_job_and_is_the_exit_status(
-    folder: Path, end: str, status: int, words: str
-) -> None:
+def test_the_first_rank_to_fail_is_named_and_sets_exit_status(folder: Path, end: str, status: int, words: str) -> None:
     fails = f"if index == '1':\n    print('last words', flush=True)\n    {end}"
     done = launch(folder, waits(2, fails), "--nproc_per_node", "2", "--log_level", "30", "script.py")
     assert done.returncode == status

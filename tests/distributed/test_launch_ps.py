@@ -85,7 +85,7 @@ def test_every_process_is_told_its_place_and_gets_the_arguments(folder: Path) ->
     assert told["TRAINER.0"][0]["PENSTOCK_PS_SAVE_DIRS"] == str(folder)
 
 
-def test_output_goes_to_logs_and_that_of_trainer_0_is_shown_as_it_is(folder: Path) -> None:
+def test_output_goes_to_logs_and_that_of_trainer_0_is_shown(folder: Path) -> None:
     done = launch(folder, SAYS_WHO_IT_IS, "--log_dir", "out/logs", "script.py")
     assert done.stdout == "TRAINER is here\n"
     assert {file.name: file.read_text() for file in (folder / "out/logs").iterdir()} == {
@@ -96,7 +96,7 @@ def test_output_goes_to_logs_and_that_of_trainer_0_is_shown_as_it_is(folder: Pat
     }
 
 
-def test_print_config_false_shows_nothing_and_it_starts_all_the_same(folder: Path) -> None:
+def test_print_config_false_prints_nothing_and_still_starts(folder: Path) -> None:
     done = launch(folder, SAYS_WHO_IT_IS, "--print_config", "false", "script.py")
     assert "pserver 0   127.0.0.1:" not in done.stderr
     assert (folder / "TRAINER.1.json").exists()
@@ -184,9 +184,7 @@ def test_hosts_run_the_same_command_and_make_one_job(
         ("raise ValueError('bad feed')", 1, "  ValueError: bad feed"),
     ],
 )
-def test_the_first_failure_is_named_ends_the_job_and_is_the_exit_status(
-    folder: Path, end: str, status: int, words: str
-) -> None:
+def test_the_first_failure_is_named_and_sets_exit_status(folder: Path, end: str, status: int, words: str) -> None:
     fails = f"if (kind, index) == ('trainer', '1'):\n    print('last words', flush=True)\n    {end}"
     done = launch(folder, waits(4, fails), "script.py")
     assert done.returncode == status
@@ -220,7 +218,7 @@ def test_what_ignores_sigterm_is_killed(folder: Path, started: Callable[..., sub
     assert not [pid for pid in pids(folder, 4) if is_alive(pid)]
 
 
-def test_servers_that_go_on_after_the_last_trainer_are_stopped_and_named(folder: Path) -> None:
+def test_servers_that_outlive_the_last_trainer_are_stopped(folder: Path) -> None:
     trainers_end = "if kind == 'trainer':\n    grandchild.kill(); sys.exit(0)"
     done = launch(folder, waits(4, trainers_end), "--server_grace_s", "0.2", "script.py")
     assert done.returncode == 0, done.stderr
@@ -263,7 +261,7 @@ def test_what_the_launcher_was_told_stands_above_its_defaults() -> None:
         assert (process.env["PENSTOCK_PS_TOKEN"], process.env["PENSTOCK_JOB_ID"]) == ("mine", "job")
 
 
-def test_the_first_trainer_of_a_launcher_in_a_job_reports_for_the_job() -> None:
+def test_the_first_trainer_of_a_launcher_in_a_job_reports_for_it() -> None:
     replica = contract.Managed("j", "job", "r1", "trainer", 0, 1, 9, "/agent.sock").environ()
     made = planned(["a:1"], 2, Path("logs"), replica, defaults={})
     reports = [process.env.get(contract.SOCKET, "the launcher's") for process in made.processes]

@@ -28,7 +28,7 @@ def torchrun(script: Path) -> list[float]:
     return [float(v) for v in json.loads(line)]
 
 
-def test_a_script_of_fluids_trains_under_torchrun_like_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fluid_script_trains_under_torchrun_like_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_NUM", "1")
     with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.scope_guard(fluid.Scope()):
         expected = torchrun_fluid.train(slice(0, 8))

@@ -120,9 +120,7 @@ class Pretended:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_by_default_all_others_have_ended_within_ten_seconds_of_a_ranks_last_word(
-    monkeypatch: pytest.MonkeyPatch, victim: int
-) -> None:
+def test_by_default_all_ranks_end_within_10_s_of_a_dead_one(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     """The waits of `Watch` added up, for the worst phase of its threads. Rank 0 stands still with the store."""
     monkeypatch.delenv(LEASE_S, raising=False)
     meetings = met(2)  # the first one has the store
@@ -148,7 +146,7 @@ def test_by_default_all_others_have_ended_within_ten_seconds_of_a_ranks_last_wor
     assert clock.now_s < 9  # what is left of ten seconds is for the processes' ends
 
 
-def test_the_rank_that_one_has_lost_is_named_by_those_that_could_not_see_it(
+def test_a_lost_rank_is_named_by_ranks_that_could_not_observe_it(
     monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
 ) -> None:
     monkeypatch.setenv(LEASE_S, str(10 * BOUND_S))
@@ -171,7 +169,7 @@ def test_the_rank_that_one_has_lost_is_named_by_those_that_could_not_see_it(
     assert near.watch._state[0] == "lost"
 
 
-def test_an_exchange_that_fails_waits_for_the_lease_of_ranks_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_exchange_waits_for_leases_of_remote_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LEASE_S, "5")
     near, far = met(2), met(2)
     far[0].present[1] = replace(far[0].present[1], host="far away")
@@ -179,7 +177,7 @@ def test_an_exchange_that_fails_waits_for_the_lease_of_ranks_on_other_hosts(monk
     assert 5 + 2 * _BEAT_S < Seen(far[0]).watch.finds_out_s < 9  # the others end within ten seconds
 
 
-def test_a_rank_that_says_why_it_fails_and_ends_is_named_with_its_words(
+def test_a_rank_that_reports_an_error_and_ends_is_named_with_it(
     monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
 ) -> None:
     monkeypatch.setenv(LEASE_S, str(10 * BOUND_S))
@@ -204,7 +202,7 @@ def test_a_rank_that_has_ended_before_the_watch_begins_is_named(child: subproces
         Seen(first)
 
 
-def test_a_rank_that_ends_while_others_wait_for_it_is_named_at_once(
+def test_a_rank_that_ends_while_others_wait_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
 ) -> None:
     monkeypatch.setenv(START_S, str(10 * BOUND_S))

@@ -39,7 +39,7 @@ def test_command_is_shown_by_its_figures_and_logs(open_page: Open, server: Runni
     expect(page.get_by_role("heading", name="SSA graph")).to_have_count(0)
 
 
-def test_command_that_has_run_has_its_chart_and_says_why_there_is_no_graph(
+def test_a_command_job_has_a_chart_and_explains_a_missing_graph(
     open_page: Open, server: RunningServer, node: None
 ) -> None:
     job_id = submit(server)

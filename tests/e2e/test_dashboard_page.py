@@ -129,7 +129,7 @@ def test_theme_follows_the_system_until_chosen(open_page: Open) -> None:
     expect(watched.page.locator("html")).to_have_attribute("data-theme", "light")
 
 
-def test_graph_is_operated_by_keyboard_and_the_address_names_the_operator(
+def test_the_graph_works_by_keyboard_and_its_url_has_the_node(
     browser_page: Watched, server: RunningServer, job: Feeder
 ) -> None:
     page = job_page(browser_page, server, job, "?tab=graph")
@@ -217,9 +217,7 @@ def test_events_name_their_subject(browser_page: Watched, server: RunningServer,
     assert {text.strip() for text in subjects.all_inner_texts()} <= {"job", "trainer 0"}
 
 
-def test_narrow_window_shows_everything_without_scrolling_sideways(
-    open_page: Open, server: RunningServer, job: Feeder
-) -> None:
+def test_a_narrow_window_needs_no_horizontal_scrolling(open_page: Open, server: RunningServer, job: Feeder) -> None:
     watched = open_page(viewport={"width": 390, "height": 800})
     expect(watched.page.get_by_test_id("job-row").first).to_be_visible()
     assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= 390
@@ -235,7 +233,7 @@ def test_narrow_window_shows_everything_without_scrolling_sideways(
     expect(page.get_by_test_id("sync-summary")).to_be_in_viewport()
 
 
-def test_job_that_does_not_exist_says_so_and_keeps_the_connection(browser_page: Watched, server: RunningServer) -> None:
+def test_an_unknown_job_shows_an_error_and_keeps_the_connection(browser_page: Watched, server: RunningServer) -> None:
     browser_page.expected = ("404",)
     browser_page.page.goto(f"{server.url}/jobs/nonsense")
     expect(browser_page.page.get_by_role("alert")).to_contain_text("nonsense")
@@ -252,7 +250,7 @@ def test_address_with_a_broken_percent_sign_is_no_page(browser_page: Watched, se
     expect(page.get_by_test_id("empty")).to_contain_text("There is no such page")
 
 
-def test_graph_that_fails_to_load_says_so_and_loads_when_asked_again(
+def test_a_graph_that_fails_to_load_shows_it_and_can_be_reloaded(
     browser_page: Watched, server: RunningServer, job: Feeder
 ) -> None:
     browser_page.expected = ("500",)

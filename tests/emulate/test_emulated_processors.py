@@ -56,7 +56,7 @@ def trained(*losses: float) -> Finished:
 LOAD, TRAIN = Check("load", "Haswell", ()), Check("train", "Haswell", ())
 
 
-def test_every_model_gets_every_check_with_a_process_for_each_file() -> None:
+def test_every_model_gets_every_check_with_a_process_a_file() -> None:
     found = emulate.plan(["Haswell", "Nehalem"], emulate.CHECKS, ["a/test_one.py", "a/test_two.py"])
     names = ["load", "operators test_one", "operators test_two", "train"]
     assert [(check.cpu, check.name) for check in found] == [(cpu, n) for cpu in ("Haswell", "Nehalem") for n in names]

@@ -53,7 +53,7 @@ def test_nothing_is_missing_or_infinite(flights: Flights) -> None:
     assert np.isfinite(flights.train.numeric).all() and np.isfinite(flights.test.numeric).all()
 
 
-def test_ids_fit_their_vocabulary_and_only_testing_meets_unseen_values(flights: Flights) -> None:
+def test_ids_fit_the_vocabulary_and_only_test_data_has_unseen(flights: Flights) -> None:
     for slot, size in enumerate(flights.vocabulary_sizes):
         train = np.unique(flights.train.categorical[slot])
         assert train.tolist() == list(range(1, size)), CATEGORICAL[slot]

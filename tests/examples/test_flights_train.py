@@ -26,7 +26,7 @@ def test_area_under_curve_is_that_of_scikit_learn_ties_included(rows: list[tuple
     assert train.area_under_curve(label, score) == pytest.approx(roc_auc_score(label, score), abs=1e-12)
 
 
-def test_the_closing_line_has_the_best_and_the_first_pass_and_the_rate() -> None:
+def test_the_last_line_has_first_and_best_pass_and_the_rate() -> None:
     figures = train.Figures(auc=[0.77, 0.7912345, 0.78], num_samples=3000, train_s=0.5)
     assert json.loads(figures.as_json()) == {"auc": 0.7912, "auc_first_pass": 0.77, "samples_per_s": 6000}
 

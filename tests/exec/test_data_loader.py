@@ -83,7 +83,7 @@ def passed(run: Callable[[], float], loader: Any) -> list[float]:
 
 @pytest.mark.parametrize("kind", ["ParallelExecutor", "CompiledProgram"])
 @pytest.mark.parametrize("cpu_num", ["1", "2"])
-def test_row_35_a_run_is_several_iterations_of_a_reader_and_fetches_from_the_last(
+def test_row_35_a_run_is_several_reader_iterations_fetching_last(
     model: Model, kind: str, cpu_num: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CPU_NUM", cpu_num)
@@ -131,7 +131,7 @@ def test_row_35_a_data_set_is_such_a_reader(model: Model, tmp_path: Path, monkey
     assert passed(model.runner("CompiledProgram", 5), loader) == pytest.approx([losses[4], losses[9]], rel=1e-4)
 
 
-def test_a_plain_program_and_its_clone_take_batches_from_the_reader(model: Model) -> None:
+def test_a_plain_program_and_its_clone_read_from_the_reader(model: Model) -> None:
     loader = fluid.io.PyReader(model.use, capacity=2, iterable=False)
     loader.decorate_batch_generator(batches)
     test = model.main.clone(for_test=True)
@@ -172,7 +172,7 @@ def test_an_iterable_loader_gives_feeds(model: Model, setter: str, capsys: pytes
         loader.start()
 
 
-def test_row_81_passes_of_a_reader_have_a_fixed_number_of_batches(model: Model) -> None:
+def test_row_81_reader_passes_have_a_fixed_number_of_batches(model: Model) -> None:
     loader = fluid.io.DataLoader.from_generator(model.use, capacity=2, iterable=False)
     loader.set_batch_generator(batches)
     loader.set_batches_per_pass(7)
@@ -180,7 +180,7 @@ def test_row_81_passes_of_a_reader_have_a_fixed_number_of_batches(model: Model) 
     assert len(passed(lambda: model.run(model.main), loader)) == 7
 
 
-def test_what_a_generator_raises_ends_the_pass_after_the_batches_before_it(model: Model) -> None:
+def test_a_generators_error_ends_the_pass_after_its_batches(model: Model) -> None:
     def fails() -> Iterator[list[Any]]:
         yield list(batch(0).values())
         raise OSError("the disk is gone")

@@ -108,7 +108,7 @@ def test_a_startup_program_that_was_not_run_is_named(parallel: bool, monkeypatch
     assert "has no value yet. Run the startup program first: exe.run(fluid.default_startup_program())" in text
 
 
-def test_an_operator_that_fails_in_the_executor_names_operator_shapes_and_line() -> None:
+def test_an_executor_error_names_operator_shapes_and_line() -> None:
     network = ctr_dnn(metrics=False)
     bad = network.feed(2, 0)
     bad["slot2"][1] = -1
@@ -140,7 +140,7 @@ def test_an_unknown_strategy_field_is_named_with_the_known_ones(kind: type) -> N
         (fluid.BuildStrategy(), "debug_graphviz_path", 3, "str"),
     ],
 )
-def test_a_strategy_field_of_the_wrong_type_names_what_is_expected(
+def test_a_strategy_field_of_the_wrong_type_shows_the_expected(
     strategy: Any, field: str, value: Any, expected: str
 ) -> None:
     text = message(SpecError, _set(strategy, field, value))

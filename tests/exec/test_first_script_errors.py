@@ -160,9 +160,7 @@ REFUSED_BY_TORCH: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("mistake", REFUSED_BY_TORCH)
-def test_what_torch_refuses_is_told_with_line_operands_and_shapes_and_no_traceback_of_its_own(
-    mistake: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torch_error_shows_line_operands_shapes_no_traceback(mistake: str, caplog: pytest.LogCaptureFixture) -> None:
     call, expected, operands = REFUSED_BY_TORCH[mistake]
     before = len(fluid.default_main_program().operators)
     with caplog.at_level(logging.WARNING):
@@ -279,7 +277,7 @@ def test_a_fetch_list_that_is_no_list_is_shown_as_one(run: Callable[..., Any]) -
     assert f"expected a list: fetch_list=[Variable('{loss.name}'" in message(FetchError, lambda: run(loss, feed, loss))
 
 
-def test_fetches_that_cannot_be_merged_are_named_with_the_shapes_of_each_replica() -> None:
+def test_unmergeable_fetches_are_named_with_shapes_by_replica() -> None:
     x = x13()
     products = torch.relu(x) @ x.t()
     compiled = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel()

@@ -142,7 +142,7 @@ def made(make: Callable[[], fluid.optimizer.Optimizer], build: fluid.BuildStrate
     fluid.ParallelExecutor(False, loss.name, main, build_strategy=build, scope=started(startup)).close()
 
 
-def test_fused_exchanges_that_are_asked_for_in_reduce_mode_are_said_to_do_nothing(
+def test_fused_exchanges_in_reduce_mode_warn_of_no_effect(
     said: Callable[[], list[str]],
 ) -> None:
     for build in (fluid.BuildStrategy(), strategy(fuse_all_reduce_ops=True), strategy(fuse_all_reduce_ops=True)):
@@ -173,7 +173,7 @@ def test_what_devices_switch_off_is_named(said: Callable[[], list[str]]) -> None
     ]  # fmt: skip
 
 
-def test_batch_norm_over_several_gpus_is_refused_by_the_name_of_the_field() -> None:
+def test_batch_norm_over_several_gpus_is_refused_by_field_name() -> None:
     cards = (torch.device("cuda", 0), torch.device("cuda", 1))
     network = NETWORKS["conv_net"]().main
     build = strategy(sync_batch_norm=True)

@@ -81,7 +81,7 @@ def test_selected_gpus_choose_among_the_visible_ones(monkeypatch: pytest.MonkeyP
         fluid.cuda_places()
 
 
-def test_an_executor_on_a_gpu_that_is_not_there_says_what_to_pass() -> None:
+def test_an_executor_on_a_missing_gpu_shows_what_to_pass() -> None:
     with pytest.raises(SpecError, match=r"CUDAPlace\(index=0\): .*; pass use_cuda=False, or CPU places"):
         fluid.Executor(fluid.CUDAPlace(0))
 

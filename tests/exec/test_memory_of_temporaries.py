@@ -84,7 +84,7 @@ def test_random_programs_give_the_same_bits_in_planned_memory(recipe: Recipe) ->
 
 @pytest.mark.usefixtures("two_replicas")
 @pytest.mark.parametrize("name", ["conv_net", "transformer"])
-def test_memory_optimize_lowers_the_peak_and_changes_no_parameter(name: str) -> None:
+def test_memory_optimize_lowers_the_peak_at_equal_parameters(name: str) -> None:
     network = NETWORKS[name]()
     start, peaks, ends = started(network.startup), {}, {}
     for optimize in (None, True, False):
@@ -118,7 +118,7 @@ def test_enable_inplace_lowers_what_separate_temporaries_need() -> None:
 
 
 @pytest.mark.usefixtures("two_replicas")
-def test_steady_steps_of_the_click_through_model_allocate_no_temporary() -> None:
+def test_steady_steps_of_the_ctr_model_allocate_no_temporary() -> None:
     network = NETWORKS["ctr_dnn"]()
     pe = executor(network, started(network.startup))
     for number in range(5):
@@ -217,7 +217,7 @@ def peak_of(network: Network, program: fluid.Program, scope: fluid.Scope) -> int
 
 
 @pytest.mark.parametrize("name", ["conv_net", "transformer"])
-def test_a_marked_program_runs_in_less_memory_with_the_same_result(name: str) -> None:
+def test_a_marked_program_needs_less_memory_for_equal_results(name: str) -> None:
     network = NETWORKS[name]()
     start = started(network.startup)
     plain, scopes, peaks = network.main.clone(), {}, {}
@@ -236,7 +236,7 @@ def test_a_marked_program_runs_in_less_memory_with_the_same_result(name: str) ->
 
 
 @pytest.mark.usefixtures("two_replicas")
-def test_a_marked_program_keeps_gradients_to_the_end_and_reuses_the_rest() -> None:
+def test_a_marked_program_retains_gradients_and_reuses_the_rest() -> None:
     network = NETWORKS["conv_net"]()
     program = network.main.clone()
     fluid.memory_optimize(program, skip_grads=True)

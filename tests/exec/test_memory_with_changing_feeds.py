@@ -91,7 +91,7 @@ def test_a_transposed_feed_after_straight_ones_changes_no_result() -> None:
     pe.close()
 
 
-def test_a_parameter_that_is_set_in_another_layout_changes_no_result() -> None:
+def test_a_parameter_set_in_another_layout_keeps_the_result() -> None:
     main, start = Program(), Program()
     with fluid.program_guard(main, start):
         x = fluid.layers.data(name="x", shape=[SIDE, SIDE], dtype="float32", append_batch_size=False)
@@ -165,7 +165,7 @@ def test_plans_that_did_not_run_last_hold_no_feed() -> None:
     pe.close()
 
 
-def test_the_peak_counts_the_arena_while_another_size_is_observed() -> None:
+def test_the_peak_counts_the_arena_while_a_size_is_observed() -> None:
     main, name = sums()
     pe = fluid.ParallelExecutor(False, main_program=main, scope=fluid.Scope())
     for rows in (1000, 1000, 900):

@@ -96,7 +96,7 @@ def unknown_to_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unknown_to_the_table")
-def test_an_undeclared_write_is_found_with_operator_variable_and_line() -> None:
+def test_an_undeclared_write_is_found_by_operator_and_line() -> None:
     network = conv_net()
     program = _without_writes(network.main, "aten.native_batch_norm.default")
     findings = audit(program, network.feed(4, 0), started(network.startup))
@@ -113,7 +113,7 @@ def test_an_undeclared_write_of_a_penstock_operator_is_found() -> None:
     assert {"shared_table", "adam_0.moment1.shared_table", "adam_0.moment2.shared_table"} <= found
 
 
-def test_a_view_that_is_described_as_a_storage_of_its_own_is_found() -> None:
+def test_a_view_described_as_its_own_storage_is_found() -> None:
     network = ctr_dnn(metrics=False)
     program = network.main.clone()
     view = next(v for v in program.variables.values() if v.storage != v.name)

@@ -57,7 +57,7 @@ def rows_of(number: int) -> dict[str, Any]:
     return {"x": x, "y": x[:, :1].copy()}
 
 
-def test_cpu_num_is_the_number_of_replicas_and_a_scalar_fetch_has_one_entry_each(make: Make, cpu_num: Any) -> None:
+def test_cpu_num_sets_replicas_and_scalar_fetches_have_one_each(make: Make, cpu_num: Any) -> None:
     cpu_num(3)
     network = fit_a_line()
     executor = make(network, started(network.startup))
@@ -124,7 +124,7 @@ def test_a_feed_list_gives_each_replica_its_rows_of_any_number(make: Make, cpu_n
         executor.run([out], [[1], [2]])
 
 
-def test_a_test_program_needs_no_loss_name_and_takes_fewer_rows_than_replicas(make: Make, cpu_num: Any) -> None:
+def test_a_test_program_needs_no_loss_and_may_have_few_rows(make: Make, cpu_num: Any) -> None:
     cpu_num(4)
     network = fit_a_line()
     scope = started(network.startup)
@@ -186,7 +186,7 @@ def test_gradients_are_equal_on_every_replica_in_all_reduce_mode(cpu_num: Any) -
 
 
 @pytest.mark.parametrize("mode", ["AllReduce", "Reduce"])
-def test_a_sparse_gradient_is_fetched_with_the_rows_of_all_replicas(mode: str, make: Make, cpu_num: Any) -> None:
+def test_a_fetched_sparse_gradient_has_rows_of_all_replicas(mode: str, make: Make, cpu_num: Any) -> None:
     cpu_num(2)
     network = ctr_dnn(metrics=False)
     feed = network.feed(5, 0)
@@ -201,7 +201,7 @@ def test_a_sparse_gradient_is_fetched_with_the_rows_of_all_replicas(mode: str, m
     torch.testing.assert_close(dense[0], dense[1])
 
 
-def test_updates_are_placed_greedily_in_the_order_of_the_gradients() -> None:
+def test_updates_are_placed_greedily_in_gradient_order() -> None:
     owners = place_updates([("a", 10), ("b", 9), ("c", 1), ("d", 1)], 2)
     assert owners == {"a": 0, "b": 1, "c": 1, "d": 0}
     sizes = {"a": 10, "b": 9, "c": 1, "d": 1}
@@ -231,7 +231,7 @@ def test_reduce_updates_each_parameter_once_on_its_owner(make: Make, cpu_num: An
     assert {owner for _, owner in updated} == {0, 1}
 
 
-def test_reduce_on_one_replica_says_that_there_is_nothing_to_exchange(
+def test_reduce_on_one_replica_warns_of_nothing_to_exchange(
     make: Make, cpu_num: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cpu_num(1)
@@ -254,7 +254,7 @@ def test_gradient_scale_one_adds_the_replicas_gradients_up(make: Make, cpu_num: 
 
 
 @pytest.mark.parametrize("mode", ["AllReduce", "Reduce"])
-def test_a_test_executor_that_shares_variables_follows_the_training(mode: str, make: Make, cpu_num: Any) -> None:
+def test_a_test_executor_sharing_variables_follows_the_training(mode: str, make: Make, cpu_num: Any) -> None:
     cpu_num(2)
     network = fit_a_line()
     scope = started(network.startup)
@@ -312,9 +312,7 @@ def test_one_thread_gives_what_many_give(make: Make, cpu_num: Any) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-7)
 
 
-def test_an_operator_that_fails_is_named_with_shapes_and_line_and_the_engine_works_afterwards(
-    make: Make, cpu_num: Any
-) -> None:
+def test_a_failed_operator_is_named_and_the_engine_runs_on(make: Make, cpu_num: Any) -> None:
     cpu_num(2)
     network = ctr_dnn(metrics=False)
     executor = make(network, started(network.startup), mode="Reduce")
@@ -366,7 +364,7 @@ def test_with_data_parallel_twice_is_refused() -> None:
         compiled.with_data_parallel(loss_name="mean_0.tmp_0")
 
 
-def test_a_second_startup_run_starts_training_anew_on_every_replica(make: Make, cpu_num: Any) -> None:
+def test_a_second_startup_run_resets_training_on_all_replicas(make: Make, cpu_num: Any) -> None:
     cpu_num(2)
     network = fit_a_line()
     scope = started(network.startup)
@@ -377,7 +375,7 @@ def test_a_second_startup_run_starts_training_anew_on_every_replica(make: Make, 
     np.testing.assert_array_equal(first, again)
 
 
-def test_a_program_is_plain_data_and_runs_after_a_trip_through_text(make: Make, cpu_num: Any) -> None:
+def test_a_program_is_plain_data_and_runs_after_text_round_trip(make: Make, cpu_num: Any) -> None:
     cpu_num(2)
     network = ctr_dnn(metrics=False)
     again = Program.parse(str(network.main))

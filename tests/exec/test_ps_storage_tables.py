@@ -126,7 +126,7 @@ def test_the_table_itself_applies_the_rules_that_it_knows(
     assert called == ([] if is_native else ["table"])
 
 
-def test_any_int64_is_an_id_and_rows_begin_in_the_initialisers_range() -> None:
+def test_any_int64_is_an_id_and_new_rows_are_in_the_init_range() -> None:
     servers = spread(network(RULES["Adam"], is_sparse=True), 2)
     limit = (6.0 / (HEIGHT + WIDTH)) ** 0.5  # Xavier's
     first = servers.rows(BIG)
@@ -191,7 +191,7 @@ def test_state_comes_back_on_another_number_of_servers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam", "Momentum"])
-def test_an_id_has_a_row_after_as_many_updates_as_the_program_says(kind: str) -> None:
+def test_an_id_gets_a_row_after_the_programs_number_of_updates(kind: str) -> None:
     servers = spread(network(RULES[kind], is_sparse=True), 2, admit_after=3)
     first = servers.rows(BIG)
     for _ in range(2):
@@ -207,7 +207,7 @@ def test_an_id_has_a_row_after_as_many_updates_as_the_program_says(kind: str) ->
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam", "Momentum"])
-def test_rows_that_nobody_used_for_long_are_dropped_and_begin_anew(kind: str) -> None:
+def test_rows_unused_for_long_are_dropped_and_reinitialised(kind: str) -> None:
     at = [1000.0]
     servers = spread(network(RULES[kind], is_sparse=True), 1, clock=lambda: at[0], expire_after_s=60.0)
     (storage,) = servers.storages

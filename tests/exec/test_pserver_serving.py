@@ -92,7 +92,7 @@ def found(scope: Scope, name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
-def test_two_servers_and_two_trainers_are_one_machine_with_the_whole_batch(kind: str) -> None:
+def test_two_servers_and_trainers_equal_one_machine_whole_batch(kind: str) -> None:
     main, startup, loss = network(kind)
     local, exe = Scope(), fluid.Executor()
     exe.run(startup, scope=local)

@@ -9,7 +9,7 @@ from penstock.program.program import Program
 from penstock.scope import Scope
 
 
-def test_threads_that_count_steps_of_a_program_get_each_number_once() -> None:
+def test_threads_that_count_steps_get_each_number_once() -> None:
     scope, program, num_threads, each = Scope(), Program(), 4, 5000
     found: list[list[int]] = [[] for _ in range(num_threads)]
     threads = [

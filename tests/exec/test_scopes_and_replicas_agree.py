@@ -110,7 +110,7 @@ def test_a_second_model_in_one_scope_is_told(capsys: pytest.CaptureFixture[str])
         fluid.Executor().run(first, feed={"x": X}, fetch_list=[loss])
 
 
-def test_a_gradient_is_not_computed_with_after_its_exchange_in_reduce_mode() -> None:
+def test_in_reduce_mode_using_a_gradient_after_exchange_fails() -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [4]), 1))
@@ -175,7 +175,7 @@ def test_a_closed_executor_says_what_to_do() -> None:
         trainer.run([], feed={"x": X})
 
 
-def test_a_value_of_another_shape_is_not_broadcast_into_a_parameter() -> None:
+def test_a_value_of_another_shape_is_not_broadcast_into_a_weight() -> None:
     model()
     with pytest.raises(FeedError, match="does not fit"):
         fluid.global_scope().find_var("fc_0.w_0").set(np.ones((1,), "float32"))

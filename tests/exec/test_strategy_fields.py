@@ -48,7 +48,7 @@ Door = Callable[[Network, fluid.BuildStrategy], None]
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_strategy_that_an_executor_uses_does_not_change_any_more(door: Door) -> None:
+def test_a_strategy_in_use_by_an_executor_is_immutable(door: Door) -> None:
     strategy = build(enable_sequential_execution=True)
     door(fit_a_line(), strategy)
     with pytest.raises(SpecError, match=r"memory_optimize = True comes too late: an executor \(of 2 replicas"):
@@ -82,9 +82,7 @@ def test_a_strategy_that_an_executor_uses_does_not_change_any_more(door: Door) -
         ),
     ],
 )
-def test_fields_of_several_trainers_fit_each_other_or_are_refused(
-    fields: dict[str, Any], words: str, door: Door
-) -> None:
+def test_fields_of_several_trainers_agree_or_are_refused(fields: dict[str, Any], words: str, door: Door) -> None:
     with pytest.raises(SpecError, match=words):
         door(fit_a_line(), build(**fields))
 
@@ -98,9 +96,7 @@ def test_fields_of_several_trainers_fit_each_other_or_are_refused(
         ({"num_trainers": 0}, "but num_trainers is 0; expected"),
     ],
 )
-def test_arguments_of_a_parallel_executor_about_trainers_are_checked_as_the_fields_are(
-    options: dict[str, int], words: str
-) -> None:
+def test_trainer_arguments_are_checked_like_strategy_fields(options: dict[str, int], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         by_parallel_executor(fit_a_line(), build(), **options)
 
@@ -115,12 +111,12 @@ def test_arguments_of_a_parallel_executor_about_trainers_are_checked_as_the_fiel
         ("trainers_endpoints", [1], r"trainers_endpoints is \[1\]; expected a list of str"),
     ],
 )
-def test_values_that_can_never_hold_are_refused_when_they_are_set(field: str, value: Any, words: str) -> None:
+def test_impossible_values_are_refused_on_assignment(field: str, value: Any, words: str) -> None:
     with pytest.raises(SpecError, match=words):
         build(**{field: value})
 
 
-def test_replicas_that_do_not_wait_are_for_programs_that_talk_to_parameter_servers() -> None:
+def test_replicas_that_do_not_wait_need_parameter_servers() -> None:
     with pytest.raises(SpecError, match="async_mode is True, but the program talks to no parameter servers"):
         by_parallel_executor(fit_a_line(), build(async_mode=True))
 
@@ -135,7 +131,7 @@ def test_a_list_is_the_strategys_own() -> None:
 
 
 @pytest.mark.parametrize("kind", [fluid.BuildStrategy, fluid.ExecutionStrategy])
-def test_a_field_without_effect_says_once_why_and_its_default_says_nothing(
+def test_a_field_without_effect_warns_once_unless_at_default(
     kind: type[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert kind._without_effect.keys() <= kind._defaults.keys()
@@ -157,7 +153,7 @@ def test_a_field_without_effect_says_once_why_and_its_default_says_nothing(
         assert said.count("\n") == 1
 
 
-def test_several_iterations_a_run_need_a_reader_and_it_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_iterations_a_run_need_a_reader_and_warn_once(capsys: pytest.CaptureFixture[str]) -> None:
     network = fit_a_line()
     execution = fluid.ExecutionStrategy()
     execution.num_iteration_per_run = 5
@@ -188,7 +184,7 @@ def customized() -> Iterator[tuple[Network, fluid.ParallelExecutor]]:
 Customized = tuple[Network, fluid.ParallelExecutor]
 
 
-def test_a_missing_gradient_of_the_loss_is_asked_for_with_its_form(customized: Customized) -> None:
+def test_a_missing_loss_gradient_is_requested_with_its_shape(customized: Customized) -> None:
     network, executor = customized
     with pytest.raises(FeedError) as caught:
         executor.run([], network.feed(4, 0))
@@ -215,7 +211,7 @@ def test_a_gradient_of_the_loss_of_another_dtype_is_refused(customized: Customiz
         executor.run([], network.feed(4, 0) | {f"{network.loss}@GRAD": np.ones(2)})
 
 
-def test_each_replica_starts_from_its_own_entry_in_a_dict_and_in_a_list_of_dicts(customized: Customized) -> None:
+def test_each_replica_starts_from_its_entry_in_dict_or_list(customized: Customized) -> None:
     network, executor = customized
     name, feed = f"{network.loss}@GRAD", network.feed(4, 0)
     halves = [{n: a[:2] for n, a in feed.items()}, {n: a[2:] for n, a in feed.items()}]
@@ -256,7 +252,7 @@ def test_a_compiled_program_is_for_the_scope_of_its_first_run() -> None:
     fluid.Executor().run(compiled, network.feed(4, 1), scope=first)
 
 
-def test_what_a_compiled_program_shares_is_another_one_that_ran_data_parallel() -> None:
+def test_a_compiled_program_shares_only_with_a_parallel_one() -> None:
     network = fit_a_line()
     clone = network.main.clone(for_test=True)
     train = fluid.CompiledProgram(network.main).with_data_parallel(network.loss)

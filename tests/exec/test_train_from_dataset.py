@@ -107,9 +107,7 @@ def equal(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_row_90_one_thread_gives_the_bits_of_runs_over_the_same_batches(
-    model: Model, kind: str, compiled: bool
-) -> None:
+def test_row_90_one_thread_equals_runs_over_the_same_batches(model: Model, kind: str, compiled: bool) -> None:
     program: Any = fluid.CompiledProgram(model.main) if compiled else model.main
     for feed in model.feeds(model.dataset(kind)):
         model.exe.run(program, feed=feed, fetch_list=[model.loss], scope=model.scope)
@@ -181,7 +179,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.25, "25.0 % of the data, "), (None, "")])
-def test_a_line_shows_progress_once_a_second_where_stderr_is_a_terminal(
+def test_progress_is_one_line_a_second_on_a_terminal(
     share: float | None, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal, now = Terminal(), [10.0]
@@ -244,7 +242,7 @@ class Seen(fluid.FetchHandler):  # type: ignore[misc]  # loaded lazily
 
 
 @pytest.mark.parametrize("period_secs", [0.001, 3600.0])
-def test_row_93_a_fetch_handler_is_called_each_period_and_at_the_end(model: Model, period_secs: float) -> None:
+def test_row_93_a_fetch_handler_is_called_each_period_and_at_end(model: Model, period_secs: float) -> None:
     seen = Seen({"loss": model.loss}, period_secs)
     model.exe.train_from_dataset(model.main, model.dataset(), scope=model.scope, fetch_handler=seen)
     assert len(seen.found) == 1 if period_secs > 1 else len(seen.found) >= 1
@@ -298,7 +296,7 @@ def test_an_error_of_a_step_ends_the_pass_and_names_the_operator(model: Model, t
 
 
 @pytest.mark.timeout(120)
-def test_an_error_of_a_step_ends_the_pass_while_other_threads_wait_for_data(model: Model) -> None:
+def test_an_error_of_a_step_ends_the_pass_of_waiting_threads(model: Model) -> None:
     for file in model.files:
         file.write_text(f"3 0 0 0 1 {NUM_IDS} 1 1 1 0\n" * 4)
     dataset = model.dataset(threads=2, batch_size=3)
@@ -308,7 +306,7 @@ def test_an_error_of_a_step_ends_the_pass_while_other_threads_wait_for_data(mode
 
 
 @pytest.mark.timeout(120)
-def test_an_interrupt_ends_a_pass_whose_threads_all_wait_for_data(model: Model) -> None:
+def test_an_interrupt_ends_a_pass_whose_threads_wait_for_data(model: Model) -> None:
     dataset = model.dataset(threads=2)
     dataset.set_pipe_command("exec sleep 1000")
     main = threading.get_ident()
@@ -328,7 +326,7 @@ def test_an_error_of_a_reader_ends_the_pass(model: Model, threads: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
-def test_an_interrupted_pass_that_is_resumed_trains_like_a_whole_one(model: Model, kind: str) -> None:
+def test_an_interrupted_and_resumed_pass_trains_like_a_whole_one(model: Model, kind: str) -> None:
     model.exe.train_from_dataset(model.main, model.dataset(kind), scope=model.scope)
     expected = model.parameters()
     model.scope.set_steps(model.main, 0)
@@ -347,7 +345,7 @@ def test_an_interrupted_pass_that_is_resumed_trains_like_a_whole_one(model: Mode
     assert equal(model.parameters(), expected)
 
 
-def test_a_pass_that_a_bad_line_has_ended_goes_on_where_it_was_and_trains_like_a_whole_one(model: Model) -> None:
+def test_a_pass_ended_by_a_bad_line_resumes_like_a_whole_one(model: Model) -> None:
     model.exe.train_from_dataset(model.main, model.dataset(), scope=model.scope)
     expected = model.parameters()
     model.scope.set_steps(model.main, 0)

@@ -156,7 +156,7 @@ def sparse() -> Network:
 
 
 @pytest.mark.parametrize("make", [sparse, lambda: ctr_dnn("adam", "float64", sparse=False, metrics=False)])
-def test_two_trainers_with_a_device_each_learn_what_one_learns_from_all_rows(make: Callable[[], Network]) -> None:
+def test_two_trainers_with_a_device_each_learn_like_one(make: Callable[[], Network]) -> None:
     network = make()
     start = started(network.startup)
     scopes = [copy_of(start), started(network.startup)]  # the first one's values count
@@ -172,7 +172,7 @@ def test_two_trainers_with_a_device_each_learn_what_one_learns_from_all_rows(mak
         assert torch.equal(first, second), name
 
 
-def test_one_trainer_with_a_device_gives_the_bits_of_a_plain_executor() -> None:
+def test_one_trainer_with_a_device_equals_a_plain_executor() -> None:
     network = conv_net()
     start = started(network.startup)
     scopes = [copy_of(start), copy_of(start)]

@@ -17,7 +17,7 @@ LEASE_S = 3.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def test_a_killed_trainer_leaves_within_its_lease_and_joins_when_started_again(
+def test_a_killed_trainer_leaves_within_its_lease_and_can_rejoin(
     job: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     one = job(PENSTOCK_PS_LEASE_S=str(LEASE_S))
@@ -81,7 +81,7 @@ def test_a_stopped_trainer_is_left_out_and_comes_back(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_killed_server_started_again_has_all_that_it_acknowledged(
+def test_a_restarted_server_has_all_that_it_acknowledged(
     job: Callable[..., Job], undisturbed: Undisturbed, mode: str
 ) -> None:
     one = job(mode=mode, servers=2, PENSTOCK_PS_LEASE_S="20")
@@ -105,7 +105,7 @@ def test_a_killed_server_started_again_has_all_that_it_acknowledged(
         pytest.param("async", 20.0, marks=pytest.mark.soak),
     ],
 )
-def test_a_server_that_stands_still_for_longer_than_a_lease_loses_nothing(
+def test_a_server_that_hangs_longer_than_a_lease_loses_nothing(
     job: Callable[..., Job], undisturbed: Undisturbed, mode: str, still_s: float
 ) -> None:
     one = job(mode=mode, PENSTOCK_PS_LEASE_S=str(LEASE_S))

@@ -67,7 +67,7 @@ def test_a_connection_that_is_half_open_is_noticed_and_left(
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_lost_requests_lost_answers_and_repeated_requests_change_nothing(
+def test_lost_or_repeated_requests_and_answers_change_nothing(
     job: Callable[..., Job], briefly_undisturbed: Undisturbed, mode: str
 ) -> None:
     one = job(mode=mode)

@@ -134,7 +134,7 @@ def test_one_worker_has_nobody_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize("call", ["barrier_worker", "all_reduce_worker"])
-def test_several_workers_meet_at_the_servers_that_init_worker_connects(call: str) -> None:
+def test_workers_rendezvous_at_the_servers_of_init_worker(call: str) -> None:
     with pytest.raises(OrderError, match=f"{call} comes before init_worker"):
         getattr(worker(), call)(*([1, np.zeros(1)] if call == "all_reduce_worker" else []))
 
@@ -274,7 +274,7 @@ def test_a_program_that_could_not_be_distributed_is_as_it_was(
     assert distributed(fails=True) == distributed(fails=False)
 
 
-def test_a_strategy_that_a_program_refuses_may_be_followed_by_another() -> None:
+def test_a_strategy_that_a_program_refuses_can_be_replaced() -> None:
     fleet = worker()
     ids = fluid.data("ids", [-1, 1], "int64")
     rows = fluid.embedding(ids, [100, 4], is_sparse=True, is_distributed=True)
@@ -309,7 +309,7 @@ def test_a_collective_role_has_no_servers_to_train_with() -> None:
         fleet.distributed_optimizer(fluid.optimizer.SGD(0.1))
 
 
-def test_a_folder_without_a_save_is_refused_before_the_server_starts(tmp_path: Path) -> None:
+def test_a_folder_without_a_save_fails_before_the_server_starts(tmp_path: Path) -> None:
     fleet = minimized(server())
     with pytest.raises(ValueError, match=r"holds no save: variables.json is not in it"):
         fleet.init_server(tmp_path)

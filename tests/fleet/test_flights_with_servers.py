@@ -69,7 +69,7 @@ def test_fifty_steps_in_sync_are_those_of_one_process(run: Run, script: str, opt
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_pass_in_sync_tells_late_flights_as_well_as_one_process_does(run: Run, script: str) -> None:
+def test_a_sync_pass_scores_late_flights_like_one_process(run: Run, script: str) -> None:
     assert run(script, "--mode", "sync")["auc"] == pytest.approx(run(None)["auc"], abs=0.002)
 
 

@@ -130,9 +130,7 @@ def assert_learned(losses: Any) -> None:
 # -- sync and what it saves; half-async ----------------------------------------------------------------
 
 
-def test_two_trainers_with_two_replicas_in_sync_train_and_save_as_one_machine(
-    started: Jobs, alone: Callable[..., Values]
-) -> None:
+def test_two_sync_trainers_of_two_replicas_equal_one_machine(started: Jobs, alone: Callable[..., Values]) -> None:
     job, expected = started.end(FIT, *ADAM), alone(FIT, *ADAM[:4])
     values = saved(job["folder"] / "persistables")
     assert "emb" in values
@@ -147,9 +145,7 @@ def test_two_workers_add_up_what_they_have_seen(started: Jobs, alone: Callable[.
     assert total / 2 == pytest.approx(expected.sum(), rel=1e-12), "a batch's loss is the mean of its halves'"
 
 
-def test_a_job_goes_on_from_a_save_with_other_numbers_of_servers_and_trainers(
-    started: Jobs, alone: Callable[..., Values]
-) -> None:
+def test_a_job_resumes_on_other_numbers_of_servers_and_trainers(started: Jobs, alone: Callable[..., Values]) -> None:
     # Half-async with one trainer: each step pushes and pulls, so it is training on one machine.
     load = ("--load", str(started.end(FIT, *ADAM)["folder"] / "persistables"), "--first_step", "10")
     options = ("--mode", "half_async", "--optimizer", "Adam", "--steps", "10", "--save", *load)
@@ -177,7 +173,7 @@ def test_geo_learns(started: Jobs) -> None:
     assert_learned(started.end(FIT, *GEO)["losses"])
 
 
-def test_the_transpilers_sync_mode_false_alone_is_asynchronous_training_that_learns(started: Jobs) -> None:
+def test_sync_mode_false_alone_is_asynchronous_and_learns(started: Jobs) -> None:
     assert_learned(started.end("transpiler_script.py", *ASYNC)["losses"])
 
 
@@ -186,7 +182,7 @@ def test_the_transpilers_sync_mode_false_alone_is_asynchronous_training_that_lea
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("optimizer", "cpu_num"), [("Momentum", 1), ("SGD", 2)])
-def test_two_trainers_of_half_a_batch_in_sync_are_one_of_the_whole(
+def test_two_sync_trainers_of_half_a_batch_equal_one(
     jobs: Jobs, alone: Callable[..., Values], optimizer: str, cpu_num: int
 ) -> None:
     options = ("--optimizer", optimizer)

@@ -87,7 +87,7 @@ def test_a_save_of_the_same_program_is_taken_whole(tmp_path: Path) -> None:
         assert torch.equal(saved.value(block), other.value(block))
 
 
-def test_a_save_that_breaks_off_before_its_manifest_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_save_aborted_before_its_manifest_leaves_the_previous(tmp_path: Path) -> None:
     first, second, other = Model(seed=1), Model(seed=2), Model(seed=3)
     first.save(tmp_path)
     second.write_parts(tmp_path, "2")
@@ -130,15 +130,13 @@ def saved_on_one_machine(folder: Path, model: Model, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("rows", [1500, 2500])
-def test_values_of_one_machine_with_another_number_of_rows_are_refused(tmp_path: Path, rows: int) -> None:
+def test_local_values_with_another_number_of_rows_are_refused(tmp_path: Path, rows: int) -> None:
     saved_on_one_machine(tmp_path, Model(), ["table", "w"])
     with pytest.raises(UserError, match=f"has 2000 rows of 'table', but the program gives it {rows}"):
         Model(rows=rows).load(tmp_path)
 
 
-def test_state_of_updates_that_one_machine_has_not_saved_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_optimizer_state_missing_from_a_local_save_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model()
     saved_on_one_machine(tmp_path, model, ["table", "w", "adam_0.moment1.w"])
     model.load(tmp_path)
@@ -148,7 +146,7 @@ def test_state_of_updates_that_one_machine_has_not_saved_is_named(
     assert "adam_0.moment1.w" not in said
 
 
-def test_a_save_of_a_whole_table_is_no_save_of_one_that_is_spread_by_id(tmp_path: Path) -> None:
+def test_a_save_of_a_whole_table_does_not_load_as_a_hashed_one(tmp_path: Path) -> None:
     Model().save(tmp_path)
     with pytest.raises(ProgramError, match=r"a snapshot of 'table' holds .* another program wrote it"):
         Model(is_distributed=True).load(tmp_path)

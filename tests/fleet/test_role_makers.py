@@ -71,7 +71,7 @@ def test_the_process_environment_is_read_once_and_late(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("ours", "kind"), [("trainer", Role.WORKER), ("pserver", Role.SERVER)])
-def test_role_and_number_may_come_from_the_control_planes_own_variables(ours: str, kind: Role) -> None:
+def test_role_and_index_may_come_from_penstocks_own_variables(ours: str, kind: Role) -> None:
     environ = {
         "PADDLE_PSERVERS_IP_PORT_LIST": SERVERS, "PADDLE_TRAINERS_NUM": "3",
         "PENSTOCK_ROLE": ours, "PENSTOCK_INDEX": "1",
@@ -87,9 +87,7 @@ def test_role_and_number_may_come_from_the_control_planes_own_variables(ours: st
         *((PSERVER, name) for name in ("POD_IP", "PADDLE_PORT")),
     ],
 )
-def test_each_missing_variable_is_named_with_what_is_expected_and_an_example(
-    environ: dict[str, str], name: str
-) -> None:
+def test_each_missing_variable_is_named_with_an_example(environ: dict[str, str], name: str) -> None:
     with pytest.raises(SpecError, match=rf"variable {name} is not set; expected .*, for example {name}=\S+") as raised:
         PaddleCloudRoleMaker(environ=without(environ, name)).generate_role()
     assert raised.value.pointer == name
@@ -116,7 +114,7 @@ def test_each_wrong_variable_is_named(environ: dict[str, str], name: str, value:
         PaddleCloudRoleMaker(environ={**environ, name: value}).generate_role()
 
 
-def test_a_collective_role_has_workers_with_endpoints_and_no_servers() -> None:
+def test_a_collective_role_has_worker_endpoints_and_no_servers() -> None:
     role = PaddleCloudRoleMaker(is_collective=True, environ=COLLECTIVE)
     assert facts(role) == (True, 1, 2, [])
     assert role.get_trainer_endpoints() == ["10.0.0.1:6170", "10.0.0.2:6170"]
@@ -141,7 +139,7 @@ def test_a_wrong_collective_variable_is_named(name: str, value: str, words: str)
         PaddleCloudRoleMaker(is_collective=True, environ={**COLLECTIVE, name: value}).generate_role()
 
 
-def test_a_general_role_takes_a_servers_number_above_its_endpoint() -> None:
+def test_a_general_role_prefers_a_servers_number_to_its_endpoint() -> None:
     assert GeneralRoleMaker(environ={**PSERVER, "PADDLE_PSERVER_ID": "0"}).server_index() == 0
     assert GeneralRoleMaker(environ=PSERVER).server_index() == 1
     assert PaddleCloudRoleMaker(environ={**PSERVER, "PADDLE_PSERVER_ID": "0"}).server_index() == 1

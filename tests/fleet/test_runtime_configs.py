@@ -81,6 +81,6 @@ def threads_of_updates(config: dict[str, Any]) -> int:
     return found
 
 
-def test_a_server_updates_with_as_many_threads_as_its_strategy_says() -> None:
+def test_a_server_updates_with_the_threads_of_its_strategy() -> None:
     assert threads_of_updates({}) > 0
     assert threads_of_updates({"_rpc_send_thread_num": 1}) == 0

@@ -57,9 +57,7 @@ def serve(of: Trainer, endpoint: str) -> fluid.Scope:
     return scope
 
 
-def test_a_save_keeps_nothing_of_what_others_do_from_the_worker_that_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_of_one_worker_has_the_updates_of_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_PS_SAVE_DIRS", str(tmp_path))
     monkeypatch.setenv("PENSTOCK_PS_START_S", "60")
     endpoint = free_endpoint()

@@ -91,7 +91,7 @@ def _by_object() -> DistributeTranspilerConfig:
 
 
 @pytest.mark.parametrize("given", [_by_object(), {"min_block_size": 81920}], ids=["object", "dict"])
-def test_a_program_config_is_set_by_object_or_dict_and_keeps_the_mode(given: Any) -> None:
+def test_a_program_config_is_object_or_dict_and_keeps_the_mode(given: Any) -> None:
     strategy = StrategyFactory.create_sync_strategy()
     strategy.set_program_config(given)
     config = strategy.get_program_config()
@@ -160,7 +160,7 @@ def test_executors_strategies_keep_what_the_mode_decides(capsys: pytest.CaptureF
     assert "use_thread_barrier = False is not taken" in capsys.readouterr().err
 
 
-def test_what_a_mode_decides_is_not_changed_in_place_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_decided_by_a_mode_warn_when_changed_in_place(capsys: pytest.CaptureFixture[str]) -> None:
     strategy = StrategyFactory.create_geo_strategy(5)
     assert strategy.for_transpiler().geo_sgd_need_push_nums == 5
     assert "not taken" not in capsys.readouterr().err

@@ -72,7 +72,7 @@ def _job(folder: Path, ranks: int) -> list[dict[str, np.ndarray]]:
 
 
 @pytest.mark.gpu(cards=2)
-def test_two_trainers_with_a_card_each_learn_what_one_learns_from_all_rows(tmp_path: Path) -> None:
+def test_two_trainers_with_a_card_each_learn_like_one(tmp_path: Path) -> None:
     (alone,), (first, second) = _job(tmp_path / "one", 1), _job(tmp_path / "two", 2)
     for name, wanted in alone.items():
         assert float(np.abs(wanted - first[name]).max(initial=0)) <= TOLERANCE, name

@@ -28,7 +28,7 @@ def make() -> Any:
 
 
 @pytest.mark.parametrize("server_on_gpu", [False, True])
-def test_row_50_a_server_serves_a_trainer_on_a_gpu_whatever_place_it_is_given(server_on_gpu: bool) -> None:
+def test_row_50_a_server_serves_a_gpu_trainer_on_any_place(server_on_gpu: bool) -> None:
     feeds, endpoints = table_feeds(6, 16, highest=500), free_endpoints(["127.0.0.1"])
     gpu = fluid.CUDAPlace(0)
     _, model = transpiled(make, 0, endpoints, 1)

@@ -106,7 +106,7 @@ def test_each_missing_edge_is_seen(mode: Mode) -> None:
     assert unseen == []
 
 
-def test_in_reduce_mode_each_parameter_is_updated_once_and_broadcast_by_its_owner() -> None:
+def test_in_reduce_mode_owners_update_once_and_broadcast() -> None:
     network = ctr_dnn()
     graph = build_device_graph(network.main, mode="reduce", num_replicas=3, active=3)
     updates = [h for h in graph.handles if "adam_." in h.op.type]
@@ -122,7 +122,7 @@ def test_in_reduce_mode_each_parameter_is_updated_once_and_broadcast_by_its_owne
         assert set(handle.op.writes) == others
 
 
-def test_in_reduce_mode_only_the_owner_has_the_state_of_an_optimizer() -> None:
+def test_in_reduce_mode_only_the_owner_has_optimizer_state() -> None:
     network = fit_a_line("adam")
     graph = build_device_graph(network.main, mode="reduce", num_replicas=2, active=2)
     for parameter, owner in graph.owners.items():
@@ -131,7 +131,7 @@ def test_in_reduce_mode_only_the_owner_has_the_state_of_an_optimizer() -> None:
         assert graph.homes.get(f"adam_0.moment1.{parameter}", 0) == owner
 
 
-def test_in_all_reduce_mode_every_replica_updates_itself_and_nothing_dense_is_broadcast() -> None:
+def test_in_all_reduce_mode_replicas_update_without_broadcast() -> None:
     network = conv_net()
     graph = build_device_graph(network.main, mode="all_reduce", num_replicas=3, active=3)
     updates = Counter(h.op.role_vars[0][0] for h in graph.handles if h.op.type == "penstock.sgd_.default")
@@ -140,7 +140,7 @@ def test_in_all_reduce_mode_every_replica_updates_itself_and_nothing_dense_is_br
     assert len(of_kind(graph, "all_reduce")) == len(updates)
 
 
-def test_sparse_rows_are_gathered_on_the_owner_or_gathered_and_sent_to_all() -> None:
+def test_sparse_rows_are_gathered_on_the_owner_or_on_all() -> None:
     main = ctr_dnn(metrics=False).main
     sparse = ("shared_table", "embedding_2.w_0")
     reduced = build_device_graph(main, mode="reduce", num_replicas=2, active=2)
@@ -251,7 +251,7 @@ def test_a_test_program_shares_the_copies_of_training() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_what_an_executor_writes_between_steps_reaches_every_copy(kind: str) -> None:
+def test_writes_of_an_executor_between_steps_reach_every_copy(kind: str) -> None:
     network = fit_a_line(kind)
     core = on_cards(network, started(network.startup), "reduce", 2)
     try:

@@ -75,7 +75,7 @@ def test_a_read_that_nothing_reaches_is_seen_with_the_users_line() -> None:
         check(graph)
 
 
-def test_a_second_maker_of_a_variable_is_seen_though_it_is_ordered() -> None:
+def test_a_second_writer_of_a_variable_is_found_though_ordered() -> None:
     graph = graph_of(fit_a_line)
     first = next(h for h in graph.handles if any(not graph.variables[n].persistable for n in h.makes()))
     graph.handles.append(replace(first, index=len(graph.handles), before=set(range(len(graph.handles)))))

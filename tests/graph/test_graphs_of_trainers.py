@@ -55,7 +55,7 @@ def test_each_exchange_with_servers_happens_once_in_a_step(
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
-def test_a_pull_comes_after_all_sends_and_after_all_readers_of_its_parameter(num_replicas: int) -> None:
+def test_a_pull_follows_all_sends_and_readers_of_its_parameter(num_replicas: int) -> None:
     recorded = tower()
     transpiled(recorded, 0, 2)
     graph = build_graph(recorded.main, mode="reduce", num_replicas=num_replicas, active=num_replicas)

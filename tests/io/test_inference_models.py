@@ -42,7 +42,7 @@ def test_a_model_equals_the_test_program(name: str, tmp_path: Path) -> None:
     assert not [n for n, v in program.variables.items() if v.persistable and n.startswith(("adam", "sgd"))]
 
 
-def test_a_missing_input_a_training_variable_and_a_stranger_are_refused(tmp_path: Path) -> None:
+def test_a_missing_unknown_or_training_variable_is_refused(tmp_path: Path) -> None:
     network = ctr_dnn(metrics=False)
     scope, exe, target = started(network.startup), fluid.Executor(), network.fetches[0]
     gradient = next(pair[1] for op in network.main.operators for pair in op.role_vars)

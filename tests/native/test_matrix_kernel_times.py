@@ -105,7 +105,7 @@ def test_what_the_time_did_not_allow_stays_with_torch_for_good() -> None:
     assert clock.asked == 1
 
 
-def test_processes_that_measured_at_once_choose_as_the_first_to_store() -> None:
+def test_concurrent_measurements_agree_on_the_first_stored() -> None:
     store = Memory()
 
     def overtaken(
@@ -118,7 +118,7 @@ def test_processes_that_measured_at_once_choose_as_the_first_to_store() -> None:
     assert KernelTimes(store, overtaken).choose([PRODUCT], TWO) == {PRODUCT: "onednn"}
 
 
-def test_what_the_time_did_not_allow_is_taken_from_who_measured_it_meanwhile() -> None:
+def test_unmeasured_kernels_take_times_stored_by_other_processes() -> None:
     store = Memory()
 
     def overtaken(
@@ -130,7 +130,7 @@ def test_what_the_time_did_not_allow_is_taken_from_who_measured_it_meanwhile() -
     assert KernelTimes(store, overtaken).choose([PRODUCT], TWO) == {PRODUCT: "onednn"}
 
 
-def test_what_the_time_did_not_allow_is_said_and_measured_by_the_next_process() -> None:
+def test_unmeasured_kernels_are_reported_and_measured_next_time() -> None:
     other, store, said = Product(256, 400, 400), Memory(), list[str]()
     faster: dict[str, float | None] = {"torch": 1.0, "onednn": 0.5}
     first = KernelTimes(store, Stopwatch(faster), said.append)
@@ -262,7 +262,7 @@ def test_a_damaged_file_is_said_once_ignored_and_rewritten(tmp_path: Path, text:
     assert len(said) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_costs_nothing_else(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported_and_changes_nothing(tmp_path: Path) -> None:
     blocked, said = tmp_path / "file", list[str]()
     blocked.write_text("in the way")
     closed = cache(blocked / "times.json", said)

@@ -47,7 +47,7 @@ def test_dropout_scales_as_its_implementation_says(implementation: str, training
     torch.testing.assert_close(resting, torch.from_numpy(X) * rest)
 
 
-def test_batch_norm_keeps_running_statistics_and_uses_them_at_rest() -> None:
+def test_batch_norm_tracks_running_statistics_and_uses_them() -> None:
     steps, x = 3, torch.from_numpy(X)
     _, scope = run(lambda x: L.batch_norm(x, momentum=0.8), steps=steps)
     mean, variance = (scope.find(f"batch_norm_0.{n}") for n in ("mean", "variance"))

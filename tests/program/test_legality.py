@@ -89,7 +89,7 @@ def test_recorded_programs_and_their_clones_are_legal(name: str) -> None:
         legality.check(program)
 
 
-def test_a_clone_for_test_has_no_backward_no_update_and_the_same_feeds() -> None:
+def test_a_clone_for_test_has_all_feeds_no_backward_or_update() -> None:
     network = fit_a_line()
     clone = network.main.clone(for_test=True)
     assert {op.type for op in clone.operators} == {

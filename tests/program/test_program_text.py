@@ -124,7 +124,7 @@ CHARACTERS = st.text('abz019 .,%[]():="\\->+*/s@\n\t_é\x00', max_size=3)
     st.integers(0, 4),
     CHARACTERS,
 )
-def test_damaged_text_is_a_program_error_with_its_line_and_nothing_else(
+def test_damaged_text_is_a_program_error_with_its_line(
     name: str, line: int, start: int, length: int, inserted: str
 ) -> None:
     lines = list(lines_of(name))

@@ -101,7 +101,7 @@ def test_dropout_of_channels_drops_whole_channels() -> None:
     assert 0.3 < (channels > 0).mean() < 0.7
 
 
-def test_interpolation_of_a_size_that_is_fed_needs_a_whole_factor() -> None:
+def test_interpolation_of_a_fed_size_needs_a_whole_factor() -> None:
     with fluid.program_guard(main := Program(seed=1), Program(seed=1)):
         x = fluid.data("x", [None, 2, None], "float32")
         twice = nn.functional.interpolate(x, scale_factor=2)

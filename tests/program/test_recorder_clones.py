@@ -63,7 +63,7 @@ def test_a_variable_that_the_clone_lacks_is_refused_by_name() -> None:
         torch.relu(later)
 
 
-def test_a_constant_that_is_no_number_does_not_make_a_program_differ_from_its_text() -> None:
+def test_a_non_numeric_constant_survives_a_text_round_trip() -> None:
     main = Program(seed=1)
     with fluid.program_guard(main, Program(seed=1)):
         fluid.layers.data("x", [4]) + float("nan")

@@ -79,7 +79,7 @@ def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_second_gradient_of_a_parameter_is_refused_before_anything_is_recorded() -> None:
+def test_a_second_gradient_of_a_parameter_fails_before_recording() -> None:
     main = Program(seed=1)
     with fluid.program_guard(main, Program(seed=1)):
         out = fluid.layers.fc(fluid.layers.data("x", [4]), 1)
@@ -91,7 +91,7 @@ def test_a_second_gradient_of_a_parameter_is_refused_before_anything_is_recorded
         assert recorded(main) == before
 
 
-def test_two_losses_that_share_a_forward_pass_train_a_part_each_as_torch_trains_them() -> None:
+def test_two_losses_sharing_a_forward_pass_train_like_torch() -> None:
     torch.manual_seed(0)
     body, left, right = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
 
@@ -119,7 +119,7 @@ def test_two_losses_that_share_a_forward_pass_train_a_part_each_as_torch_trains_
         torch.testing.assert_close(scope.find(name), module.weight.detach() - 0.5 * grad)
 
 
-def test_a_backward_pass_through_a_value_that_an_update_overwrote_says_what_to_do() -> None:
+def test_backward_through_an_overwritten_value_fails_with_advice() -> None:
     with fluid.program_guard(Program(seed=1), Program(seed=1)):
         shared = fluid.layers.fc(fluid.layers.data("x", [4]), 4, param_attr="body")
         out = fluid.layers.fc(shared, 1, param_attr="head")

@@ -52,7 +52,7 @@ def test_a_mask_is_refused(dtype: torch.dtype) -> None:
             x[:, torch.tensor([1, 0, 1, 0], dtype=dtype)]
 
 
-def test_calls_whose_shape_functions_pin_the_batch_are_recorded_by_probing() -> None:
+def test_calls_whose_shape_functions_pin_the_batch_are_probed() -> None:
     with fluid.program_guard(Program(seed=1), Program(seed=1)):
         x: Any = fluid.layers.data("x", [2, 4])
         found = [torch.nn.functional.interpolate(x, size=8, mode="linear"), torch.nn.functional.fold(x, (2, 2), 1)]
@@ -90,12 +90,12 @@ def _as_probed(name: str, kernel: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 
 @pytest.mark.parametrize("name", PROBED)
-def test_a_size_that_is_a_line_for_large_even_batches_alone_is_not_probed(name: str) -> None:
+def test_a_size_linear_only_in_large_even_batches_is_not_probed(name: str) -> None:
     assert _as_probed(name, PROBED[name]) is NotImplemented
 
 
 @pytest.mark.parametrize(
     ("name", "size"), [("twice", "s0 * 2"), ("one_more", "s0 + 1"), ("no_single_row", "s0 + (-1)")]
 )
-def test_a_size_that_is_a_line_for_odd_and_small_batches_is_probed(name: str, size: str) -> None:
+def test_a_size_linear_in_odd_and_small_batches_is_probed(name: str, size: str) -> None:
     assert _as_probed(name, LINEAR[name]) == [size, "5"]

@@ -41,7 +41,7 @@ USES: list[Callable[[Any, torch.Tensor], Any]] = [
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_parameter_that_a_plain_function_reads_is_trained_as_torch_trains_it(use: Callable[..., Any]) -> None:
+def test_a_parameter_read_by_a_plain_function_trains_like_torch(use: Callable[..., Any]) -> None:
     weight: Any = nn.Parameter(torch.linspace(-1, 1, 16).reshape(4, 4))
     main, startup = Program(seed=1), Program(seed=1)
     with fluid.program_guard(main, startup):
@@ -65,7 +65,7 @@ class Doubles(torch.autograd.Function):
         return grads[0], grads[0]
 
 
-def test_a_parameter_that_autograd_sees_without_its_stand_in_is_refused() -> None:
+def test_a_parameter_that_bypasses_its_stand_in_is_refused() -> None:
     weight = nn.Parameter(torch.ones(4))
 
     class Outside(nn.Module):

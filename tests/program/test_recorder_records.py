@@ -65,7 +65,7 @@ def test_sizes_stay_symbolic_and_give_what_torch_gives(write: Callable[[Any], An
     assert [d if isinstance(d, int) else d.evaluate({"s0": rows}) for d in out.desc.shape] == list(wanted.shape)
 
 
-def test_a_view_shares_its_storage_and_an_in_place_write_is_declared() -> None:
+def test_a_view_shares_its_storage_and_in_place_writes_show() -> None:
     def write(x: Any) -> Any:
         y = x.clone()
         y[:, 1:2].mul_(3.0)
@@ -111,7 +111,7 @@ class Block(nn.Module):
         return self.inner(self.inner(x))
 
 
-def test_module_paths_lines_and_shared_parameters_of_a_module_called_twice() -> None:
+def test_a_module_called_twice_has_paths_lines_and_one_weight() -> None:
     block = Block()
     main, *_ = record(lambda x: block(block(x)))
     products = [op for op in main.operators if op.type == "aten.addmm.default"]
@@ -186,7 +186,7 @@ def sparse_table(padding_idx: int | None = None, *, is_sparse: bool = True) -> C
     return write
 
 
-def test_the_gradient_of_a_table_with_several_lookups_is_selected_rows_and_never_dense() -> None:
+def test_a_gradient_of_several_lookups_is_selected_rows() -> None:
     main, startup, pairs = record(sparse_table())
     (parameter, gradient), *more = pairs
     assert not more
@@ -246,7 +246,7 @@ def test_sparse_and_dense_tables_train_alike_with_sgd() -> None:
     torch.testing.assert_close(tables[0], tables[1])
 
 
-def test_a_seed_gives_the_same_start_on_every_run_and_zero_a_fresh_one() -> None:
+def test_a_seed_repeats_the_start_and_zero_gives_a_fresh_one() -> None:
     def start(seed: int) -> torch.Tensor:
         main, startup = Program(seed=seed), Program(seed=seed)
         with fluid.program_guard(main, startup):

@@ -148,7 +148,7 @@ def branched(x: Any) -> Any:
     return x * 3.0
 
 
-def test_a_branch_on_the_batch_is_kept_as_a_guard_and_checked_when_fed() -> None:
+def test_a_branch_on_the_batch_is_a_guard_checked_when_fed() -> None:
     main, out = record(branched)
     line = branched.__code__.co_firstlineno + 1
     assert [(str(g), g.source) for g in main.guards] == [("s0 > 4", f"test_recorder_refusals.py:{line}")]
@@ -168,7 +168,7 @@ def one_row(x: Any) -> Any:
     return scaled * 2.0
 
 
-def test_a_branch_on_a_single_row_is_a_guard_and_torchs_own_questions_are_none() -> None:
+def test_a_branch_on_one_row_is_a_guard_but_torchs_own_are_not() -> None:
     main, out = record(one_row)
     line = f"test_recorder_refusals.py:{one_row.__code__.co_firstlineno + 2}"
     assert [(str(g), g.source) for g in main.guards] == [("s0 != 1", line)]

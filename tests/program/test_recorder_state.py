@@ -30,7 +30,7 @@ class Averages(nn.Module):
         return x - self.ema
 
 
-def test_a_buffer_that_forward_assigns_is_updated_in_each_run_as_torch_does() -> None:
+def test_a_buffer_assigned_in_forward_is_updated_like_torch() -> None:
     module, eager = Averages(), Averages()
     main, startup = Program(seed=1), Program(seed=1)
     with fluid.program_guard(main, startup):
@@ -71,7 +71,7 @@ class Replaces(nn.Module):
     ("module", "text"),
     [(Grows(), "float32.8. to buffer 'grows_0.seen'"), (Replaces(), "parameter 'replaces_0.weight'")],
 )
-def test_an_assignment_that_cannot_be_kept_is_refused_and_leaves_the_module_alone(module: nn.Module, text: str) -> None:
+def test_a_refused_assignment_leaves_the_module_unchanged(module: nn.Module, text: str) -> None:
     before = dict(module.state_dict(keep_vars=True))
     with (
         fluid.program_guard(Program(seed=1), Program(seed=1)),
@@ -90,7 +90,7 @@ WRITES: list[Callable[[Any, Any], Any]] = [
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_a_hand_written_update_of_a_trained_parameter_is_refused_at_its_line(write: Callable[[Any, Any], Any]) -> None:
+def test_a_manual_update_of_a_trained_parameter_is_refused(write: Callable[[Any, Any], Any]) -> None:
     main = Program(seed=1)
     with fluid.program_guard(main, Program(seed=1)):
         loss = nn.Linear(4, 1, bias=False)(fluid.layers.data("x", [4])).mean()
@@ -101,7 +101,7 @@ def test_a_hand_written_update_of_a_trained_parameter_is_refused_at_its_line(wri
     assert not any(op.writes for op in main.operators)
 
 
-def test_an_untrained_parameter_that_forward_writes_is_kept_for_each_replica() -> None:
+def test_an_untrained_parameter_written_in_forward_is_by_replica() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()

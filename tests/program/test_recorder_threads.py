@@ -40,7 +40,7 @@ def test_programs_that_threads_record_at_once_are_whole() -> None:
         assert found == [alone] * 6
 
 
-def test_a_thread_sees_the_process_s_default_programs_and_not_another_threads_guard() -> None:
+def test_threads_share_default_programs_but_not_guards() -> None:
     mine = Program(seed=1)
     with fluid.program_guard(mine, mine):
         (seen,) = together(lambda: (fluid.default_main_program(), fluid.default_startup_program()))

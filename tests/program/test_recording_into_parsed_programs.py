@@ -34,7 +34,7 @@ def read_again(main: Program) -> Program:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_every_dense_variable_of_a_parsed_program_can_be_an_operand(name: str) -> None:
+def test_all_dense_variables_of_a_parsed_program_are_operands(name: str) -> None:
     network: Network = NETWORKS[name]()
     parsed = read_again(network.main)
     dense = [v.name for v in parsed.variables.values() if v.kind == "dense"]
@@ -58,7 +58,7 @@ def test_every_dense_variable_of_a_parsed_program_can_be_an_operand(name: str) -
     np.testing.assert_array_equal(got[-1], wanted[1] * 2.0)
 
 
-def test_new_layers_on_a_parsed_program_are_trained_and_the_old_ones_kept() -> None:
+def test_new_layers_on_a_parsed_program_train_and_old_ones_stay() -> None:
     main, startup, features = base()
     parsed, fresh = read_again(main), Program(seed=5)
     with fluid.program_guard(parsed, fresh):
@@ -79,7 +79,7 @@ def test_new_layers_on_a_parsed_program_are_trained_and_the_old_ones_kept() -> N
     assert changed == {p.name for p in new}
 
 
-def test_a_loss_through_operators_that_were_read_is_refused_with_a_way_out() -> None:
+def test_a_loss_through_parsed_operators_fails_with_advice() -> None:
     main, _, features = base()
     parsed = read_again(main)
     with fluid.program_guard(parsed, Program(seed=1)):
@@ -90,7 +90,7 @@ def test_a_loss_through_operators_that_were_read_is_refused_with_a_way_out() -> 
     assert len(parsed.operators) == before
 
 
-def test_a_new_dropout_draws_other_numbers_than_the_one_that_was_read() -> None:
+def test_a_new_dropout_differs_from_the_parsed_one() -> None:
     main, _, _ = base()
     parsed = read_again(main)
     with fluid.program_guard(parsed, Program(seed=1)):

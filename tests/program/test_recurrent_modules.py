@@ -122,7 +122,7 @@ def types(program: Program) -> Counter[str]:
     return Counter(op.type.split(".")[1] for op in program.operators if op.type.startswith("penstock."))
 
 
-def test_a_layer_and_direction_is_one_operator_and_one_backward_operator() -> None:
+def test_each_layer_and_direction_is_one_operator_a_phase() -> None:
     found = types(network(nn.LSTM(6, 7, 2, bidirectional=True), 14).main)
     assert found["lstm"] == 4
     assert found["lstm_backward"] == 4
@@ -166,7 +166,7 @@ def test_a_recurrent_program_travels_as_text() -> None:
     assert Program.parse(str(main)) == main
 
 
-def test_a_sequence_whose_length_is_known_when_it_is_fed_is_recorded() -> None:
+def test_a_sequence_whose_length_is_fed_is_recorded() -> None:
     torch.manual_seed(6)
     module = nn.GRU(6, 7, batch_first=True).double()
     main, startup = Program(seed=1), Program(seed=1)

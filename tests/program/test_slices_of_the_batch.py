@@ -92,7 +92,7 @@ def test_each_replica_slices_its_share(name: str, replicas: int, monkeypatch: py
         engine.close()
 
 
-def test_a_slice_that_is_given_twenty_rows_is_no_wrong_graph_for_fewer() -> None:
+def test_a_slice_recorded_with_twenty_rows_is_right_for_fewer() -> None:
     main, startup = Program(seed=1), Program(seed=1)
     with fluid.program_guard(main, startup):
         x = fluid.layers.data("x", [5])

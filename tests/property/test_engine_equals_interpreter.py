@@ -59,7 +59,7 @@ def test_random_programs_give_the_same_bits_on_every_schedule(recipe: Recipe) ->
 @pytest.mark.soak
 @settings(max_examples=100, deadline=None, database=None)
 @given(recipe=recipes())
-def test_many_random_programs_give_the_same_bits_on_every_schedule(recipe: Recipe) -> None:
+def test_many_random_programs_are_equal_on_every_schedule(recipe: Recipe) -> None:
     assert_same_bits(build(recipe))
 
 

@@ -86,7 +86,7 @@ def test_random_programs_on_shares_train_like_the_whole_batch(recipe: Recipe) ->
 @pytest.mark.soak
 @settings(max_examples=100, deadline=None, database=None)
 @given(recipe=recipes(rows_independent=True))
-def test_many_random_programs_on_shares_train_like_the_whole_batch(recipe: Recipe) -> None:
+def test_many_random_programs_on_shares_equal_the_whole_batch(recipe: Recipe) -> None:
     assert_shares_equal_whole(build(recipe, "float64"))
 
 

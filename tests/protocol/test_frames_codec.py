@@ -126,7 +126,7 @@ def test_a_column_given_twice_is_refused() -> None:
         decode(bytes(data))
 
 
-def test_a_frame_at_the_size_limit_decodes_and_one_byte_more_is_refused_to_be_made() -> None:
+def test_a_frame_at_the_limit_decodes_and_a_byte_more_is_refused() -> None:
     room = MAX_FRAME_BYTES - HEADER_BYTES - DESCRIPTOR.size
     largest = encode(Frame(Kind.LOG, 1, 1, 0, columns={Column.TEXT: np.zeros(room, dtype=np.uint8)}))
     assert len(largest) == MAX_FRAME_BYTES and decode(largest).count == room

@@ -81,7 +81,7 @@ def test_one_pull_message_brings_all_blocks_of_a_server(serve: Make, connect: Co
     assert [s.requests.count("pull") for s in servers] == [1, 1]
 
 
-def test_from_the_second_step_on_one_message_brings_what_all_operators_read(serve: Make, connect: Connect) -> None:
+def test_from_step_two_one_message_fetches_all_that_is_read(serve: Make, connect: Connect) -> None:
     server = serve({n: torch.zeros(2) for n in "abc"})
     client = connect([server])
     pulls = []
@@ -136,7 +136,7 @@ def test_large_gradients_do_not_wait_for_the_barrier(
     assert server.num_applied == 3
 
 
-def test_blocks_that_were_not_taken_are_read_anew_in_the_next_round(serve: Make, connect: Connect) -> None:
+def test_blocks_not_taken_are_read_again_in_the_next_round(serve: Make, connect: Connect) -> None:
     server = serve({"a": torch.zeros(2), "b": torch.zeros(2)})
     client = connect([server])
     for step in range(1, 4):
@@ -185,7 +185,7 @@ def test_rows_are_summed_cut_and_put_back_in_order(serve: Make, connect: Connect
         assert sum(bool(s.values["t"].any()) for s in servers) > 1, "ids are spread"
 
 
-def test_a_range_without_rows_is_pushed_where_its_optimizer_has_to_advance(serve: Make, connect: Connect) -> None:
+def test_an_empty_range_is_pushed_if_its_optimizer_must_advance(serve: Make, connect: Connect) -> None:
     for mode, applied in (("sync", [1, 1]), ("async", [1, 0])):
         servers = [serve({f"t.block{i}": torch.zeros(2, 1)}, sync=mode == "sync") for i in range(2)]
         client = connect(servers, mode)

@@ -126,7 +126,7 @@ def test_a_barrier_whose_answer_is_lost_ends_the_round_once(rig: Rig) -> None:
     assert (server.values["w"].tolist(), client.links[0].round) == ([-2, -2], 2)
 
 
-def test_a_connection_that_is_half_open_is_noticed_while_a_barrier_waits(rig: Rig) -> None:
+def test_a_half_open_connection_is_detected_during_a_barrier(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, local=False, fanin=2)
     proxy = rig.proxy(server)
     first = rig.client(proxy.endpoint, of=2)
@@ -160,7 +160,7 @@ def test_a_server_restarted_within_a_round_gets_all_of_it_again(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("mode", get_args(PsMode))
-def test_a_server_that_lost_what_it_acknowledged_is_an_error_that_says_so(rig: Rig, mode: PsMode) -> None:
+def test_a_server_that_lost_acknowledged_updates_is_an_error(rig: Rig, mode: PsMode) -> None:
     old = rig.server({"w": torch.zeros(2)}, sync=mode == "sync")
     client = rig.client(old.endpoint, mode=mode)
     client.send("w", ["w"], [0], [torch.ones(2)])
@@ -174,7 +174,7 @@ def test_a_server_that_lost_what_it_acknowledged_is_an_error_that_says_so(rig: R
 
 
 @pytest.mark.parametrize("mode", ["half_async", "async", "geo"])
-def test_a_server_started_again_that_lost_nothing_acknowledged_is_gone_on_with(rig: Rig, mode: PsMode) -> None:
+def test_a_restarted_server_without_losses_is_used_again(rig: Rig, mode: PsMode) -> None:
     values = {"w": torch.zeros(2)}
     before = rig.server(values, sync=False)
     client = rig.client(before.endpoint, mode=mode)
@@ -223,7 +223,7 @@ def test_beats_keep_a_slow_trainer_a_member(rig: Rig) -> None:
     assert server.requests.count("join") == 1
 
 
-def test_a_trainer_that_comes_late_to_the_start_is_in_the_first_round(rig: Rig) -> None:
+def test_a_trainer_late_for_the_start_is_in_the_first_round(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, fanin=2)
     early = rig.client(server.endpoint, of=2)
     early.send("w", ["w"], [0], [torch.full((2,), 2.0)])
@@ -318,7 +318,7 @@ def test_servers_that_never_start_are_named(rig: Rig, monkeypatch: pytest.Monkey
     assert server.endpoint not in str(caught.value)
 
 
-def test_a_client_opened_anew_in_the_same_process_repeats_no_number(rig: Rig) -> None:
+def test_a_reopened_client_in_a_process_repeats_no_number(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, sync=False)
     first = rig.client(server.endpoint, mode="async")
     for _ in range(3):
@@ -349,7 +349,7 @@ def test_a_server_that_is_busy_but_answers_beats_is_not_away(rig: Rig, mode: PsM
     called()
 
 
-def test_a_server_that_falls_silent_is_away_in_time_however_long_the_lease(rig: Rig) -> None:
+def test_a_silent_server_is_unreachable_in_time_on_any_lease(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, sync=False, local=False)
     proxy = rig.proxy(server)
     client = rig.client(proxy.endpoint, mode="async", lease_s=60.0, deadline_s=1.0)
@@ -360,7 +360,7 @@ def test_a_server_that_falls_silent_is_away_in_time_however_long_the_lease(rig: 
     assert time.monotonic() - began < 3
 
 
-def test_joining_again_is_part_of_the_time_that_a_server_may_be_away(rig: Rig) -> None:
+def test_rejoining_counts_towards_the_unreachable_deadline(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, local=False)
     proxy = rig.proxy(server)
     client = rig.client(proxy.endpoint, lease_s=20.0, deadline_s=1.0)
@@ -417,9 +417,7 @@ def test_a_leave_waits_for_a_join_on_its_way(rig: Rig) -> None:
         assert server.machine.members.all_left
 
 
-def test_a_message_about_a_round_that_took_the_gradients_does_not_say_that_it_did_not(
-    rig: Rig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unconfirmed_round_is_reported_as_uncertain(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     server = rig.server({"w": torch.zeros(2)}, local=False)
     proxy = rig.proxy(server)
     client = rig.client(proxy.endpoint)

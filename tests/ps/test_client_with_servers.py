@@ -186,7 +186,7 @@ def process(nursery: Nursery, tmp_path: Path) -> Iterator[Process]:
     process.process.close()
 
 
-def test_a_server_killed_in_the_middle_of_a_round_comes_back_and_nothing_is_lost(process: Process) -> None:
+def test_a_server_killed_during_a_round_recovers_without_loss(process: Process) -> None:
     local = TorchStorage(SHAPES, dtype=torch.float64)
     client = client_of([process.endpoint])
     a, b = torch.empty(40, 30, dtype=torch.float64), torch.empty(7, dtype=torch.float64)
@@ -227,7 +227,7 @@ def test_a_server_killed_in_the_middle_of_a_round_comes_back_and_nothing_is_lost
 
 
 @pytest.mark.parametrize(("mode", "of"), [("async", 2), ("sync", 3)])
-def test_a_trainer_of_another_mode_or_number_is_refused_and_takes_no_seat(mode: PsMode, of: int) -> None:
+def test_a_trainer_of_another_mode_or_number_is_not_admitted(mode: PsMode, of: int) -> None:
     storage = TorchStorage(SHAPES, dtype=torch.float64)
     with ParameterServer(ServerSettings("127.0.0.1:0", 0, 2, "sync", start_s=60.0), storage) as server:
         server.start()

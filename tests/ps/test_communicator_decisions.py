@@ -143,7 +143,7 @@ def test_patience_begins_anew_with_each_gradient() -> None:
     assert queues.due_at() == math.inf
 
 
-def test_a_pull_is_due_after_more_than_the_smallest_number_of_sends() -> None:
+def test_a_pull_is_due_once_sends_exceed_their_minimum() -> None:
     trigger = PullTrigger(min_sends=2)
     trigger.sent("a", 2)
     trigger.sent("b", 1)

@@ -120,9 +120,7 @@ def train_locally(parameter: Tensor, step: int) -> None:
 
 
 @pytest.mark.parametrize("push_every", [1, 5])
-def test_geo_with_one_trainer_is_local_training_and_its_traffic_falls_with_n(
-    serve: Serve, join: Join, push_every: int
-) -> None:
+def test_geo_with_one_trainer_is_local_and_sends_once_a_period(serve: Serve, join: Join, push_every: int) -> None:
     servers = [serve({"w.block0": vector(num=3)}, lr=-1.0), serve({"w.block1": vector(num=1)}, lr=-1.0)]
     trainer, client = join(servers, "geo", push_every=push_every)
     parameter, local = vector(), vector()
@@ -160,9 +158,7 @@ def test_geo_trainers_share_their_progress(serve: Serve, join: Join) -> None:
 
 
 @pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
-def test_a_server_that_is_gone_ends_training_by_name_and_close_does_not_hang(
-    serve: Serve, join: Join, mode: PsMode
-) -> None:
+def test_an_unreachable_server_ends_training_and_close_returns(serve: Serve, join: Join, mode: PsMode) -> None:
     server = serve({"w": vector()}, lr=-1.0)
     trainer, _ = join([server], mode, config=MANY if mode == "async" else None, deadline_s=0.5, push_every=1)
     parameter = vector()

@@ -28,7 +28,7 @@ def geo_steps(trainer: Any, parameter: torch.Tensor, num: int) -> None:
         trainer.geo("w", ["w"], [0], [2], parameter, None)
 
 
-def test_geo_with_one_trainer_and_every_step_is_local_training_to_the_bit(opened: Make) -> None:
+def test_geo_with_one_trainer_and_n_of_1_is_local_bit_for_bit(opened: Make) -> None:
     servers = FakeServers(zeros(), geo=True)
     trainer = opened(GeoCommunicator, servers, push_every=1)
     parameter, local = ones(0.0)[0], ones(0.0)[0]
@@ -41,7 +41,7 @@ def test_geo_with_one_trainer_and_every_step_is_local_training_to_the_bit(opened
     assert torch.allclose(servers.values["w"], local, rtol=0, atol=1e-12)
 
 
-def test_geo_exchanges_every_n_steps_and_tells_the_rest_at_the_end(opened: Make) -> None:
+def test_geo_exchanges_every_n_steps_and_flushes_at_the_end(opened: Make) -> None:
     servers = FakeServers(zeros(), geo=True)
     trainer = opened(GeoCommunicator, servers, push_every=10)
     parameter = ones(0.0)[0]
@@ -66,7 +66,7 @@ def test_geo_tells_its_share_and_takes_over_what_others_did(opened: Make) -> Non
     assert parameter.tolist() == [14, 14]
 
 
-def test_geo_without_a_startup_program_sets_out_from_the_servers_values(opened: Make) -> None:
+def test_geo_without_a_startup_program_starts_from_the_servers(opened: Make) -> None:
     servers = FakeServers({"w": torch.full((2,), 7.0, dtype=torch.float64)}, geo=True)
     trainer = opened(GeoCommunicator, servers, push_every=1)
     parameter = torch.full((2,), 8.0, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_geo_without_a_startup_program_sets_out_from_the_servers_values(opened: 
 
 
 @pytest.mark.parametrize("untold_steps", [0, 1])
-def test_geo_sets_out_anew_from_what_a_startup_program_pulls_later(opened: Make, untold_steps: int) -> None:
+def test_geo_restarts_from_values_that_a_startup_program_pulls(opened: Make, untold_steps: int) -> None:
     servers = FakeServers(zeros(), geo=True)
     trainer = opened(GeoCommunicator, servers, push_every=2, trainers=2)
     parameter = ones(0.0)[0]

@@ -58,7 +58,7 @@ def test_threads_of_a_trainer_go_in_lock_step(opened: Make) -> None:
     assert all(p[0].tolist() == [-10, -10] for p in parameters)
 
 
-def test_threads_with_unequal_data_do_not_wait_for_each_other_for_ever(opened: Make) -> None:
+def test_threads_with_unequal_data_never_deadlock(opened: Make) -> None:
     servers = FakeServers(zeros())
     trainer = opened(HalfAsyncCommunicator, servers)
     trainer.set_participants(3)
@@ -93,7 +93,7 @@ def test_the_threads_of_a_second_epoch_go_in_lock_step_too(opened: Make) -> None
     assert [float(value[0]) for _, value in servers.pushes] == [1.5] * 6
 
 
-def test_what_ended_threads_gave_is_in_no_round_of_the_next_epoch(opened: Make) -> None:
+def test_gradients_of_ended_threads_stay_out_of_the_next_epoch(opened: Make) -> None:
     servers = FakeServers(zeros())
     trainer = opened(HalfAsyncCommunicator, servers)
     trainer.set_participants(2)
@@ -105,7 +105,7 @@ def test_what_ended_threads_gave_is_in_no_round_of_the_next_epoch(opened: Make) 
     assert [float(value[0]) for _, value in servers.pushes] == [7.0] + [1.5] * 3
 
 
-def test_a_program_that_gives_once_a_step_pushes_and_pulls_each_step(opened: Make) -> None:
+def test_one_send_a_step_pushes_and_pulls_in_each_step(opened: Make) -> None:
     servers = FakeServers(zeros())
     trainer = opened(HalfAsyncCommunicator, servers)
     mine = ones(0.0)
@@ -124,7 +124,7 @@ def test_close_sends_a_round_that_was_not_complete(opened: Make) -> None:
     assert len(servers.pushes) == 1
 
 
-def test_a_thread_that_was_announced_and_never_comes_is_an_error_that_counts_it(
+def test_an_announced_thread_that_never_starts_is_an_error(
     opened: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(half_async, "_REPORT_MISSING_S", 0.0)
@@ -138,9 +138,7 @@ def test_a_thread_that_was_announced_and_never_comes_is_an_error_that_counts_it(
     assert "2 of the 3 training threads" in capsys.readouterr().err
 
 
-def test_threads_that_have_all_come_are_waited_for_however_long_a_step_takes(
-    opened: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_all_arrived_are_awaited_without_limit(opened: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half_async, "_REPORT_MISSING_S", 0.0)
     monkeypatch.setattr(half_async, "MISSING_S", 0.0)
     trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()))

@@ -227,7 +227,7 @@ def test_async_applies_every_gradient_and_loses_none_at_the_end(start: Start, in
     assert job.error() < 0.5 * before
 
 
-def test_half_async_threads_with_unequal_data_end_and_push_their_average(start: Start) -> None:
+def test_half_async_threads_of_unequal_data_push_their_average(start: Start) -> None:
     job = start(1, 1, half_async=True)
     _, net = job.transpiled(0)
     one = Communicator(net.main)

@@ -57,7 +57,7 @@ def test_flags_of_the_environment_are_the_defaults() -> None:
         TrainerRuntimeConfig(environ={"CPU_NUM": "0"})
 
 
-def test_a_setting_is_an_item_an_attribute_and_an_entry_of_runtime_configs() -> None:
+def test_a_setting_is_item_attribute_and_runtime_config_entry() -> None:
     config = TrainerRuntimeConfig()
     config.runtime_configs["communicator_send_queue_size"] = "9"
     config.communicator_thread_pool_size = 2
@@ -108,9 +108,7 @@ def test_it_prints_as_a_table_of_all_settings() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "half_async"])
-def test_lock_step_modes_merge_one_gradient_a_thread_and_say_so_once(
-    mode: PsMode, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lock_step_modes_merge_one_gradient_a_thread_and_warn(mode: PsMode, capsys: pytest.CaptureFixture[str]) -> None:
     config = TrainerRuntimeConfig.from_dict({"communicator_max_merge_var_num": 20, "communicator_send_queue_size": 9})
     for _ in range(2):
         settings = config.settings(mode, num_threads=4)

@@ -127,7 +127,7 @@ def test_a_repetition_of_the_push_being_applied_waits_for_it() -> None:
     assert machine.handle(AppliedPush(100), 0.0) == [Reply(1, 0), Reply(2, 0)]
 
 
-def test_staleness_counts_the_updates_of_others_since_the_last_pull() -> None:
+def test_staleness_counts_others_updates_since_the_last_pull() -> None:
     machine, (a, b) = joined(2)
     for step in range(3):
         machine.handle(Push(10 + step, b, step, "w", 100 + step), 0.0)
@@ -140,7 +140,7 @@ def test_staleness_counts_the_updates_of_others_since_the_last_pull() -> None:
     assert machine.handle(Push(13, b, 3, "w", 103), 0.0) == [Apply(103, "w", b, 3, 2)]
 
 
-def test_a_new_incarnation_counts_its_steps_again_and_the_old_one_is_refused() -> None:
+def test_a_new_incarnation_restarts_its_steps_and_fences_the_old() -> None:
     machine, (a,) = joined(1)
     machine.handle(Push(1, a, 5, "w", 100), 0.0)
     machine.handle(AppliedPush(100), 0.0)
@@ -161,7 +161,7 @@ def test_what_was_applied_before_a_restart_is_not_applied_again() -> None:
     assert machine.handle(Push(3, a, 8, "w", 101), 0.0) == [Apply(101, "w", a, 8, 0)]
 
 
-def test_a_join_is_told_the_newest_step_applied_of_its_incarnation() -> None:
+def test_a_join_returns_the_incarnations_newest_applied_step() -> None:
     machine, (a, b) = joined(2)
     for number, (sender, step, block) in enumerate([(a, 5, "w"), (a, 3, "v"), (b, 9, "w")]):
         machine.handle(Push(10 + number, sender, step, block, 100 + number), 0.0)

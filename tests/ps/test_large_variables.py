@@ -30,7 +30,7 @@ class Sums(TorchStorage):
 
 
 @pytest.mark.parametrize("shared_memory", [True, False])
-def test_a_variable_of_more_than_two_gib_is_pushed_and_pulled_whole(shared_memory: bool) -> None:
+def test_a_variable_above_2_gib_is_pushed_and_pulled_whole(shared_memory: bool) -> None:
     storage = Sums({"w": (1, PERIOD)}, dtype=torch.uint8)
     storage.values["w"], storage.speed = torch.zeros(REPEATS, PERIOD, dtype=torch.uint8), {}
     with ParameterServer(ServerSettings("127.0.0.1:0", 0, 1, "async", lease_s=WAITS_S), storage) as server:

@@ -95,9 +95,7 @@ def test_without_shared_memory_the_bytes_go_through_the_socket(serve: Serve, mon
         assert type(answer.tensors[0].data.obj) is not memoryview
 
 
-def test_without_memory_that_can_be_sealed_bytes_go_through_the_socket(
-    serve: Serve, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_sealed_memory_bytes_go_through_the_socket(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
     _, client = serve()
     frames._warn_no_memory.cache_clear()
     values = np.random.default_rng(0).normal(size=200_000)
@@ -209,7 +207,7 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_server_breaks_the_call_at_once_and_leaves_nothing() -> None:
+def test_a_killed_server_breaks_the_call_at_once_and_cleans_up() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:

@@ -128,7 +128,7 @@ class World:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), num_trainers=st.integers(1, 4))
-def test_all_who_meet_are_told_the_same_and_nobody_waits_for_ever(data: st.DataObject, num_trainers: int) -> None:
+def test_all_at_a_meeting_get_the_same_parts_and_none_hangs(data: st.DataObject, num_trainers: int) -> None:
     world = World([Trainer(Incarnation(t, 0), data.draw(st.integers(0, 4))) for t in range(num_trainers)])
     everybody = list(world.trainers)
     for _ in range(data.draw(st.integers(0, 40), label="faulty steps")):
@@ -173,7 +173,7 @@ def test_a_lost_trainer_is_waited_for_until_its_lease_ends() -> None:
     assert machine.handle(Meet(14, a, 1, "a"), 12.0) == [Met(14, 0, ("a", "b")), Met(13, 0, ("a", "b"))][::-1]
 
 
-def test_a_meeting_is_not_held_before_all_expected_trainers_have_joined() -> None:
+def test_a_meeting_starts_only_once_all_trainers_have_joined() -> None:
     machine = ImmediateUpdates(Membership(expected=2, lease_s=LEASE_S))
     a, b = Incarnation(0, 0), Incarnation(1, 0)
     machine.handle(Join(1, a), 0.0)
@@ -182,7 +182,7 @@ def test_a_meeting_is_not_held_before_all_expected_trainers_have_joined() -> Non
     assert machine.handle(Meet(4, b, 0, "b"), 0.0) == [Met(2, 0, ("a", "b")), Met(4, 0, ("a", "b"))]
 
 
-def test_a_new_incarnation_takes_the_place_of_the_one_that_waited() -> None:
+def test_a_new_incarnation_replaces_the_one_that_waited() -> None:
     machine, (a, b) = started(2)
     machine.handle(Meet(10, a, 0, "old"), 0.0)
     again = Incarnation(0, 1)
@@ -203,7 +203,7 @@ def test_a_meeting_from_ahead_is_refused() -> None:
     assert machine.handle(Meet(14, a, 1, "a"), 0.0) == [Met(13, 0, ("a", "b")), Met(14, 0, ("a", "b"))]
 
 
-def test_after_a_restart_of_the_server_numbers_go_on_and_a_lost_answer_is_said_to_be_lost() -> None:
+def test_after_a_restart_numbers_continue_and_lost_answers_fail() -> None:
     machine, (a, b, c) = started(3)
     assert machine.handle(Meet(10, a, 5, "a"), 0.0) == []
     assert machine.handle(Meet(11, b, 4, "b"), 0.0) == [], "the answer to its meeting 4 was lost"
@@ -213,7 +213,7 @@ def test_after_a_restart_of_the_server_numbers_go_on_and_a_lost_answer_is_said_t
     assert machine.handle(Leave(13, b), 0.0) == [Reply(13, 0), Met(10, 0, met), Met(12, 0, met)]
 
 
-def test_who_waits_for_the_next_round_and_who_is_at_a_meeting_do_not_wait_for_each_other() -> None:
+def test_round_and_meeting_waits_do_not_block_each_other() -> None:
     machine, (a, b, _) = started(3, sync=True)
     machine.handle(Barrier(10, b, 0), 0.0)
     late = Incarnation(2, 1)
@@ -267,9 +267,7 @@ class Plans:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), plans=st.lists(st.lists(st.booleans(), max_size=5), min_size=1, max_size=3))
-def test_steps_and_meetings_in_any_order_hold_nobody_up_and_leave_no_step_out(
-    data: st.DataObject, plans: list[list[bool]]
-) -> None:
+def test_steps_and_meetings_in_any_order_never_hang_or_skip(data: st.DataObject, plans: list[list[bool]]) -> None:
     world, num_steps = Plans(plans), sum(step for plan in plans for step in plan)
     while world.todo or world.waiting:
         idle = world.idle()

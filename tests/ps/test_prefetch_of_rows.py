@@ -188,9 +188,7 @@ def test_a_loop_says_its_next_feed_itself(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.timeout(300)
-def test_a_pass_that_ends_early_forgets_rows_that_no_step_has_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_ends_early_discards_prefetched_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path)
     watched = Watched(job, monkeypatch)
     wait = watched.wait_for_next
@@ -242,7 +240,7 @@ class Batches:
 
 
 @pytest.mark.timeout(120)
-def test_one_batch_is_taken_ahead_and_shown_and_errors_come_in_their_place() -> None:
+def test_one_batch_is_prefetched_and_errors_keep_their_place() -> None:
     seen: list[int] = []
     looked = threading.Semaphore(0)
 

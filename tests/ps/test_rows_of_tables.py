@@ -55,7 +55,7 @@ def test_rows_are_put_back_for_every_id(dtype: torch.dtype) -> None:
     assert torch.equal(out, rows[inverse])
 
 
-def test_ranges_number_rows_from_their_first_and_keep_empty_parts() -> None:
+def test_ranges_number_rows_from_their_first_and_keep_empty_ones() -> None:
     table = Table.of("t", ["a", "b", "c"], [1, 0, 1], [4, 2, 3])
     parts = parts_of(table, torch.tensor([0, 3, 6, 8]))
     assert [(p.index, p.rows.tolist()) for p in parts] == [(0, [0, 3]), (1, []), (2, [0, 2])]
@@ -63,7 +63,7 @@ def test_ranges_number_rows_from_their_first_and_keep_empty_parts() -> None:
 
 @settings(deadline=None)
 @given(st.lists(INT64, unique=True, max_size=50), st.integers(1, 5))
-def test_spread_ids_each_have_one_part_that_depends_on_the_id_alone(ids: list[int], num: int) -> None:
+def test_each_hashed_id_has_one_part_that_depends_on_it_alone(ids: list[int], num: int) -> None:
     table = Table.of("t", ["t"], list(range(num)), [])
     given = torch.tensor(sorted(ids), dtype=torch.int64)
     parts = parts_of(table, given)

@@ -119,7 +119,7 @@ def test_a_pull_never_sees_half_an_update(start: Start) -> None:
     assert len(seen) > 1, "it read while the other wrote"
 
 
-def test_a_push_that_waits_for_its_turn_is_applied_from_where_it_lies(start: Start) -> None:
+def test_a_queued_push_is_applied_without_a_copy(start: Start) -> None:
     server, storage, endpoint = start(fanin=2)
     a, b = Trainer(endpoint, 0), Trainer(endpoint, 1)
     a.join(), b.join()

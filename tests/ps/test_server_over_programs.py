@@ -52,7 +52,7 @@ def everything(storage: ProgramStorage) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_what_is_updated_while_a_snapshot_is_taken_is_recovered_to_the_bit(tmp_path: Path, mode: Mode) -> None:
+def test_updates_during_a_snapshot_are_recovered_bit_for_bit(tmp_path: Path, mode: Mode) -> None:
     storage = storage_of(mode)
     settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
     dense = [b for b in storage.blocks() if b != "table"]
@@ -91,9 +91,7 @@ def test_what_is_updated_while_a_snapshot_is_taken_is_recovered_to_the_bit(tmp_p
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_full_table_refuses_what_it_has_no_room_for_and_a_start_goes_on_from_before(
-    tmp_path: Path, mode: Mode
-) -> None:
+def test_a_full_table_refuses_new_rows_and_a_restart_recovers(tmp_path: Path, mode: Mode) -> None:
     settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
     storage = storage_of(mode)
 
@@ -125,7 +123,7 @@ def test_a_full_table_refuses_what_it_has_no_room_for_and_a_start_goes_on_from_b
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_ids_that_were_seen_before_a_restart_are_admitted_as_without_it(tmp_path: Path, mode: Mode) -> None:
+def test_ids_seen_before_a_restart_are_admitted_as_without_it(tmp_path: Path, mode: Mode) -> None:
     settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
     straight, storage = (storage_of(mode, admit_after=3) for _ in range(2))
     pushes = [[1, 2**62], [1, 2**62], [1], [1, 2**62, -4]]
@@ -159,7 +157,7 @@ def test_ids_that_were_seen_before_a_restart_are_admitted_as_without_it(tmp_path
     assert everything(again) == everything(straight)
 
 
-def test_a_dense_block_refuses_rows_that_its_update_does_not_take_and_serves_on() -> None:
+def test_a_dense_block_refuses_wrong_rows_and_keeps_serving() -> None:
     storage = storage_of("sync")
     block = next(b for b in storage.blocks() if b != "table" and storage.value(b).dim() == 2)
     with ParameterServer(ServerSettings("127.0.0.1:0", 0, 1, "sync", job="j", token="t"), storage) as server:

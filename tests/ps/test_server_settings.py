@@ -115,7 +115,7 @@ def test_a_restarted_server_has_its_members_join_again() -> None:
     assert machine.handle(Join(2, a), 101.0) == [Reply(2, 5)]
 
 
-def test_a_restarted_server_waits_for_its_members_even_if_others_are_at_the_barrier() -> None:
+def test_a_restarted_server_waits_for_members_despite_a_barrier() -> None:
     machine, a, b = restarted()
     machine.handle(Join(1, a), 101.0)
     assert machine.handle(Barrier(2, a, 5), 101.0) == [], "the round waits for the other"
@@ -125,7 +125,7 @@ def test_a_restarted_server_waits_for_its_members_even_if_others_are_at_the_barr
     assert closed == Close(5, {}, (0, 1))
 
 
-def test_a_restarted_server_loses_members_that_do_not_come_back_within_a_lease() -> None:
+def test_a_restarted_server_drops_members_absent_for_a_lease() -> None:
     machine, a, _ = restarted()
     machine.handle(Join(1, a), 109.0)
     machine.handle(Barrier(2, a, 5), 109.0)
@@ -133,14 +133,14 @@ def test_a_restarted_server_loses_members_that_do_not_come_back_within_a_lease()
     assert machine.handle(Tick(), 110.5) == [Lost(1), Close(5, {}, (0,))]
 
 
-def test_a_job_that_has_started_misses_nobody_even_if_it_was_started_with_other_trainers() -> None:
+def test_a_restored_started_job_has_no_missing_trainer() -> None:
     members = Membership(expected=2, lease_s=10)
     members.restore(Roster(joined=frozenset({1, 2})), 0.0)
     assert members.started
     assert members.missing() == []
 
 
-def test_a_restarted_server_waits_a_lease_for_those_who_were_lost_before() -> None:
+def test_a_restarted_server_waits_a_lease_for_lost_members() -> None:
     before = Membership(expected=2, lease_s=10)
     for trainer in range(2):
         before.join(Incarnation(trainer, 0), 0.0, 0)

@@ -51,7 +51,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         server.close()
 
 
-def test_a_server_drops_old_rows_of_its_tables_before_each_snapshot(tmp_path: Path) -> None:
+def test_a_server_drops_old_table_rows_before_each_snapshot(tmp_path: Path) -> None:
     expired = threading.Event()
 
     class Noting(TorchStorage):
@@ -97,7 +97,7 @@ def steps_of_a_snapshot(server: ParameterServer) -> list[str]:
     return steps
 
 
-def test_a_snapshot_that_is_interrupted_anywhere_leaves_the_one_before(start: Start, tmp_path: Path) -> None:
+def test_an_interrupted_snapshot_leaves_the_previous_one(start: Start, tmp_path: Path) -> None:
     server, storage, trainer = start()
     work(trainer, 1)
     steps = steps_of_a_snapshot(server)
@@ -166,7 +166,7 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(start: Start, tmp_
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_table_that_changes_between_its_parts_is_restored_to_the_bit(start: Start, tmp_path: Path, mode: str) -> None:
+def test_a_table_changing_between_parts_is_restored_bit_for_bit(start: Start, tmp_path: Path, mode: str) -> None:
     server, storage, trainer = start(mode=mode)
     step = 0
 
@@ -191,7 +191,7 @@ def test_a_table_that_changes_between_its_parts_is_restored_to_the_bit(start: St
     assert plain(recovered(tmp_path / "0", sync=mode == "sync")) == plain(storage)
 
 
-def test_a_round_that_cannot_be_applied_does_not_stop_every_start(start: Start, tmp_path: Path) -> None:
+def test_a_round_that_cannot_be_applied_does_not_block_restarts(start: Start, tmp_path: Path) -> None:
     def fails(block: str) -> None:
         raise SpecError("this program cannot be run any more")
 
@@ -225,7 +225,7 @@ def test_a_storage_that_gives_tables_first_is_read_in_one_go(
     assert plain(recovered(tmp_path / "0")) == plain(storage)
 
 
-def test_a_started_again_server_has_what_geo_trainers_have_to_hear(start: Start, tmp_path: Path) -> None:
+def test_a_restarted_server_has_the_pending_geo_deltas(start: Start, tmp_path: Path) -> None:
     server, _, trainer = start(mode="geo", fanin=2)
     other = Trainer(f"127.0.0.1:{server.port}", 1)
     other.join()
@@ -242,7 +242,7 @@ def test_a_started_again_server_has_what_geo_trainers_have_to_hear(start: Start,
     assert other.changed("w")[0] == [0, 2]
 
 
-def test_a_server_that_was_finished_begins_another_run_from_its_values(start: Start, tmp_path: Path) -> None:
+def test_a_finished_server_starts_another_run_from_its_values(start: Start, tmp_path: Path) -> None:
     server, storage, trainer = start()
     work(trainer, 1)
     trainer.leave()
@@ -290,9 +290,7 @@ def test_a_save_that_fails_is_refused_and_names_the_path(start: Start, tmp_path:
     trainer.ask("save", path="folder")
 
 
-def test_a_copy_is_of_the_moment_it_was_asked_for_and_is_written_while_the_server_goes_on(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_copy_has_the_state_at_its_request_and_blocks_nothing(start: Start, tmp_path: Path) -> None:
     server, storage, trainer = start()
     work(trainer, 1)
     at_cut = plain(storage)
@@ -321,7 +319,7 @@ def test_a_copy_is_of_the_moment_it_was_asked_for_and_is_written_while_the_serve
         trainer.ask("written", path="another")
 
 
-def test_a_copy_that_cannot_be_written_is_refused_when_it_is_waited_for(start: Start, tmp_path: Path) -> None:
+def test_a_copy_that_cannot_be_written_fails_when_awaited(start: Start, tmp_path: Path) -> None:
     server, _, trainer = start()
     work(trainer, 1)
 
@@ -372,7 +370,7 @@ def test_a_crash_between_two_renames_leaves_the_snapshot_before(start: Start, tm
     assert not [p for p in folder.iterdir() if p.name.startswith(("unfinished.", "replaced."))]
 
 
-def test_a_started_again_server_does_not_take_the_same_snapshot_twice(start: Start, tmp_path: Path) -> None:
+def test_a_restarted_server_does_not_take_a_snapshot_twice(start: Start, tmp_path: Path) -> None:
     server, _, trainer = start()
     work(trainer, 1)
     server.snapshotter.take()

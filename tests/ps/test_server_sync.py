@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(start: Start, call: An
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_step_in_one_message_is_its_parts_however_often_it_is_said(start: Start, local: bool) -> None:
+def test_a_step_message_equals_its_parts_even_when_repeated(start: Start, local: bool) -> None:
     server, _, endpoint = start(fanin=2)
     mirror = TorchStorage(SHAPES, {"t": (2, 10)})
     whole, parts = Trainer(endpoint, 0, local=local), Trainer(endpoint, 1)
@@ -260,7 +260,7 @@ def test_a_trainer_beyond_fanin_is_refused_and_the_job_goes_on(start: Start) -> 
     assert [Trainer(endpoint, t).join() for t in range(2)] == [0, 0]
 
 
-def test_a_server_that_stood_still_for_more_than_a_lease_keeps_its_trainers(start: Start) -> None:
+def test_a_server_that_hung_longer_than_a_lease_keeps_trainers(start: Start) -> None:
     server, _, endpoint = start(fanin=1, lease_s=1.0)
     machine, trainer = server._dispatcher.machine, Trainer(endpoint, 0)
     trainer.join()
@@ -325,9 +325,7 @@ def reason_of(call: Callable[[], Any]) -> str:
 
 
 @pytest.mark.parametrize("in_steps", [True, False])
-def test_a_round_that_a_table_has_no_room_for_is_refused_to_all_and_changes_nothing(
-    start: Start, in_steps: bool
-) -> None:
+def test_a_round_too_large_for_a_table_is_refused_to_all(start: Start, in_steps: bool) -> None:
     server, storage, endpoint = start(fanin=2)
     before = {name: value.tolist() for name, value in storage.everything().items()}
     a, b = Trainer(endpoint, 0), Trainer(endpoint, 1)
@@ -365,7 +363,7 @@ def waits_at_the_barrier(server: ParameterServer, trainer: Trainer) -> Future[in
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_server_that_is_told_to_end_leaves_its_trainers_waiting_for_the_next(start: Start, local: bool) -> None:
+def test_a_closed_server_is_unavailable_to_waiting_trainers(start: Start, local: bool) -> None:
     server, _, endpoint = start(fanin=2)
     a, b = (Trainer(endpoint, t, local=local) for t in range(2))
     a.join(), b.join()
@@ -378,7 +376,7 @@ def test_a_server_that_is_told_to_end_leaves_its_trainers_waiting_for_the_next(s
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_server_that_fails_leaves_its_trainers_waiting_for_the_next(
+def test_a_failed_server_is_unavailable_to_waiting_trainers(
     start: Start, monkeypatch: pytest.MonkeyPatch, local: bool
 ) -> None:
     server, _, endpoint = start()

@@ -55,7 +55,7 @@ def test_sgd_equals_a_dictionary(batches: list[list[int]]) -> None:
     assert len(table) == len(known)
 
 
-def test_a_million_rows_survive_growth_and_cost_less_than_sixteen_bytes_each() -> None:
+def test_two_million_rows_survive_growth_at_small_overhead() -> None:
     table = table_of(width=8, capacity=4_000_000, first_values=FirstValues("uniform", -0.1, 0.1), seed=3)
     ids = np.random.default_rng(1).permutation(np.arange(2_000_000, dtype=np.int64) * 2_654_435_761)
     first = np.concatenate([table.pull(part) for part in np.array_split(ids, 50)])
@@ -205,7 +205,7 @@ def test_any_rule_meets_admitted_rows_alone() -> None:
     assert table.pull(np.array([1, 2, 3]))[:, 0].tolist() == [0.0, -3.0, 0.0]
 
 
-def test_ids_seen_once_are_rarely_admitted_and_ids_seen_often_always() -> None:
+def test_ids_seen_once_are_rarely_admitted_and_frequent_always() -> None:
     table = table_of(admit_after=2, width=1)
     rare = np.arange(100_000) * 7 + 1
     table.push_sgd(rare, np.ones((len(rare), 1), np.float32), lr=1.0)

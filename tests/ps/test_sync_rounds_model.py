@@ -280,7 +280,7 @@ def test_a_lost_trainer_closes_the_round_over_the_rest() -> None:
     assert machine.handle(Tick(), 12.0) == [Lost(1), Release(101), Close(0, {"w": (100,)}, (0,))]
 
 
-def test_no_round_closes_before_all_expected_trainers_have_joined() -> None:
+def test_no_round_closes_before_all_trainers_have_joined() -> None:
     machine = SyncRounds(Membership(expected=2, lease_s=LEASE_S))
     a = Incarnation(0, 0)
     machine.handle(Join(1, a), 0.0)
@@ -293,7 +293,7 @@ def test_no_round_closes_before_all_expected_trainers_have_joined() -> None:
     assert machine.handle(Barrier(6, b, 0), 1.0) == [Close(0, {"w": (100, 101)}, (0, 1))]
 
 
-def test_a_joiner_counts_from_the_next_round_once_somebody_is_at_the_barrier() -> None:
+def test_a_joiner_counts_from_the_next_round_during_a_barrier() -> None:
     machine, (a, b) = started(2)
     machine.handle(Push(1, a, 0, "w", 100), 0.0)
     machine.handle(Barrier(2, a, 0), 0.0)
@@ -303,7 +303,7 @@ def test_a_joiner_counts_from_the_next_round_once_somebody_is_at_the_barrier() -
     assert "started again (epoch 1); epoch 0 is refused" in refused.reason
 
 
-def test_who_was_lost_at_the_barrier_of_others_adds_nothing_to_their_round_or_the_next() -> None:
+def test_pushes_of_a_trainer_lost_at_a_barrier_are_discarded() -> None:
     machine, (a, b, c) = started(3)
     machine.handle(Push(10, b, 0, "w", 100), 0.0)
     assert machine.handle(Barrier(11, a, 0), 9.0) == []
@@ -321,7 +321,7 @@ def test_who_was_lost_at_the_barrier_of_others_adds_nothing_to_their_round_or_th
     assert machine.handle(Barrier(20, c, 1), 12.0) == [Close(1, {"w": (102,)}, (0, 1, 2))]
 
 
-def test_who_waits_for_the_next_round_is_not_sent_back_when_all_are_lost_before_it() -> None:
+def test_a_wait_for_the_next_round_survives_loss_of_all_members() -> None:
     machine, (a, *_) = started(3)
     assert machine.handle(Barrier(10, a, 0), 0.0) == []
     c = Incarnation(2, 1)
@@ -331,7 +331,7 @@ def test_who_waits_for_the_next_round_is_not_sent_back_when_all_are_lost_before_
     assert machine.handle(Join(12, c), 11.0) == [Reply(12, 1), Close(0, {}, ())]
 
 
-def test_a_round_that_fails_is_refused_to_all_and_goes_on_with_who_pushes_again() -> None:
+def test_a_failed_round_is_refused_to_all_and_can_be_repeated() -> None:
     machine, (a, b) = started(2)
     machine.handle(Push(10, a, 0, "w", 100), 0.0)
     machine.handle(Barrier(11, a, 0), 0.0)
@@ -363,7 +363,7 @@ def test_a_round_that_is_not_open_is_refused(round: int) -> None:
     assert machine.handle(Barrier(2, a, round), 0.0) == [Refuse(2, f"round {round} is not open; round 0 is")]
 
 
-def test_a_block_after_the_barrier_is_refused_but_a_repeated_one_is_not() -> None:
+def test_a_block_after_the_barrier_is_refused_unless_repeated() -> None:
     machine, (a, _) = started(2)
     machine.handle(Push(1, a, 0, "w", 100), 0.0)
     machine.handle(Barrier(2, a, 0), 0.0)
@@ -379,7 +379,7 @@ def test_serving_ends_when_all_have_left() -> None:
     assert machine.handle(Leave(2, b), 0.0) == [Reply(2, 0), AllLeft()]
 
 
-def test_who_was_lost_may_still_leave_and_a_leave_may_be_repeated() -> None:
+def test_a_lost_trainer_may_leave_and_a_leave_may_be_repeated() -> None:
     machine, (a, b) = started(2)
     machine.handle(Push(10, a, 0, "w", 100), 0.0)
     assert machine.handle(Leave(11, b), 9.0) == [Reply(11, 0)]

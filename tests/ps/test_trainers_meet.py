@@ -109,7 +109,7 @@ def test_a_lost_worker_releases_the_others_when_its_lease_ends(job: Job) -> None
     assert together(partial(total, client, 1), partial(total, lost, 1)) == [[2.0], [2.0]]
 
 
-def test_an_answer_that_is_lost_is_told_again_and_nobody_is_counted_twice(job: Job) -> None:
+def test_a_lost_answer_is_repeated_and_counts_no_trainer_twice(job: Job) -> None:
     endpoint = job.serve("async", 2)
     proxy = Proxy(int(endpoint.rpartition(":")[2]))
     try:
@@ -144,7 +144,7 @@ def test_who_waits_is_met_at_a_server_that_was_started_again(job: Job, tmp_path:
         assert waiting.result(60) == [2.0]
 
 
-def test_trainers_with_unequal_data_meet_after_the_last_step_and_go_on_together(job: Job) -> None:
+def test_trainers_of_unequal_data_meet_at_the_end_and_continue(job: Job) -> None:
     endpoints = [job.serve("sync", 2) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         a, b = pool.map(lambda t: job.trainer("sync", t, 2, *endpoints), range(2))

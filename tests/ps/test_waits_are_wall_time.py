@@ -64,7 +64,7 @@ def test_wait_that_is_under_way_is_told_up_to_now() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["begin", "end", "look"]), st.integers(0, 1000), st.integers(0, 3))))
-def test_waits_add_up_to_the_time_in_which_anything_was_waited_for(steps: list[tuple[str, int, int]]) -> None:
+def test_waits_sum_to_the_time_with_any_request_outstanding(steps: list[tuple[str, int, int]]) -> None:
     clock = Clock()
     counters = Counters(clock)
     waits: list[ExitStack] = []
@@ -157,7 +157,7 @@ def test_threads_of_a_communicator_wait_on_nobody_s_time(servers: list[SmallServ
     assert all(client.counters.rows()[servers[at % 2].endpoint, name].wait_ns == 0 for at, name in enumerate(NAMES))
 
 
-def test_rows_that_were_looked_up_ahead_cost_only_what_is_left_to_wait(servers: list[SmallServer]) -> None:
+def test_prefetched_rows_cost_only_the_remaining_wait(servers: list[SmallServer]) -> None:
     client = connected(servers, "async")
     ids = torch.tensor([0, 1])
     for server in servers:

@@ -86,7 +86,7 @@ def test_a_wrong_head_is_refused_with_its_reason(what: str) -> None:
         decode(rewritten(head, change), memoryview(body))
 
 
-def test_a_thousand_mutated_messages_are_refused_or_read_but_never_crash() -> None:
+def test_mutated_messages_are_read_or_refused_without_a_crash() -> None:
     head, body = sent(push(np.ones(3, np.float32), np.ones(5, np.int64)))
     rng = random.Random(4)
     refused = 0

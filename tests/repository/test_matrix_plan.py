@@ -31,7 +31,7 @@ def test_every_python_meets_the_oldest_and_the_newest_torch() -> None:
     assert names == [*pairs, "lowest"]
 
 
-def test_the_lowest_cell_has_the_oldest_python_and_no_torch_of_its_own() -> None:
+def test_the_lowest_cell_has_the_oldest_python_and_no_own_torch() -> None:
     assert matrix.plan(["3.12", "3.11"], ("2.10", "2.15"))[-1] == Cell("lowest", "3.11", "", "lowest-direct")
 
 
@@ -77,7 +77,7 @@ def test_a_failed_step_is_run_again() -> None:
     assert matrix.remaining(same_keys(), before, is_kept=True) == ["test"]
 
 
-def test_without_its_environment_a_cell_starts_over_unless_it_passed() -> None:
+def test_a_cell_without_environment_starts_over_unless_it_passed() -> None:
     assert matrix.remaining(same_keys(), passed(*STEPS[:3]), is_kept=False) == list(STEPS)
     assert matrix.remaining(same_keys(), passed(*STEPS), is_kept=False) == []
 
@@ -87,7 +87,7 @@ def test_a_commit_leaves_the_environment_as_it_is() -> None:
     assert [step for step in STEPS if old[step] == new[step]] == ["environment", "install"]
 
 
-def test_an_interpreter_without_headers_or_that_does_not_start_is_passed_over(tmp_path: Path) -> None:
+def test_an_interpreter_without_headers_or_broken_is_skipped(tmp_path: Path) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     shim = tmp_path / "bin" / f"python{version}"
     whole = tmp_path / ".pyenv" / "versions" / f"{version}.1" / "bin" / f"python{version}"

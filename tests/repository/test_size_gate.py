@@ -49,7 +49,7 @@ def test_a_compiled_function_may_have_60_lines_and_no_more(name: str) -> None:
     assert len(found(name, cpp_function(61))) == 1
 
 
-def test_typescript_functions_are_left_to_a_linter_with_the_same_limit() -> None:
+def test_typescript_functions_are_left_to_an_equal_linter() -> None:
     rules = json.loads((ROOT / "web" / "biome.json").read_text())["linter"]["rules"]["complexity"]
     assert rules["noExcessiveLinesPerFunction"]["level"] == "error"
     assert rules["noExcessiveLinesPerFunction"]["options"]["maxLines"] == size_gate.MAX_FUNCTION_LINES

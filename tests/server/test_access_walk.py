@@ -98,7 +98,7 @@ async def test_browser_socket_by_cookie_needs_our_own_origin(sqlite_server: Serv
         pass
 
 
-async def test_only_the_listed_routes_are_open_and_all_others_name_a_scope() -> None:
+async def test_only_the_listed_routes_are_open_and_others_have_a_scope() -> None:
     found_open = {(method, route.path) for method, route in http_routes() if "open" in scopes_of(route.endpoint)}
     assert found_open == OPEN
     for route in [r for _, r in http_routes()] + websocket_routes():

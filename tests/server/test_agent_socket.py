@@ -108,7 +108,7 @@ async def test_queued_job_is_cancelled_at_once(sqlite_server: Server) -> None:
     assert answer.json()["state"] == "CANCELLED"
 
 
-async def test_pservers_are_placed_with_their_trainers_and_stopped_after_them(server: Server) -> None:
+async def test_pservers_are_placed_with_trainers_and_stopped_last(server: Server) -> None:
     job = await server.submit(mode="pserver", trainers={"count": 1}, pservers={"count": 1})
     async with server.agent(await server.join()) as agent:
         trainer, pserver = await agent.desired(2)
@@ -150,7 +150,7 @@ async def test_server_restart_loses_nothing_and_the_agent_carries_on(database_ur
             await server.job_in(job["id"], "SUCCEEDED")
 
 
-async def test_missed_lease_makes_replicas_unknown_and_a_reconnect_brings_them_back(
+async def test_a_missed_lease_makes_replicas_unknown_until_reconnect(
     database_url: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     async with running(settings_for(tmp_path, database_url), clock) as server:
@@ -191,7 +191,7 @@ async def test_node_silent_beyond_grace_is_down_and_its_job_fails(
             assert (await nodes(server))[0]["state"] == "READY"
 
 
-async def test_lost_node_with_restarts_left_gives_a_new_attempt_that_fences_the_old(
+async def test_a_lost_node_with_restarts_left_gives_a_fencing_attempt(
     database_url: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     async with running(settings_for(tmp_path, database_url), clock) as server:
@@ -220,9 +220,7 @@ async def test_lost_node_with_restarts_left_gives_a_new_attempt_that_fences_the_
             assert (job_now["state"], job_now["progress"]) == ("RUNNING", None)
 
 
-async def test_replica_that_did_not_come_back_with_its_agent_is_never_started_twice(
-    tmp_path: Path, clock: FakeClock
-) -> None:
+async def test_a_replica_lost_with_its_agent_is_never_started_twice(tmp_path: Path, clock: FakeClock) -> None:
     async with running(settings_for(tmp_path), clock) as server:
         job = await server.submit()
         node = await server.join()
@@ -238,7 +236,7 @@ async def test_replica_that_did_not_come_back_with_its_agent_is_never_started_tw
             assert "its agent came back without it" in failed["why"]
 
 
-async def test_replica_that_ended_while_its_agent_was_away_keeps_its_exit_code(tmp_path: Path) -> None:
+async def test_a_replica_ended_during_a_disconnect_keeps_its_exit_code(tmp_path: Path) -> None:
     async with running(settings_for(tmp_path)) as server:
         job = await server.submit()
         node = await server.join()
@@ -310,7 +308,7 @@ async def test_beat_extends_the_lease(tmp_path: Path, clock: FakeClock) -> None:
         assert (await nodes(server))[0]["state"] == "READY"
 
 
-async def test_cordoned_node_takes_no_job_and_stays_cordoned_over_a_reconnect(sqlite_server: Server) -> None:
+async def test_a_cordoned_node_stays_cordoned_over_a_reconnect(sqlite_server: Server) -> None:
     server = sqlite_server
     node = await server.join()
     async with server.agent(node):

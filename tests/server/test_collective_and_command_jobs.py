@@ -65,7 +65,7 @@ async def log_of(server: Server, job: dict[str, Any], index: int) -> str:
     return text
 
 
-async def test_ranks_are_told_their_places_by_fluids_names_and_torchruns(sqlite_server: Server, node: Path) -> None:
+async def test_ranks_get_their_places_by_fluids_and_torchruns_names(sqlite_server: Server, node: Path) -> None:
     job = await run(sqlite_server, "collective", "-c", SAYS_WHO_IT_IS, count=3)
     told = [json.loads(await log_of(sqlite_server, job, index)) for index in range(3)]
     endpoints = [one["endpoint"] for one in sorted(job["replicas"], key=lambda one: one["index"])]
@@ -82,7 +82,7 @@ async def test_ranks_are_told_their_places_by_fluids_names_and_torchruns(sqlite_
         assert "FLAGS_selected_gpus" not in mine
 
 
-async def test_ranks_on_two_nodes_have_local_numbers_and_the_addresses_of_their_nodes(sqlite_server: Server) -> None:
+async def test_ranks_on_two_nodes_have_local_numbers_and_addresses(sqlite_server: Server) -> None:
     first, second = await sqlite_server.join("n1", cpus=2), await sqlite_server.join("n2", cpus=1)
     async with sqlite_server.agent(first) as one, sqlite_server.agent(second) as other:
         await sqlite_server.submit(mode="collective", trainers={"count": 3, "cpus": 1, "memory": "1MiB"})
@@ -103,7 +103,7 @@ async def test_a_hello_world_for_torchrun_runs_as_a_job(sqlite_server: Server, n
         assert await log_of(sqlite_server, job, rank) == f"hello from rank {rank} of 2: the sum is 3\n"
 
 
-async def test_a_script_with_ddp_runs_as_a_job_and_its_figures_are_kept(sqlite_server: Server, node: Path) -> None:
+async def test_a_ddp_script_runs_as_a_job_and_its_metrics_are_stored(sqlite_server: Server, node: Path) -> None:
     job = await run(sqlite_server, "collective", str(SCRIPTS / "torchrun_ddp.py"))
     expected = torchrun_ddp.train(torchrun_ddp.model(), slice(0, 8))
     found = torch.tensor(json.loads(await log_of(sqlite_server, job, 0)), dtype=torch.float64)
@@ -114,7 +114,7 @@ async def test_a_script_with_ddp_runs_as_a_job_and_its_figures_are_kept(sqlite_s
     }
 
 
-async def test_a_rank_that_fails_is_named_with_its_log_and_ends_the_others(sqlite_server: Server, node: Path) -> None:
+async def test_a_failed_rank_is_named_with_its_log_and_ends_the_others(sqlite_server: Server, node: Path) -> None:
     job = await run(sqlite_server, "collective", "-c", FAILS, state="FAILED")
     assert "trainer 1 on node" in job["why"] and "exited with code 1" in job["why"]
     assert job["why"].endswith("the data is gone")

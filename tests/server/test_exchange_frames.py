@@ -50,7 +50,7 @@ async def test_matrix_joins_what_trainer_and_pserver_counted(sqlite_server: Serv
     }  # fmt: skip
 
 
-async def test_servers_that_nobody_named_are_numbered_as_trainers_name_them(sqlite_server: Server) -> None:
+async def test_unnamed_servers_are_numbered_as_trainers_name_them(sqlite_server: Server) -> None:
     """Only pserver 1 has registered: its endpoint is not that of pserver 0."""
     two = {**trainer_body(2), "peers": ["127.0.0.1:6175", "127.0.0.1:6174"]}
     two["rows"] = [[at, 1, 1, 10 + at, 0, 0, 0, 0, 0] for at in (0, 1)]

@@ -69,7 +69,7 @@ async def series(server: Server, job_id: str) -> dict[str, Any]:
     return found
 
 
-async def test_frames_that_cannot_be_stored_cost_no_connection_and_no_other_figures(server: Server) -> None:
+async def test_unstorable_frames_cost_no_connection_or_other_metrics(server: Server) -> None:
     async with server.attached() as trainer, server.attached("other", pid=8) as other:
         for kind, body in REFUSED:
             await trainer.frame(kind, body=body)
@@ -94,7 +94,7 @@ async def test_bad_frame_of_a_trainer_leaves_its_agent_connected(server: Server)
         assert await until(agent.count_leases, bool) == 1
 
 
-async def test_figures_that_the_database_refuses_cost_only_their_own_job(server: Server) -> None:
+async def test_metrics_that_the_database_refuses_cost_only_their_job(server: Server) -> None:
     async with server.attached() as bad, server.attached("good", pid=8) as good:
         metrics, job_id = server.runtime.metrics, bad.registered["job_id"]
         metrics.add(job_id, "a\0b" if not server.runtime.database.is_sqlite else "auc", 2**70, 1, 0.5)

@@ -64,7 +64,7 @@ def test_starts_only_when_every_replica_is_up() -> None:
     assert step_of(job(replica(0), replica(1), state=J.STARTING)).to is J.RUNNING
 
 
-def test_node_that_cannot_prepare_a_pserver_costs_an_attempt_not_the_job() -> None:
+def test_a_node_that_cannot_prepare_a_pserver_costs_an_attempt() -> None:
     taken = exited(0, 125, detail="could not be prepared: port 20001 is taken", role="pserver", started=False)
     step = step_of(with_pservers(replica(0), taken, state=J.STARTING))
     assert (step.to, step.reason) == (J.RECOVERING, StopReason.START_FAILED)
@@ -72,7 +72,7 @@ def test_node_that_cannot_prepare_a_pserver_costs_an_attempt_not_the_job() -> No
     assert step_of(with_pservers(replica(0), taken, max_restarts=0)).to is J.STOPPING
 
 
-def test_entrypoint_without_its_x_bit_is_never_tried_in_place_again() -> None:
+def test_a_non_executable_entrypoint_is_not_retried_in_place() -> None:
     closed = exited(0, 126, detail="may not be executed", role="pserver", started=False)
     facts = with_pservers(replica(0), closed, restart_on=frozenset({"infra"}))
     assert (step_of(facts).to, step_of(facts).reason) == (J.STOPPING, StopReason.START_FAILED)
@@ -84,7 +84,7 @@ def test_running_job_names_those_who_take_the_place_of_others() -> None:
     assert "again" not in watching((replica(0), replica(1)), 60.0)
 
 
-def test_first_failure_is_the_cause_and_the_others_its_consequence() -> None:
+def test_the_first_failure_is_the_cause_the_others_follow() -> None:
     step = step_of(job(exited(0, 1, at=5), exited(1, 3, at=2)))
     assert (step.to, step.reason, step.culprit) == (J.STOPPING, StopReason.REPLICA_FAILED, "trainer1")
     assert "trainer 1 on node 'n' exited with code 3" in step.why
@@ -139,7 +139,7 @@ def test_killed_process_of_a_pserver_job_is_started_again_alone(role: str, end: 
     assert f"{role} 1 on node 'n'" in over.why
 
 
-def test_crash_in_a_pserver_job_ends_it_unless_crashes_are_retried() -> None:
+def test_a_crash_in_a_pserver_job_ends_it_unless_retried() -> None:
     crash = with_pservers(replica(0), exited(0, 3, role="pserver"))
     assert "pserver 0 on node 'n' exited with code 3" in step_of(crash).why
     assert replace_of(replace(crash, restart_on=frozenset({"user"}))).replica.role == "pserver"
@@ -147,11 +147,11 @@ def test_crash_in_a_pserver_job_ends_it_unless_crashes_are_retried() -> None:
     assert step_of(segfault).to is J.STOPPING
 
 
-def test_lost_node_of_a_pserver_job_makes_a_new_attempt_of_the_whole() -> None:
+def test_a_lost_node_of_a_pserver_job_restarts_all_of_it() -> None:
     assert step_of(with_pservers(replica(0), replica(0, R.LOST, role="pserver"))).to is J.RECOVERING
 
 
-def test_killed_trainer_of_a_job_without_pservers_is_not_replaced() -> None:
+def test_a_killed_trainer_without_pservers_is_not_replaced() -> None:
     assert step_of(job(replica(0, R.KILLED), replica(1), max_restarts=1)).to is J.RECOVERING
 
 
@@ -166,7 +166,7 @@ DONE: dict[str, Any] = {"state": J.STOPPING, "reason": "completed", "detail": "e
 
 
 @pytest.mark.parametrize("end", [{"exit_code": 1}, {"signal": 11}, {"exit_code": 3, "detail": "the disk is full"}])
-def test_pserver_that_crashes_after_its_trainers_are_done_fails_the_job(end: dict[str, Any]) -> None:
+def test_a_pserver_crash_after_its_trainers_end_fails_the_job(end: dict[str, Any]) -> None:
     killed = replica(0, R.EXITED, role="pserver", signal=9, ended_at=START)
     crash = replica(1, R.EXITED, role="pserver", ended_at=START + timedelta(seconds=1), **end)
     step = step_of(with_pservers(exited(0), killed, crash, **DONE))
@@ -175,20 +175,20 @@ def test_pserver_that_crashes_after_its_trainers_are_done_fails_the_job(end: dic
 
 
 @pytest.mark.parametrize("end", [*ENDS, {"state": R.LOST, "detail": "gone"}])
-def test_pserver_that_is_killed_or_lost_after_its_trainers_are_done_is_told_of(end: dict[str, Any]) -> None:
+def test_a_pserver_lost_after_its_trainers_end_is_reported(end: dict[str, Any]) -> None:
     step = step_of(with_pservers(exited(0), exited(0, role="pserver"), replica(1, role="pserver", **end), **DONE))
     assert (step.to, step.reason) == (J.SUCCEEDED, StopReason.COMPLETED)
     assert step.why.startswith("every trainer is done; after that pserver 1 on node 'n' ")
 
 
 @pytest.mark.parametrize("detail", sorted(NOT_WANTED))
-def test_pserver_that_was_stopped_after_its_trainers_says_nothing(detail: str) -> None:
+def test_a_pserver_stopped_after_its_trainers_is_not_reported(detail: str) -> None:
     stopped = replica(0, R.KILLED, role="pserver", exit_code=1, detail=detail)
     step = step_of(with_pservers(exited(0), stopped, **DONE))
     assert (step.to, step.why) == (J.SUCCEEDED, "every trainer is done")
 
 
-def test_pserver_whose_place_could_not_be_taken_again_fails_no_job_that_is_done() -> None:
+def test_a_pserver_port_not_retaken_fails_no_finished_job() -> None:
     taken = exited(0, 125, detail="port 20001 is taken", role="pserver", started=False)
     step = step_of(with_pservers(exited(0), taken, **DONE))
     assert (step.to, step.why) == (
@@ -196,7 +196,7 @@ def test_pserver_whose_place_could_not_be_taken_again_fails_no_job_that_is_done(
     )  # fmt: skip
 
 
-def test_exit_code_127_of_a_program_that_ran_is_an_ordinary_crash() -> None:
+def test_exit_code_127_of_a_running_program_is_a_plain_crash() -> None:
     assert step_of(job(exited(0, 127, detail="x", started=True))).reason == StopReason.REPLICA_FAILED
     assert step_of(job(exited(0, 127, detail="x", started=False))).reason == StopReason.START_FAILED
 

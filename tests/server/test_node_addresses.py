@@ -9,7 +9,7 @@ def test_one_node_is_the_loopback_whatever_it_says() -> None:
     assert addresses([Site("a", "host-a", "10.0.0.1")]) == {"a": "127.0.0.1"}
 
 
-def test_nodes_that_are_all_on_one_machine_use_their_loopback_addresses() -> None:
+def test_nodes_on_one_machine_use_their_loopback_addresses() -> None:
     sites = [Site("a", "h", "127.0.0.1"), Site("b", "h", "127.0.0.1")]
     assert addresses(sites) == {"a": "127.0.0.1", "b": "127.0.0.1"}
 

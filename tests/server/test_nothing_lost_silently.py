@@ -52,7 +52,7 @@ async def test_lease_of_an_agent_says_that_its_frames_are_stored(tmp_path: Path)
             assert (await series(server, job["id"]))["auc"]["step"] == [1]
 
 
-async def test_hole_in_the_numbers_is_a_gap_but_not_before_a_gap_frame_or_a_repetition(sqlite_server: Server) -> None:
+async def test_missing_numbers_are_a_gap_unless_repeated_or_announced(sqlite_server: Server) -> None:
     async with sqlite_server.attached() as trainer, sqlite_server.browser() as browser:
         await browser.subscribe(1, topic="job", job_id=trainer.registered["job_id"])
         await trainer.frame(Kind.OP_SUMS, columns=SUMS)

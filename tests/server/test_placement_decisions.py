@@ -78,7 +78,7 @@ def test_more_pservers_than_there_are_ports_wait_for_nothing() -> None:
         assert answer.forever
 
 
-def test_ranks_of_a_collective_job_are_told_apart_from_their_ports() -> None:
+def test_ranks_of_a_collective_job_have_distinct_ports() -> None:
     ranks = [Need("trainer", 0, (1, 0, GIB), num_ports=2), Need("trainer", 1, (1, 0, GIB), num_ports=1)]
     ports = (7001, 7002, 7003)
     placed = place(ranks, [replace(room("a", 2), ports=ports, offered=ports)])
@@ -107,7 +107,7 @@ def test_no_node_says_how_to_get_one() -> None:
     assert "penstock agent join" in waits(place([need(1)], [])).why
 
 
-def test_need_beyond_every_node_waits_for_ever_and_names_the_largest() -> None:
+def test_a_need_beyond_every_node_waits_and_names_the_largest() -> None:
     answer = waits(place([need(8)], [room("a", 2), room("b", 4)]))
     assert answer.forever
     assert "asks for 8 CPUs" in answer.why
@@ -132,7 +132,7 @@ rooms_of = st.lists(st.tuples(amounts, st.integers(0, 8)), max_size=4)
 
 
 @given(needs_of, rooms_of)
-def test_placement_never_exceeds_what_is_free_and_is_never_partial(
+def test_placement_never_exceeds_free_capacity_or_is_partial(
     wanted: list[tuple[int, int, int]], given_rooms: list[tuple[tuple[int, int, int], int]]
 ) -> None:
     needs = [Need("trainer", i, one) for i, one in enumerate(wanted)]

@@ -155,7 +155,7 @@ async def test_crashed_trainer_ends_the_job_and_is_named(sqlite_server: Server, 
     assert "trainer 1 on node 'n1' exited with code 3" in job["why"]
 
 
-async def test_pservers_that_stay_are_stopped_and_state_is_removed_at_the_end(
+async def test_lasting_pservers_are_stopped_and_their_state_removed(
     sqlite_server: Server, node: Path, tmp_path: Path
 ) -> None:
     group = await submit(sqlite_server, tmp_path / "said")
@@ -173,7 +173,7 @@ async def test_pservers_that_stay_are_stopped_and_state_is_removed_at_the_end(
 
 
 @pytest.mark.parametrize("sqlite_server", [{"pserver_grace_s": 60.0}], indirect=True)
-async def test_pserver_that_crashes_after_its_trainers_fails_the_job_with_its_log(
+async def test_a_pserver_crash_after_its_trainers_shows_its_log(
     sqlite_server: Server, node: Path, tmp_path: Path
 ) -> None:
     group = await submit(sqlite_server, tmp_path / "said")

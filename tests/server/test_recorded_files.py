@@ -98,7 +98,7 @@ def test_last_sums_of_an_exchange_outlive_the_quota(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 16384 + 2 * 4096
 
 
-def test_sums_that_were_moved_meanwhile_are_left_out_of_a_read_that_began_before(tmp_path: Path) -> None:
+def test_sums_moved_after_a_read_began_are_left_out(tmp_path: Path) -> None:
     store = segments(tmp_path, segment_bytes=4096, quota_bytes=16384)
     write(store, [exchange(0, stream) for stream in (2, 3)])
     write(store, [frame(i, rows=20) for i in range(200)])
@@ -187,7 +187,7 @@ def test_thinned_series_keeps_ends_and_extremes(values: list[float], limit: int)
         assert (min(shown), max(shown)) == (min(values), max(values))
 
 
-def test_expected_end_follows_the_rate_and_forgets_an_old_attempt() -> None:
+def test_the_expected_end_follows_the_rate_of_this_attempt() -> None:
     live = LiveJob()
     second = 10**9
     assert live.advance({"done": 0, "total": 100}, 0)

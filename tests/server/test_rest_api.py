@@ -116,7 +116,7 @@ async def test_unknown_things_and_methods_are_problems(sqlite_server: Server) ->
         assert answer.json()["request_id"] == answer.headers["x-request-id"]
 
 
-async def test_unhandled_error_is_a_problem_with_a_request_id_and_no_inner_detail(
+async def test_an_unhandled_error_is_a_problem_with_only_a_request_id(
     sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(job_id: str) -> None:
@@ -169,7 +169,7 @@ async def test_expired_token_opens_nothing(server: Server) -> None:
     await until(status, lambda code: code == 401)
 
 
-async def test_join_token_is_good_once_and_the_node_token_only_for_agents(server: Server) -> None:
+async def test_a_join_token_works_once_and_a_node_token_for_agents(server: Server) -> None:
     token = (await server.http.post("/api/v1/join-tokens")).json()["token"]
     body = {"join_token": token, "name": "n", "host": "h", "cpus": 2, "memory_bytes": 1 << 30}
     joined = await server.http.post("/api/v1/nodes", json=body, headers={"Authorization": ""})
@@ -182,7 +182,7 @@ async def test_join_token_is_good_once_and_the_node_token_only_for_agents(server
     assert (await server.http.get("/api/v1/me", headers=as_join)).status_code == 401
 
 
-async def test_node_that_joins_again_keeps_its_row_and_loses_its_old_token(server: Server) -> None:
+async def test_a_rejoining_node_keeps_its_row_and_loses_its_old_token(server: Server) -> None:
     node_id, old_token = await server.join("n1")
     assert (await server.join("n1"))[0] == node_id
     old = {"Authorization": f"Bearer {old_token}"}
@@ -190,7 +190,7 @@ async def test_node_that_joins_again_keeps_its_row_and_loses_its_old_token(serve
     assert len((await server.http.get("/api/v1/nodes")).json()["items"]) == 1
 
 
-async def test_login_code_opens_one_session_that_writes_only_from_our_own_pages(server: Server) -> None:
+async def test_a_login_code_opens_one_session_for_same_origin_writes(server: Server) -> None:
     code = (await server.http.post("/api/v1/login-codes")).json()["code"]
     async with httpx.AsyncClient(timeout=PATIENCE_S, base_url=server.url) as browser:
         foreign = await browser.post("/api/v1/session", json={"code": code}, headers={"Origin": "http://evil.test"})
@@ -261,7 +261,7 @@ async def test_health_readiness_and_prometheus(server: Server) -> None:
     assert job["id"] not in found
 
 
-async def test_openapi_names_every_operation_once_and_describes_problems(sqlite_server: Server) -> None:
+async def test_openapi_names_each_operation_once_and_its_problems(sqlite_server: Server) -> None:
     document = (await sqlite_server.http.get("/openapi.json")).json()
     operations = [op for path in document["paths"].values() for op in path.values()]
     ids = [op["operationId"] for op in operations]

@@ -23,7 +23,7 @@ def pause_after(*lasted: timedelta) -> timedelta:
     return starts_at(lives(*lasted), START) - START
 
 
-def test_first_failure_costs_no_pause_and_each_further_one_twice_the_last() -> None:
+def test_restart_pause_starts_at_the_second_failure_and_doubles() -> None:
     pauses = [pause_after(*[MOMENT] * count) for count in range(8)]
     assert pauses == [0 * FIRST, 0 * FIRST, FIRST, 2 * FIRST, 4 * FIRST, LONGEST, LONGEST, LONGEST]
 

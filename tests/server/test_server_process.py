@@ -131,7 +131,7 @@ def test_port_in_use_is_one_line_that_names_it_and_what_to_do(tmp_path: Path) ->
     assert not (tmp_path / "state").exists()
 
 
-def test_second_server_on_one_state_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_server_on_one_state_folder_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with serving(state) as (process, url):
         says = refuse(state, "--port", "0")

@@ -79,7 +79,7 @@ async def test_starting_many_replicas_writes_them_at_once(sqlite_server: Server)
     assert writes.count("INSERT INTO replicas") == 1
 
 
-async def test_hundred_thousand_events_a_second_cost_a_fraction_of_a_core(sqlite_server: Server) -> None:
+async def test_hundred_thousand_events_a_second_cost_part_of_a_core(sqlite_server: Server) -> None:
     async with sqlite_server.attached() as trainer:
         source = trainer.registered
         names = (Column.START_NS, Column.DURATION_NS, Column.OP, Column.THREAD)

@@ -54,7 +54,7 @@ async def only_job(server: Server) -> dict[str, Any]:
     return found
 
 
-async def test_attached_trainer_and_pserver_share_a_job_and_show_in_the_api(server: Server) -> None:
+async def test_an_attached_trainer_and_pserver_share_a_job_in_the_api(server: Server) -> None:
     async with server.attached("My CTR run") as trainer, server.attached("My CTR run", "pserver", pid=8) as pserver:
         assert trainer.registered["type"] == "registered"
         assert trainer.registered["job_id"] == pserver.registered["job_id"]
@@ -163,7 +163,7 @@ async def test_graph_is_stored_by_hash_and_announced_in_order(server: Server) ->
         assert snapshot["graphs"] == [{"replica_id": use["replica_id"], "stream": stream, "hash": found_hash}]
 
 
-async def test_frames_reach_every_browser_byte_for_byte_and_replay_after_the_end(server: Server) -> None:
+async def test_frames_reach_every_browser_unchanged_and_replay_later(server: Server) -> None:
     document = sample_graph()
     async with server.attached() as trainer, server.browser() as one, server.browser() as two:
         job_id, stream = trainer.registered["job_id"], trainer.registered["stream"]

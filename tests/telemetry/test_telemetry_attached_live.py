@@ -152,7 +152,7 @@ def test_a_role_that_is_told_late_registers_anew(server: ControlPlane) -> None:
     until(lambda: {frame.stream for frame in server.of(Kind.GOODBYE)} == {41, 42})
 
 
-def test_a_server_that_comes_back_gets_a_new_registration_and_what_was_kept() -> None:
+def test_a_restarted_server_gets_a_registration_and_the_backlog() -> None:
     first = ControlPlane()
     session = Watched(attached(first.url))
     session.log(1, auc=0.5)
@@ -169,7 +169,7 @@ def test_a_server_that_comes_back_gets_a_new_registration_and_what_was_kept() ->
     assert len(second.registered) == 1
 
 
-def test_figures_that_a_killed_server_had_not_stored_go_to_its_successor() -> None:
+def test_metrics_not_stored_by_a_killed_server_go_to_the_next() -> None:
     first = ControlPlane(lease_ttl_s=0.3, stored_seq=1)
     session = Watched(attached(first.url))
     session.log(1, auc=0.5)

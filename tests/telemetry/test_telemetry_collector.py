@@ -69,7 +69,7 @@ def started() -> Collector:
     return collector
 
 
-def test_a_step_is_sent_whole_when_its_mark_is_there_and_not_before() -> None:
+def test_a_step_is_sent_whole_once_its_mark_is_there() -> None:
     collector = started()
     early = take(collector, step_of(0).select(slice(0, 2)), NO_MARKS)
     assert [draft.kind for draft in early.drafts] == [Kind.OP_SUMS]
@@ -101,13 +101,13 @@ def test_each_frame_names_the_graph_that_its_step_ran() -> None:
     assert sum(int(draft.columns[Column.COUNT].sum()) for draft in of_kind(got.drafts, Kind.OP_SUMS)) == 9
 
 
-def test_before_any_graph_is_known_operator_indices_are_not_sent_but_metrics_are() -> None:
+def test_before_any_graph_only_metrics_are_sent() -> None:
     got = take(Collector(Sampler()), step_of(0), marks(0))
     assert got.drafts == []
     assert len(got.rows) == 1
 
 
-def test_a_step_that_failed_is_sent_as_it_is_once_a_later_one_is_complete() -> None:
+def test_a_failed_step_is_sent_once_a_later_one_is_complete() -> None:
     collector = started()
     take(collector, concatenate([step_of(0), step_of(1).select(slice(0, 1))]), marks(0))
     got = take(collector, step_of(2), marks(2))
@@ -115,7 +115,7 @@ def test_a_step_that_failed_is_sent_as_it_is_once_a_later_one_is_complete() -> N
     assert [unpack(draft) for draft in torn] == [[(1, 0, 1000, 100)]]
 
 
-def test_after_a_failure_the_last_steps_and_the_torn_one_are_sent() -> None:
+def test_after_a_failure_the_last_and_the_torn_steps_are_sent() -> None:
     collector = Collector(Sampler(budget_bytes_per_s=1e-9))
     collector.use(plan(), from_step=0)
     take(collector, step_of(0), marks(0))  # takes the whole budget
@@ -137,7 +137,7 @@ def test_nothing_is_sent_twice_at_the_end() -> None:
     assert collector.last_words(failed=True) == []
 
 
-def test_steps_that_may_have_lost_events_are_not_called_whole_and_give_no_exchange() -> None:
+def test_steps_that_may_have_lost_events_give_no_exchange() -> None:
     collector = started()
     got = take(collector, concatenate([step_of(0), step_of(1)]), marks(0), lost=5)
     assert [draft.kind for draft in got.drafts] == [Kind.OP_SUMS]
@@ -148,7 +148,7 @@ def test_steps_that_may_have_lost_events_are_not_called_whole_and_give_no_exchan
     assert {draft.kind for draft in healthy.drafts} == {Kind.OP_SUMS, Kind.SYNC, Kind.OP_EVENTS}
 
 
-def test_operators_beyond_what_a_frame_can_name_are_counted_as_lost() -> None:
+def test_operators_beyond_a_frames_range_are_counted_as_lost() -> None:
     got = take(started(), events((0, 0, 0, 1), (0, 65536, 0, 1)), marks(0))
     assert got.lost == 1
     assert [unpack(draft) for draft in of_kind(got.drafts, Kind.OP_EVENTS)] == [[(0, 0, 0, 1)]]
@@ -162,7 +162,7 @@ def test_a_step_longer_than_a_frame_can_express_is_split() -> None:
     assert all(len(pack(draft).data) for draft in samples)
 
 
-def test_a_step_with_more_events_than_a_frame_holds_is_split_into_frames_that_encode() -> None:
+def test_a_step_larger_than_a_frame_is_split_into_several() -> None:
     many = 400_000
     column: Array = np.arange(many)
     big = Events(column + T0, np.ones(many, np.int64), column % 3, np.zeros(many, np.int64), np.zeros(many, np.int64))
@@ -173,7 +173,7 @@ def test_a_step_with_more_events_than_a_frame_holds_is_split_into_frames_that_en
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_however_events_and_marks_are_cut_up_each_event_is_summed_once_and_sampled_at_most_once(
+def test_events_are_summed_once_however_they_are_batched(
     data: st.DataObject,
 ) -> None:
     num_steps = data.draw(st.integers(1, 12))

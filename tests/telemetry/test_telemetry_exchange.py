@@ -23,7 +23,7 @@ def due(watch: ExchangeWatch, interval_s: float = PERIOD_S, step: int = 7) -> Pa
     return watch.due(interval_s, step=step, now_ns=1)
 
 
-def test_frame_comes_once_a_period_and_only_when_something_changed() -> None:
+def test_a_frame_comes_once_a_period_and_only_on_a_change() -> None:
     watch, counters = ExchangeWatch(), Counters()
     watch.add(counters, [A, B])
     assert due(watch) is None
@@ -35,7 +35,7 @@ def test_frame_comes_once_a_period_and_only_when_something_changed() -> None:
     assert due(watch) is None
 
 
-def test_frame_holds_sums_since_the_start_and_the_order_of_the_servers() -> None:
+def test_a_frame_holds_sums_since_the_start_in_server_order() -> None:
     watch, counters = ExchangeWatch(), Counters()
     watch.add(counters, [B, A])
     watch.add(counters, [B, A])

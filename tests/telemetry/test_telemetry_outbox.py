@@ -45,7 +45,7 @@ def kinds(frames: list[Frame]) -> list[str]:
     ]
 
 
-def test_frames_go_out_in_order_numbered_from_zero_under_the_streams_name() -> None:
+def test_frames_go_out_in_order_numbered_from_zero_by_stream() -> None:
     box = outbox()
     box.put(parcel(Kind.METRICS, 1))
     box.put(message(Kind.SCALARS, {"step": 1}))
@@ -58,7 +58,7 @@ def scalars(step: int) -> Parcel:
     return message(Kind.SCALARS, {"step": step})
 
 
-def test_figures_that_were_not_confirmed_go_again_in_order_before_newer_ones() -> None:
+def test_unconfirmed_metrics_are_resent_before_newer_ones() -> None:
     box = outbox()
     box.connected(stream=3, epoch=1, keeps=True)
     for step in (1, 2, 3):
@@ -75,7 +75,7 @@ def test_figures_that_were_not_confirmed_go_again_in_order_before_newer_ones() -
 
 
 @pytest.mark.parametrize("kind", REPLACED)
-def test_the_newest_of_what_says_all_goes_again_and_operator_rows_do_not(kind: Kind) -> None:
+def test_cumulative_frames_are_resent_and_operator_rows_are_not(kind: Kind) -> None:
     box = outbox()
     box.connected(stream=3, epoch=1, keeps=True)
     box.put(parcel(Kind.OP_SUMS, 2))
@@ -108,7 +108,7 @@ def test_a_peer_that_never_confirms_costs_a_bounded_memory() -> None:
     assert [frame.body.get("step") for frame in taken(box)][1:] == list(range(31, 40))
 
 
-def test_a_graph_goes_before_the_first_frame_that_indexes_it_and_its_use_at_every_change() -> None:
+def test_a_graph_precedes_its_first_frame_and_each_change_of_use() -> None:
     box = outbox()
     box.announce(A, {})
     assert kinds(taken(box)) == ["HELLO", "GRAPH", "GRAPH_USED:aa"]  # at once, so that a page can draw it
@@ -120,7 +120,7 @@ def test_a_graph_goes_before_the_first_frame_that_indexes_it_and_its_use_at_ever
     assert kinds(taken(box)) == ["GRAPH", "OP_SUMS", "GRAPH_USED:bb", "OP_SUMS", "SYNC", "GRAPH_USED:aa", "OP_SUMS"]
 
 
-def test_a_new_connection_gets_hello_and_the_graph_in_use_again_and_numbers_go_on() -> None:
+def test_a_new_connection_repeats_hello_and_graph_and_counts_on() -> None:
     box = outbox()
     box.announce(A, {})
     box.announce(B, {})
@@ -139,7 +139,7 @@ def test_another_stream_counts_from_zero() -> None:
     assert [(frame.kind, frame.stream, frame.seq) for frame in taken(box)] == [(Kind.HELLO, 4, 0)]
 
 
-def test_a_frame_that_could_not_be_sent_is_sent_first_on_the_next_connection_under_an_unused_number() -> None:
+def test_an_unsent_frame_goes_first_on_the_next_connection() -> None:
     box = outbox()
     box.put(parcel(Kind.METRICS, 1))
     box.put(parcel(Kind.METRICS, 2))
@@ -153,7 +153,7 @@ def test_a_frame_that_could_not_be_sent_is_sent_first_on_the_next_connection_und
     assert [frame.count for frame in frames[1:]] == [1, 2]
 
 
-def test_over_the_limit_events_go_first_then_sums_and_metrics_stay() -> None:
+def test_over_the_limit_events_go_first_and_then_sums() -> None:
     one = len(parcel(Kind.OP_EVENTS, 100).data)
     box = outbox(limit_bytes=3 * one)
     box.put(parcel(Kind.METRICS, 1))
@@ -172,7 +172,7 @@ def test_over_the_limit_events_go_first_then_sums_and_metrics_stay() -> None:
     assert frames[1].body == {"OP_SUMS": 5, "SYNC": 7}
 
 
-def test_beyond_the_last_resort_the_oldest_metrics_go_but_not_the_goodbye() -> None:
+def test_over_the_hard_limit_metrics_are_dropped_not_goodbye() -> None:
     one = len(parcel(Kind.METRICS, 1).data)
     box = outbox(limit_bytes=one, last_resort_bytes=3 * one)
     for _ in range(5):
@@ -193,7 +193,7 @@ def test_only_the_newest_of_what_says_all_is_sent() -> None:
     assert {frame.kind for frame in frames[1:]} == set(REPLACED)
 
 
-def test_the_newest_sums_of_an_exchange_are_not_dropped_for_want_of_room() -> None:
+def test_the_newest_exchange_sums_are_not_dropped_for_space() -> None:
     one = len(parcel(Kind.SYNC, 100).data)
     box = outbox(limit_bytes=3 * one)
     box.put(message(Kind.EXCHANGE, {"rows": []}))
@@ -209,7 +209,7 @@ def test_a_changed_introduction_is_said_on_the_open_connection() -> None:
     assert [frame.body for frame in taken(box)] == [{"role": "pserver"}]
 
 
-def test_a_document_that_no_frame_holds_is_refused_and_what_indexes_it_is_counted_as_dropped() -> None:
+def test_a_document_larger_than_a_frame_is_refused_with_its_rows() -> None:
     box = outbox()
     with pytest.raises(ValueError, match="larger than"):
         box.announce(A, {"program": "x" * (4 << 20)})

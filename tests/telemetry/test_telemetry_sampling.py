@@ -82,7 +82,7 @@ def test_processor_time_limits_what_bytes_alone_would_allow() -> None:
     assert 4_000 < rate < 12_000
 
 
-def test_samples_never_stop_even_if_draining_alone_uses_up_the_processor_time() -> None:
+def test_sampling_continues_even_if_draining_uses_all_cpu_time() -> None:
     sampler = Sampler(budget_bytes_per_s=BUDGET)
     for _ in range(300):
         sampler.observe(interval_s=TICK_S, cpu_s=TICK_S, sample_cpu_s=0.0)
@@ -124,7 +124,7 @@ def test_a_row_ends_at_the_newest_known_loss_and_the_rest_waits() -> None:
     assert math.isnan(rest[Column.LOSS][0])
 
 
-def test_a_row_holds_means_so_that_rates_do_not_depend_on_thinning() -> None:
+def test_a_row_holds_means_so_that_rates_ignore_thinning() -> None:
     mixed = rows((1, math.nan), (2, 0.5))
     mixed["samples"], mixed["step_ns"] = [100, 300], [1000, 3000]
     got = Thinner().add(mixed, interval_s=TICK_S)
@@ -142,7 +142,7 @@ def test_rows_without_a_loss_wait_for_one_but_not_for_long() -> None:
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=5), max_size=40))
-def test_every_known_interval_gives_at_most_one_row_and_no_step_is_forgotten(ticks: list[list[bool]]) -> None:
+def test_every_interval_gives_at_most_one_row_and_loses_no_step(ticks: list[list[bool]]) -> None:
     thinner, step, last = Thinner(), 0, 0
     for tick in ticks:
         given_rows = [(step + i + 1, 0.5 if known else math.nan) for i, known in enumerate(tick)]

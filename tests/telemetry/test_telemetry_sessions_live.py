@@ -144,7 +144,7 @@ def mark(step: int) -> dict[str, Any]:
 
 
 @pytest.mark.speed
-def test_a_hundred_thousand_events_a_second_arrive_summed_without_loss(
+def test_hundred_thousand_events_a_second_arrive_without_loss(
     agent: Agent, path: str, record_property: Callable[[str, object], None]
 ) -> None:
     num_ops, rate, seconds = 300, 100_000, 3.0
@@ -195,7 +195,7 @@ def test_first_come_hello_graph_and_its_use_and_last_goodbye(agent: Agent, path:
     assert progress.body == {"done": 2, "total": 10, "unit": "passes"}
 
 
-def test_numpy_steps_are_taken_and_one_word_that_cannot_be_sent_costs_only_itself(
+def test_numpy_steps_are_taken_and_unsendable_values_skipped(
     agent: Agent, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = Watched(managed(path))
@@ -209,7 +209,7 @@ def test_numpy_steps_are_taken_and_one_word_that_cannot_be_sent_costs_only_itsel
     assert [frame.body["done"] for frame in agent.of(Kind.PROGRESS)] == [2]
 
 
-def test_an_agent_that_comes_back_gets_hello_and_graph_again_and_the_rest(path: str) -> None:
+def test_a_reconnecting_agent_gets_hello_graph_and_the_backlog(path: str) -> None:
     first = Agent(path)
     session, source = Watched(managed(path)), Source(3)
     watch = session.watch(source, name="train")
@@ -233,7 +233,7 @@ def test_an_agent_that_comes_back_gets_hello_and_graph_again_and_the_rest(path: 
 
 
 @pytest.mark.speed
-def test_an_agent_that_never_reads_neither_slows_a_step_nor_holds_the_exit(path: str) -> None:
+def test_an_agent_that_never_reads_delays_neither_step_nor_exit(path: str) -> None:
     stalled = Agent(path, pause=True)
     session, source = Watched(managed(path)), Source(3000)
     watch = session.watch(source, name="train")
@@ -263,7 +263,7 @@ def test_without_an_agent_nothing_waits(path: str, caplog: pytest.LogCaptureFixt
     assert time.monotonic() - began_s < 1.0
 
 
-def test_a_source_that_fails_is_switched_off_and_told_once_and_the_others_go_on(
+def test_a_failing_source_is_disabled_with_one_warning(
     agent: Agent, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken:
@@ -284,7 +284,7 @@ def test_a_source_that_fails_is_switched_off_and_told_once_and_the_others_go_on(
     assert caplog.text.count("the telemetry of broken one failed") == 1
 
 
-def test_a_closed_watch_has_sent_all_and_touches_its_source_no_more(agent: Agent, path: str) -> None:
+def test_a_closed_watch_has_flushed_and_reads_its_source_no_more(agent: Agent, path: str) -> None:
     session, source = Watched(managed(path)), Source(3)
     watch = session.watch(source, name="train")
     watch.graph(document(), from_step=0)
@@ -349,7 +349,7 @@ def test_unwatched_costs_no_thread_no_torch_and_no_websockets() -> None:
     assert (done.stdout, done.stderr) == ("1 False set()\n", "")
 
 
-def test_an_environment_that_cannot_be_read_leaves_the_process_unwatched(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_environment_disables_telemetry(caplog: pytest.LogCaptureFixture) -> None:
     environ = {**managed("s").environ(), "PENSTOCK_INDEX": "first"}
     assert isinstance(decide(environ), Unwatched)
     assert "invalid literal" in caplog.text
@@ -389,7 +389,7 @@ def test_a_script_that_ends_has_said_everything_and_goodbye(agent: Agent, path: 
     assert [(f.step, f.flags, f.count) for f in agent.of(Kind.OP_EVENTS)] == [(0, 1, 3), (1, 0, 1)]
 
 
-def test_a_script_that_crashes_has_sent_the_step_that_never_ended(agent: Agent, path: str) -> None:
+def test_a_crashing_script_has_sent_the_unfinished_step(agent: Agent, path: str) -> None:
     done = run_script(SCRIPT + "raise RuntimeError('operator failed')\n", **script_environ(path))
     assert done.returncode == 1
     until(lambda: agent.of(Kind.GOODBYE))

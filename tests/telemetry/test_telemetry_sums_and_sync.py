@@ -61,20 +61,20 @@ def test_sums_equal_a_loop_over_the_events(drawn: list[tuple[int, int]]) -> None
     assert got[Column.MAX_NS].tolist() == [max(want[o]) for o in sorted(want)]
 
 
-def test_wait_is_from_the_end_of_the_earliest_gradient_to_the_start_of_the_exchange() -> None:
+def test_wait_is_from_the_earliest_gradient_to_the_exchange() -> None:
     step = {0: (0, 10), 1: (0, 25), 2: (0, 2), 3: (26, 3), 4: (30, 4), 5: (40, 1)}
     got = SyncPlan(document()).exchanged(*schedule(step), num_rows=1)
     assert got.wait_ns.tolist() == [[16 * MS]]  # replica 0 was ready at 10, the exchange began at 26; 2 is no producer
     assert got.time_ns.tolist() == [[7 * MS]]
 
 
-def test_without_a_writer_of_the_gradient_the_backward_operators_are_the_producers() -> None:
+def test_backward_operators_produce_gradients_without_a_writer() -> None:
     step = {0: (0, 10), 1: (0, 25), 2: (0, 2), 3: (26, 3), 4: (30, 4)}
     got = SyncPlan(document(writer="w@GRAD@scaled")).exchanged(*schedule(step), num_rows=1)
     assert got.wait_ns.tolist() == [[16 * MS]]
 
 
-def test_without_backward_operators_all_that_come_before_are_the_producers() -> None:
+def test_without_backward_all_earlier_operators_are_producers() -> None:
     step = {0: (0, 10), 1: (0, 25), 2: (0, 2), 3: (26, 3), 4: (30, 4)}
     got = SyncPlan(document(writer="other", backward="forward")).exchanged(*schedule(step), num_rows=1)
     assert got.wait_ns.tolist() == [[24 * MS]]
@@ -85,12 +85,12 @@ def test_wait_is_never_negative() -> None:
     assert SyncPlan(document()).exchanged(*schedule(step), num_rows=1).wait_ns.tolist() == [[0]]
 
 
-def test_a_replica_without_rows_makes_no_gradient_and_nobody_waits_for_it() -> None:
+def test_a_replica_without_rows_is_not_waited_for() -> None:
     step = {1: (0, 25), 3: (26, 3), 4: (30, 4)}
     assert SyncPlan(document()).exchanged(*schedule(step), num_rows=1).wait_ns.tolist() == [[1 * MS]]
 
 
-def test_rows_of_a_sync_frame_are_sums_over_the_steps_in_which_the_exchange_ran() -> None:
+def test_sync_rows_are_sums_over_the_steps_with_the_exchange() -> None:
     ran = {0: (0, 10), 1: (0, 25), 3: (26, 3), 4: (30, 4)}
     idle = {0: (50, 10)}
     again = {0: (100, 20), 1: (100, 10), 3: (130, 1), 4: (131, 1)}
@@ -107,7 +107,7 @@ def gather(name: str, *shapes: list[int], dtype: str) -> Op:
     return op(name, "communication", -1, writes=name).model_copy(update={"kind": "gather", "inputs": inputs})
 
 
-def test_sparse_rows_count_their_ids_and_their_values_of_every_replica() -> None:
+def test_sparse_rows_count_ids_and_values_of_every_replica() -> None:
     made = document(sparse=True)
     ops = [*made.ops]
     ops[3] = gather("gather.rows", [5], [3], dtype="int64")

@@ -33,7 +33,7 @@ def transpile(main: Program, startup: Program, *, mode: str = "nccl2", kind: str
     return made
 
 
-def test_row_72_nccl2_adds_the_meeting_to_the_startup_program_and_nothing_else() -> None:
+def test_row_72_nccl2_adds_only_a_rendezvous_to_startup() -> None:
     main, startup = recorded()
     before, made = str(main), [op.name for op in startup.operators]
     transpiler = transpile(main, startup, nccl_comm_num=2)
@@ -45,7 +45,7 @@ def test_row_72_nccl2_adds_the_meeting_to_the_startup_program_and_nothing_else()
     assert transpiler.get_trainer_program() is main
 
 
-def test_mode_collective_marks_the_main_program_and_a_test_clone_is_unmarked() -> None:
+def test_mode_collective_marks_the_main_program_but_no_clone() -> None:
     main, startup = recorded()
     transpile(main, startup, mode="collective", kind="grad_allreduce")
     assert main.operators[0].name == "collective"
@@ -66,9 +66,7 @@ def test_mode_collective_marks_the_main_program_and_a_test_clone_is_unmarked() -
         ({"mode": "collective"}, "collective_mode is None; mode 'collective' takes 'grad_allreduce' or 'local_sgd'"),
     ],
 )
-def test_rows_73_and_75_what_cannot_be_is_refused_and_nothing_has_changed(
-    arguments: dict[str, Any], words: str
-) -> None:
+def test_rows_73_and_75_unsupported_modes_fail_without_a_change(arguments: dict[str, Any], words: str) -> None:
     main, startup = recorded()
     before = str(main), str(startup)
     with pytest.raises(SpecError, match=words):
@@ -77,7 +75,7 @@ def test_rows_73_and_75_what_cannot_be_is_refused_and_nothing_has_changed(
 
 
 @pytest.mark.parametrize("mode", ["nccl2", "collective"])
-def test_a_distributed_table_is_refused_by_name_and_nothing_has_changed(mode: str) -> None:
+def test_a_distributed_table_is_refused_by_name_without_a_change(mode: str) -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         ids = fluid.layers.data(name="ids", shape=[1], dtype="int64")
@@ -89,7 +87,7 @@ def test_a_distributed_table_is_refused_by_name_and_nothing_has_changed(mode: st
     assert (str(main), str(startup)) == before
 
 
-def test_row_82_a_setting_that_the_meeting_refuses_is_said_without_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_82_a_setting_that_rendezvous_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth77")
     main, startup = recorded()
     transpile(main, startup)

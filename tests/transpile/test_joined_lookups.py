@@ -78,9 +78,7 @@ def num_prefetches(recorded: Recorded) -> int:
 
 
 @pytest.mark.parametrize("replicas", [0, 2])
-def test_lookups_of_one_table_are_one_call_and_train_as_on_one_machine(
-    monkeypatch: pytest.MonkeyPatch, replicas: int
-) -> None:
+def test_lookups_of_one_table_are_one_call_with_equal_results(monkeypatch: pytest.MonkeyPatch, replicas: int) -> None:
     monkeypatch.setenv("CPU_NUM", "2")
     expected = train(slots())
     recorded = slots()
@@ -97,7 +95,7 @@ def test_lookups_with_another_padding_are_asked_for_apart() -> None:
     assert num_prefetches(recorded) == 3
 
 
-def test_ids_that_are_made_after_the_first_lookup_are_asked_for_apart() -> None:
+def test_ids_made_after_the_first_lookup_are_looked_up_apart() -> None:
     expected = train(slots(shifted=True))
     recorded = slots(shifted=True)
     assert with_servers(recorded, slots().startup)[0] == pytest.approx(expected, rel=1e-5)

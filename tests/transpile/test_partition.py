@@ -98,7 +98,7 @@ def test_state_of_another_shape_is_refused_by_name() -> None:
         Partition(edited(change).main)
 
 
-def test_an_update_that_reads_more_of_the_trainer_than_its_gradient_is_refused() -> None:
+def test_an_update_that_reads_more_than_its_gradient_is_refused() -> None:
     def change(recorded: Recorded, op: Operator) -> Operator:
         return reading(op, "w@GRAD", recorded.loss)
 

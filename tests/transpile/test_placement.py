@@ -102,14 +102,14 @@ def test_row_65_servers_get_as_many_blocks_up_to_one(shapes: list[list[int]], nu
     assert max(counts) - min(counts) <= 1
 
 
-def test_row_66_a_name_decides_where_a_block_is_whatever_else_there_is() -> None:
+def test_row_66_a_blocks_server_depends_on_its_name_alone() -> None:
     few, _ = placed([[300, 300], [7]], 4, split_method=HashName)
     many, _ = placed([[300, 300], [7], [900, 90], [5, 5]], 4, split_method=HashName)
     where = {p.name: p.endpoint for p in many.blocks}
     assert all(where[p.name] == p.endpoint for p in few.blocks)
 
 
-def test_row_68_a_variable_is_cut_over_the_servers_on_row_boundaries() -> None:
+def test_row_68_a_variable_is_cut_on_row_boundaries() -> None:
     placement, endpoints = placed([[1000001, 10], [400]], 2)
     assert [(p.name, p.block.num_rows, p.endpoint) for p in placement.blocks] == [
         ("w_0.block0", 500001, endpoints[0]),
@@ -131,7 +131,7 @@ def test_whole_variables_are_shuffled_by_the_seed_of_the_program() -> None:
     assert orders[0] == [f"w_{i}" for i in (7, 2, 1, 6, 0, 4, 3, 5)]
 
 
-def test_a_dispatcher_that_answers_otherwise_the_second_time_is_refused() -> None:
+def test_a_dispatcher_that_is_not_deterministic_is_refused() -> None:
     with pytest.raises(SpecError, match=r"Forgetful sends the gradient of 'w_0' to '10\.0\.0\.0:6170'"):
         placed([[3]], 2, split_method=Forgetful)
 

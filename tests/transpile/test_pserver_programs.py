@@ -105,13 +105,13 @@ def told(program: Any) -> str:
     return re.sub(r"\b(full|uniform)_\d+", r"\1_N", text)
 
 
-def test_the_sync_program_is_round_block_and_an_update_for_each_block() -> None:
+def test_the_sync_program_is_a_round_block_and_updates_by_block() -> None:
     program, startup = server("ps1:2")
     assert told(program) == SYNC
     assert told(startup) == STARTUP
 
 
-def test_the_async_program_begins_each_update_with_counters_of_its_own() -> None:
+def test_the_async_program_begins_each_update_with_its_counters() -> None:
     program, _ = server("ps0:1", "async")
     said = describe(program)
     assert said is not None

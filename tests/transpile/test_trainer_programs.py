@@ -47,7 +47,7 @@ def test_row_53_a_trainer_program_is_the_one_of_the_algorithm(case: str) -> None
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_programs_of_all_processes_are_legal_and_read_back_equal(case: str) -> None:
+def test_programs_of_all_processes_are_legal_and_read_back_equal(case: str) -> None:
     settings, trainer, trainers = CASES[case]
     recorded = model()
     made = transpiled(recorded, trainer, trainers, **settings)
@@ -66,7 +66,7 @@ def test_row_54_one_script_gives_the_program_of_each_role() -> None:
     assert types(made.get_pserver_program(ENDPOINTS[0]))[0] == "listen_and_serv"
 
 
-def test_row_55_a_server_program_does_not_depend_on_the_trainer_that_asks() -> None:
+def test_row_55_a_server_program_is_the_same_for_every_trainer() -> None:
     texts = set()
     for trainer in range(2):
         made = transpiled(model(), trainer, 2)
@@ -75,7 +75,7 @@ def test_row_55_a_server_program_does_not_depend_on_the_trainer_that_asks() -> N
     assert len(texts) == 1
 
 
-def test_row_58_training_is_synchronous_unless_it_is_told_otherwise() -> None:
+def test_row_58_training_is_synchronous_by_default() -> None:
     assert transpiled(model()).descriptor.mode == "sync"
     made = transpiled(model(), sync_mode=False)
     assert made.descriptor.mode == "async"
@@ -113,14 +113,14 @@ def test_row_69_whole_variables_are_neither_cut_nor_joined(how: str) -> None:
     assert all(p.block.whole for p in made.placement.blocks)
 
 
-def test_a_copy_for_test_looks_up_on_the_servers_and_talks_to_them_no_more_than_that() -> None:
+def test_a_copy_for_test_only_looks_up_on_the_servers() -> None:
     program = transpiled(model()).get_trainer_program().clone(for_test=True)
     assert "prefetch" in types(program)
     assert not REMOTE & set(types(program))
     legality.check(program)
 
 
-def test_a_trainer_makes_neither_tables_nor_what_the_servers_keep() -> None:
+def test_a_trainer_creates_no_tables_and_no_server_state() -> None:
     recorded = model()
     transpiled(recorded)
     assert "table" not in recorded.startup.variables
@@ -151,7 +151,7 @@ def test_a_clipped_sparse_gradient_is_refused() -> None:
     assert str(recorded.main) == before
 
 
-def test_dense_gradients_are_clipped_by_their_global_norm_before_they_leave() -> None:
+def test_dense_gradients_are_clipped_by_global_norm_before_send() -> None:
     clip = fluid.clip.GradientClipByGlobalNorm(1.0)
     recorded = tower(lambda: fluid.optimizer.SGD(0.1, grad_clip=clip), is_sparse=False)
     program = transpiled(recorded).get_trainer_program()

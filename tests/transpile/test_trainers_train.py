@@ -76,7 +76,7 @@ def test_trainers_begin_with_the_values_of_the_servers(join: Join) -> None:
 
 
 @pytest.mark.parametrize("reduce", [True, False])
-def test_row_51_replicas_add_up_first_and_send_each_gradient_once(
+def test_row_51_replicas_sum_first_and_send_each_gradient_once(
     join: Join, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], reduce: bool
 ) -> None:
     monkeypatch.setenv("CPU_NUM", "2")
@@ -151,7 +151,7 @@ def test_one_thread_trains_from_a_dataset_with_servers(
     assert not [name for name in names if "hogwild" in name]
 
 
-def test_row_71_gradients_are_sent_whole_when_memory_was_optimised_before(join: Join) -> None:
+def test_row_71_gradients_are_sent_whole_after_memory_optimize(join: Join) -> None:
     expected = locally(tower(), 3)
     recorded, before = tower(), tower().startup
     fluid.memory_optimize(recorded.main, skip_grads=True)
@@ -164,7 +164,7 @@ def test_row_71_gradients_are_sent_whole_when_memory_was_optimised_before(join: 
     np.testing.assert_array_equal(torch.cat(servers.sent["w"]), fetched)
 
 
-def test_a_table_of_the_servers_is_looked_up_by_a_program_for_test(join: Join) -> None:
+def test_a_program_for_test_looks_up_in_the_servers_table(join: Join) -> None:
     recorded, before = tower(), tower().startup
     servers = join(transpiled(recorded), before)
     scope, exe = fluid.Scope(), fluid.Executor()
@@ -175,7 +175,7 @@ def test_a_table_of_the_servers_is_looked_up_by_a_program_for_test(join: Join) -
     assert servers.calls == [("prefetch", "table")]
 
 
-def test_row_62_a_distributed_table_needs_servers_and_takes_no_memory_without() -> None:
+def test_row_62_a_distributed_table_without_servers_is_refused() -> None:
     recorded = tower(is_distributed=True)
     scope, exe = fluid.Scope(), fluid.Executor()
     for program in (recorded.startup, recorded.main):
@@ -200,7 +200,7 @@ def embed(**said: Any) -> fluid.Program:
     return main
 
 
-def test_a_servers_program_says_when_ids_get_rows_and_when_they_lose_them() -> None:
+def test_a_server_program_states_admission_and_expiry_of_ids() -> None:
     made = transpiled(tower(is_distributed=True, admit_after=3, expire_after_s=90))
     for endpoint in made.placement.endpoints:
         (table,) = [op for op in made.get_pserver_program(endpoint).operators if op.type == SPARSE_TABLE]
@@ -208,7 +208,7 @@ def test_a_servers_program_says_when_ids_get_rows_and_when_they_lose_them() -> N
         assert (said["admit_after"], said["expire_after_s"]) == (3, 90.0)
 
 
-def test_when_ids_get_rows_and_lose_them_is_in_the_text_of_a_program() -> None:
+def test_admission_and_expiry_of_ids_survive_the_text_form() -> None:
     main = embed(is_distributed=True, admit_after=3, expire_after_s=90)
     again = fluid.Program.parse(str(main)).variables["table"]
     assert (again.admit_after, again.expire_after_s) == (3, 90.0)
@@ -225,7 +225,7 @@ def test_when_ids_get_rows_and_lose_them_is_in_the_text_of_a_program() -> None:
         ({"is_distributed": True, "expire_after_s": float("inf")}, r"expire_after_s=inf\)"),
     ],
 )
-def test_what_no_table_can_admit_or_drop_is_refused_where_it_is_recorded(said: dict[str, Any], words: str) -> None:
+def test_impossible_admission_or_expiry_fails_where_recorded(said: dict[str, Any], words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         embed(**said)
 
@@ -240,7 +240,7 @@ def test_lookups_of_one_table_say_the_same_of_its_ids() -> None:
             fluid.layers.embedding(ids, [10, 2], is_sparse=True, is_distributed=True, param_attr="table", admit_after=4)
 
 
-def test_a_distributed_table_is_on_every_server_and_its_ids_are_spread() -> None:
+def test_a_distributed_table_is_on_every_server_with_hashed_ids() -> None:
     recorded = tower(is_distributed=True)
     made = transpiled(recorded)
     assert [p.endpoint for p in made.placement.of_parameter("table")] == list(made.placement.endpoints)
@@ -256,7 +256,7 @@ def test_a_distributed_table_cannot_be_trained_in_geo_mode() -> None:
         transpiled(tower(is_distributed=True), sync_mode=False, geo_sgd_mode=True)
 
 
-def test_geo_hands_over_the_parameter_and_its_touched_rows_after_the_update(join: Join) -> None:
+def test_geo_passes_on_parameter_and_touched_rows_after_updates(join: Join) -> None:
     recorded, before = tower(), tower().startup
     servers = join(transpiled(recorded, sync_mode=False, geo_sgd_mode=True), before)
     scope, exe = fluid.Scope(), fluid.Executor()
@@ -278,7 +278,7 @@ def test_a_server_program_does_not_run_as_a_graph() -> None:
         fluid.ParallelExecutor(False, main_program=program, scope=fluid.Scope()).run([], {})
 
 
-def test_a_program_for_test_from_before_is_told_to_come_from_the_transpiled_one(join: Join) -> None:
+def test_an_older_program_for_test_is_refused_with_advice(join: Join) -> None:
     recorded, before = tower(), tower().startup
     for_test = recorded.main.clone(for_test=True)
     join(transpiled(recorded), before)

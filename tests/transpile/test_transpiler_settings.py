@@ -71,7 +71,7 @@ def test_what_a_field_cannot_be_is_refused_by_name(field: str, value: object, wo
         setattr(DistributeTranspilerConfig(), field, value)
 
 
-def test_merging_at_runtime_and_synchronous_training_exclude_each_other() -> None:
+def test_merging_at_runtime_excludes_synchronous_training() -> None:
     with pytest.raises(SpecError, match="runtime_split_send_recv = True while sync_mode is True"):
         config(runtime_split_send_recv=True)
     merging = config(sync_mode=False, runtime_split_send_recv=True)
@@ -148,7 +148,7 @@ def test_sync_mode_of_the_config_is_enough() -> None:
         ),
     ],
 )
-def test_what_cannot_be_distributed_is_refused_and_nothing_has_changed(
+def test_what_cannot_be_distributed_fails_without_a_change(
     model: Recorded, fields: dict[str, Any], arguments: dict[str, Any], words: str
 ) -> None:
     before = str(model.main), str(model.startup)
@@ -159,14 +159,14 @@ def test_what_cannot_be_distributed_is_refused_and_nothing_has_changed(
     assert (str(model.main), str(model.startup)) == before
 
 
-def test_an_endpoint_that_is_no_server_is_named_beside_those_that_are() -> None:
+def test_an_endpoint_that_is_no_server_is_named_with_those_known() -> None:
     made = transpiled(tower(width=8))
     for ask in (made.get_pserver_program, made.get_startup_program):
         with pytest.raises(SpecError, match=f"'10.0.0.9:6170' is no parameter server.*{', '.join(ENDPOINTS)}"):
             ask("10.0.0.9:6170")
 
 
-def test_a_startup_program_is_not_made_of_another_servers_program() -> None:
+def test_a_startup_program_needs_its_own_servers_program() -> None:
     made = transpiled(tower(width=8))
     other = made.get_pserver_program(ENDPOINTS[1])
     with pytest.raises(SpecError, match=rf"{ENDPOINTS[0]}.*is given the program of the server at '{ENDPOINTS[1]}'"):
@@ -188,7 +188,7 @@ class Zeros:
     ],
     ids=["an update of the whole table", "first values that are neither drawn nor constant"],
 )
-def test_a_table_that_no_server_could_keep_is_refused_in_every_process(
+def test_a_table_that_no_server_can_hold_fails_in_every_process(
     optimizer: Callable[[], Any], first: Any, words: str
 ) -> None:
     main, startup = fluid.Program(), fluid.Program()

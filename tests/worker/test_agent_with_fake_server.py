@@ -71,7 +71,7 @@ async def test_a_command_runs_and_its_log_and_exit_code_arrive(
 
 
 @pytest.mark.asyncio
-async def test_an_entrypoint_sees_the_contract_but_no_token_of_the_agent(
+async def test_an_entrypoint_has_its_environment_but_no_agent_token(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:
     agent.start(server.port)
@@ -86,7 +86,7 @@ async def test_an_entrypoint_sees_the_contract_but_no_token_of_the_agent(
 
 
 @pytest.mark.asyncio
-async def test_a_missing_entrypoint_exits_127_and_names_itself_and_path(
+async def test_a_missing_entrypoint_exits_127_with_its_name_and_path(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:
     agent.start(server.port)
@@ -100,7 +100,7 @@ async def test_a_missing_entrypoint_exits_127_and_names_itself_and_path(
 
 
 @pytest.mark.asyncio
-async def test_an_order_that_cannot_be_read_is_reported_and_the_others_are_served(
+async def test_an_unreadable_order_is_reported_and_others_are_served(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:
     agent.start(server.port)
@@ -118,7 +118,7 @@ async def test_an_order_that_cannot_be_read_is_reported_and_the_others_are_serve
 
 
 @pytest.mark.asyncio
-async def test_what_is_no_longer_desired_ends_with_its_detached_grandchildren(
+async def test_undesired_replicas_end_with_detached_grandchildren(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:
     agent.start(server.port)
@@ -141,7 +141,7 @@ async def test_what_is_no_longer_desired_ends_with_its_detached_grandchildren(
 
 
 @pytest.mark.asyncio
-async def test_frames_of_the_socket_are_relayed_and_foreign_ones_are_not(
+async def test_frames_of_the_socket_are_relayed_unless_foreign(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:
     agent.start(server.port)
@@ -233,7 +233,7 @@ async def test_without_its_agent_a_replica_ends_when_the_grace_is_over(
 
 
 @pytest.mark.asyncio
-async def test_a_lost_server_changes_nothing_within_the_grace_and_hears_all_after_it(
+async def test_replicas_outlive_a_lost_server_and_report_on_reconnect(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:
     agent.start(server.port)
@@ -249,7 +249,7 @@ async def test_a_lost_server_changes_nothing_within_the_grace_and_hears_all_afte
 
 
 @pytest.mark.asyncio
-async def test_a_signalled_stop_ends_stubborn_replicas_within_ten_seconds(
+async def test_a_signalled_agent_ends_stubborn_replicas_within_10_s(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:
     process = agent.start(server.port)

@@ -74,7 +74,7 @@ def test_metrics_are_never_dropped_and_fill_the_buffer_instead() -> None:
     assert buffer.size_bytes == 0
 
 
-def test_the_newest_sums_of_an_exchange_are_never_dropped_and_come_again() -> None:
+def test_the_newest_exchange_sums_are_never_dropped() -> None:
     """Each says all that those before it said, and there may be none after it."""
     buffer = FrameBuffer(stream=7, epoch=1, limit_bytes=LIMIT)
     for seq in range(0, 120, 2):
@@ -92,7 +92,7 @@ def test_the_newest_sums_of_an_exchange_are_never_dropped_and_come_again() -> No
     assert buffer.size_bytes == 0
 
 
-def test_after_a_reconnect_only_what_was_not_confirmed_comes_again() -> None:
+def test_after_a_reconnect_only_unconfirmed_frames_are_resent() -> None:
     buffer = FrameBuffer(stream=7, epoch=1)
     for seq, kind in enumerate([Kind.HELLO, Kind.METRICS, Kind.OP_EVENTS, Kind.METRICS]):
         push(buffer, frame(kind, seq))
@@ -105,7 +105,7 @@ def test_after_a_reconnect_only_what_was_not_confirmed_comes_again() -> None:
     assert [item.seq for item in drain(buffer)] == [3], "events are not worth sending twice"
 
 
-def test_a_frame_that_breaks_every_connection_is_given_up_and_counted() -> None:
+def test_a_frame_that_breaks_every_connection_is_dropped() -> None:
     buffer = FrameBuffer(stream=7, epoch=1)
     push(buffer, frame(Kind.METRICS, 0, rows=3))
     for _ in range(MAX_TRIES):
@@ -117,7 +117,7 @@ def test_a_frame_that_breaks_every_connection_is_given_up_and_counted() -> None:
     assert buffer.size_bytes == 0
 
 
-def test_a_frame_that_waits_for_a_broken_connection_is_not_given_up() -> None:
+def test_a_frame_never_sent_on_broken_connections_is_retained() -> None:
     buffer = FrameBuffer(stream=7, epoch=1)
     push(buffer, frame(Kind.METRICS, 0))
     for _ in range(2 * MAX_TRIES):
@@ -131,7 +131,7 @@ def test_a_frame_that_waits_for_a_broken_connection_is_not_given_up() -> None:
         st.tuples(st.sampled_from(sorted(set(Kind) - {Kind.GAP})), st.integers(1, 60), st.integers(0, 2)), max_size=120
     )
 )
-def test_order_is_kept_nothing_durable_is_lost_and_every_lost_row_is_counted(
+def test_order_is_kept_and_every_lost_row_is_counted(
     events: list[tuple[Kind, int, int]],
 ) -> None:
     buffer = FrameBuffer(stream=7, epoch=1, limit_bytes=LIMIT)

@@ -18,11 +18,11 @@ def facts(
     return Facts(now, main, others, ask, lease_end)
 
 
-def test_a_replica_runs_on_while_nobody_asks_and_the_lease_is_good() -> None:
+def test_a_replica_runs_on_without_requests_while_leased() -> None:
     assert step(State(), facts(now=99.0, lease_end=100.0), stop_grace_s=GRACE_S) == (State(), None)
 
 
-def test_a_stop_sends_term_and_after_the_grace_kill_until_nothing_is_left() -> None:
+def test_a_stop_sends_term_and_after_the_grace_kill() -> None:
     state, number = step(State(), facts(now=10.0, ask=Ask.STOP), stop_grace_s=GRACE_S)
     assert (state, number) == (State(Phase.ENDING, 15.0, "stopped"), signal.SIGTERM)
     assert step(state, facts(now=14.9), stop_grace_s=GRACE_S) == (state, None)
@@ -37,7 +37,7 @@ def test_a_lease_that_is_over_ends_the_replica_and_is_the_cause() -> None:
     assert (state.phase, state.cause, number) == (Phase.ENDING, "lease expired", signal.SIGTERM)
 
 
-def test_what_an_ended_entrypoint_left_running_is_ended_without_a_cause() -> None:
+def test_orphans_of_an_ended_entrypoint_end_without_a_cause() -> None:
     state, number = step(State(), facts(now=1.0, main=False, others=True), stop_grace_s=GRACE_S)
     assert (state, number) == (State(Phase.ENDING, 2.0, ""), signal.SIGTERM)
     assert step(state, facts(now=1.5, main=False), stop_grace_s=GRACE_S)[0] == State(Phase.DONE)
@@ -52,9 +52,7 @@ def test_a_kill_waits_for_no_grace() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(Ask), st.booleans()), max_size=30), st.floats(0, 20))
-def test_every_course_of_events_is_killing_or_done_a_grace_after_the_lease(
-    events: list[tuple[Ask, bool]], grace_s: float
-) -> None:
+def test_any_events_end_in_killing_a_grace_after_the_lease(events: list[tuple[Ask, bool]], grace_s: float) -> None:
     state = State()
     for at, (ask, others) in enumerate(events):
         before = state

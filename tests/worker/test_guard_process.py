@@ -75,7 +75,7 @@ def test_a_crash_by_signal_is_the_entrypoints_own_end(guarded: Guarded) -> None:
     assert guarded.outcome() == {"state": "EXITED", "exit_code": None, "signal": 11, "detail": ""}
 
 
-def test_the_entrypoint_starts_with_clean_signals_and_empty_stdin(guarded: Guarded) -> None:
+def test_the_entrypoint_starts_with_clean_signals_and_no_stdin(guarded: Guarded) -> None:
     code = "import signal, sys; print(signal.pthread_sigmask(signal.SIG_BLOCK, []), repr(sys.stdin.read()))"
     guarded.start("python", "-c", code).wait(10)
     assert guarded.log().split() == ["set()", "''"]
@@ -89,7 +89,7 @@ def test_a_killed_guard_takes_its_entrypoint_along(guarded: Guarded) -> None:
     until(lambda: processes.start_ticks(int(guarded.log())) is None)
 
 
-def test_what_an_ended_entrypoint_left_running_ends_before_the_end_is_written(guarded: Guarded) -> None:
+def test_orphans_of_an_entrypoint_end_before_the_end_is_written(guarded: Guarded) -> None:
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {PRINT_PID!r}], start_new_session=True)"
     code += "; import os\nwhile not os.path.getsize('log'): pass"
     assert guarded.start("python", "-c", code).wait(10) == 0
@@ -97,7 +97,7 @@ def test_what_an_ended_entrypoint_left_running_ends_before_the_end_is_written(gu
     assert guarded.outcome()["exit_code"] == 0
 
 
-def test_a_lease_that_is_renewed_keeps_the_replica_and_one_that_ends_ends_it(guarded: Guarded) -> None:
+def test_a_renewed_lease_keeps_the_replica_and_expiry_ends_it(guarded: Guarded) -> None:
     path = guarded.folder / "lease.json"
     lease.write(path, lease.Lease(lease.now() + 600, grace_s=0))
     process = guarded.start("python", "-c", PRINT_PID, lease_end=0.0)

@@ -80,7 +80,7 @@ def test_a_log_goes_on_from_what_the_server_holds(source: Source, tmp_path: Path
     assert (piece["offset"], base64.b64decode(piece["text_b64"])) == (4, b"456789")
 
 
-def test_a_server_that_acknowledges_nothing_gets_one_window_of_log(source: Source, tmp_path: Path) -> None:
+def test_a_server_without_acknowledgements_gets_one_log_window(source: Source, tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"x" * (3 * WINDOW_BYTES))
     outgoing = Outgoing({"r1": source}, {})
     for _ in range(100):

@@ -23,7 +23,7 @@ def order(job_id: str = "j1", role: str = "pserver", attempt: int = 1) -> Desire
     return Desired.model_validate({**fields, "attempt": attempt, "stream": 1, "entrypoint": ["true"]})
 
 
-def test_folder_is_of_job_attempt_and_index_and_trainers_have_none(tmp_path: Path) -> None:
+def test_folders_are_by_job_attempt_and_index_for_pservers_only(tmp_path: Path) -> None:
     found = statedirs.state_dir(tmp_path, order())
     assert found == tmp_path / "pservers" / "j1" / "attempt-1" / "pserver-2"
     assert statedirs.state_dir(tmp_path, order(attempt=2)) != found
@@ -36,14 +36,14 @@ def test_job_id_that_leads_elsewhere_is_refused(tmp_path: Path, job_id: str) -> 
         statedirs.state_dir(tmp_path, order(job_id))
 
 
-def test_only_folders_of_jobs_that_are_over_and_have_no_process_go(tmp_path: Path) -> None:
+def test_only_folders_of_ended_jobs_without_process_are_deleted(tmp_path: Path) -> None:
     for name in ("over", "goes-on", "still-here"):
         (tmp_path / "pservers" / name).mkdir(parents=True)
     assert statedirs.over(tmp_path, ["goes-on"], ["still-here"]) == [tmp_path / "pservers" / "over"]
     assert statedirs.over(tmp_path / "nowhere", [], []) == []
 
 
-def test_checkpoints_of_a_job_stay_over_its_attempts_and_its_env_may_name_another_folder(tmp_path: Path) -> None:
+def test_checkpoints_outlive_attempts_and_env_may_set_the_folder(tmp_path: Path) -> None:
     asked = order().model_copy(update={"checkpoint": Checkpoint(every_steps=7, keep=2)})
     folder = statedirs.checkpoint_dir(tmp_path, asked)
     assert folder == tmp_path / "checkpoints" / "j1"
@@ -87,7 +87,7 @@ def test_offered_ports_are_free_and_of_their_range() -> None:
 
 
 @pytest.mark.asyncio
-async def test_pserver_that_is_stopped_while_its_port_is_taken_ends_without_waiting(tmp_path: Path) -> None:
+async def test_a_pserver_stopped_while_its_port_is_taken_ends_at_once(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -103,7 +103,7 @@ async def test_pserver_that_is_stopped_while_its_port_is_taken_ends_without_wait
     assert (replica.report.state, replica.report.detail) == ("KILLED", NEVER_STARTED)
 
 
-def test_order_of_a_pserver_without_an_endpoint_of_its_own_is_refused() -> None:
+def test_a_pserver_order_without_an_endpoint_is_refused() -> None:
     told = {"endpoints": [], "num_trainers": 1, "token": "t", "address": "h", "port": 1}
     fields = {**order().model_dump(), "pserver_job": told}
     found = messages.parse(json.dumps({"type": "desired", "replicas": [fields]}))

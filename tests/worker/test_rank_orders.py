@@ -40,7 +40,7 @@ def test_job_cannot_pose_as_another_rank() -> None:
     assert environment({}, RANK="0", PADDLE_TRAINER_ID="0")["RANK"] == "1"
 
 
-def test_order_of_a_rank_without_an_endpoint_of_its_own_is_refused() -> None:
+def test_a_rank_order_without_an_endpoint_is_refused() -> None:
     found = messages.parse(json.dumps({"type": "desired", "replicas": [order(endpoints=["h:1"])]}))
     assert isinstance(found, DesiredSet)
     assert [one.detail for one in found.refused] == [

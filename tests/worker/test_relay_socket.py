@@ -36,7 +36,7 @@ async def listening(tmp_path: Path) -> AsyncIterator[Listening]:
     await made.relay.close()
 
 
-def test_a_short_folder_holds_its_socket_and_a_long_one_has_it_elsewhere(tmp_path: Path) -> None:
+def test_a_socket_moves_elsewhere_if_its_folders_path_is_long(tmp_path: Path) -> None:
     assert socket_path(Path("/s/r1")) == Path("/s/r1/t.sock")
     long = tmp_path / ("x" * 120)
     assert len(str(socket_path(long))) <= MAX_SOCKET_PATH

@@ -69,7 +69,7 @@ def test_wrong_bytes_are_refused_and_not_kept(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_cached_snapshot_is_fetched_once_and_again_when_damaged(tmp_path: Path) -> None:
+def test_a_cached_snapshot_is_fetched_once_unless_damaged(tmp_path: Path) -> None:
     calls: list[str] = []
 
     def download(sha256: str, path: Path) -> None:

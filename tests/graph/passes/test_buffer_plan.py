@@ -65,7 +65,7 @@ def test_without_reuse_and_in_place_everything_lies_apart(ctr: tuple[Graph, Buff
     assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
 
 
-def test_pinned_storages_have_no_place_and_lasting_ones_share_with_nobody(ctr: tuple[Graph, Buffers]) -> None:
+def test_pinned_storages_get_no_block_and_lasting_ones_their_own(ctr: tuple[Graph, Buffers]) -> None:
     graph, buffers = ctr
     chosen = next(a for a in buffers.allocations if a.results and a.nbytes >= 64)
     storage = graph.variables[chosen.results[0]].storage
@@ -81,7 +81,7 @@ def test_pinned_storages_have_no_place_and_lasting_ones_share_with_nobody(ctr: t
             assert all(alive.is_over_before(i, chosen.handle) for i in members)
 
 
-def test_the_check_sees_every_block_that_is_moved_onto_a_living_one(ctr: tuple[Graph, Buffers]) -> None:
+def test_the_check_finds_every_block_moved_onto_a_live_one(ctr: tuple[Graph, Buffers]) -> None:
     graph, buffers = ctr
     alive = Liveness(graph, buffers.allocations)
     moved = 0

@@ -156,7 +156,7 @@ def test_a_bucket_takes_gradients_where_they_were_made() -> None:
     assert [h.op for h in graph.handles if h.kind != "all_reduce"] == makers
 
 
-def test_fluid_forces_it_off_in_reduce_mode_and_there_is_nothing_to_fuse_on_one_replica() -> None:
+def test_fusion_is_off_in_reduce_mode_and_on_one_replica() -> None:
     network = NETWORKS["conv_net"]()
     for mode, replicas in (("reduce", 2), ("all_reduce", 1)):
         plain = build_graph(network.main, mode=mode, num_replicas=replicas, active=replicas)  # type: ignore[arg-type]  # literals

@@ -114,7 +114,7 @@ def test_sparse_updates_stay_as_they_are() -> None:
     assert "shared_table" not in parameters
 
 
-def test_a_momentum_with_a_regulariser_or_clipping_keeps_its_results() -> None:
+def test_regularised_or_clipped_momentum_keeps_its_results() -> None:
     for network in (tower(KINDS["momentum"], regularized="w1"), tower(KINDS["sgd"], clipped=True)):
         assert groups(fused(network))
         assert_passes_keep_results(network, FUSED, mode="all_reduce", num_replicas=2, batches=(7, 1), rtol=1e-6)
@@ -145,7 +145,7 @@ def test_an_update_does_not_move_past_a_reader_of_its_parameter() -> None:
     assert next(h.index for h in graph.handles if "w0#0" in h.op.writes) < read
 
 
-def test_a_parameter_that_is_updated_twice_is_updated_twice_in_order() -> None:
+def test_a_parameter_updated_twice_keeps_the_order_of_updates() -> None:
     network = tower(KINDS["sgd"])
     main = network.main
     updates = [op for op in main.operators if op.type == "penstock.sgd_.default"]

@@ -72,7 +72,7 @@ def with_one_more(graph: Graph, after: str, name: str) -> Graph:
     return rewriter.finish()
 
 
-def test_a_gradient_that_is_written_again_before_the_barrier_is_pushed_before_that() -> None:
+def test_a_gradient_rewritten_before_the_barrier_is_pushed_first() -> None:
     graph = graph_of(cut()[0])
     sent = next(h.op.input_names()[0] for h in graph.handles if h.op.type == SEND)
     fused = fuse_remote(with_one_more(graph, SEND, sent))
@@ -82,7 +82,7 @@ def test_a_gradient_that_is_written_again_before_the_barrier_is_pushed_before_th
     assert sent in alone.op.input_names()
 
 
-def test_a_parameter_that_is_changed_after_its_pull_is_pulled_before_that() -> None:
+def test_a_parameter_changed_after_its_pull_is_pulled_before() -> None:
     graph = graph_of(cut()[0])
     pulled = next(h.op.writes[0] for h in graph.handles if h.op.type == RECV)
     fused = fuse_remote(with_one_more(graph, RECV, pulled))

@@ -299,7 +299,7 @@ def test_the_flag_forces_a_kernel_on_every_executor(monkeypatch: pytest.MonkeyPa
         DataParallel(tower().main, ReplicaMemory(Scope()), mode="reduce", num_replicas=2)
 
 
-def test_set_flags_wins_over_the_environment_and_refuses_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_flags_overrides_the_environment_and_checks_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "_set", {})
     monkeypatch.setenv("PENSTOCK_MATRIX_KERNELS", "torch")
     flags.set_flags({"FLAGS_matrix_kernels": "onednn"})

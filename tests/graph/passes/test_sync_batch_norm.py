@@ -113,7 +113,7 @@ def test_it_goes_with_fused_exchanges_and_updates() -> None:
     assert max(apart.values()) < 1e-9, apart
 
 
-def test_each_batch_norm_is_exchanged_once_forward_and_once_backward() -> None:
+def test_each_batch_norm_is_exchanged_once_in_each_direction() -> None:
     network = NETWORKS["conv_net"]()
     built = build_graph(network.main, mode="all_reduce", num_replicas=3, active=3)
     graph = synchronize_batch_norm(built, network.main)

@@ -35,7 +35,7 @@ def test_an_attempt_that_another_has_followed_commits_nothing(tmp_path: Path) ->
     assert [name for name in names(tmp_path) if not name.startswith("checkpoint.")] == []
 
 
-def test_an_attempt_that_is_followed_while_it_writes_commits_nothing(tmp_path: Path) -> None:
+def test_an_attempt_superseded_while_writing_commits_nothing(tmp_path: Path) -> None:
     for phase in ("values", "ranks", "manifest", "commit"):
         folder = tmp_path / phase
         old = writer(folder)
@@ -65,7 +65,7 @@ def test_an_older_epoch_of_the_same_job_cannot_even_begin(tmp_path: Path) -> Non
         Fence(tmp_path, {**job(1), "PENSTOCK_EPOCH": "x"})
 
 
-def test_of_two_processes_in_one_place_the_one_that_claimed_last_commits(tmp_path: Path) -> None:
+def test_of_two_processes_in_a_place_the_last_claimant_commits(tmp_path: Path) -> None:
     for phase in ("begin", "values", "manifest", "commit"):
         folder = tmp_path / phase
         old = writer(folder, environ=job(1))
@@ -99,7 +99,7 @@ def test_whoever_was_taken_over_disturbs_nobody_that_clears_up(tmp_path: Path) -
     assert names(tmp_path) == [Place(1, 1).name, Place(2, 3).name]
 
 
-def test_what_is_needed_no_more_goes_before_another_attempt_can_begin(tmp_path: Path) -> None:
+def test_obsolete_files_are_deleted_before_another_attempt(tmp_path: Path) -> None:
     old = writer(tmp_path, Retention(keep=1))
     old.write(contents(1))
 

@@ -61,7 +61,7 @@ def alone(folder: Path, into: Path, monkeypatch: pytest.MonkeyPatch) -> Values:
         return dict(values)
 
 
-def test_a_job_whose_rank_was_killed_goes_on_to_the_same_bits_and_alone_to_the_same_values(
+def test_a_job_with_a_killed_rank_resumes_to_the_same_bits(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = job(start, tmp_path / "a", 2, "--every_steps", 3, into=tmp_path / "whole")
@@ -88,7 +88,7 @@ def test_a_job_whose_rank_was_killed_goes_on_to_the_same_bits_and_alone_to_the_s
             assert got[rank][name].tobytes() == value.tobytes(), name
 
 
-def test_three_ranks_go_on_from_two_and_ranks_agree_on_time_and_on_who_has_ended(start: Start, tmp_path: Path) -> None:
+def test_three_ranks_resume_a_timed_save_of_two_unequal_ranks(start: Start, tmp_path: Path) -> None:
     # By time, at every step that it can; rank 1 has data for 5 steps, and its last word stands for it after that.
     folder = tmp_path / "checkpoints"
     first = job(start, folder, 2, "--every_s", 0.001, "--short", 8, 5, "--executor", into=tmp_path / "first")
@@ -120,7 +120,7 @@ def at(rank: int, batch: int) -> dict[str, int]:
     return {"rank": rank, "batch": batch}
 
 
-def test_ranks_of_unequal_data_save_the_same_steps_over_several_passes(start: Start, tmp_path: Path) -> None:
+def test_ranks_of_unequal_data_save_the_same_steps(start: Start, tmp_path: Path) -> None:
     # Rank 0, which writes, has 3 batches a pass and rank 1 has 5: 5 steps a pass, of both.
     ranks = job(start, tmp_path / "a", 2, "--every_steps", 2, "--short", 3, 5, "--passes", 2, into=tmp_path / "values")
     values = end_well(ranks, tmp_path / "values")
@@ -141,9 +141,7 @@ def test_ranks_of_unequal_data_save_the_same_steps_over_several_passes(start: St
         assert tensor.numpy().tobytes() == values[0][name].tobytes(), name
 
 
-def test_a_rank_that_ends_without_a_word_is_not_waited_for_and_that_the_writer_has_closed_is_said(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_rank_that_ends_without_leaving_is_not_awaited(start: Start, tmp_path: Path) -> None:
     options = ("--every_steps", 2, "--steps", 7, "--short", 5, 3, "--leaves")
     ranks = job(start, tmp_path / "a", 3, *options, into=tmp_path / "values")
     end_well(ranks, tmp_path / "values")
@@ -155,9 +153,7 @@ def test_a_rank_that_ends_without_a_word_is_not_waited_for_and_that_the_writer_h
     assert [len(re.findall(said, rank.said)) for rank in ranks] == [1, 0, 0], ranks[0].said
 
 
-def test_a_process_of_a_job_that_has_not_met_the_others_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_outside_the_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:1,127.0.0.1:2")
     monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
     with pytest.raises(SpecError, match="has not met the others"):
@@ -177,7 +173,7 @@ def test_ranks_that_each_keep_moments_of_their_own_are_refused(mode: str, optimi
         check_same(main, mode)
 
 
-def test_a_manager_of_a_transpiled_local_sgd_is_refused_before_anybody_meets(tmp_path: Path) -> None:
+def test_a_manager_for_local_sgd_is_refused_before_rendezvous(tmp_path: Path) -> None:
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         nccl2_job.optimizer("adam").minimize(nccl2_job.network(sparse=False, dropout=0.0))

@@ -32,7 +32,7 @@ def trained(start: Start, folder: Path, checkpoints: Path, begin: int, first_siz
     return values
 
 
-def test_ranks_of_unequal_data_go_on_within_a_pass_to_the_same_bits(start: Start, tmp_path: Path) -> None:
+def test_ranks_of_unequal_data_resume_within_a_pass_bit_for_bit(start: Start, tmp_path: Path) -> None:
     whole = trained(start, tmp_path / "whole", tmp_path / "saves", 0)
     places = {step: Place(1, step).name for step in range(3, 20, 3)}
     assert sorted(path.name for path in (tmp_path / "saves").glob("checkpoint.*")) == list(places.values())
@@ -55,9 +55,7 @@ def test_ranks_of_unequal_data_go_on_within_a_pass_to_the_same_bits(start: Start
                 assert again[rank][name].tobytes() == value.tobytes(), f"{name} of rank {rank}, from {step}"
 
 
-def test_a_rank_without_any_data_takes_part_in_passes_and_writes_their_checkpoints(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_rank_without_data_joins_passes_and_their_checkpoints(start: Start, tmp_path: Path) -> None:
     first, second = trained(start, tmp_path / "values", tmp_path / "saves", 0, first_size=0)
     for name, value in first.items():
         assert second[name].tobytes() == value.tobytes(), name

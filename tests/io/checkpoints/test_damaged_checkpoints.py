@@ -26,14 +26,14 @@ def flip(path: Path, byte: int) -> None:
     path.write_bytes(bytes(content))
 
 
-def test_the_files_of_a_checkpoint_are_those_that_are_damaged_below(tmp_path: Path) -> None:
+def test_a_checkpoint_has_exactly_the_files_damaged_below(tmp_path: Path) -> None:
     path = writer(tmp_path).write(contents(1))
     assert sorted(one.name for one in path.iterdir()) == sorted(FILES)
 
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", ["truncated", "bit", "missing", "empty"])
-def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
+def test_a_damaged_file_is_named_and_an_older_checkpoint_used(
     file: str, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = writer(tmp_path)

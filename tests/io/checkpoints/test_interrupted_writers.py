@@ -28,7 +28,7 @@ def writes(folder: Path, step: int) -> Callable[[Callable[[str], None]], object]
 
 
 @pytest.mark.parametrize(("phase", "turn"), [place for place in PLACES if place[0] != "replace"])
-def test_killed_at_a_phase_the_newest_is_the_one_before_or_the_new_one(phase: str, turn: int, tmp_path: Path) -> None:
+def test_a_kill_in_any_phase_leaves_the_previous_or_the_new_one(phase: str, turn: int, tmp_path: Path) -> None:
     first = writer(tmp_path)
     first.write(contents(1))
     first.write(contents(2))
@@ -46,7 +46,7 @@ def test_killed_at_a_phase_the_newest_is_the_one_before_or_the_new_one(phase: st
 
 
 @pytest.mark.parametrize("phase", ["commit", "replace", "committed", "removal", "removed"])
-def test_killed_while_it_replaces_the_only_one_a_checkpoint_of_the_step_is_left(phase: str, tmp_path: Path) -> None:
+def test_a_kill_in_replacement_leaves_a_checkpoint_of_the_step(phase: str, tmp_path: Path) -> None:
     in_its_place = {"PENSTOCK_JOB_ID": "j", "PENSTOCK_EPOCH": "3"}
     only = Retention(keep=1)
     writer(tmp_path, only, in_its_place).write(contents(5))
@@ -62,7 +62,7 @@ def test_killed_while_it_replaces_the_only_one_a_checkpoint_of_the_step_is_left(
     assert len(names(tmp_path)) == 1
 
 
-def test_a_writer_that_fails_at_a_phase_leaves_nothing_of_its_own(tmp_path: Path) -> None:
+def test_a_writer_that_fails_in_any_phase_leaves_no_files(tmp_path: Path) -> None:
     made = writer(tmp_path)
     made.write(contents(1))
 
@@ -79,7 +79,7 @@ def test_a_writer_that_fails_at_a_phase_leaves_nothing_of_its_own(tmp_path: Path
     assert is_of_step(newest(tmp_path, strict=True, sets_aside=False), 3)
 
 
-def test_a_folder_without_a_manifest_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
     path = writer(tmp_path).write(contents(1))
     (path / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"manifest\.json cannot be read"):

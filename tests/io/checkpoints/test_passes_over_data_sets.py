@@ -111,7 +111,7 @@ def test_a_killed_pass_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
-def test_with_several_threads_a_pass_that_goes_on_sees_each_sample_once(kind: str, tmp_path: Path) -> None:
+def test_a_resumed_pass_of_several_threads_has_each_sample_once(kind: str, tmp_path: Path) -> None:
     first = Model(tmp_path)
     first.train(first.dataset(kind, threads=3), tmp_path / "saves", 1, every_steps=2, keep=100)
     assert (first.seen() == 1).all()
@@ -213,7 +213,7 @@ def test_ranks_of_unequal_data_restore_their_own_passes(tmp_path: Path) -> None:
         assert found.passes == 1 + rank
 
 
-def test_one_reader_goes_on_from_two_and_sees_the_rest_of_each_file(tmp_path: Path) -> None:
+def test_one_reader_resumes_from_two_with_the_rest_of_each_file(tmp_path: Path) -> None:
     two = Model(tmp_path)
     states = []
     for files, num_batches in ((two.files[:2], 3), (two.files[2:], 5)):

@@ -78,9 +78,7 @@ def left(folder: Path) -> tuple[Checkpoint, Values]:
     return found, values
 
 
-def test_a_killed_job_goes_on_to_the_same_bits_and_with_other_numbers_of_processes(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_killed_job_resumes_to_the_same_bits_on_other_numbers(start: Start, tmp_path: Path) -> None:
     whole = Job(start, tmp_path / "whole", 2, 2)
     killed = Job(start, tmp_path / "killed", 2, 2, "--die", 5)
     whole.ends_well()
@@ -114,7 +112,7 @@ def test_a_killed_job_goes_on_to_the_same_bits_and_with_other_numbers_of_process
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_trainer_that_has_ended_keeps_its_place_in_later_checkpoints(mode: str, start: Start, tmp_path: Path) -> None:
+def test_an_ended_trainer_keeps_its_place_in_later_checkpoints(mode: str, start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "saves"
     job = Job(start, folder, 1, 2, "--mode", mode, "--short", 3, "--steps", 60, "--every_steps", 20)
     job.ends_well()

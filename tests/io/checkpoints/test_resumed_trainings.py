@@ -125,7 +125,7 @@ def test_the_counter_of_a_decayed_rate_goes_on(tmp_path: Path) -> None:
     assert_same(scope, whole, again)
 
 
-def test_a_program_without_a_seed_and_the_users_own_random_numbers_go_on(tmp_path: Path) -> None:
+def test_an_unseeded_program_and_the_users_random_numbers_resume(tmp_path: Path) -> None:
     def recorded() -> Network:
         network = ctr_dnn()
         network.main.random_seed = 0
@@ -176,7 +176,7 @@ def trained(
 
 
 @pytest.mark.parametrize("phase", ["begin", "values", "manifest", "commit", "committed", "removal"])
-def test_a_process_that_is_killed_while_it_writes_goes_on_to_the_same_bits(phase: str, tmp_path: Path) -> None:
+def test_a_process_killed_while_writing_resumes_bit_for_bit(phase: str, tmp_path: Path) -> None:
     _, whole = trained(tmp_path / "whole", decayed(), range(9), every_steps=2)
     network = decayed()
     scope = started(network.startup)
@@ -196,7 +196,7 @@ def test_a_process_that_is_killed_while_it_writes_goes_on_to_the_same_bits(phase
     assert_same(again, whole, network)
 
 
-def test_a_checkpoint_of_another_program_is_refused_with_the_first_difference(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_program_shows_the_difference(tmp_path: Path) -> None:
     trained(tmp_path, fit_a_line(), range(2), every_steps=1)
     other = fit_a_line("adam")
     before = started(other.startup)
@@ -215,7 +215,7 @@ def test_without_a_value_nothing_is_written(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_the_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_waits(tmp_path: Path) -> None:
+def test_training_continues_during_a_write_and_the_next_waits(tmp_path: Path) -> None:
     network = fit_a_line()
     scope = started(network.startup)
     step = by_executor(network, scope)
@@ -247,9 +247,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written_and_the_next_one_wai
     assert_same(again, at_two, network)
 
 
-def test_what_the_writer_meets_is_raised_by_the_next_call_and_the_training_may_go_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_writers_error_is_raised_by_the_next_call_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     network = fit_a_line()
     scope = started(network.startup)
     step = by_executor(network, scope)
@@ -332,7 +330,7 @@ manager.save()
 """
 
 
-def test_a_process_that_ends_without_close_has_written_its_last_checkpoint(tmp_path: Path) -> None:
+def test_a_process_without_close_has_written_its_last_checkpoint(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", ENDS_AT_ONCE, str(tmp_path)], check=True, timeout=120, env=os.environ)
     manager = fluid.io.CheckpointManager(tmp_path, fit_a_line().main, scope=Scope())
     assert manager.restore(strict=True) is not None

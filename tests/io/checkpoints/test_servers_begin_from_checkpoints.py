@@ -65,7 +65,7 @@ def test_servers_take_their_rows_and_serve_them(tmp_path: Path) -> None:
         (lambda: Model(is_distributed=True), ProgramError, "another program wrote it"),
     ],
 )  # fmt: skip
-def test_a_checkpoint_of_another_program_is_refused_by_some_server(
+def test_a_checkpoint_of_another_program_is_refused_by_a_server(
     model: object, error: type[Exception], said: str, tmp_path: Path
 ) -> None:
     checkpoint(tmp_path, Model())
@@ -114,7 +114,7 @@ def test_a_server_with_a_state_of_its_own_goes_on_from_that(
     assert "which is newer than any checkpoint" in capsys.readouterr().err
 
 
-def test_servers_do_not_begin_from_a_local_training_and_do_not_save(tmp_path: Path) -> None:
+def test_servers_neither_restore_a_local_training_nor_save(tmp_path: Path) -> None:
     model = Model()
     manager = fluid.io.CheckpointManager(tmp_path, model.programs[0], scope=model.scopes[0])
     assert manager.restore() is None

@@ -72,7 +72,7 @@ def behind(work: Path) -> None:
         (behind, "server 0 after round 3, server 1 after round 2"),
     ],
 )  # fmt: skip
-def test_a_checkpoint_without_a_whole_part_of_each_server_is_not_committed(
+def test_a_checkpoint_lacking_a_servers_part_is_not_committed(
     harm: Callable[[Path], None], said: str, tmp_path: Path
 ) -> None:
     made = writer(tmp_path)
@@ -114,9 +114,7 @@ def test_each_save_of_the_same_step_has_copies_of_its_own(begin: Begin, tmp_path
 
 
 @pytest.mark.parametrize("phase", ["begin", "manifest"])
-def test_a_save_that_a_server_fails_leaves_nothing_and_the_next_is_whole(
-    phase: str, begin: Begin, tmp_path: Path
-) -> None:
+def test_a_save_failed_by_a_server_is_removed_and_the_next_whole(phase: str, begin: Begin, tmp_path: Path) -> None:
     job = begin(tmp_path)
     trainer = job.trainer(every_steps=None)
     trainer.step(0)

@@ -80,7 +80,7 @@ def two_checkpoints(begin: Begin, folder: Path) -> list[str]:
     return names(folder)
 
 
-def test_trainers_and_servers_that_found_different_checkpoints_are_refused(begin: Begin, tmp_path: Path) -> None:
+def test_trainers_and_servers_with_different_checkpoints_fail(begin: Begin, tmp_path: Path) -> None:
     older, newer = two_checkpoints(begin, tmp_path)
     job, trainer = restart(tmp_path, newer, begin)
     with pytest.raises(OtherCheckpoint, match=f"restores {newer}, but the server {job.endpoints[0]} .*{older}, the"):
@@ -110,7 +110,7 @@ def test_servers_find_a_checkpoint_that_was_about_to_be_replaced(begin: Begin, t
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_trainer_that_takes_its_place_again_knows_who_has_ended(
+def test_a_rejoined_trainer_has_the_list_of_ended_ones(
     sync: bool, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_EPOCH", "1")

@@ -30,7 +30,7 @@ def interrupted(work: Callable[[], object], *, at_main: bool = True) -> None:
         waits()
 
 
-def test_a_job_whose_wait_was_interrupted_still_runs_and_is_waited_for() -> None:
+def test_a_job_whose_wait_was_interrupted_runs_on_till_awaited() -> None:
     background, may_end, done = Background(), threading.Event(), list[int]()
 
     def job() -> None:

@@ -139,7 +139,7 @@ def test_edges_within_a_stream_cost_no_event(pretended: PretendedDevices) -> Non
     assert entries.count("record") == 4
 
 
-def test_a_step_waits_for_what_was_there_and_ends_with_every_exchange(pretended: PretendedDevices) -> None:
+def test_a_step_waits_for_prior_work_and_ends_with_all_exchanges(pretended: PretendedDevices) -> None:
     graph = graph_of("reduce", 2)
     streams, _ = run(graph, pretended, 2)
     log = pretended.log()
@@ -185,7 +185,7 @@ def test_the_trace_gives_a_steps_events_once(pretended: PretendedDevices) -> Non
         engine.close()
 
 
-def test_a_failed_step_leaves_streams_as_they_were_and_gives_no_times(pretended: PretendedDevices) -> None:
+def test_a_failed_step_restores_streams_and_reports_no_times(pretended: PretendedDevices) -> None:
     graph = graph_of("reduce", 2)
     failing = next(h.index for h in graph.handles if h.kind == "reduce")
     with pytest.raises(EngineError, match="this instruction fails"):

@@ -39,7 +39,7 @@ def plan_that_may_fail() -> TorchPlan:
     return plan
 
 
-def test_a_failing_operator_is_named_with_its_inputs_and_the_engine_goes_on(engine: Engine) -> None:
+def test_a_failed_operator_is_named_with_inputs_and_runs_go_on(engine: Engine) -> None:
     plan = plan_that_may_fail()
     plan.set(0, torch.ones(2, 3))
     plan.set(1, torch.ones(4, 5))
@@ -155,7 +155,7 @@ def test_instructions_that_race_for_a_slot_are_refused(engine: Engine) -> None:
         engine.run(plan, 1)
 
 
-def test_a_reader_that_nothing_orders_after_the_writer_is_refused() -> None:
+def test_a_reader_not_ordered_after_its_writer_is_refused() -> None:
     plan = TorchPlan(3)
     plan.add("aten::relu", "", [("slot", 0)], [1], 0)
     plan.add("aten::neg", "", [("slot", 1)], [2], 1)
@@ -200,7 +200,7 @@ def test_edges_outside_the_plan_are_refused() -> None:
         TorchPlan(1).edge(0, 1)
 
 
-def test_a_plan_that_is_not_sealed_does_not_run_and_a_sealed_one_does_not_grow(engine: Engine) -> None:
+def test_a_plan_runs_only_once_sealed_and_then_cannot_grow(engine: Engine) -> None:
     plan = TorchPlan(1)
     with pytest.raises(ValueError, match="not sealed"):
         engine.run(plan, 1)

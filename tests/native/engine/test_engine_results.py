@@ -73,7 +73,7 @@ def test_regular_graphs_equal_execution_in_order(engine: Engine, recipe: Recipe)
 
 
 @pytest.mark.parametrize("graph_seed", range(8))
-def test_random_graphs_equal_execution_in_order_on_many_schedules(engine: Engine, graph_seed: int) -> None:
+def test_random_graphs_equal_in_order_execution_on_all_schedules(engine: Engine, graph_seed: int) -> None:
     # 8 graphs x 3 pool sizes x 10 seeds: 240 schedules
     check(engine, random_recipe(graph_seed, size=80), seeds=range(1, 11), affinities=graph_seed % 4)
 
@@ -194,7 +194,7 @@ def test_in_place_operators_change_the_tensor_that_was_set() -> None:
     assert plan.get(2) is None
 
 
-def test_a_tensor_that_requires_grad_is_used_without_recording_its_history() -> None:
+def test_a_tensor_requiring_grad_is_used_without_autograd() -> None:
     parameter = torch.ones(2, requires_grad=True)
     plan = TorchPlan(2)
     plan.keep(1)

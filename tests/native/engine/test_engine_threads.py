@@ -83,7 +83,7 @@ def test_no_more_operators_run_at_once_than_allowed(python_operator: Use, num_th
     assert running[1] <= min(num_threads, max_running)
 
 
-def test_workers_use_the_given_intra_op_threads_and_nobody_else_does(python_operator: Use) -> None:
+def test_only_workers_use_the_given_intra_op_threads(python_operator: Use) -> None:
     before = torch.get_num_threads()
     seen: list[tuple[str, int, bool]] = []
 
@@ -115,7 +115,7 @@ def test_workers_use_the_given_intra_op_threads_and_nobody_else_does(python_oper
     assert later == [before]
 
 
-def test_an_operator_that_sets_the_intra_op_threads_does_so_for_itself_only(python_operator: Use) -> None:
+def test_an_operators_intra_op_threads_affect_itself_alone(python_operator: Use) -> None:
     # as the first at::parallel_for of a library compiled with OpenMP does, on every thread
     before = torch.get_num_threads()
     seen: list[int] = []

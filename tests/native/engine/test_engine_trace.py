@@ -51,7 +51,7 @@ def test_columns_have_the_promised_types(engine: Engine) -> None:
     assert types == {"start_ns": "int64", "duration_ns": "uint32", "op": "uint32", "step": "uint64", "thread": "uint16"}
 
 
-def test_times_are_unix_times_within_the_run_and_threads_do_one_thing_at_a_time(engine: Engine) -> None:
+def test_times_are_unix_times_and_a_thread_runs_one_op_at_once(engine: Engine) -> None:
     plan = products(60, size=128)
     engine.run(plan, 1)
     engine.drain()
@@ -85,7 +85,7 @@ def test_a_successor_starts_after_its_predecessor_ended(engine: Engine) -> None:
                 assert start[1000 + i] >= start[before] + duration[before]
 
 
-def test_no_rounding_makes_an_operator_end_after_the_next_one_begins(engine: Engine) -> None:
+def test_rounding_never_overlaps_consecutive_operators(engine: Engine) -> None:
     plan = products(60)
     for step in range(2000):
         engine.run(plan, step)
@@ -113,7 +113,7 @@ def test_host_instructions_are_traced_on_threads_of_their_own(engine: Engine) ->
     assert events["duration_ns"][0] >= 9_000_000
 
 
-def test_an_overflowing_ring_keeps_the_newest_and_counts_the_rest() -> None:
+def test_an_overflowing_ring_keeps_the_newest_and_counts_losses() -> None:
     engine = Engine(1, max_running=1, intra_op_threads=1, ring_capacity=64)
     plan = products(100)
     engine.run(plan, 1)

@@ -135,7 +135,7 @@ def test_memory_that_an_operator_keeps_is_not_used_again(keeper: str, engine: En
     assert plan.memory()["handed_out"] == 3
 
 
-def test_what_an_operator_lets_go_between_runs_costs_one_place_only(engine: Engine) -> None:
+def test_memory_freed_between_runs_costs_one_block_only(engine: Engine) -> None:
     plan, arena = chain("aten::relu", "penstock_test::keep_operand", "aten::neg"), Arena()
     fed(plan)
     placed(plan, arena, 2)
@@ -237,7 +237,7 @@ def test_a_result_takes_over_the_memory_of_its_operand(engine: Engine) -> None:
     assert plan.memory()["handed_out"] == 2
 
 
-def test_memory_is_taken_over_only_where_operands_are_laid_out_as_observed(engine: Engine) -> None:
+def test_memory_is_reused_only_if_operands_are_laid_out_as_seen(engine: Engine) -> None:
     # The result is laid out as the first operand: over the second one, a transposed first one would read what is
     # written already.
     plan = TorchPlan(4)
@@ -272,7 +272,7 @@ def test_what_was_not_observed_is_not_taken_over(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_block_that_is_not_asked_for_passes_on_what_lies_before_it(asked: bool, engine: Engine) -> None:
+def test_a_block_that_is_not_requested_forwards_its_predecessors(asked: bool, engine: Engine) -> None:
     plan = chain("aten::relu", "penstock_test::keep_operand", "penstock_test::sometimes_smaller",
                  "penstock_test::filled", "aten::neg")  # fmt: skip
     x, blocks = fed(plan), [(0, BLOCK, []), (0, BLOCK, [0]), (0, BLOCK, [1])]

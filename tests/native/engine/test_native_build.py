@@ -38,9 +38,7 @@ def test_a_missing_compiler_is_named_with_its_package(monkeypatch: pytest.Monkey
         build.compiler()
 
 
-def test_a_source_that_does_not_compile_shows_the_compilers_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_source_that_does_not_compile_shows_compiler_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     source = tmp_path / "src" / "ops" / "broken.cpp"
     source.parent.mkdir(parents=True)
     source.write_text("int main() { return undeclared_name; }")

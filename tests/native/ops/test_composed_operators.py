@@ -43,7 +43,7 @@ def test_sparse_sgd_gives_the_same_bits(dtype: torch.dtype, count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sparse_adam_and_adagrad_sum_duplicates_and_leave_other_rows(dtype: torch.dtype, count: int) -> None:
+def test_sparse_adam_and_adagrad_sum_duplicate_rows_only(dtype: torch.dtype, count: int) -> None:
     table, rows, values = sparse_gradient(dtype, count, height=30)
     lr, step = torch.tensor(0.05), torch.tensor([3.0])
     states = [[table.clone(), torch.rand(30, 5, dtype=dtype) * 0, table.abs()] for _ in range(2)]

@@ -238,7 +238,7 @@ def _observed_writes(case: Case) -> set[str]:
 
 
 @every_case
-def test_an_operator_writes_what_its_schema_declares_and_nothing_else(case: Case) -> None:
+def test_an_operator_writes_exactly_what_its_schema_declares(case: Case) -> None:
     assert _observed_writes(case) == _declared_writes(case) - case.idle
 
 
@@ -321,7 +321,7 @@ BAD_SPARSE: list[tuple[dict[str, Tensor], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "error", "message"), BAD_SPARSE)
-def test_a_bad_sparse_update_says_what_is_wrong_and_writes_nothing(
+def test_a_bad_sparse_update_is_explained_and_writes_nothing(
     changes: dict[str, Tensor], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=rf"penstock\.sparse_adam_: {message}"):
@@ -370,7 +370,7 @@ BAD_CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "message"), BAD_CALLS)
-def test_a_bad_call_names_operator_argument_value_and_expectation(
+def test_a_bad_call_names_operator_argument_value_and_limit(
     call: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=rf"^penstock\.\w+: .*{message}"):

@@ -29,7 +29,7 @@ def _list_order_sum(tensors: list[Tensor]) -> Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(replica_tensors())
-def test_all_reduce_gives_every_replica_the_list_order_sum_to_the_bit(tensors: list[Tensor]) -> None:
+def test_all_reduce_gives_all_replicas_the_sum_in_list_order(tensors: list[Tensor]) -> None:
     expected = _list_order_sum([tensor.clone() for tensor in tensors])
     ops.all_reduce_(tensors)
     for tensor in tensors:
@@ -38,7 +38,7 @@ def test_all_reduce_gives_every_replica_the_list_order_sum_to_the_bit(tensors: l
 
 @settings(max_examples=60, deadline=None)
 @given(replica_tensors(), st.integers(0, 4))
-def test_reduce_gives_the_owner_the_list_order_sum_and_leaves_the_others(tensors: list[Tensor], owner: int) -> None:
+def test_reduce_gives_only_the_owner_the_sum_in_list_order(tensors: list[Tensor], owner: int) -> None:
     owner %= len(tensors)
     before = [tensor.clone() for tensor in tensors]
     ops.reduce_(tensors, owner)
@@ -46,7 +46,7 @@ def test_reduce_gives_the_owner_the_list_order_sum_and_leaves_the_others(tensors
         assert torch.equal(tensor, _list_order_sum(before) if number == owner else before[number])
 
 
-def test_the_order_of_additions_is_the_list_order_and_not_the_owners() -> None:
+def test_additions_follow_the_list_order_whatever_the_owner() -> None:
     values = [1e8, 1.0, -1e8, 1.0]  # ((1e8 + 1) - 1e8) + 1 = 1 in float32
     for owner in range(4):
         tensors = [torch.full((5000,), value) for value in values]

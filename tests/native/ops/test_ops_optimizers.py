@@ -101,7 +101,7 @@ def test_sparse_sgd_equals_sgd_on_the_dense_gradient(dtype: torch.dtype, gradien
     torch.testing.assert_close(param, expected, rtol=tolerance, atol=10 * tolerance)
 
 
-def test_a_large_sparse_sgd_gives_the_same_bits_with_one_and_two_threads() -> None:
+def test_a_large_sparse_sgd_is_equal_on_one_and_two_threads() -> None:
     rows = torch.randint(0, 500, (20_000,))
     values = torch.randn(20_000, 16)
     results = []

@@ -110,7 +110,7 @@ def test_dropout_bits_are_those_of_the_reference_generator(first_row: int) -> No
         assert kept == (word >= round(p * 2**32))
 
 
-def test_uniform_values_are_those_of_the_reference_generator_to_the_bit() -> None:
+def test_uniform_values_equal_the_reference_generators() -> None:
     values = ops.uniform([200], -1.0, 2.0, seed=9, dtype=torch.float64)
     for index, value in enumerate(values.tolist()):
         words = _words(9, 0, 0, index // 64 * 32 + index % 32)

@@ -92,7 +92,7 @@ def drawn(dtype: torch.dtype, size: int, seed: int) -> Tensor:
     times=st.integers(1, 3),
     slot_bytes=st.sampled_from([512, SMALL_SLOT, SLOT_BYTES]),
 )
-def test_all_ranks_have_the_sum_in_the_order_of_the_ranks_to_the_bit(
+def test_all_ranks_have_the_bits_of_the_sum_in_rank_order(
     count: int, replicas: int, dtype: torch.dtype, sizes: list[int], times: int, slot_bytes: int
 ) -> None:
     with opened(count, slot_bytes) as ranks:
@@ -128,7 +128,7 @@ def in_shared_memory(tensor: Tensor) -> Tensor:
     rows=st.lists(st.integers(0, 5), min_size=4, max_size=4),
     mean=st.booleans(),
 )
-def test_large_sums_in_shared_memory_have_the_bits_of_those_through_slots(
+def test_large_sums_in_shared_memory_equal_those_through_slots(
     count: int, dtype: torch.dtype, sizes: list[int], rows: list[int], mean: bool
 ) -> None:
     sizes = [*sizes, 35_000]  # large enough by itself
@@ -154,7 +154,7 @@ def test_what_one_rank_has_elsewhere_is_summed_through_slots() -> None:
         assert OPS.ring_num_in_place(ranks.names[0]) == 0
 
 
-def test_memory_that_goes_and_comes_at_the_same_addresses_is_told_apart() -> None:
+def test_memory_remapped_at_the_same_address_is_distinguished() -> None:
     with opened(2) as ranks:
         for time in range(12):  # more than a ring keeps mapped
             tensors = [[in_shared_memory(torch.full((50_000,), float(rank + time)))] for rank in range(2)]
@@ -186,7 +186,7 @@ def test_shared_memory_is_given_back_with_its_last_tensor() -> None:
         OPS.ring_memory(1 << 60)
 
 
-def test_a_mean_weighs_each_rank_by_its_rows_and_one_without_rows_adds_nothing() -> None:
+def test_a_mean_weighs_ranks_by_rows_and_ignores_empty_ones() -> None:
     with opened(3) as ranks:
         step = ranks.step([6, 0, 2])
         tensors = [torch.full((3000,), v, dtype=torch.float64) for v in (1.0, float("nan"), 5.0)]
@@ -208,7 +208,7 @@ def test_rows_of_all_ranks_come_in_the_order_of_the_ranks(count: int, rows: list
             assert torch.equal(all_values, torch.cat(values))
 
 
-def test_calls_of_all_kinds_follow_each_other_over_many_turns_of_the_slots() -> None:
+def test_calls_of_all_kinds_interleave_over_many_slot_rounds() -> None:
     def run(rank: int, ring: str) -> list[list[float]]:
         found, step = [], torch.tensor([[1, 0, 7]] * 3)
         for time in range(200):
@@ -272,7 +272,7 @@ def broadcast(ring: str) -> None:
 
 
 @pytest.mark.parametrize("call", [partial(reduce, 5000), partial(gather, 3), broadcast], ids=["sum", "rows", "copy"])
-def test_a_rank_that_waits_for_one_that_is_gone_ends_with_the_reason_that_somebody_gives(call: Call) -> None:
+def test_a_rank_waiting_for_a_lost_one_gets_the_reported_reason(call: Call) -> None:
     def first_alone(rank: int, ring: str) -> None:
         if not rank:
             call(ring)
@@ -301,7 +301,7 @@ def test_a_step_is_refused_where_a_rank_begins_another_program(other: list[int],
         assert "rank 1 begins a step of another program" in str(first)
 
 
-def test_a_ring_is_opened_once_and_refuses_memory_that_is_too_small() -> None:
+def test_a_ring_opens_once_and_refuses_memory_that_is_too_small() -> None:
     with opened(2) as ranks, open(os.memfd_create("ring"), "wb") as file:  # noqa: PTH123 - it has no path
         with pytest.raises(RuntimeError, match="the shared memory has 0 bytes; expected"):
             OPS.ring_open("small", file.fileno(), 0, 2, SMALL_SLOT)
