@@ -1,10 +1,10 @@
 """Bounded buffer of one replica's telemetry frames on their way to the server. No I/O.
 
-Order of sequence numbers is kept. Over its limit the buffer drops OP_EVENTS, oldest first, then OP_SUMS, SYNC, EXCHANGE
-(but the newest, which says all that those before it said) and LOG; HELLO, GRAPH, GRAPH_USED, METRICS, SCALARS,
-PROGRESS, GAP and GOODBYE are never dropped. Where frames were dropped a GAP frame stands, which has the sequence number
-of the last dropped one. If only frames that may not be dropped are left and the limit is passed, `full` is true and the
-socket is not read: the trainer never waits, it drops by itself.
+Order of sequence numbers is kept. Over its limit the buffer drops OP_EVENTS, then EXCHANGE (but the newest, which
+holds all that those before it held), then OP_SUMS, SYNC and LOG, each oldest first; HELLO, GRAPH, GRAPH_USED, METRICS,
+SCALARS, PROGRESS, GAP and GOODBYE are never dropped. Where frames were dropped a GAP frame stands, which has the
+sequence number of the last dropped one. If only frames that may not be dropped are left and the limit is passed, `full`
+is true and the socket is not read: the trainer never waits, it drops by itself.
 
 Frames of the kinds that are never dropped, and the newest EXCHANGE, stay until the server has confirmed them
 (`confirm`), and are sent again after a reconnect (`rewind`); the server knows a repeated one by (stream, epoch, seq).
@@ -14,16 +14,16 @@ so that the node goes on.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, replace
 
+from penstock.protocol.bounded import BoundedQueue, Rule
 from penstock.protocol.frames import Frame, Header, Kind, encode
 
 LIMIT_BYTES = 64 << 20
-DROP_FIRST = (Kind.OP_EVENTS,)
-DROP_NEXT = (Kind.OP_SUMS, Kind.SYNC, Kind.EXCHANGE, Kind.LOG)
+DROPPED = (frozenset({Kind.OP_EVENTS}), frozenset({Kind.EXCHANGE}), frozenset({Kind.OP_SUMS, Kind.SYNC, Kind.LOG}))
 MAX_TRIES = 8
-KEPT = frozenset(Kind) - {*DROP_FIRST, *DROP_NEXT}
+KEPT = frozenset(Kind).difference(*DROPPED)
 AGAIN = KEPT | {Kind.EXCHANGE}  # sent again over a new connection
 
 
@@ -43,22 +43,22 @@ class FrameBuffer:
         self._stream = stream
         self._epoch = epoch
         self._limit = limit_bytes
-        self._waiting: deque[_Held] = deque()
+        self._waiting = BoundedQueue[_Held](
+            [Rule(kinds, limit_bytes, keep_newest=Kind.EXCHANGE in kinds) for kinds in DROPPED]
+        )
         self._sent: deque[tuple[int, _Held]] = deque()  # (number of the send, frame), kinds of AGAIN only
         self._sends = 0
-        self._size = 0
-        self._dropped: Counter[Kind] = Counter()
         self._gap_seq = -1
 
     @property
     def size_bytes(self) -> int:
         """Bytes held, sent but unconfirmed ones included."""
-        return self._size
+        return self._waiting.size_bytes + self._waiting.outside_bytes
 
     @property
     def full(self) -> bool:
         """True while nothing more should be read from the trainer."""
-        return self._size > self._limit
+        return self.size_bytes > self._limit
 
     @property
     def empty(self) -> bool:
@@ -71,43 +71,28 @@ class FrameBuffer:
         return self._sends
 
     def push(self, header: Header, payload: bytes) -> None:
-        """Take a frame in; drop others, or itself, if there is no room. Cost: O(frames) only while over the limit."""
-        self._waiting.append(_Held(header.kind, header.seq, header.count, payload))
-        self._size += len(payload)
-        for kinds in (DROP_FIRST, DROP_NEXT):
-            if self._size > self._limit:
-                self._drop(frozenset(kinds))
-
-    def _drop(self, kinds: frozenset[Kind]) -> None:
-        # A tenth of the room is made at once, so that a full buffer is not walked through for every frame.
-        target = self._limit - self._limit // 10
-        kept: deque[_Held] = deque()
-        newest = max((held.seq for held in self._waiting if held.kind is Kind.EXCHANGE), default=-1)
-        for held in self._waiting:
-            if held.kind in kinds and held.seq != newest and self._size > target:
-                self._count_dropped(held)
-            else:
-                kept.append(held)
-        self._waiting = kept
+        """Take a frame in; drop others, or itself, if there is no room."""
+        held = _Held(header.kind, header.seq, header.count, payload)
+        for dropped in self._waiting.push(held.kind, held.rows, len(payload), held):
+            self._gap_seq = max(self._gap_seq, dropped.item.seq)
 
     def pop(self) -> bytes | None:
         """Return the next frame to send, or None."""
-        if self._gap_seq >= 0 and (not self._waiting or self._waiting[0].seq > self._gap_seq):
+        first = self._waiting.peek()
+        if self._gap_seq >= 0 and (first is None or first.item.seq > self._gap_seq):
             return self._pop_gap()
-        if not self._waiting:
+        if first is None:
             return None
-        held = self._waiting.popleft()
+        self._waiting.pop()
         self._sends += 1
-        if held.kind in AGAIN:
-            self._sent.append((self._sends, held))
-        else:
-            self._size -= len(held.payload)
-        return held.payload
+        if first.item.kind in AGAIN:
+            self._sent.append((self._sends, first.item))
+            self._waiting.outside_bytes += first.size_bytes
+        return first.item.payload
 
     def _pop_gap(self) -> bytes:
-        body = {kind.name: rows for kind, rows in sorted(self._dropped.items())}
+        body = {kind.name: rows for kind, rows in sorted(self._waiting.take_dropped().items())}
         frame = Frame(Kind.GAP, self._stream, self._epoch, self._gap_seq, body=body)
-        self._dropped.clear()
         self._gap_seq = -1
         self._sends += 1
         return encode(frame)
@@ -116,18 +101,19 @@ class FrameBuffer:
         """Let go of what was sent up to `mark` (a former value of `sends`)."""
         while self._sent and self._sent[0][0] <= mark:
             _, held = self._sent.popleft()
-            self._size -= len(held.payload)
+            self._waiting.outside_bytes -= len(held.payload)
 
     def rewind(self) -> None:
         """Put what was sent and never confirmed back in front: the connection is a new one."""
-        for _, held in reversed(self._sent):
+        while self._sent:
+            _, held = self._sent.pop()
+            self._waiting.outside_bytes -= len(held.payload)
             if held.tries + 1 < MAX_TRIES:
-                self._waiting.appendleft(replace(held, tries=held.tries + 1))
+                again = replace(held, tries=held.tries + 1)
+                lost = [
+                    entry.item for entry in self._waiting.push_front(held.kind, held.rows, len(held.payload), again)
+                ]
             else:
-                self._count_dropped(held)
-        self._sent.clear()
-
-    def _count_dropped(self, held: _Held) -> None:
-        self._size -= len(held.payload)
-        self._dropped[held.kind] += held.rows
-        self._gap_seq = max(self._gap_seq, held.seq)
+                self._waiting.count_dropped(held.kind, held.rows)
+                lost = [held]
+            self._gap_seq = max([self._gap_seq, *(one.seq for one in lost)])

@@ -1,9 +1,9 @@
 """Frames on their way out: bounded, numbered, with an account of what was dropped. Pure; the owner locks.
 
-Three queues, taken from in the order of arrival. Over the limit OP_EVENTS are dropped oldest first, then OP_SUMS
-and SYNC; METRICS, SCALARS, GRAPH and GOODBYE are not, except that beyond `last_resort_bytes` (a peer that is away for
-days) the oldest METRICS and SCALARS go too, since memory is finite. What is dropped is counted and told by a GAP. Of
-PROGRESS and EXCHANGE each says all that those before it said: only the newest waits, and it is never dropped.
+Frames are taken in the order of arrival. Over the limit OP_EVENTS are dropped oldest first, then OP_SUMS and SYNC;
+METRICS, SCALARS, GRAPH and GOODBYE are not, except that beyond `last_resort_bytes` (a peer that is unreachable for
+days) the oldest METRICS and SCALARS go too, since memory is finite. A GAP holds what was dropped. PROGRESS and
+EXCHANGE each hold all that those before it held: only the newest waits, and it is never dropped.
 
 Sequence numbers are given when a frame is taken, and given back if it could not be sent, so the numbers that a peer
 sees have a hole only where frames were lost on the way. HELLO, GRAPH and GRAPH_USED are made when they are due on the
@@ -19,10 +19,11 @@ from __future__ import annotations
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.ids import GraphHash
+from penstock.protocol.bounded import BoundedQueue, Rule
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock.telemetry.collector import Draft
 from penstock.telemetry.outcome import Outcome
@@ -36,19 +37,19 @@ MAX_GRAPHS = 16  # documents kept for the next connection; a feed shape each
 PREFIX = struct.Struct("<I")  # length, on a Unix socket
 STAMP = struct.Struct("<IIQ")  # stream, epoch, seq: bytes 8 to 24 of the header
 STAMP_AT = PREFIX.size + 8
-_VITAL, _SUMS, _EVENTS = 0, 1, 2
-_QUEUE_OF = {Kind.OP_EVENTS: _EVENTS, Kind.OP_SUMS: _SUMS, Kind.SYNC: _SUMS}
+_EVENTS, _SUMS = frozenset({Kind.OP_EVENTS}), frozenset({Kind.OP_SUMS, Kind.SYNC})
+_VITAL = frozenset(Kind) - _EVENTS - _SUMS
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One frame, encoded behind its length prefix. `ticket`: its place in the order of arrival, -1 if made when due."""
+    """One frame, encoded behind its length prefix. `queued`: it waited in the queue; others are made when due."""
 
     kind: Kind
     rows: int
     data: bytearray
     graph: GraphHash | None = None
-    ticket: int = -1
+    queued: bool = False
     dropped: Counter[Kind] | None = None
 
     @property
@@ -79,13 +80,14 @@ class Outbox:
     """What one process has to send."""
 
     def __init__(self, *, limit_bytes: int = LIMIT_BYTES, last_resort_bytes: int = LAST_RESORT_BYTES) -> None:
-        self._limit = limit_bytes
-        self._last_resort = last_resort_bytes
-        self._queues: tuple[deque[Parcel], ...] = (deque(), deque(), deque())
+        self._queue = BoundedQueue[Parcel](
+            [
+                Rule(_EVENTS, limit_bytes),
+                Rule(_SUMS, limit_bytes),
+                Rule(_VITAL, last_resort_bytes, keep_newest=True),
+            ]
+        )
         self._newest: dict[Kind, Parcel] = {}  # of REPLACED
-        self._size = 0
-        self._tickets = 0
-        self._dropped: Counter[Kind] = Counter()
         self._hello: dict[str, Any] | None = None
         self._graphs: OrderedDict[GraphHash, Parcel] = OrderedDict()
         self._too_large: set[GraphHash] = set()
@@ -102,12 +104,12 @@ class Outbox:
     @property
     def size_bytes(self) -> int:
         """Bytes in the queues."""
-        return self._size
+        return self._queue.size_bytes
 
     @property
     def empty(self) -> bool:
         """True if nothing waits but what only a new connection would need."""
-        return not (any(self._queues) or self._newest or self._announced or self._dropped or not self._said_hello)
+        return not (self._queue or self._newest or self._announced or self._queue.dropped or not self._said_hello)
 
     def introduce(self, hello: dict[str, Any]) -> None:
         """Set the body of HELLO; it is sent again if a connection has already had another one."""
@@ -158,18 +160,13 @@ class Outbox:
             self._newest[item.kind] = item
             return
         if item.graph in self._too_large:
-            self._dropped[item.kind] += item.rows
+            self._queue.count_dropped(item.kind, item.rows)
             return
-        self._tickets += 1
-        queued = Parcel(item.kind, item.rows, item.data, item.graph, self._tickets)
-        self._queues[_QUEUE_OF.get(item.kind, _VITAL)].append(queued)
-        self._size += len(item.data)
-        self._make_room()
+        self._queue.push(item.kind, item.rows, len(item.data), replace(item, queued=True))
 
     def count_dropped(self, kind: Kind, rows: int) -> None:
         """Account for rows that never came here."""
-        if rows:
-            self._dropped[kind] += rows
+        self._queue.count_dropped(kind, rows)
 
     def take(self) -> Parcel | None:
         """Return the next frame, numbered, or None. It counts as sent unless it comes back by `put_back`."""
@@ -203,7 +200,7 @@ class Outbox:
         if self._kept and self._kept[-1][1] is item:
             self._kept_size -= len(self._kept.pop()[1].data)
         if item.dropped is not None:
-            self._dropped.update(item.dropped)
+            self._queue.dropped.update(item.dropped)
         else:
             self._again(item)
 
@@ -211,10 +208,8 @@ class Outbox:
         """Queue a frame that was taken in front of those that were not."""
         if item.kind in REPLACED:
             self._newest.setdefault(item.kind, item)
-        elif item.ticket >= 0:
-            self._queues[_QUEUE_OF.get(item.kind, _VITAL)].appendleft(item)
-            self._size += len(item.data)
-            self._make_room()
+        elif item.queued:
+            self._queue.push_front(item.kind, item.rows, len(item.data), item)
 
     def _next(self) -> Parcel | None:
         if not self._said_hello:
@@ -228,14 +223,13 @@ class Outbox:
         return self._newest.pop(next(iter(self._newest))) if self._newest else None
 
     def _next_queued(self) -> Parcel | None:
-        queue = min((q for q in self._queues if q), key=lambda q: q[0].ticket, default=None)
-        if queue is None:
+        first = self._queue.peek()
+        if first is None:
             return None
-        due = self._due_before(queue[0].graph)
-        if due is not None:
-            return due
-        self._size -= len(queue[0].data)
-        return queue.popleft()
+        due = self._due_before(first.item.graph)
+        if due is None:
+            self._queue.pop()
+        return due or first.item
 
     def _next_announced(self) -> Parcel | None:
         while self._announced:
@@ -248,9 +242,9 @@ class Outbox:
         return None
 
     def _next_gap(self) -> Parcel | None:
-        if not self._dropped:
+        if not self._queue.dropped:
             return None
-        dropped, self._dropped = self._dropped, Counter()
+        dropped = self._queue.take_dropped()
         gap = message(Kind.GAP, {kind.name: rows for kind, rows in sorted(dropped.items())})
         return Parcel(gap.kind, gap.rows, gap.data, dropped=dropped)
 
@@ -271,20 +265,6 @@ class Outbox:
         self._used = self._current = graph
         return message(Kind.GRAPH_USED, {"hash": graph})
 
-    def _make_room(self) -> None:
-        for queue in (self._queues[_EVENTS], self._queues[_SUMS]):
-            while self._size > self._limit and queue:
-                self._drop(queue)
-        vital = self._queues[_VITAL]
-        while self._size > self._last_resort and len(vital) > 1:
-            self._drop(vital)
-
-    def _drop(self, queue: deque[Parcel]) -> None:
-        item = queue.popleft()
-        self._size -= len(item.data)
-        self._dropped[item.kind] += item.rows
-
     def held(self) -> Iterator[Parcel]:
         """Yield what is in the queues."""
-        for queue in self._queues:
-            yield from queue
+        return (entry.item for entry in self._queue)
