@@ -101,7 +101,7 @@ class NodeRow(Base):
     """A machine whose agent joined. `wanted`: what an administrator asked for ('run', 'cordon', 'drain').
 
     `address`: how other nodes reach it, as its agent says; '' if it does not. `ports`: those that pservers may get.
-    `findings`: warnings and errors about the machine, from when its agent connected last (`wire.MachineFinding`).
+    `findings`: warnings and errors about the machine, from when its agent connected last (`MachineFinding`).
     """
 
     __tablename__ = "nodes"

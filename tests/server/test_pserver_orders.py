@@ -38,7 +38,7 @@ async def orders_of(server: Server, node_id: str) -> tuple[list[dict[str, Any]],
     now, grace = datetime.now(UTC), timedelta(minutes=1)
     told = await desired(server.runtime.database, node_id, without=(), now=now, pserver_grace=grace)
     event.remove(engine, "before_cursor_execute", on_statement)
-    return told.message["replicas"], statements
+    return told.message.fields()["replicas"], statements
 
 
 async def test_orders_of_a_node_cost_the_same_for_many_jobs(sqlite_server: Server) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.server.harness import FakeClock
 
 from penstock.protocol.frames import Column, Frame, Kind, decode_header, encode
+from penstock.protocol.stream import JobChanged
 from penstock_server.services.downsample import min_max
 from penstock_server.streams.live import LiveJob
 from penstock_server.streams.logstore import LogStore, whole_characters
@@ -259,10 +260,10 @@ def test_browser_at_the_limit_or_behind_for_long_is_to_be_closed() -> None:
 def test_state_is_merged_and_metrics_are_appended() -> None:
     queue = Ladder().queue
     for i in range(3):
-        queue.put_state("job:1", {"type": "job", "n": i})
+        queue.put_state("job:1", JobChanged(type="job", id=1, job={"n": i}))
         queue.put_metrics(1, {"loss": {"step": [i], "time_ns": [i], "value": [float(i)]}})
     now = queue.take()
     assert now is not None
     series = {"loss": {"step": [0, 1, 2], "time_ns": [0, 1, 2], "value": [0.0, 1.0, 2.0]}}
-    assert now.messages == [{"type": "job", "n": 2}, {"type": "metrics", "id": 1, "series": series}]
+    assert now.messages == [{"type": "job", "id": 1, "job": {"n": 2}}, {"type": "metrics", "id": 1, "series": series}]
     assert queue.take() is None

@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import pytest
 
-from penstock.protocol.contract import Mode, reserved
+from penstock.protocol.agent import Desired
+from penstock.protocol.contract import CollectiveJob, Mode, PserverJob, reserved
 from penstock_worker.environment import entrypoint_environment
-from penstock_worker.messages import CollectiveJob, Desired, PserverJob
 
-PSERVER = PserverJob(endpoints=["127.0.0.1:1"], num_trainers=1, token="secret", address="127.0.0.1", port=1)
+PSERVER = PserverJob(endpoints=("127.0.0.1:1",), num_trainers=1, token="secret", address="127.0.0.1", port=1)
 COLLECTIVE = CollectiveJob(
-    endpoints=["127.0.0.1:1"], master="127.0.0.1:2", local_rank=0, num_local=1, node=0, gpus=[0], ports=[1, 2]
+    endpoints=("127.0.0.1:1",), master="127.0.0.1:2", local_rank=0, num_local=1, node=0, gpus=(0,), ports=(1, 2)
 )
 OF_EVERYBODY = {"PYTHONUNBUFFERED", "PATH", "PENSTOCK_PS_LEASE_S", "OMP_NUM_THREADS"}
 """What an agent only sets, or only adds to, where a job says nothing."""

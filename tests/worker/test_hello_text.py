@@ -7,20 +7,23 @@ import json
 import pytest
 
 from penstock.machine.findings import Finding
-from penstock_server.schemas import wire
+from penstock.protocol.agent import FROM_AGENT, MAX_FINDINGS, Hello
+from penstock.protocol.wire import parse
 from penstock_worker import messages
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "/a/\udcff/b", "a\0b", ""], ids=["long", "no text", "nul", "empty"])
 def test_findings_of_any_text_are_taken(text: str) -> None:
     finding = Finding("cache folder", "warning", text, text)
-    parsed = wire.parse(wire.AGENT, messages.hello(version="1", boot_id="b", reports=[], findings=[finding] * 100))
-    assert isinstance(parsed, wire.AgentHello)
-    assert len(parsed.findings) == messages.MOST_FINDINGS
+    parsed = parse(FROM_AGENT, messages.hello(version="1", boot_id="b", reports=[], findings=[finding] * 100).encode())
+    assert isinstance(parsed, Hello)
+    assert len(parsed.findings) == MAX_FINDINGS
 
 
 def test_findings_are_sent_with_level_and_advice() -> None:
     found = json.loads(
-        messages.hello(version="1", boot_id="b", reports=[], findings=[Finding("clock", "warning", "wrong", "mend it")])
+        messages.hello(
+            version="1", boot_id="b", reports=[], findings=[Finding("clock", "warning", "wrong", "mend it")]
+        ).encode()
     )
     assert found["findings"] == [{"name": "clock", "level": "warning", "detail": "wrong", "advice": "mend it"}]

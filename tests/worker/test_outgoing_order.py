@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from penstock.protocol.agent import ReplicaReport
 from penstock.protocol.frames import Frame, Kind, decode_header, encode
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import CHUNK_BYTES, WINDOW_BYTES, LogTail
-from penstock_worker.messages import Report
 from penstock_worker.outgoing import FRAMES_A_TURN, LOG_BEFORE_END_S, Outgoing
 
 
 @dataclass
 class Source:
     log: LogTail
-    report: Report = field(default_factory=lambda: Report(replica_id="r1", epoch=1, state="RUNNING"))
+    report: ReplicaReport = field(default_factory=lambda: ReplicaReport(replica_id="r1", epoch=1, state="RUNNING"))
     confirmed: bool = False
     frames: FrameBuffer = field(default_factory=lambda: FrameBuffer(stream=7, epoch=1))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from penstock.protocol.agent import Desired, DesiredSet
 from penstock_worker import messages
 from penstock_worker.environment import entrypoint_environment
-from penstock_worker.messages import Desired, DesiredSet
 
 
 def order(**fields: Any) -> dict[str, Any]:

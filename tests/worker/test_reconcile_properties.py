@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_worker.messages import Desired
+from penstock.protocol.agent import Desired
 from penstock_worker.reconcile import Forget, Life, Observed, Start, Stop, reconcile
 
 IDS = st.sampled_from(["a", "b", "c", "d", "e"])

@@ -25,11 +25,11 @@ from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError
 from penstock.machine import memory
 from penstock.machine.findings import Finding
+from penstock.protocol.agent import Beat, Desired, DesiredSet, FromServer, LeaseRenewed, LogAck, Refused, Welcome
 from penstock.version import __version__
 from penstock_worker import lease, machine_report, messages, ports, processes, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.identity import Identity
-from penstock_worker.messages import Desired, DesiredSet, LeaseRenewed, LogAck, Refused, Welcome
 from penstock_worker.outgoing import Outgoing
 from penstock_worker.reconcile import Forget, Life, Observed, Start, Stop, reconcile
 from penstock_worker.replica import Replica, load
@@ -264,7 +264,7 @@ class Agent:
                 address=address,
                 ports=offered,
                 findings=self._findings,
-            )
+            ).encode()
         )
         sent_at = lease.now()
         async with asyncio.timeout(10):
@@ -293,7 +293,7 @@ class Agent:
                 self._beat_at = lease.now() + ttl_s / 3
                 outgoing.beat_sent(lease.now())
                 used = memory.used_bytes(psutil.virtual_memory().used)
-                await websocket.send(messages.beat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used))
+                await websocket.send(Beat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used).encode())
             if idle:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(IDLE_S):
@@ -305,7 +305,7 @@ class Agent:
                 text = _text(await websocket.recv())
             self._on_message(messages.parse(text), outgoing)
 
-    def _on_message(self, message: messages.FromServer, outgoing: Outgoing) -> None:
+    def _on_message(self, message: FromServer, outgoing: Outgoing) -> None:
         match message:
             case DesiredSet(replicas=replicas, refused=refused, keep_state=keep_state):
                 self._keep_state = keep_state

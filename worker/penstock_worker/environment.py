@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.protocol import contract
+from penstock.protocol.agent import Desired
 from penstock.protocol.checkpoints import CheckpointJob
 from penstock.protocol.environment import passes_from_node
-from penstock_worker.messages import CollectiveJob, Desired, PserverJob
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -41,36 +41,14 @@ def entrypoint_environment(
     )
     environ.update(managed.environ())
     if desired.pserver_job is not None:
-        environ.update(_pserver_job(desired, desired.pserver_job, state_dir))
+        folder = "" if state_dir is None else str(state_dir)
+        environ.update(desired.pserver_job.environ(desired.role, desired.index, state_dir=folder))
         environ.setdefault(contract.PS_LEASE_S, f"{contract.DEFAULT_PS_LEASE_S:g}")
     if desired.collective_job is not None:
-        environ.update(_collective_job(desired.collective_job).environ(desired.index))
+        environ.update(desired.collective_job.environ(desired.index))
         environ.setdefault("OMP_NUM_THREADS", str(max(1, desired.cpus)))  # ranks share the cores of their node
     if desired.checkpoint is not None and checkpoint_dir is not None:
         told = desired.checkpoint
         for name, value in CheckpointJob(str(checkpoint_dir), told.every_steps, told.keep).environ().items():
             environ.setdefault(name, value)  # a job's `env` may name a folder that all nodes reach
     return environ
-
-
-def _collective_job(told: CollectiveJob) -> contract.CollectiveJob:
-    return contract.CollectiveJob(
-        endpoints=tuple(told.endpoints),
-        master=told.master,
-        local_rank=told.local_rank,
-        num_local=told.num_local,
-        node=told.node,
-        gpus=tuple(told.gpus),
-    )
-
-
-def _pserver_job(desired: Desired, told: PserverJob, state_dir: Path | None) -> dict[str, str]:
-    job = contract.PserverJob(
-        endpoints=tuple(told.endpoints),
-        num_trainers=told.num_trainers,
-        address=told.address,
-        token=told.token,
-        port=told.port,
-        state_dir="" if state_dir is None else str(state_dir),
-    )
-    return job.environ(desired.role, desired.index)

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.protocol.agent import ReplicaReport
 from penstock_worker import messages
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import LogTail
-from penstock_worker.messages import Report
 
 LOG_BEFORE_END_S = 10.0  # longest delay of the report of an end by a log that the server does not acknowledge
 FRAMES_A_TURN = 16
@@ -28,7 +28,7 @@ FRAMES_A_TURN = 16
 class Source(Protocol):
     """What a replica has to say."""
 
-    report: Report
+    report: ReplicaReport
     confirmed: bool
     log: LogTail
     frames: FrameBuffer
@@ -46,7 +46,7 @@ class Outgoing:
 
     def __init__(self, sources: Mapping[str, Source], log_offsets: Mapping[str, int]) -> None:
         self._sources = sources
-        self._reported: dict[str, Report] = {}
+        self._reported: dict[str, ReplicaReport] = {}
         self._held_since: dict[str, float] = {}  # replica id -> first turn in which the report of its end was due
         self._beats: deque[_Beat] = deque()
         for replica_id, source in sources.items():
@@ -68,7 +68,7 @@ class Outgoing:
         if report.terminal and not self._may_end(source, now):
             return
         self._reported[report.replica_id] = report
-        yield messages.report(report)
+        yield report.encode()
 
     def _may_end(self, source: Source, now: float) -> bool:
         # Not from the end itself: an agent that was stopped or disconnected meanwhile has had no turn to send anything.
@@ -79,8 +79,7 @@ class Outgoing:
         piece = source.log.next_chunk()
         if piece is not None:
             offset, chunk = piece
-            report = source.report
-            yield messages.log(replica_id=report.replica_id, epoch=report.epoch, offset=offset, chunk=chunk)
+            yield messages.log(source.report, offset, chunk).encode()
 
     def _frames(self, source: Source) -> Iterator[bytes]:
         for _ in range(FRAMES_A_TURN):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from penstock_worker.messages import Desired
+from penstock.protocol.agent import Desired
 
 
 class Life(Enum):

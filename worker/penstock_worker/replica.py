@@ -24,12 +24,12 @@ from pydantic import ValidationError
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.machine.process_end import open_process_end
+from penstock.protocol.agent import Desired, ReplicaReport
 from penstock_worker import guard, lease, ports, processes, relay, snapshots, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.environment import entrypoint_environment
 from penstock_worker.logtail import LogTail
-from penstock_worker.messages import Desired, Report
 
 REPLICA, WORK = "replica.json", "work"
 NEVER_STARTED = "stopped before it was started"
@@ -47,7 +47,15 @@ class Replica:
     ) -> None:
         self.desired = desired
         self.folder = folder
-        self.report = Report(replica_id=desired.replica_id, epoch=desired.epoch, state="PREPARING")
+        self.report = ReplicaReport(
+            replica_id=desired.replica_id,
+            epoch=desired.epoch,
+            state="PREPARING",
+            pid=None,
+            exit_code=None,
+            signal=None,
+            detail="",
+        )
         self.ended_at = 0.0
         self.confirmed = False
         self.stopping = False
@@ -173,7 +181,7 @@ class Replica:
         update = {name: fields[name] for name in ("state", "exit_code", "signal", "detail")}
         self._set(self.report.model_copy(update=update))
 
-    def _set(self, report: Report) -> None:
+    def _set(self, report: ReplicaReport) -> None:
         self.report = report
         self._changed()
 

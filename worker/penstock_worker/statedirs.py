@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from penstock.errors import PeerError
-from penstock_worker.messages import Desired
+from penstock.protocol.agent import Desired
 
 FOLDER, CHECKPOINTS = "pservers", "checkpoints"
 _NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")

@@ -58,10 +58,10 @@ class Managed:
 
 @dataclass(frozen=True, slots=True)
 class PserverJob:
-    """What a process of a job with parameter servers is told besides, in the words that Fluid scripts read.
+    """Place of a process in a job with parameter servers, under the names that Fluid scripts read.
 
     `endpoints`: of pserver 0, 1, …. `address`: of this process's node, as its peers reach it. `token`: a secret of the
-    attempt, which opens the servers' ports. `port`, `state_dir`: a pserver's own.
+    attempt, which opens the servers' ports. `port`: a pserver's own.
     """
 
     endpoints: tuple[str, ...]
@@ -69,10 +69,9 @@ class PserverJob:
     address: str
     token: str = field(repr=False)
     port: int | None = None
-    state_dir: str = ""
 
-    def environ(self, role: Role, index: int) -> dict[str, str]:
-        """Return the variables to put into the process's environment."""
+    def environ(self, role: Role, index: int, *, state_dir: str = "") -> dict[str, str]:
+        """Return the variables to put into the process's environment. `state_dir`: a pserver's own."""
         found = {
             "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(self.endpoints),
             "PADDLE_TRAINERS_NUM": str(self.num_trainers),
@@ -88,16 +87,17 @@ class PserverJob:
             "PADDLE_PORT": str(self.port),
             "PADDLE_PSERVER_ID": str(index),
             "PADDLE_CURRENT_ENDPOINT": self.endpoints[index],
-            PS_STATE_DIR: self.state_dir,
+            PS_STATE_DIR: state_dir,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveJob:
-    """What a rank of a job without servers is told, in the words that scripts for Fluid and for torchrun read.
+    """Place of a rank in a collective job, under the names that scripts for Fluid and for torchrun read.
 
     `endpoints`: of rank 0, 1, …. `master`: host:port at which `torch.distributed` meets. `local_rank`, `num_local`:
     among the ranks of its node; `node`: that node's number. `gpus`: the rank's own, counted among those that it sees.
+    `ports`: at which the rank listens.
     """
 
     endpoints: tuple[str, ...]
@@ -106,6 +106,7 @@ class CollectiveJob:
     num_local: int
     node: int
     gpus: tuple[int, ...] = ()
+    ports: tuple[int, ...] = ()
 
     def environ(self, rank: int) -> dict[str, str]:
         """Return the variables to put into the process's environment."""

@@ -6,16 +6,17 @@ raises it when nobody answers, and `PeerError` when the other side answered and 
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PeerError, Unavailable
+from penstock.protocol.attach import REGISTERED, STORED, Beat, Register, Registered
 from penstock.protocol.contract import Attached, Managed
+from penstock.protocol.wire import parse
 from penstock.telemetry.outbox import Parcel
 
 if TYPE_CHECKING:
@@ -119,9 +120,8 @@ class WebsocketLink:
             raise Unavailable(f"the server at {attached.url} does not answer: {error}") from error
         try:
             answer = self._register(attached, identity)
-            self.stream, self.epoch = int(answer["stream"]), int(answer["epoch"])
-            self.idle_s = float(answer["lease_ttl_s"]) / 3
-        except (KeyError, TypeError, ValueError) as error:
+            self.stream, self.epoch, self.idle_s = answer.stream, answer.epoch, answer.lease_ttl_s / 3
+        except (PeerError, ValueError) as error:
             self.close()
             raise PeerError(f"the server at {attached.url} did not register this {identity.role}: {error}") from error
         except (ConnectionClosed, OSError, TimeoutError) as error:
@@ -130,18 +130,10 @@ class WebsocketLink:
         self.stored_seq = -1
         self._beaten = time.monotonic()
 
-    def _register(self, attached: Attached, identity: Identity) -> dict[str, Any]:
-        register: dict[str, Any] = {
-            "type": "register", "job_name": attached.job_name, "role": identity.role, "index": identity.index,
-            "host": identity.host, "pid": identity.pid,
-        }  # fmt: skip
-        if identity.endpoint is not None:
-            register["endpoint"] = identity.endpoint
-        self._socket.send(json.dumps(register))
-        answer = json.loads(self._socket.recv(timeout=OPEN_TIMEOUT_S))
-        if answer["type"] != "registered":
-            raise ValueError(f"it answered {answer!r}")
-        return dict(answer)
+    def _register(self, attached: Attached, identity: Identity) -> Registered:
+        fields = {name: value for name, value in asdict(identity).items() if value is not None}
+        self._socket.send(Register.model_validate({**fields, "job_name": attached.job_name}).encode())
+        return parse(REGISTERED, self._socket.recv(timeout=OPEN_TIMEOUT_S))
 
     def send(self, item: Parcel) -> None:
         try:
@@ -155,7 +147,7 @@ class WebsocketLink:
         """Send a beat, and read what the server said: unread messages would stall its pings."""
         try:
             if time.monotonic() - self._beaten >= self.idle_s * 0.9:
-                self._socket.send('{"type":"beat"}')
+                self._socket.send(Beat().encode())
                 self._beaten = time.monotonic()
             self._read_all()
         except (self._closed_error, OSError) as error:
@@ -175,11 +167,9 @@ class WebsocketLink:
 def stored_seq(answer: str | bytes) -> int:
     """Return up to which frame a server says that it has stored, -1 if this message does not say so."""
     try:
-        fields = json.loads(answer)
-    except ValueError:
-        return -1  # of a newer server; not for us
-    found = fields.get("stored_seq") if isinstance(fields, dict) else None
-    return found if type(found) is int else -1
+        return parse(STORED, answer).stored_seq
+    except PeerError:
+        return -1  # of a newer server
 
 
 def _connection(attached: Attached) -> AbstractContextManager[ClientConnection]:

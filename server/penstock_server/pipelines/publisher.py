@@ -61,7 +61,7 @@ class Publisher:
             self._again_at.pop(node_id, None)
             if orders.again_at is not None:
                 self._again_at[node_id] = orders.again_at
-            link.outbox.put("desired", orders.message)
+            link.outbox.put("desired", orders.message.fields())
 
     def look_at_clock(self) -> bool:
         """Note nodes of which something else is wanted now, though nothing happened; return whether there are any."""

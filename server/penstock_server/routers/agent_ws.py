@@ -10,12 +10,23 @@ import structlog
 from fastapi import APIRouter, WebSocket
 
 from penstock.errors import PeerError
+from penstock.protocol.agent import (
+    FROM_AGENT,
+    Beat,
+    FromAgent,
+    Hello,
+    LeaseRenewed,
+    LogAck,
+    LogBytes,
+    ReplicaReport,
+    Welcome,
+)
 from penstock.protocol.states import TERMINAL_REPLICA, ReplicaState
+from penstock.protocol.wire import parse
 from penstock_server.auth.principal import scoped
 from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
-from penstock_server.schemas import wire
 from penstock_server.services.reports import StaleEpoch
 from penstock_server.streams.agents import AgentLink
 from penstock_server.streams.ingest import Sender
@@ -51,8 +62,8 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
         first = await receive(socket)
     if first is None:
         return
-    hello = wire.parse(wire.AGENT, first) if isinstance(first, str) else None
-    if not isinstance(hello, wire.AgentHello):
+    hello = parse(FROM_AGENT, first) if isinstance(first, str) else None
+    if not isinstance(hello, Hello):
         raise PeerError("the first message of an agent has to be hello")
     await _welcome(runtime, link, hello)
     sender = Sender(node_id=link.node_id)
@@ -60,44 +71,37 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
         if isinstance(message, bytes):
             await runtime.ingest.offer(sender, message)
         else:
-            await _message(runtime, link, wire.parse(wire.AGENT, message))
+            await _message(runtime, link, parse(FROM_AGENT, message))
 
 
-async def _welcome(runtime: Runtime, link: AgentLink, hello: wire.AgentHello) -> None:
+async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
     runtime.agents.connect(link)
     link.missing = await runtime.reports.hello(link.node_id, hello)
     runtime.leases.connected(link.node_id)
     offsets = await runtime.log_offsets(link.node_id)
     settings = runtime.settings
-    link.outbox.put(
-        "welcome",
-        {
-            "type": "welcome",
-            "node_id": link.node_id,
-            "lease_ttl_s": settings.lease_ttl_s,
-            "grace_s": settings.grace_s,
-            "log_offsets": offsets,
-        },
-    )
+    ttl_s, grace_s = settings.lease_ttl_s, settings.grace_s
+    welcome = Welcome(node_id=link.node_id, lease_ttl_s=ttl_s, grace_s=grace_s, log_offsets=offsets)
+    link.outbox.put("welcome", welcome.fields())
     await runtime.publisher.push_desired(link.node_id)
     log.info("agent connected", version=hello.version, replicas=len(hello.replicas), missing=len(link.missing))
 
 
-async def _message(runtime: Runtime, link: AgentLink, message: wire.AgentMessage) -> None:
+async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> None:
     match message:
-        case wire.AgentBeat():
+        case Beat():
             runtime.leases.beat(link.node_id)
             if await runtime.metrics.settled():  # the agent keeps vital frames until a beat after them is answered
-                link.outbox.put("lease", {"type": "lease", "ttl_s": runtime.settings.lease_ttl_s})
-        case wire.ReplicaReport():
+                link.outbox.put("lease", LeaseRenewed(ttl_s=runtime.settings.lease_ttl_s).fields())
+        case ReplicaReport():
             await _report(runtime, link, message)
-        case wire.AgentLog():
+        case LogBytes():
             await _log(runtime, link, message)
-        case wire.AgentHello():
+        case Hello():
             raise PeerError("hello came twice on one connection")
 
 
-async def _report(runtime: Runtime, link: AgentLink, message: wire.ReplicaReport) -> None:
+async def _report(runtime: Runtime, link: AgentLink, message: ReplicaReport) -> None:
     link.missing.discard(message.replica_id)
     if ReplicaState(message.state) in TERMINAL_REPLICA:
         await runtime.metrics.settled()  # a client that sees the end can read all metrics
@@ -112,7 +116,7 @@ async def _report(runtime: Runtime, link: AgentLink, message: wire.ReplicaReport
         log.warning("report refused", error=str(error))
 
 
-async def _log(runtime: Runtime, link: AgentLink, message: wire.AgentLog) -> None:
+async def _log(runtime: Runtime, link: AgentLink, message: LogBytes) -> None:
     job_id = await runtime.job_of_replica(link.node_id, message.replica_id, message.epoch)
     if job_id is None:
         runtime.meters.refused.labels("foreign_log").inc()
@@ -122,5 +126,5 @@ async def _log(runtime: Runtime, link: AgentLink, message: wire.AgentLog) -> Non
     except binascii.Error as error:
         raise PeerError(f"text_b64 of a log message is no base64: {error}") from error
     offset = runtime.ingest.take_log(job_id, message.replica_id, message.offset, content)
-    key = f"ack:{message.replica_id}"
-    link.outbox.put(key, {"type": "ack", "replica_id": message.replica_id, "log_offset": offset})
+    ack = LogAck(replica_id=message.replica_id, log_offset=offset)
+    link.outbox.put(f"ack:{message.replica_id}", ack.fields())

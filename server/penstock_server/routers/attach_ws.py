@@ -7,13 +7,14 @@ import asyncio
 from fastapi import APIRouter, WebSocket
 
 from penstock.errors import PeerError
+from penstock.protocol.attach import FROM_PROCESS, Beat, Register, Registered, Stored
 from penstock.protocol.frames import Kind, decode, decode_header
+from penstock.protocol.wire import parse
 from penstock_server.auth.principal import scoped
 from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
-from penstock_server.schemas import wire
-from penstock_server.services.attach import Registered, outcome
+from penstock_server.services.attach import outcome
 from penstock_server.streams.ingest import Sender
 from penstock_server.streams.outbox import Outbox
 from penstock_server.streams.socket import close, converse, receive, send_outbox
@@ -42,8 +43,8 @@ async def _read(socket: WebSocket, runtime: Runtime, outbox: Outbox) -> None:
         first = await receive(socket)
     if first is None:
         return
-    register = wire.parse(wire.ATTACH, first) if isinstance(first, str) else None
-    if not isinstance(register, wire.Register):
+    register = parse(FROM_PROCESS, first) if isinstance(first, str) else None
+    if not isinstance(register, Register):
         raise PeerError("the first message of an attached process has to be register")
     registered = await runtime.attach.register(register)
     try:
@@ -53,17 +54,7 @@ async def _read(socket: WebSocket, runtime: Runtime, outbox: Outbox) -> None:
 
 
 async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered: Registered) -> None:
-    outbox.put(
-        "registered",
-        {
-            "type": "registered",
-            "job_id": registered.job_id,
-            "replica_id": registered.replica_id,
-            "stream": registered.stream,
-            "epoch": registered.epoch,
-            "lease_ttl_s": runtime.settings.lease_ttl_s,
-        },
-    )
+    outbox.put("registered", registered.fields())
     sender = Sender(replica_id=registered.replica_id)
     seen = -1
     while (message := await receive(socket)) is not None:
@@ -75,12 +66,12 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
                 failed, error = outcome(decode(message).body)
                 await runtime.metrics.settled()  # a client that sees the end can read all metrics
                 await runtime.attach.goodbye(registered.replica_id, failed=failed, error=error)
-        elif not isinstance(wire.parse(wire.ATTACH, message), wire.AttachBeat):
+        elif not isinstance(parse(FROM_PROCESS, message), Beat):
             raise PeerError("register came twice on one connection")
         else:
             runtime.attach.beat(registered.replica_id)
             if await runtime.metrics.settled():
-                outbox.put("beat", {"type": "beat", "stored_seq": seen})
+                outbox.put("beat", Stored(stored_seq=seen).fields())
 
 
 def _seq(message: bytes) -> int:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from penstock.errors import PeerError
 from penstock.protocol.frames import Kind
 from penstock.protocol.states import TERMINAL_JOB
+from penstock.protocol.stream import (
+    FROM_BROWSER,
+    JobSnapshot,
+    JobsSnapshot,
+    Points,
+    SubscribeJob,
+    SubscribeJobs,
+    Unsubscribe,
+)
+from penstock.protocol.wire import parse
 from penstock_server.auth.principal import scoped
 from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
-from penstock_server.schemas import wire
 from penstock_server.streams.browser import MAX_REPLAY_BYTES, Browser, SlowBrowser, replay
 from penstock_server.streams.hub import SHOWN, Subscription
 from penstock_server.streams.queue import SLOW, LogWish
@@ -55,47 +62,42 @@ async def _read(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:
     while (text := await receive(socket)) is not None:
         if isinstance(text, bytes):
             raise PeerError("a browser sends text messages only")
-        message: wire.BrowserMessage = wire.parse(wire.BROWSER, text)
-        match message:
-            case wire.SubscribeJobs():
+        match message := parse(FROM_BROWSER, text):
+            case SubscribeJobs():
                 await _follow_jobs(runtime, browser, message.id)
-            case wire.SubscribeJob():
+            case SubscribeJob():
                 await _follow_job(runtime, browser, message)
-            case wire.Unsubscribe():
+            case Unsubscribe():
                 browser.unsubscribe(message.id)
-            case wire.Credit():
-                continue  # the transport's back-pressure already says how far the browser is
 
 
 async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
     browser.subscribe(number, None, frozenset({"state"}), {})
     jobs, total = await runtime.jobs.newest(LISTED_JOBS)
     nodes = await runtime.nodes.page()
-    browser.queue.put_state(
-        f"snapshot:{number}",
-        {
-            "type": "snapshot",
-            "id": number,
-            "jobs": [job.model_dump(mode="json") for job in jobs],
-            "nodes": [node.model_dump(mode="json") for node in nodes],
-            "total": total,
-            "more": total > len(jobs),
-        },
-    )
+    snapshot: JobsSnapshot = {
+        "type": "snapshot",
+        "id": number,
+        "jobs": [job.model_dump(mode="json") for job in jobs],
+        "nodes": [node.model_dump(mode="json") for node in nodes],
+        "total": total,
+        "more": total > len(jobs),
+    }
+    browser.queue.put_state(f"snapshot:{number}", snapshot)
 
 
-async def _follow_job(runtime: Runtime, browser: Browser, message: wire.SubscribeJob) -> None:
+async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob) -> None:
     await runtime.jobs.get(message.job_id)  # raises NotFound before anything is subscribed
     async with runtime.metrics.lock:  # no flush between the stored points and the first delta
         subscription = browser.subscribe(message.id, message.job_id, frozenset(message.parts), message.log_offsets)
         series = await runtime.storage.metrics(message.job_id, None, SNAPSHOT_POINTS)
     job = await runtime.jobs.get(message.job_id)
     nodes = await runtime.nodes.page()
-    snapshot: dict[str, Any] = {
+    snapshot: JobSnapshot = {
         "type": "snapshot",
         "id": message.id,
         "job": job.model_dump(mode="json"),
-        "metrics": {name: one.model_dump() for name, one in series.items()},
+        "metrics": {name: Points(step=one.step, time_ns=one.time_ns, value=one.value) for name, one in series.items()},
         "graphs": await runtime.storage.current_graphs(message.job_id),
         "nodes": [node.model_dump(mode="json") for node in nodes],
     }

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import select
 
+from penstock.protocol.attach import Register, Registered
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict
-from penstock_server.schemas import wire
 from penstock_server.services.counters import next_numbers
 from penstock_server.services.leases import Leases, Standing
 from penstock_server.services.lifecycle import CLOSED, FAILED
@@ -28,16 +27,6 @@ _OVER = [s.value for s in TERMINAL_JOB]
 _ENDED = [s.value for s in TERMINAL_REPLICA]
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """What a process is told when it registers."""
-
-    job_id: str
-    replica_id: str
-    stream: int
-    epoch: int
-
-
 class Attach:
     """Registration, leases and the end of attached processes."""
 
@@ -45,7 +34,7 @@ class Attach:
         self._db, self._clock, self._leases, self._tail, self._grace_s = database, clock, leases, tail, grace_s
         self._connected: set[str] = set()
 
-    async def register(self, message: wire.Register) -> Registered:
+    async def register(self, message: Register) -> Registered:
         """Register a process with its job, which is made if no job of this name goes on.
 
         The same process (host and pid) that comes again gets its replica back. Raises Conflict if another
@@ -61,7 +50,9 @@ class Attach:
             row.endpoint = message.endpoint
             await tx.session.flush()
             await settle(tx, job, at=self._clock.now(), tail=self._tail, grace_s=self._grace_s)
-            answer = Registered(job.id, row.id, row.stream, row.epoch)
+            answer = Registered(
+                job_id=job.id, replica_id=row.id, stream=row.stream, epoch=row.epoch, lease_ttl_s=self._leases.ttl_s
+            )
         self._connected.add(answer.replica_id)
         self._leases.cut(answer.replica_id, self._clock.monotonic())
         return answer
@@ -142,7 +133,7 @@ class Attach:
         await tx.session.flush()
         return row
 
-    async def _holder(self, tx: Tx, job: JobRow, message: wire.Register) -> ReplicaRow | None:
+    async def _holder(self, tx: Tx, job: JobRow, message: Register) -> ReplicaRow | None:
         statement = select(ReplicaRow).where(
             ReplicaRow.job_id == job.id,
             ReplicaRow.role == message.role,
@@ -163,7 +154,7 @@ class Attach:
         transition(tx, row, ReplicaState.LOST, at=self._clock.now(), reason="attached", detail=detail)
         return None
 
-    async def _add(self, tx: Tx, job: JobRow, message: wire.Register) -> ReplicaRow:
+    async def _add(self, tx: Tx, job: JobRow, message: Register) -> ReplicaRow:
         now = self._clock.now()
         attempts = select(AttemptRow.id).where(AttemptRow.job_id == job.id, AttemptRow.number == job.attempt)
         row = ReplicaRow(

@@ -6,12 +6,13 @@ from datetime import datetime
 
 from sqlalchemy import select
 
+from penstock.protocol.agent import Hello
 from penstock.protocol.states import TERMINAL_REPLICA, NodeState, ReplicaState
 from penstock_server.auth.tokens import Tokens
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound, Problem
-from penstock_server.schemas import api, wire
+from penstock_server.schemas import api
 from penstock_server.services.transitions import created, transition
 from penstock_server.services.views import node_views
 from penstock_server.tables import NodeRow, ReplicaRow
@@ -79,7 +80,7 @@ class Nodes:
         for row in (await tx.session.execute(statement)).scalars():
             transition(tx, row, NodeState.DRAINED, at=now, reason="drained")
 
-    async def connected(self, tx: Tx, node_id: str, hello: wire.AgentHello) -> NodeRow:
+    async def connected(self, tx: Tx, node_id: str, hello: Hello) -> NodeRow:
         """Note that an agent is there. Raises NotFound if its node was removed."""
         row = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
         if row is None:

@@ -11,6 +11,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from penstock.protocol.agent import Checkpoint, Desired, DesiredSet
+from penstock.protocol.contract import CollectiveJob, PserverJob
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.db import Database
@@ -42,7 +44,7 @@ class _Group:
 class Orders:
     """An agent's `desired` message. `again_at`: when it changes though nothing happens, None if it does not."""
 
-    message: dict[str, Any]
+    message: DesiredSet
     again_at: datetime | None
 
 
@@ -86,7 +88,7 @@ async def desired(
         for replica, job in wanted
         if _starts_at(replica, groups.get(job.id)) <= now
     ]
-    return Orders({"type": "desired", "replicas": orders, "keep_state": sorted(keep)}, min(later, default=None))
+    return Orders(DesiredSet.model_construct(replicas=orders, keep_state=sorted(keep)), min(later, default=None))
 
 
 def _is_wanted(replica: ReplicaRow, job: JobRow, lingers_since: datetime) -> bool:
@@ -144,47 +146,54 @@ def _group(places: Mapping[tuple[str, int], Sequence[ReplicaRow]], secret: str, 
     )
 
 
-def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> dict[str, Any]:
-    order = {
-        "replica_id": replica.id,
-        "job_id": replica.job_id,
-        "job_name": spec.name,
-        "role": replica.role,
-        "index": replica.index,
-        "epoch": replica.epoch,
-        "attempt": replica.attempt,
-        "stream": replica.stream,
-        "entrypoint": spec.entrypoint,
-        "env": spec.env,
-        "snapshot": spec.snapshot,
-        "cpus": replica.cpus,
-        "stop_grace_s": spec.stop_grace_s,
-        "checkpoint": None if spec.checkpoint is None else spec.checkpoint.model_dump(),
-    }
+def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> Desired:
+    """Return the order of one replica, unchecked: what an agent cannot read it refuses, and the rest is not held up."""
+    order = Desired.model_construct(
+        replica_id=replica.id,
+        job_id=replica.job_id,
+        job_name=spec.name,
+        role="trainer" if replica.role == "trainer" else "pserver",
+        index=replica.index,
+        epoch=replica.epoch,
+        attempt=replica.attempt,
+        stream=replica.stream,
+        entrypoint=spec.entrypoint,
+        env=spec.env,
+        snapshot=spec.snapshot,
+        cpus=replica.cpus,
+        stop_grace_s=spec.stop_grace_s,
+        checkpoint=None if spec.checkpoint is None else Checkpoint(**spec.checkpoint.model_dump()),
+    )
     if group is None or replica.node_id is None:
         return order
     if spec.mode == "collective":
-        return {**order, "collective_job": _collective_job(replica, group.trainers)}
-    told = {"endpoints": _endpoints(group.servers), "num_trainers": len(group.trainers), "token": group.secret}
-    return {**order, "pserver_job": {**told, "address": group.addresses[replica.node_id], "port": replica.port}}
+        return order.model_copy(update={"collective_job": _collective_job(replica, group.trainers)})
+    pserver_job = PserverJob(
+        endpoints=_endpoints(group.servers),
+        num_trainers=len(group.trainers),
+        token=group.secret,
+        address=group.addresses[replica.node_id],
+        port=replica.port,
+    )
+    return order.model_copy(update={"pserver_job": pserver_job})
 
 
-def _collective_job(replica: ReplicaRow, ranks: Sequence[ReplicaRow]) -> dict[str, Any]:
-    """Return what a rank is told of the others. Its GPUs come after those of the ranks before it on its node."""
+def _collective_job(replica: ReplicaRow, ranks: Sequence[ReplicaRow]) -> CollectiveJob:
+    """Return a rank's place among the others. Its GPUs come after those of the ranks before it on its node."""
     endpoints = _endpoints(ranks)
     beside = [rank for rank in ranks if rank.node_id == replica.node_id]
     local_rank = [rank.index for rank in beside].index(replica.index)
     first_gpu = sum(rank.gpus for rank in beside[:local_rank])
-    return {
-        "endpoints": endpoints,
-        "master": f"{endpoints[0].rpartition(':')[0]}:{ranks[0].meeting_port}",
-        "local_rank": local_rank,
-        "num_local": len(beside),
-        "node": list(dict.fromkeys(rank.node_id for rank in ranks)).index(replica.node_id),
-        "gpus": list(range(first_gpu, first_gpu + replica.gpus)),
-        "ports": [port for port in (replica.port, replica.meeting_port) if port is not None],
-    }
+    return CollectiveJob(
+        endpoints=endpoints,
+        master=f"{endpoints[0].rpartition(':')[0]}:{ranks[0].meeting_port}",
+        local_rank=local_rank,
+        num_local=len(beside),
+        node=list(dict.fromkeys(rank.node_id for rank in ranks)).index(replica.node_id),
+        gpus=tuple(range(first_gpu, first_gpu + replica.gpus)),
+        ports=tuple(port for port in (replica.port, replica.meeting_port) if port is not None),
+    )
 
 
-def _endpoints(rows: Sequence[ReplicaRow]) -> list[str]:
-    return [row.endpoint or "" for row in rows]
+def _endpoints(rows: Sequence[ReplicaRow]) -> tuple[str, ...]:
+    return tuple(row.endpoint or "" for row in rows)

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from sqlalchemy import select
 
 from penstock.errors import PeerError
+from penstock.protocol.agent import Hello, ReplicaReport, RunningReplica
 from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
-from penstock_server.schemas import wire
 from penstock_server.services.lifecycle import NEVER_STARTED, may_linger
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.settle import LogTail, locked_job, settle
@@ -49,7 +49,7 @@ class Reports:
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
         self._released: set[str] = set()  # pservers whose agents were told that they are not wanted any more
 
-    async def hello(self, node_id: str, hello: wire.AgentHello) -> set[str]:
+    async def hello(self, node_id: str, hello: Hello) -> set[str]:
         """Note that an agent connected; return the replicas that it should have and does not."""
         async with self._db.write() as tx:
             await self._nodes.connected(tx, node_id, hello)
@@ -67,7 +67,7 @@ class Reports:
             await self._settle_all(tx, jobs)
         return missing
 
-    async def report(self, node_id: str, message: wire.ReplicaReport) -> None:
+    async def report(self, node_id: str, message: ReplicaReport) -> None:
         """Apply a report. A repeated one changes nothing. Raises StaleEpoch, or PeerError if it is not its to make."""
         async with self._db.write() as tx:
             row = await tx.session.get(ReplicaRow, message.replica_id)
@@ -188,14 +188,14 @@ class Reports:
         patience_s = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
         return waited >= timedelta(seconds=patience_s)
 
-    def _readopt(self, tx: Tx, row: ReplicaRow, found: wire.RunningReplica) -> None:
+    def _readopt(self, tx: Tx, row: ReplicaRow, found: RunningReplica) -> None:
         row.pid = found.pid or row.pid
         state = ReplicaState(row.state)
         back = ReplicaState.RUNNING if found.state is ReplicaState.RUNNING or state is ReplicaState.UNKNOWN else None
         if back is not None and state is not back:
             transition(tx, row, back, at=self._clock.now(), reason="readopted")
 
-    def _take_over(self, tx: Tx, row: ReplicaRow, message: wire.ReplicaReport) -> None:
+    def _take_over(self, tx: Tx, row: ReplicaRow, message: ReplicaReport) -> None:
         row.pid = message.pid or row.pid
         row.exit_code, row.signal = message.exit_code, message.signal
         before, after = ReplicaState(row.state), ReplicaState(message.state)

@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.states import TERMINAL_JOB
+from penstock.protocol.stream import StreamGraph
 from penstock_server.clock import Clock
 from penstock_server.db import Database
 from penstock_server.instruments import Instruments
@@ -71,12 +72,12 @@ class Storage:
             for use, program in pairs
         ]
 
-    async def current_graphs(self, job_id: str) -> list[dict[str, object]]:
+    async def current_graphs(self, job_id: str) -> list[StreamGraph]:
         """Return which graph each replica of a job uses now."""
         statement = select(ReplicaRow.id, ReplicaRow.stream, ReplicaRow.graph_hash).where(ReplicaRow.job_id == job_id)
         async with self._db.read() as session:
             rows = (await session.execute(statement.order_by(ReplicaRow.id))).all()
-        return [{"replica_id": r, "stream": s, "hash": h} for r, s, h in rows if h is not None]
+        return [StreamGraph(replica_id=r, stream=s, hash=h) for r, s, h in rows if h is not None]
 
     async def graph(self, graph_hash: str) -> str:
         """Return the JSON of a graph document. Raises NotFound."""

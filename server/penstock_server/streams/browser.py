@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from penstock.errors import PeerError
 from penstock.protocol.frames import Kind, decode, decode_header
+from penstock.protocol.stream import LogAdded, ServerMessage, StreamGraph
 from penstock_server.clock import Clock
 from penstock_server.instruments import Instruments
 from penstock_server.settings import Settings
@@ -119,7 +120,7 @@ class Browser:
             await self._send(item)
         return True
 
-    async def _send(self, item: bytes | dict[str, Any]) -> None:
+    async def _send(self, item: bytes | ServerMessage) -> None:
         try:
             async with asyncio.timeout(SEND_DEADLINE_S):
                 if isinstance(item, bytes):
@@ -138,8 +139,8 @@ class Browser:
         if piece.next_offset == offset:
             return
         subscription.log_offsets[wish.replica_id] = piece.next_offset
-        message = {"type": "log", "id": wish.subscription, "replica_id": wish.replica_id}
-        await self._send({**message, "offset": offset, "text": piece.text})
+        added = LogAdded(type="log", id=wish.subscription, replica_id=wish.replica_id, offset=offset, text=piece.text)
+        await self._send(added)
         more = LogWish(wish.subscription, wish.job_id, wish.replica_id, piece.next_offset)
         self.queue.put_log(more)  # read on until there is nothing, other messages in between
 
@@ -150,7 +151,7 @@ def replay(subscription: Subscription, frames: list[bytes], replicas: dict[int, 
         header = decode_header(frame)
         if header.kind is Kind.GRAPH_USED:
             body = decode(frame).body
-            message = {"type": "graph", "replica_id": replicas.get(header.stream, ""), "stream": header.stream}
-            offer(subscription, None, {**message, "hash": str(body.get("hash", ""))})
+            replica_id, used = replicas.get(header.stream, ""), str(body.get("hash", ""))
+            offer(subscription, None, StreamGraph(replica_id=replica_id, stream=header.stream, hash=used))
         else:
             offer(subscription, header, frame)

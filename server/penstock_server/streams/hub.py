@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.protocol.frames import Header, Kind
-from penstock_server.streams.queue import BrowserQueue, LogWish, Points
+from penstock.protocol.stream import EventAdded, GraphUsed, JobChanged, NodesChanged, Points, StreamGraph
+from penstock_server.streams.queue import BrowserQueue, LogWish
 
 RING_BYTES = 1 << 20
 MAX_RINGS = 64
@@ -43,11 +45,11 @@ class Recent:
     last for long.
     """
 
-    items: deque[tuple[Header | None, bytes | dict[str, Any]]] = field(default_factory=deque)
+    items: deque[tuple[Header | None, bytes | StreamGraph]] = field(default_factory=deque)
     pinned: dict[int, tuple[Header, bytes]] = field(default_factory=dict)
     size: int = 0
 
-    def add(self, header: Header | None, content: bytes | dict[str, Any]) -> None:
+    def add(self, header: Header | None, content: bytes | StreamGraph) -> None:
         """Add a frame, or a message among the frames; the oldest go."""
         self.items.append((header, content))
         self.size += len(content) if isinstance(content, bytes) else 0
@@ -57,7 +59,7 @@ class Recent:
             if what is not None and what.kind is Kind.EXCHANGE and isinstance(old, bytes):
                 self.pinned[what.stream] = (what, old)
 
-    def all(self) -> list[tuple[Header | None, bytes | dict[str, Any]]]:
+    def all(self) -> list[tuple[Header | None, bytes | StreamGraph]]:
         """Return everything that is kept, oldest first."""
         return [*self.pinned.values(), *self.items]
 
@@ -94,7 +96,7 @@ class Hub:
         """Send a job's newest state."""
         for sub in [*self._of_list, *self._of_job.get(job_id, ())]:
             if "state" in sub.parts:
-                sub.queue.put_state(f"job:{sub.id}:{job_id}", {"type": "job", "id": sub.id, "job": view})
+                sub.queue.put_state(f"job:{sub.id}:{job_id}", JobChanged(type="job", id=sub.id, job=view))
 
     @property
     def lists_followed(self) -> bool:
@@ -104,16 +106,16 @@ class Hub:
     def publish_nodes(self, nodes: list[dict[str, Any]]) -> None:
         """Send the nodes as they are now."""
         for sub in self._of_list:
-            sub.queue.put_state(f"nodes:{sub.id}", {"type": "nodes", "id": sub.id, "nodes": nodes})
+            sub.queue.put_state(f"nodes:{sub.id}", NodesChanged(type="nodes", id=sub.id, nodes=nodes))
 
     def publish_event(self, job_id: str | None, event: dict[str, Any]) -> None:
         """Send a change of state."""
         for sub in self._of_job.get(job_id, ()) if job_id is not None else self._of_list:
             if "state" in sub.parts:
                 key = f"event:{sub.id}:{event['id']}"
-                sub.queue.put_state(key, {"type": "event", "id": sub.id, "event": event})
+                sub.queue.put_state(key, EventAdded(type="event", id=sub.id, event=event))
 
-    def publish_metrics(self, job_id: str, points: Points) -> None:
+    def publish_metrics(self, job_id: str, points: Mapping[str, Points]) -> None:
         """Send points that are in the database by now."""
         for sub in self._of_job.get(job_id, ()):
             if "metrics" in sub.parts:
@@ -153,11 +155,11 @@ class Hub:
 
     def publish_graph(self, job_id: str, replica_id: str, stream: int, graph_hash: str) -> None:
         """Say which graph the following frames of a stream index."""
-        message = {"type": "graph", "replica_id": replica_id, "stream": stream, "hash": graph_hash}
-        self._ring(job_id).add(None, message)
+        used = StreamGraph(replica_id=replica_id, stream=stream, hash=graph_hash)
+        self._ring(job_id).add(None, used)
         for sub in self._of_job.get(job_id, ()):
             if sub.ready:
-                sub.queue.put_in_stream(sub.id, {**message, "id": sub.id})
+                offer(sub, None, used)
 
     def replay_recent(self, subscription: Subscription) -> bool:
         """Queue the newest frames of a job for one subscription; False if none are in memory."""
@@ -177,10 +179,10 @@ class Hub:
         self._recent.pop(job_id, None)
 
 
-def offer(subscription: Subscription, header: Header | None, content: bytes | dict[str, Any]) -> None:
+def offer(subscription: Subscription, header: Header | None, content: bytes | StreamGraph) -> None:
     """Queue one frame, or message among frames, for one subscription if it asked for such."""
     if isinstance(content, bytes):
         if header is not None and _PART[header.kind] in subscription.parts:
             subscription.queue.put_frame(subscription.id, header.kind, header.count, content)
     else:
-        subscription.queue.put_in_stream(subscription.id, {**content, "id": subscription.id})
+        subscription.queue.put_in_stream(subscription.id, GraphUsed(type="graph", id=subscription.id, **content))

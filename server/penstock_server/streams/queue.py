@@ -9,19 +9,16 @@ up it is told so. Nothing but frames is ever dropped.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from penstock.protocol.bounded import BoundedQueue, Rule
 from penstock.protocol.frames import Kind
+from penstock.protocol.stream import Degraded, Gap, MetricsAdded, Points, ServerMessage
 
 SLOW = 4408
 DEGRADE_AFTER_S = 1.0
 ROUND_BYTES = 256 << 10
-
-Points = Mapping[str, Mapping[str, list[Any]]]
-"""Series by name: {step, time_ns, value}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +35,15 @@ class LogWish:
 class Round:
     """What to send next: messages first, then a piece of each log, then frames (or messages among them)."""
 
-    messages: list[dict[str, Any]]
+    messages: list[ServerMessage]
     logs: list[LogWish]
-    stream: list[bytes | dict[str, Any]]
+    stream: list[bytes | ServerMessage]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Waiting:
-    content: bytes | dict[str, Any]
+    content: bytes | ServerMessage
     subscription: int
-    kind: Kind | None
-    rows: int
-    size: int
 
 
 @dataclass(slots=True)
@@ -61,31 +55,39 @@ class BrowserQueue:
     slow_s: float
     monotonic: Callable[[], float]
     wake: Callable[[], None]
-    frame_bytes: int = 0
     dropped_rows: int = 0
     slow: bool = False
-    _state: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _metrics: dict[int, dict[str, dict[str, list[Any]]]] = field(default_factory=dict)
+    _state: dict[str, ServerMessage] = field(default_factory=dict)
+    _metrics: dict[int, dict[str, Points]] = field(default_factory=dict)
     _gaps: dict[int, dict[str, int]] = field(default_factory=dict)
     _logs: dict[tuple[int, str], LogWish] = field(default_factory=dict)
-    _frames: deque[_Waiting] = field(default_factory=deque)
+    _frames: BoundedQueue[_Waiting] = field(init=False)
     _congested_since: float | None = None
     _degraded: bool = False
     _told: set[int] = field(default_factory=set)
 
-    def put_state(self, key: str, message: dict[str, Any]) -> None:
+    def __post_init__(self) -> None:
+        self._frames = BoundedQueue([Rule(frozenset({Kind.OP_EVENTS}), self.high_water_bytes)])
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the frames that wait."""
+        return self._frames.size_bytes
+
+    def put_state(self, key: str, message: ServerMessage) -> None:
         """Queue a message; it replaces the one of the same key that waits."""
         self._state.pop(key, None)
         self._state[key] = message
         self.wake()
 
-    def put_metrics(self, subscription: int, points: Points) -> None:
+    def put_metrics(self, subscription: int, points: Mapping[str, Points]) -> None:
         """Queue points behind those that wait."""
         mine = self._metrics.setdefault(subscription, {})
         for name, series in points.items():
-            waiting = mine.setdefault(name, {"step": [], "time_ns": [], "value": []})
-            for column, values in series.items():
-                waiting[column].extend(values)
+            waiting = mine.setdefault(name, Points(step=[], time_ns=[], value=[]))
+            waiting["step"] += series["step"]
+            waiting["time_ns"] += series["time_ns"]
+            waiting["value"] += series["value"]
         self.wake()
 
     def put_log(self, wish: LogWish) -> None:
@@ -93,9 +95,9 @@ class BrowserQueue:
         self._logs.setdefault((wish.subscription, wish.replica_id), wish)
         self.wake()
 
-    def put_in_stream(self, subscription: int, message: dict[str, Any]) -> None:
+    def put_in_stream(self, subscription: int, message: ServerMessage) -> None:
         """Queue a message that keeps its place among the frames."""
-        self._frames.append(_Waiting(message, subscription, None, 0, 0))
+        self._frames.push(None, 0, 0, _Waiting(message, subscription))
         self.wake()
 
     def put_frame(self, subscription: int, kind: Kind, rows: int, frame: bytes) -> None:
@@ -105,10 +107,11 @@ class BrowserQueue:
         if self._degraded and kind is Kind.OP_EVENTS:
             self._drop(subscription, kind, rows)
         else:
-            self._frames.append(_Waiting(frame, subscription, kind, rows, len(frame)))
-            self.frame_bytes += len(frame)
-        if self.frame_bytes > self.high_water_bytes:
-            self._relieve()
+            is_over = self.frame_bytes + len(frame) > self.high_water_bytes
+            for entry in self._frames.push(kind, rows, len(frame), _Waiting(frame, subscription)):
+                self._drop(entry.item.subscription, Kind.OP_EVENTS, entry.rows)
+            if is_over and self._congested_since is None:
+                self._congested_since = self.monotonic()
         self._judge(subscription)
         self.wake()
 
@@ -123,20 +126,18 @@ class BrowserQueue:
         if not (self._state or self._metrics or self._gaps or self._logs or self._frames):
             return None
         messages = list(self._state.values())
-        messages += [{"type": "gap", "id": n, "dropped": dropped} for n, dropped in self._gaps.items()]
-        messages += [{"type": "metrics", "id": n, "series": series} for n, series in self._metrics.items()]
+        messages += [Gap(type="gap", id=n, dropped=dropped) for n, dropped in self._gaps.items()]
+        messages += [MetricsAdded(type="metrics", id=n, series=series) for n, series in self._metrics.items()]
         logs = list(self._logs.values())
         self._state, self._gaps, self._metrics, self._logs = {}, {}, {}, {}
-        stream: list[bytes | dict[str, Any]] = []
+        stream: list[bytes | ServerMessage] = []
         size = 0
-        while self._frames and size < ROUND_BYTES:
-            waiting = self._frames.popleft()
-            size += waiting.size
-            stream.append(waiting.content)
-        self.frame_bytes -= size
+        while size < ROUND_BYTES and (entry := self._frames.pop()) is not None:
+            size += entry.size_bytes
+            stream.append(entry.item.content)
         if not self._frames:
             self._congested_since, self._degraded = None, False
-            stream += [{"type": "degraded", "id": n, "reason": None} for n in sorted(self._told)]
+            stream += [Degraded(type="degraded", id=n, reason=None) for n in sorted(self._told)]
             self._told.clear()
         return Round(messages, logs, stream)
 
@@ -146,23 +147,8 @@ class BrowserQueue:
         self._told.discard(subscription)
         self._gaps.pop(subscription, None)
         self._logs = {key: wish for key, wish in self._logs.items() if key[0] != subscription}
-        self._frames = deque(w for w in self._frames if w.subscription != subscription)
-        self._state = {key: m for key, m in self._state.items() if m.get("id") != subscription}
-        self.frame_bytes = sum(w.size for w in self._frames)
-
-    def _relieve(self) -> None:
-        kept: deque[_Waiting] = deque()
-        over = self.frame_bytes - self.high_water_bytes
-        for waiting in self._frames:
-            if over > 0 and waiting.kind is Kind.OP_EVENTS:
-                over -= waiting.size
-                self.frame_bytes -= waiting.size
-                self._drop(waiting.subscription, waiting.kind, waiting.rows)
-            else:
-                kept.append(waiting)
-        self._frames = kept
-        if self._congested_since is None:
-            self._congested_since = self.monotonic()
+        self._frames.discard(lambda waiting: waiting.subscription == subscription)
+        self._state = {key: m for key, m in self._state.items() if m["id"] != subscription}
 
     def _judge(self, subscription: int) -> None:
         if self._congested_since is None:
@@ -174,7 +160,7 @@ class BrowserQueue:
             self._degraded = True
             self._told.add(subscription)
             reason = "this browser is behind: operator events are left out until it has caught up"
-            self.put_state(f"degraded:{subscription}", {"type": "degraded", "id": subscription, "reason": reason})
+            self.put_state(f"degraded:{subscription}", Degraded(type="degraded", id=subscription, reason=reason))
 
     def _drop(self, subscription: int, kind: Kind, rows: int) -> None:
         gaps = self._gaps.setdefault(subscription, {})

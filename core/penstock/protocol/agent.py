@@ -1,0 +1,189 @@
+"""Messages of the agent's websocket, both ways (docs/protocol.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
+
+from penstock.protocol import jobspec
+from penstock.protocol.contract import CollectiveJob, PserverJob, Role
+from penstock.protocol.jobspec import Text, storable
+from penstock.protocol.states import ReplicaState
+from penstock.protocol.wire import Epoch, Int32, Message, Offset, Pid, Short
+
+MAX_FINDINGS, MAX_FINDING_TEXT = 64, 500
+ReportedState = Literal["PREPARING", "RUNNING", "EXITED", "KILLED"]
+_Label = Annotated[Text, Field(max_length=64)]
+_FindingText = Annotated[Text, Field(max_length=MAX_FINDING_TEXT)]
+_FolderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+# Agent to server
+
+
+class RunningReplica(Message):
+    """A process that an agent has when it connects."""
+
+    replica_id: Short
+    epoch: Epoch
+    state: ReplicaState
+    pid: Pid | None = None
+
+
+class MachineFinding(Message):
+    """A warning or an error about an agent's machine, and what to do (docs/doctor.md)."""
+
+    name: _Label
+    level: Literal["warning", "error"]
+    detail: _FindingText
+    advice: _FindingText = ""
+
+
+class Hello(Message):
+    """First message of an agent: what runs there, how the node is reached, which ports are free."""
+
+    type: Literal["hello"] = "hello"
+    version: _Label = ""
+    boot_id: _Label = ""
+    replicas: list[RunningReplica] = Field(default_factory=list)
+    address: Short = ""
+    ports: Annotated[list[Annotated[int, Field(ge=1, le=65535)]], Field(max_length=4096)] = Field(default_factory=list)
+    findings: Annotated[list[MachineFinding], Field(max_length=MAX_FINDINGS)] = Field(default_factory=list)
+
+
+class Beat(Message):
+    """Heartbeat of an agent."""
+
+    type: Literal["beat"] = "beat"
+    cpu_percent: float = 0.0
+    memory_used_bytes: int = 0
+
+
+class ReplicaReport(Message):
+    """State of a replica. `pid`: of its entrypoint."""
+
+    type: Literal["replica"] = "replica"
+    replica_id: Short
+    epoch: Epoch
+    state: ReportedState
+    pid: Pid | None = None
+    exit_code: Int32 | None = None
+    signal: Int32 | None = None
+    detail: Text | None = None
+
+    @property
+    def terminal(self) -> bool:
+        """True when the replica has ended and all its processes are gone."""
+        return self.state in ("EXITED", "KILLED")
+
+
+class LogBytes(Message):
+    """Bytes of a replica's log at an offset."""
+
+    type: Literal["log"] = "log"
+    replica_id: Short
+    epoch: Epoch
+    offset: Offset
+    text_b64: str
+
+
+FromAgent = Hello | Beat | ReplicaReport | LogBytes
+FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
+
+# Server to agent
+
+
+class Welcome(Message):
+    """First message of the server. `log_offsets`: bytes of each replica's log that the server holds."""
+
+    type: Literal["welcome"] = "welcome"
+    node_id: str
+    lease_ttl_s: float = Field(gt=0)
+    grace_s: float = Field(ge=0)
+    log_offsets: dict[str, int] = Field(default_factory=dict)
+
+
+class LeaseRenewed(Message):
+    """Answer to a heartbeat: from the moment of that heartbeat the node has a lease of `ttl_s`."""
+
+    type: Literal["lease"] = "lease"
+    ttl_s: float = Field(gt=0)
+
+
+class Checkpoint(jobspec.Checkpoint):
+    """`checkpoint` of a job's description."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Desired(Message):
+    """One replica that the server wants on the node. `snapshot`: SHA-256 of the tar.gz in which it runs."""
+
+    replica_id: _FolderName
+    job_id: Text
+    job_name: Text
+    role: Role
+    index: int
+    epoch: int
+    attempt: int = 1
+    stream: int
+    entrypoint: list[Text] = Field(min_length=1)
+    env: dict[Text, Text] = Field(default_factory=dict)
+    snapshot: str | None = None
+    cpus: int = 1
+    stop_grace_s: float = 5.0
+    checkpoint: Checkpoint | None = None
+    pserver_job: PserverJob | None = None
+    collective_job: CollectiveJob | None = None
+
+    @model_validator(mode="after")
+    def _group(self) -> Desired:
+        group = self.collective_job or self.pserver_job
+        if group is None:
+            return self
+        for text in (*group.endpoints, *((group.token, group.address) if self.pserver_job is group else ())):
+            storable(text)
+        has_endpoint = self.collective_job is not None or self.role == "pserver"
+        if has_endpoint and not 0 <= self.index < len(group.endpoints):
+            raise ValueError(f"{self.role} {self.index} is none of the {len(group.endpoints)} endpoints of its job")
+        return self
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports on which this replica listens."""
+        if self.collective_job is not None:
+            return self.collective_job.ports
+        return (self.pserver_job.port,) if self.pserver_job is not None and self.pserver_job.port is not None else ()
+
+
+class Refused(Message):
+    """A replica that the server wants on the node and whose order the agent cannot read, and why."""
+
+    replica_id: _FolderName
+    epoch: int
+    detail: str = ""
+
+
+class DesiredSet(Message):
+    """The whole set of replicas that a node should run.
+
+    `keep_state`: jobs that go on, whose pservers' state is retained; None: an older server, which does not send it.
+    `refused`: set by the agent that reads the message.
+    """
+
+    type: Literal["desired"] = "desired"
+    replicas: list[Desired]
+    refused: list[Refused] = Field(default_factory=list)
+    keep_state: list[str] | None = None
+
+
+class LogAck(Message):
+    """The server holds this replica's log up to `log_offset`."""
+
+    type: Literal["ack"] = "ack"
+    replica_id: str
+    log_offset: int
+
+
+FromServer = Welcome | LeaseRenewed | DesiredSet | LogAck
+FROM_SERVER: TypeAdapter[FromServer] = TypeAdapter(Annotated[FromServer, Field(discriminator="type")])

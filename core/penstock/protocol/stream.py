@@ -1,0 +1,194 @@
+"""Messages of the browser's websocket, both ways (docs/protocol.md), and the schemas that the page's types come from.
+
+What a browser sends is validated. What it receives is plain data, typed here alone: REST objects in it are rendered
+already, and each message goes to many browsers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, WithJsonSchema
+from typing_extensions import TypedDict  # pydantic reads typing's own only from Python 3.12 on
+
+from penstock.protocol.graphdoc import GraphDocument
+from penstock.protocol.wire import Message, Offset, Short
+
+Part = Literal["state", "metrics", "logs", "ops", "sync"]
+ALL_PARTS: tuple[Part, ...] = ("state", "metrics", "logs", "ops", "sync")
+
+# Browser to server
+
+
+class SubscribeJobs(Message):
+    """Follow the list of jobs and the nodes."""
+
+    type: Literal["subscribe"]
+    id: int
+    topic: Literal["jobs"]
+
+
+class SubscribeJob(Message):
+    """Follow one job."""
+
+    type: Literal["subscribe"]
+    id: int
+    topic: Literal["job"]
+    job_id: Short
+    parts: list[Part] = Field(default_factory=lambda: list(ALL_PARTS))
+    log_offsets: dict[str, Offset] = Field(default_factory=dict)
+
+
+class Unsubscribe(Message):
+    """Stop following."""
+
+    type: Literal["unsubscribe"]
+    id: int
+
+
+Subscribe = Annotated[SubscribeJobs | SubscribeJob, Field(discriminator="topic")]
+FromBrowser = Annotated[Subscribe | Unsubscribe, Field(union_mode="left_to_right")]
+FROM_BROWSER: TypeAdapter[SubscribeJobs | SubscribeJob | Unsubscribe] = TypeAdapter(FromBrowser)
+
+# Server to browser
+
+REST = "x-rest"
+"""Key of a schema that stands for one of the REST API's."""
+Job = Annotated[dict[str, Any], WithJsonSchema({REST: "Job"})]
+Node = Annotated[dict[str, Any], WithJsonSchema({REST: "Node"})]
+Event = Annotated[dict[str, Any], WithJsonSchema({REST: "Event"})]
+
+
+class Points(TypedDict):
+    """Points of one series, by time."""
+
+    step: list[int]
+    time_ns: list[int]
+    value: list[float]
+
+
+class StreamGraph(TypedDict):
+    """The graph that the frames of a stream index from now on."""
+
+    replica_id: str
+    stream: int
+    hash: str
+
+
+class JobsSnapshot(TypedDict):
+    """The newest jobs and those that go on. `more`: there are older ones, `total` in all."""
+
+    type: Literal["snapshot"]
+    id: int
+    jobs: list[Job]
+    nodes: list[Node]
+    total: int
+    more: bool
+
+
+class JobSnapshot(TypedDict):
+    """One job as it is when the subscription begins."""
+
+    type: Literal["snapshot"]
+    id: int
+    job: Job
+    metrics: dict[str, Points]
+    graphs: list[StreamGraph]
+    nodes: list[Node]
+
+
+class JobChanged(TypedDict):
+    """A job as it is now."""
+
+    type: Literal["job"]
+    id: int
+    job: Job
+
+
+class NodesChanged(TypedDict):
+    """All nodes as they are now."""
+
+    type: Literal["nodes"]
+    id: int
+    nodes: list[Node]
+
+
+class MetricsAdded(TypedDict):
+    """Points behind those that were sent."""
+
+    type: Literal["metrics"]
+    id: int
+    series: dict[str, Points]
+
+
+class LogAdded(TypedDict):
+    """A piece of a replica's log from a byte offset."""
+
+    type: Literal["log"]
+    id: int
+    replica_id: str
+    offset: int
+    text: str
+
+
+class GraphUsed(StreamGraph):
+    """A stream uses another graph; it stands among the frames."""
+
+    type: Literal["graph"]
+    id: int
+
+
+class Gap(TypedDict):
+    """Rows that are missing, by kind of frame."""
+
+    type: Literal["gap"]
+    id: int
+    dropped: dict[str, int]
+
+
+class Degraded(TypedDict):
+    """The browser is behind and gets less; `reason` null: it has caught up."""
+
+    type: Literal["degraded"]
+    id: int
+    reason: str | None
+
+
+class EventAdded(TypedDict):
+    """A change of state."""
+
+    type: Literal["event"]
+    id: int
+    event: Event
+
+
+ServerMessage = (
+    JobsSnapshot
+    | JobSnapshot
+    | JobChanged
+    | NodesChanged
+    | MetricsAdded
+    | LogAdded
+    | GraphUsed
+    | Gap
+    | Degraded
+    | EventAdded
+)
+
+
+def schemas(ref_template: str) -> dict[str, Any]:
+    """Return the JSON schemas of what a browser receives, by name, `ServerMessage` and `GraphDocument` among them."""
+    messages = TypeAdapter(ServerMessage).json_schema(ref_template=ref_template, mode="serialization")
+    document = GraphDocument.model_json_schema(ref_template=ref_template, mode="serialization")
+    found = {**messages.pop("$defs"), "ServerMessage": messages, **document.pop("$defs"), "GraphDocument": document}
+    return {name: _resolved(schema, ref_template) for name, schema in found.items()}
+
+
+def _resolved(schema: Any, ref_template: str) -> Any:
+    if isinstance(schema, list):
+        return [_resolved(item, ref_template) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if REST in schema:
+        return {"$ref": ref_template.format(model=schema[REST])}
+    return {key: _resolved(item, ref_template) for key, item in schema.items()}
