@@ -150,7 +150,8 @@ check-native: setup-dev
 	$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
 
 check-web: setup-dev
-	@echo "==> Web: types, lint, unit tests"
+	@echo "==> Web: generated files, types, lint, unit tests"
+	$(BIN)/python -m tools.protocol_types --check
 	cd web && npm run check
 
 prerequisites: # what `make test` needs of the machine

@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NotRequired, Self, TypedDict, cast
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 import httpx
 
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, UserError
-from penstock.protocol.exchange import Cell
+from penstock.protocol.rest import (
+    Exchange,
+    Job,
+    LogChunk,
+    Node,
+    NodeJoin,
+    NodeJoined,
+    OneTimeToken,
+    Series,
+    Snapshot,
+    Token,
+    TokenMade,
+)
 
 TIMEOUT_S = 15.0
 VERSION_TIMEOUT_S = 3.0
 UPLOAD_TIMEOUT_S = 120.0
-_CELL = tuple(field.name for field in fields(Cell))
 
 
 class AuthError(UserError):
@@ -42,139 +52,6 @@ class Conflict(UserError):
     """The call contradicts the present state of the thing."""
 
     code = "conflict"
-
-
-class Progress(TypedDict):
-    """Work done out of the total, in `unit`s."""
-
-    done: float
-    total: float
-    unit: str
-
-
-class Replica(TypedDict):
-    """One process of one attempt of a job."""
-
-    id: str
-    role: str
-    index: int
-    state: str
-    node_id: str | None
-    host: str | None
-    pid: int | None
-    exit_code: int | None
-    signal: int | None
-    reason: str | None
-
-
-class Job(TypedDict):
-    """A job as the server shows it."""
-
-    id: str
-    name: str
-    kind: Literal["managed", "attached"]
-    state: str
-    reason: str | None
-    reason_detail: str | None
-    epoch: int
-    attempt: int
-    restarts: int
-    restarts_left: int
-    next_attempt_at: str | None
-    created_at: str
-    started_at: str | None
-    finished_at: str | None
-    progress: Progress | None
-    eta_s: float | None
-    latest: dict[str, float | None]
-    why: str
-    replicas: list[Replica]
-
-
-class NodeFinding(TypedDict):
-    """A warning or an error about a node's machine, and what to do."""
-
-    name: str
-    level: str
-    detail: str
-    advice: str
-
-
-class Node(TypedDict):
-    """A node as the server shows it."""
-
-    id: str
-    name: str
-    host: str
-    state: str
-    cpus: int
-    gpus: int
-    memory_bytes: int
-    cpus_used: float
-    last_seen_at: str | None
-    version: str
-    findings: NotRequired[list[NodeFinding]]  # of servers that have them
-
-
-class LogPiece(TypedDict):
-    """A piece of a replica's log; `eof`: nothing will follow `next_offset`."""
-
-    replica_id: str
-    offset: int
-    next_offset: int
-    text: str
-    eof: bool
-
-
-class Series(TypedDict):
-    """One metric over the steps of a job."""
-
-    step: list[int]
-    time_ns: list[int]
-    value: list[float | None]
-
-
-class Exchange(TypedDict):
-    """The exchange with the parameter servers of a job's newest attempt. `pservers`: endpoints, by index."""
-
-    job_id: str
-    attempt: int
-    pservers: list[str]
-    steps: dict[str, int]
-    cells: list[Cell]
-
-
-class Token(TypedDict):
-    """An API token. `token` is the secret, shown once."""
-
-    id: str
-    name: str
-    scopes: list[str]
-    created_at: str
-    expires_at: str | None
-    revoked_at: str | None
-    token: NotRequired[str]
-
-
-class JoinToken(TypedDict):
-    """A one-time token with which a node joins."""
-
-    token: str
-    expires_at: str
-
-
-class Snapshot(TypedDict):
-    """An uploaded working folder."""
-
-    sha256: str
-    size_bytes: int
-
-
-class NodeGrant(TypedDict):
-    """What a joining node gets."""
-
-    node_id: str
-    node_token: str
 
 
 def is_loopback(url: str) -> bool:
@@ -235,10 +112,10 @@ class Client:
         """Ask for the end of a job; a job that has ended stays as it is."""
         return cast(Job, self._json("POST", f"/jobs/{_segment(job_id)}:cancel"))
 
-    def logs(self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20) -> LogPiece:
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20) -> LogChunk:
         """Return a piece of a replica's log from a byte offset."""
         params = {"replica_id": replica_id, "offset": offset, "limit": limit}
-        return cast(LogPiece, self._json("GET", f"/jobs/{_segment(job_id)}/logs", params=params))
+        return cast(LogChunk, self._json("GET", f"/jobs/{_segment(job_id)}/logs", params=params))
 
     def metrics(self, job_id: str, *names: str, max_points: int = 2000) -> dict[str, Series]:
         """Return metric series; names that the job does not have are left out."""
@@ -248,8 +125,7 @@ class Client:
 
     def exchange(self, job_id: str) -> Exchange:
         """Return what the trainers and pservers of a job have exchanged."""
-        answer = self._json("GET", f"/jobs/{_segment(job_id)}/exchange")
-        return cast(Exchange, {**answer, "cells": [_cell(cell) for cell in answer["cells"]]})
+        return cast(Exchange, self._json("GET", f"/jobs/{_segment(job_id)}/exchange"))
 
     # Snapshots
 
@@ -285,20 +161,20 @@ class Client:
         for item in self._pages("/nodes", {}):
             yield cast(Node, item)
 
-    def register_node(self, node: Mapping[str, Any]) -> NodeGrant:
+    def register_node(self, node: NodeJoin) -> NodeJoined:
         """Register a node with its join token."""
-        return cast(NodeGrant, self._json("POST", "/nodes", json=node))
+        return cast(NodeJoined, self._json("POST", "/nodes", json=node))
 
-    def join_token(self, *, expires_in_s: int = 300) -> JoinToken:
+    def join_token(self, *, expires_in_s: int = 300) -> OneTimeToken:
         """Make a one-time token for a node."""
-        return cast(JoinToken, self._json("POST", "/join-tokens", json={"expires_in_s": expires_in_s}))
+        return cast(OneTimeToken, self._json("POST", "/join-tokens", json={"expires_in_s": expires_in_s}))
 
-    def create_token(self, name: str, scopes: list[str], *, expires_in_s: int | None = None) -> Token:
+    def create_token(self, name: str, scopes: list[str], *, expires_in_s: int | None = None) -> TokenMade:
         """Make an API token; the answer is the only place where its secret stands."""
         body: dict[str, Any] = {"name": name, "scopes": scopes}
         if expires_in_s is not None:
             body["expires_in_s"] = expires_in_s
-        return cast(Token, self._json("POST", "/tokens", json=body))
+        return cast(TokenMade, self._json("POST", "/tokens", json=body))
 
     def tokens(self) -> Iterator[Token]:
         """Yield the API tokens, without secrets."""
@@ -384,14 +260,6 @@ def _error_class(status: int) -> type[PenstockError]:
 
 def _away(url: str, error: httpx.TransportError) -> Unavailable:
     return Unavailable(f"no Penstock server answers at {url} ({error}); start one with 'penstock up', or give --url")
-
-
-def _cell(given: Mapping[str, Any]) -> Cell:
-    """Return a cell of an answer; fields that a newer server has beside ours are left out. Raises PeerError."""
-    try:
-        return Cell(**{name: given[name] for name in _CELL})
-    except KeyError as error:
-        raise PeerError(f"a cell of the exchange has no {error}; it has {', '.join(given)}") from error
 
 
 def _segment(text: str) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from penstock.client import Client, Job
+from penstock.client import Client
 from penstock.command.jobs import find
 from penstock.command.passing import without_settings
+from penstock.protocol.rest import Job
 from penstock_worker import processes
 
 TTL_S = "1.5"

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.client import Job, NotFound
+from penstock.client import NotFound
+from penstock.protocol.rest import Job
 from penstock_worker import processes
 
 Until = Callable[..., None]

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.client import Client, Job
+from penstock.client import Client
+from penstock.protocol.rest import Job
 from penstock_worker import processes
 
 Until = Callable[..., None]

@@ -10,10 +10,10 @@ from typing import Any, Protocol, cast
 import pytest
 import typer
 
-from penstock.client import Job
 from penstock.command.passing import given, with_environment, without_settings
 from penstock.errors import SpecError
 from penstock.protocol.jobspec import JobSpec
+from penstock.protocol.rest import Job
 
 NAMES = ("CPU_NUM", "OMP_NUM_THREADS", "PENSTOCK_MATRIX_KERNELS", "PENSTOCK_CACHE", "PENSTOCK_TOKEN", "MKL_API_KEY")
 PRINT = f"import json, os; print(json.dumps({{n: os.environ[n] for n in {NAMES} if n in os.environ}}))"

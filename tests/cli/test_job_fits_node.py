@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.client import Node
 from penstock.command.fit import clamp, fits
 from penstock.protocol.jobspec import JobSpec
+from penstock.protocol.rest import Node
 
 GIB = 2**30
 
@@ -14,7 +14,7 @@ GIB = 2**30
 def node(cpus: int, memory_gib: int, gpus: int = 0) -> Node:
     return Node(
         id="n", name="n", host="h", state="READY", cpus=cpus, gpus=gpus, memory_bytes=memory_gib * GIB, cpus_used=0,
-        last_seen_at=None, version="0",
+        last_seen_at=None, version="0", findings=[],
     )  # fmt: skip
 
 

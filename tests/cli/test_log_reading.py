@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from penstock.client import Job, LogPiece, Replica
 from penstock.command.follow import AWAY_S, Away
 from penstock.command.logreader import Lines, LogReader
 from penstock.errors import Unavailable
+from penstock.protocol.rest import Job, LogChunk, Replica
 
 
 class Logs:
@@ -21,18 +21,19 @@ class Logs:
         self.asked = 0
         self._limit = limit
 
-    def logs(self, job_id: str, replica_id: str, *, offset: int = 0) -> LogPiece:
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0) -> LogChunk:
         self.asked += 1
         text = self.texts.get(replica_id, "")[offset : offset + self._limit]
         eof = replica_id in self.ended and offset + len(text) == len(self.texts[replica_id])
-        return LogPiece(replica_id=replica_id, offset=offset, next_offset=offset + len(text), text=text, eof=eof)
+        return LogChunk(replica_id=replica_id, offset=offset, next_offset=offset + len(text), text=text, eof=eof)
 
 
 def job(*replica_ids: str) -> Job:
     replicas = [
         Replica(
-            id=replica_id, role="trainer", index=index, state="RUNNING", node_id=None, host=None, pid=None,
-            exit_code=None, signal=None, reason=None,
+            id=replica_id, job_id="j", attempt=1, epoch=1, role="trainer", index=index, state="RUNNING", node_id=None,
+            host="", pid=None, endpoint=None, exit_code=None, signal=None, reason="", stream=index, started_at=None,
+            finished_at=None, graph_hash=None,
         )
         for index, replica_id in enumerate(replica_ids)
     ]  # fmt: skip

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.client import Job
 from penstock.command.describe import describe, figures
 from penstock.command.follow import Lines
 from penstock.command.progress import Bar
+from penstock.protocol.rest import Job
 
 
 def job(state: str, **fields: Any) -> Job:

@@ -1,4 +1,7 @@
-"""Print the server's OpenAPI schema; nothing is started and nothing is written."""
+"""Print the schemas that `src/api.d.ts` comes from: the server's OpenAPI, and what goes over the browser's websocket.
+
+Nothing is started and nothing is written. `penstock.protocol.stream` holds the second part.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from penstock.protocol import stream
 from penstock_server.app import create_app
 from penstock_server.settings import Settings
 
 with TemporaryDirectory() as folder:
     schema = create_app(Settings(state_dir=Path(folder))).openapi()
-json.dump(schema, sys.stdout)
+schema["components"]["schemas"].update(stream.schemas("#/components/schemas/{model}"))
+schema["info"].pop("version")  # not of the protocol
+json.dump(schema, sys.stdout, sort_keys=True)

@@ -5,51 +5,7 @@
  * inconsistent throws `FrameError`; the socket counts it and goes on, for one bad frame must not end a page.
  */
 
-export const MAGIC = 0x5350;
-export const VERSION = 1;
-export const HEADER_BYTES = 48;
-export const MAX_FRAME_BYTES = 4 << 20;
-export const FLAG_WHOLE_STEP = 1;
-
-export const Kind = {
-  HELLO: 1,
-  GRAPH: 2,
-  OP_EVENTS: 3,
-  OP_SUMS: 4,
-  METRICS: 5,
-  SYNC: 6,
-  GAP: 7,
-  PROGRESS: 8,
-  SCALARS: 9,
-  GOODBYE: 10,
-  LOG: 11,
-  GRAPH_USED: 12,
-  EXCHANGE: 13,
-} as const;
-export type Kind = (typeof Kind)[keyof typeof Kind];
-
-export const Column = {
-  JSON: 0,
-  START_NS: 1,
-  DURATION_NS: 2,
-  OP: 3,
-  THREAD: 4,
-  COUNT: 5,
-  TOTAL_NS: 6,
-  MAX_NS: 7,
-  STEP: 8,
-  TIME_NS: 9,
-  LOSS: 10,
-  SAMPLES: 11,
-  STEP_NS: 12,
-  SYNC_BYTES: 13,
-  SYNC_NS: 14,
-  PARAM: 15,
-  BYTES: 16,
-  WAIT_NS: 17,
-  TEXT: 18,
-} as const;
-export type Column = (typeof Column)[keyof typeof Column];
+import { COLUMN_CODE, COLUMNS, Column, HEADER_BYTES, Kind, MAGIC, MAX_FRAME_BYTES, VERSION } from "./constants";
 
 export type ColumnArray =
   | Uint8Array
@@ -75,19 +31,7 @@ const DTYPES: Readonly<Record<number, Dtype>> = {
   7: { size: 8, make: (b, at, n) => new Float64Array(b, at, n) },
 };
 
-/** Dtype code of each column id, in the order of `Column`. */
-const COLUMN_CODE: readonly number[] = [1, 3, 3, 2, 2, 3, 4, 3, 4, 5, 7, 3, 4, 4, 4, 2, 4, 4, 1];
-
-const C = Column;
-/** Columns of each kind; a kind that is not here is a JSON frame. */
-const COLUMNS: ReadonlyMap<Kind, readonly Column[]> = new Map<Kind, readonly Column[]>([
-  [Kind.OP_EVENTS, [C.START_NS, C.DURATION_NS, C.OP, C.THREAD]],
-  [Kind.OP_SUMS, [C.OP, C.COUNT, C.TOTAL_NS, C.MAX_NS]],
-  [Kind.METRICS, [C.STEP, C.TIME_NS, C.LOSS, C.SAMPLES, C.STEP_NS, C.SYNC_BYTES, C.SYNC_NS]],
-  [Kind.SYNC, [C.PARAM, C.COUNT, C.BYTES, C.TOTAL_NS, C.WAIT_NS]],
-  [Kind.LOG, [C.TEXT]],
-]);
-const JSON_ONLY: readonly Column[] = [C.JSON];
+const JSON_ONLY: readonly Column[] = [Column.JSON];
 
 export class FrameError extends Error {
   override readonly name = "FrameError";
@@ -112,7 +56,8 @@ export interface Frame extends Header {
   readonly body: unknown;
 }
 
-const isKind = (value: number): value is Kind => value >= Kind.HELLO && value <= Kind.EXCHANGE;
+const KINDS: ReadonlySet<number> = new Set(Object.values(Kind));
+const isKind = (value: number): value is Kind => KINDS.has(value);
 
 /** Read the header alone and check that exactly one whole frame is there. Throws FrameError. */
 export function decodeHeader(buffer: ArrayBuffer): Header {

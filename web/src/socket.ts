@@ -1,5 +1,5 @@
 /**
- * The page's one websocket: reconnects with back-off, resubscribes, sends credit, and routes what arrives.
+ * The page's one websocket: reconnects with back-off, resubscribes, and routes what arrives.
  *
  * A subscription asks for its request anew at every connect, so that it resumes where it stands (log offsets).
  * Text messages go to the subscription that they name; binary telemetry frames carry no subscription and go to
@@ -18,7 +18,6 @@ export interface Subscription {
   readonly onFrame?: (frame: Frame) => void;
 }
 
-const CREDIT_PERIOD_MS = 500;
 const BACKOFF_MS = [250, 500, 1000, 2000, 4000, 8000] as const;
 
 export class StreamSocket {
@@ -27,15 +26,12 @@ export class StreamSocket {
   readonly badFrames = signal(0);
   /** Called when a connection fails before it ever opened: the session may have ended. */
   onRefused: () => void = () => undefined;
-  lagMs = 0;
 
   #socket: WebSocket | null = null;
   #subscriptions = new Map<number, Subscription>();
   #nextId = 1;
   #attempt = 0;
   #retry: ReturnType<typeof setTimeout> | undefined;
-  #credit: ReturnType<typeof setTimeout> | undefined;
-  #renderedSeq = 0n;
 
   subscribe(subscription: Subscription): () => void {
     const id = this.#nextId++;
@@ -109,14 +105,6 @@ export class StreamSocket {
       return;
     }
     for (const subscription of this.#subscriptions.values()) subscription.onFrame?.(frame);
-    this.#renderedSeq = frame.seq;
-    this.#credit ??= setTimeout(() => this.#sendCredit(), CREDIT_PERIOD_MS);
-  }
-
-  #sendCredit(): void {
-    this.#credit = undefined;
-    if (this.state.value !== "open") return;
-    this.#send({ type: "credit", rendered_seq: Number(this.#renderedSeq), lag_ms: Math.round(this.lagMs) });
   }
 
   #send(message: Readonly<Record<string, unknown>>): void {

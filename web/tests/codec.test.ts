@@ -2,7 +2,8 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
-import { Column, decodeFrame, FrameError, Kind } from "../src/codec";
+import { decodeFrame, FrameError } from "../src/codec";
+import { Column, Kind } from "../src/constants";
 
 const GOLDEN = join(import.meta.dirname, "../../tests/golden/frames");
 

@@ -1,6 +1,7 @@
 /** The badge's count of what was lost: what is reported counts, once; what the page cannot know does not. */
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
-import { Column, type Frame, Kind } from "../src/codec";
+import type { Frame } from "../src/codec";
+import { Column, Kind } from "../src/constants";
 import { stream } from "../src/socket";
 import { JobStore } from "../src/store/job";
 import type { ServerMessage } from "../src/types";

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { Frame } from "../src/codec";
-import { Kind } from "../src/codec";
+import { Kind } from "../src/constants";
 import { cellKey, ExchangeStore } from "../src/store/exchange";
 import type { Job, Replica } from "../src/types";
 

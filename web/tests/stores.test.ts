@@ -2,7 +2,8 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
-import { Column, type ColumnArray, decodeFrame, FLAG_WHOLE_STEP, type Frame, Kind } from "../src/codec";
+import { type ColumnArray, decodeFrame, type Frame } from "../src/codec";
+import { Column, FLAG_WHOLE_STEP, Kind } from "../src/constants";
 import { niceStep } from "../src/format";
 import { LogStore, ReplicaLog } from "../src/store/logs";
 import { DECAY_MS, FRESH_MS, GraphRuntime, OpsStore } from "../src/store/ops";
@@ -266,7 +267,7 @@ describe("series", () => {
 
   test("points that are no number are left out", () => {
     const series = new Series();
-    series.append({ step: [1, 2, 3], time_ns: [1, 2, 3], value: [null, Number.NaN, 4] });
+    series.append({ step: [1, 2, 3], time_ns: [1, 2, 3], value: [Number.POSITIVE_INFINITY, Number.NaN, 4] });
     expect(series.value).toEqual([4]);
   });
 

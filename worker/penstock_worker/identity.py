@@ -11,6 +11,7 @@ from penstock.client import Client
 from penstock.errors import SpecError
 from penstock.machine import memory
 from penstock.machine.cores import usable_cores
+from penstock.protocol.rest import NodeJoin
 from penstock.version import __version__
 from penstock_worker import lease
 
@@ -38,7 +39,7 @@ def load(state_dir: Path) -> Identity | None:
 
 def join(url: str, join_token: str, *, name: str | None, state_dir: Path) -> Identity:
     """Register this machine as a node and keep the answer. Raises what `Client` raises."""
-    node = {
+    node: NodeJoin = {
         "join_token": join_token,
         "name": name or socket.gethostname(),
         "host": socket.gethostname(),

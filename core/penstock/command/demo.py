@@ -28,8 +28,9 @@ from penstock.errors import SpecError
 from penstock.machine.network import open_browser
 
 if TYPE_CHECKING:
-    from penstock.client import Client, Job, Node, Series
+    from penstock.client import Client
     from penstock.protocol.jobspec import JobSpec
+    from penstock.protocol.rest import Job, Node, Series
 
 EXAMPLE = Path("examples") / "ctr_flights" / "job.yaml"
 TAIL_BYTES = 4000
@@ -155,7 +156,7 @@ def outcome(stack: Stack, job: Job) -> dict[str, Any]:
 
 def _values(series: dict[str, Series], name: str) -> list[float]:
     found = series[name]["value"] if name in series else []
-    return [value for value in found if value is not None and math.isfinite(value)]
+    return [value for value in found if math.isfinite(value)]
 
 
 def _log_tail(client: Client, job: Job) -> str:

@@ -8,7 +8,7 @@ from penstock.command.output import duration
 from penstock.protocol.states import TERMINAL_JOB
 
 if TYPE_CHECKING:
-    from penstock.client import Job, Replica
+    from penstock.protocol.rest import Job, Replica
 
 
 def is_over(job: Job) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
 
 if TYPE_CHECKING:
-    from penstock.client import Node
+    from penstock.protocol.rest import Node
 
 THREADS = "CPU_NUM"  # how many places a ParallelExecutor takes
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from penstock.client import Client, Job
+    from penstock.client import Client
+    from penstock.protocol.rest import Job
 
 POLL_S = 0.5
 AWAY_S = 60.0  # a server that restarts is waited for this long

@@ -19,7 +19,8 @@ from penstock.command.profile import connect
 from penstock.errors import SpecError, Unavailable
 
 if TYPE_CHECKING:
-    from penstock.client import Client, Job, Replica
+    from penstock.client import Client
+    from penstock.protocol.rest import Job, Replica
 
 LOG_POLL_S = 0.3
 

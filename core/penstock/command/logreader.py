@@ -9,13 +9,13 @@ from penstock.command.describe import label
 from penstock.command.output import emit_json
 
 if TYPE_CHECKING:
-    from penstock.client import Job, LogPiece, Replica
+    from penstock.protocol.rest import Job, LogChunk, Replica
 
 
 class Source(Protocol):
     """Gives pieces of logs; `Client` does."""
 
-    def logs(self, job_id: str, replica_id: str, *, offset: int = 0) -> LogPiece:
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0) -> LogChunk:
         """Return the piece that begins at a byte offset. Raises Unavailable."""
         ...
 
@@ -74,7 +74,7 @@ class LogReader:
         for replica_id, text in self._lines.flush():
             print(f"[{label(self._known[replica_id])}] {text}", flush=True)
 
-    def _print(self, replica: Replica, piece: LogPiece, *, labelled: bool) -> None:
+    def _print(self, replica: Replica, piece: LogChunk, *, labelled: bool) -> None:
         if self._json:
             emit_json({**piece, "role": replica["role"], "index": replica["index"]})
         elif labelled:

@@ -97,6 +97,14 @@ class Cell(Sums):
     joined: int = 0
 
 
+def cell_of(given: Mapping[str, Any]) -> Cell:
+    """Return a cell of the server's answer, without fields that are not ours. Raises PeerError if one is missing."""
+    try:
+        return Cell(**{field.name: given[field.name] for field in fields(Cell)})
+    except KeyError as error:
+        raise PeerError(f"a cell of the exchange has no {error}; it has {', '.join(given)}") from error
+
+
 def body_of(rows: Mapping[tuple[str, str], Sums], endpoints: Sequence[str] = ()) -> dict[str, Any]:
     """Return the body of a frame. `endpoints`: the order of the peers; one that is not in it comes after.
 

@@ -102,7 +102,7 @@ COLUMNS: dict[Kind, frozenset[Column]] = {
 _JSON_ONLY = frozenset({Column.JSON})
 _KINDS = {int(kind): kind for kind in Kind}
 _CODES: dict[int, str] = {1: "<u1", 2: "<u2", 3: "<u4", 4: "<u8", 5: "<i8", 6: "<f4", 7: "<f8"}
-_CODE_OF = {np.dtype(text): code for code, text in _CODES.items()}
+CODE_OF = {np.dtype(text): code for code, text in _CODES.items()}
 
 COLUMN_DTYPE: dict[Column, np.dtype[Any]] = {
     Column.JSON: np.dtype("<u1"),
@@ -182,7 +182,7 @@ def encode(frame: Frame) -> bytes:
     count = frame.count
     if frame.columns and any(len(v) != count for v in arrays.values()):
         raise ValueError(f"columns of one frame differ in length: { {c.name: len(v) for c, v in arrays.items()} }")
-    parts = [DESCRIPTOR.pack(_CODE_OF[v.dtype], c, 0, v.nbytes) for c, v in arrays.items()]
+    parts = [DESCRIPTOR.pack(CODE_OF[v.dtype], c, 0, v.nbytes) for c, v in arrays.items()]
     for value in arrays.values():
         parts.append(value.tobytes())
         parts.append(b"\0" * (-value.nbytes % 8))

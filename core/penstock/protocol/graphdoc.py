@@ -17,7 +17,7 @@ RoleName = Literal["forward", "backward", "optimize", "lr_sched", "loss", "commu
 
 
 class _Doc(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_serialization_defaults_required=True)
 
 
 class Value(_Doc):

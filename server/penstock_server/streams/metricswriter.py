@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import structlog
 from sqlalchemy import update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import InterfaceError, OperationalError
 
+from penstock.protocol.stream import Points
 from penstock_server.db import Database
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import Hub
@@ -25,7 +25,6 @@ from penstock_server.tables import JobRow, MetricRow
 
 log = structlog.get_logger(__name__)
 
-Columns = dict[str, list[Any]]
 _AWAY = (OperationalError, InterfaceError, OSError, TimeoutError, asyncio.CancelledError)
 """What a database raises that is away, busy or full; the same write may go well later."""
 
@@ -35,14 +34,14 @@ class MetricsWriter:
 
     def __init__(self, database: Database, hub: Hub, live: Live, instruments: Instruments) -> None:
         self._db, self._hub, self._live, self._instruments = database, hub, live, instruments
-        self._points: dict[str, dict[str, Columns]] = {}
+        self._points: dict[str, dict[str, Points]] = {}
         self._touched: set[str] = set()
         self.lock = asyncio.Lock()
         self.on_stored: Callable[[set[str]], None] = lambda job_ids: None
 
     def add(self, job_id: str, series: str, step: int, time_ns: int, value: float) -> None:
         """Take one finite point."""
-        columns = self._points.setdefault(job_id, {}).setdefault(series, {"step": [], "time_ns": [], "value": []})
+        columns = self._points.setdefault(job_id, {}).setdefault(series, Points(step=[], time_ns=[], value=[]))
         columns["step"].append(step)
         columns["time_ns"].append(time_ns)
         columns["value"].append(value)
@@ -77,7 +76,7 @@ class MetricsWriter:
             return False
         return True
 
-    async def _store(self, points: dict[str, dict[str, Columns]], touched: set[str]) -> dict[str, dict[str, Columns]]:
+    async def _store(self, points: dict[str, dict[str, Points]], touched: set[str]) -> dict[str, dict[str, Points]]:
         """Write; return what is in the database now."""
         try:
             await self._write(points, touched)
@@ -100,7 +99,7 @@ class MetricsWriter:
                 log.exception("metrics of a job dropped", job=job_id, rows=rows)
         return stored
 
-    async def _write(self, points: dict[str, dict[str, Columns]], touched: set[str]) -> None:
+    async def _write(self, points: dict[str, dict[str, Points]], touched: set[str]) -> None:
         rows = [
             {"job_id": job_id, "series": name, "step": step, "time_ns": time_ns, "value": value}
             for job_id, series in points.items()
@@ -120,10 +119,10 @@ class MetricsWriter:
                     await tx.session.execute(update(JobRow).where(JobRow.id == job_id).values(**values))
         self._instruments.metric_points.inc(len(rows))
 
-    def _take_back(self, points: dict[str, dict[str, Columns]], touched: set[str]) -> None:
+    def _take_back(self, points: dict[str, dict[str, Points]], touched: set[str]) -> None:
         newer, self._points = self._points, points
         self._touched |= touched
         for job_id, series in newer.items():
             for name, columns in series.items():
-                for step, time_ns, value in zip(*columns.values(), strict=True):
+                for step, time_ns, value in zip(columns["step"], columns["time_ns"], columns["value"], strict=True):
                     self.add(job_id, name, step, time_ns, value)

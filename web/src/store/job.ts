@@ -6,7 +6,8 @@
  */
 import { batch, computed, signal } from "@preact/signals";
 import { ApiError, api } from "../api";
-import { type Frame, Kind } from "../codec";
+import type { Frame } from "../codec";
+import { Kind } from "../constants";
 import { throttled } from "../frameloop";
 import { stream } from "../socket";
 import type { EventRow, GraphDocument, Job, NodeRow, ServerMessage } from "../types";
@@ -148,9 +149,6 @@ export class JobStore {
       case "nodes":
         this.nodes.value = message.nodes;
         return;
-      case "error":
-        this.error.value = new ApiError(404, message.detail);
-        return;
       default:
         // A newer server may say more than this page knows; what it knows stays right without it.
         message satisfies never;
@@ -244,7 +242,6 @@ export class JobStore {
     const behind = Math.max(0, behindMs);
     // A moving mean: one late frame should show, a hundred prompt ones should outweigh it.
     this.#behind = this.#behind === null ? behind : this.#behind * 0.8 + behind * 0.2;
-    stream.lagMs = this.#behind;
   }
 
   /**

@@ -5,7 +5,8 @@
  * is the arrival of the last frame that named the operator, `litAt` the animation frame that first showed it:
  * nothing else ever lights an operator. Frames that arrive before their document wait in a bounded queue.
  */
-import { Column, type Frame, smallColumn, wideColumn } from "../codec";
+import { type Frame, smallColumn, wideColumn } from "../codec";
+import { Column } from "../constants";
 import type { GraphDocument } from "../types";
 
 /** A frame that waited longer than this for an animation frame no longer lights anything. */

@@ -41,7 +41,7 @@ export class Series {
   #push(from: SeriesDelta, i: number): void {
     const value = from.value[i];
     const step = from.step[i];
-    if (step === undefined || value === undefined || value === null || !Number.isFinite(value)) return;
+    if (step === undefined || value === undefined || !Number.isFinite(value)) return;
     if (from.time_ns[i] === this.#lastTime() && step === this.step[this.step.length - 1]) return;
     if (step < (this.step[this.step.length - 1] ?? step)) this.ascending = false;
     this.step.push(step);

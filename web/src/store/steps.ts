@@ -1,5 +1,6 @@
 /** The newest step that was sampled whole, per stream and graph: what the timeline draws. */
-import { Column, FLAG_WHOLE_STEP, type Frame, smallColumn } from "../codec";
+import { type Frame, smallColumn } from "../codec";
+import { Column, FLAG_WHOLE_STEP } from "../constants";
 
 export interface StepTrace {
   readonly stream: number;

@@ -1,5 +1,6 @@
 /** Gradient exchange per parameter: what SYNC frames said in the last window, and since the page subscribed. */
-import { Column, type Frame, smallColumn, wideColumn } from "../codec";
+import { type Frame, smallColumn, wideColumn } from "../codec";
+import { Column } from "../constants";
 import type { GraphDocument } from "../types";
 
 /** Exchanges that the table averages over: long enough to read, short enough to follow. */
