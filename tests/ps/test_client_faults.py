@@ -16,11 +16,12 @@ from tests.ps.proxy import Proxy
 from tests.ps.small_server import SmallServer
 from torch import Tensor
 
+from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.client import TrainerClient
 from penstock.ps.opening import open_remote
 from penstock.ps.remote import Descriptor, PsMode
-from penstock.ps.retry import LARGEST_S, Backoff
+from penstock.ps.retry import FIRST_S, LARGEST_S
 from penstock.ps.settings import TrainerSettings
 
 
@@ -427,10 +428,10 @@ def test_an_unconfirmed_round_is_reported_as_uncertain(rig: Rig, capsys: pytest.
     assert "round 0 may have gone on without its gradients" in said
 
 
-def test_patience_grows_is_jittered_and_ends() -> None:
-    patience = Backoff(10.0, chance=lambda: 1.0)
-    waits = [patience.wait_s(0.0) for _ in range(12)]
+def test_backoff_grows_is_jittered_and_ends() -> None:
+    backoff = Backoff(FIRST_S, LARGEST_S, limit_s=10.0, chance=lambda: 1.0)
+    waits = [backoff.wait_within_s(0.0) for _ in range(12)]
     assert waits[:3] == pytest.approx([0.015, 0.03, 0.06])
     assert waits[-1] == LARGEST_S / 2
-    assert patience.wait_s(9.9) == pytest.approx(0.1)
-    assert patience.wait_s(10.0) is None
+    assert backoff.wait_within_s(9.9) == pytest.approx(0.1)
+    assert backoff.wait_within_s(10.0) is None

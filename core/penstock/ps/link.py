@@ -25,11 +25,12 @@ from typing import TypeVar
 
 import torch
 
+from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.counters import Counters
 from penstock.ps.origin import Origin
 from penstock.ps.remote import Descriptor
-from penstock.ps.retry import Acknowledged, Backoff, Named, OpenRound
+from penstock.ps.retry import FIRST_S, LARGEST_S, Acknowledged, Named, OpenRound
 from penstock.ps.rounds.messages import Incarnation
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.transport.local import Answered
@@ -302,7 +303,7 @@ class ServerLink:
         Returns what it gave. Raises Unavailable, and what else it raises.
         """
         began = time.monotonic()
-        backoff, rejoins = Backoff(limit_s), 0
+        backoff, rejoins = Backoff(FIRST_S, LARGEST_S, limit_s=limit_s), 0
 
         def unreachable_s() -> float:
             return time.monotonic() - (max(began, self._answered_at) if since_answer else began)
@@ -313,7 +314,7 @@ class ServerLink:
             except Unavailable as error:
                 rejoins += isinstance(error, _NotAMember)
                 silent_s = unreachable_s()
-                pause = None if rejoins > _MAX_REJOINS or self._ended.is_set() else backoff.wait_s(silent_s)
+                pause = None if rejoins > _MAX_REJOINS or self._ended.is_set() else backoff.wait_within_s(silent_s)
                 if pause is None:
                     raise self._unreachable(what, silent_s, limit_s, error) from error
                 self._counters.add(self.endpoint, retries=1)

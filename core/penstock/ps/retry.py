@@ -7,9 +7,8 @@ No I/O, no clock, no sleep.
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,27 +19,6 @@ from penstock.ps.wire import MAX_TENSORS, WireTensor, to_wire
 
 FIRST_S = 0.03
 LARGEST_S = 1.0
-
-
-class Backoff:
-    """Exponential back-off with jitter: doubled from FIRST_S to LARGEST_S, each cut by up to a half at random.
-
-    Jitter, so that trainers that lost the same server do not reconnect all at once.
-    """
-
-    def __init__(self, limit_s: float, *, chance: Callable[[], float] = random.random) -> None:
-        self.limit_s = limit_s
-        self.attempts = 0
-        self._chance = chance
-
-    def wait_s(self, unreachable_s: float) -> float | None:
-        """Return how long to wait before the next attempt; None: the deadline has passed."""
-        left = self.limit_s - unreachable_s
-        if left <= 0:
-            return None
-        full = min(LARGEST_S, FIRST_S * 2.0 ** min(self.attempts, 16))
-        self.attempts += 1
-        return min(left, full * (1 - 0.5 * self._chance()))
 
 
 def state_lost(endpoint: str, how_far: str) -> PeerError:

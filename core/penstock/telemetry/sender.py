@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
 from penstock.protocol.frames import Kind
 from penstock.telemetry.link import Link
@@ -70,7 +71,7 @@ class Sender:
             self._on_end()
 
     def _dial_and_serve(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             last = self._closing  # a dial that began after `close` is the last one
             try:
@@ -80,11 +81,10 @@ class Sender:
                 self._on_end()
                 return
             except Unavailable as error:
-                if self._rest(error, pause_s, last=last):
+                if self._rest(error, backoff.wait_s(), last=last):
                     return
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                 continue
-            pause_s = FIRST_PAUSE_S
+            backoff.reset()
             if self._serve(link):
                 return
 
