@@ -17,8 +17,8 @@ import pytest
 from penstock.client import Client
 from penstock.command.jobs import find
 from penstock.command.passing import without_settings
+from penstock.process import proc
 from penstock.protocol.rest import Job
-from penstock_worker import processes
 
 TTL_S = "1.5"
 _LEFT_OUT = ("PENSTOCK_", "FLAGS_", "DISPLAY", "WAYLAND_DISPLAY")
@@ -123,7 +123,7 @@ class Site:
 
     def alive(self) -> list[int]:
         """Return every process that was started here, however far down."""
-        return processes.with_environment(self.mark)
+        return proc.with_environment(self.mark)
 
     def close(self) -> None:
         """End all, whatever a test did."""
@@ -138,7 +138,7 @@ class Site:
                 process.wait()
             if process.stdout is not None:
                 process.stdout.close()
-        processes.send(self.alive(), signal.SIGKILL)
+        proc.send(self.alive(), signal.SIGKILL)
 
 
 @pytest.fixture

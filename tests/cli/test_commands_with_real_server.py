@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import pytest
 
 from penstock.client import NotFound
+from penstock.process import proc
 from penstock.protocol.rest import Job
-from penstock_worker import processes
 
 Until = Callable[..., None]
 STUBBORN = (
@@ -71,7 +71,7 @@ def test_cancelling_a_job_that_ignores_term_kills_grandchildren(serving: Site, u
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["state"] == "CANCELLED"
     assert time.monotonic() - start < 10
-    assert [pid for pid in pids if processes.start_ticks(pid) is not None] == []
+    assert [pid for pid in pids if proc.start_ticks(pid) is not None] == []
 
 
 def test_logs_follow_until_the_job_has_ended(serving: Site) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import pytest
 
 from penstock.client import Client
+from penstock.process import proc
 from penstock.protocol.rest import Job
-from penstock_worker import processes
 
 Until = Callable[..., None]
 WAITER = (
@@ -40,7 +40,7 @@ class Site(Protocol):
 
 
 def gone(pid: int) -> bool:
-    return processes.start_ticks(pid) is None
+    return proc.start_ticks(pid) is None
 
 
 def join(site: Site) -> Popen[str]:

@@ -18,10 +18,10 @@ from tests.distributed.launching import is_alive, pids, until, waits
 
 from penstock.distributed import launch as launcher
 from penstock.distributed import rank_plan
-from penstock.distributed.group import Group, stop, wait_for_an_end
 from penstock.distributed.log_files import claimed
 from penstock.distributed.ports import free_ports
 from penstock.errors import SpecError
+from penstock.process.group import LoggedGroup, stop, wait_for_an_end
 from penstock.protocol import contract
 
 LAUNCH = [sys.executable, "-m", "penstock.distributed.launch"]
@@ -35,7 +35,8 @@ print("rank", os.environ["RANK"], "is here")
 """
 SIGNALLED = """
 import os, pathlib, signal, sys, time
-from penstock.distributed import group, launch
+from penstock.distributed import launch
+from penstock.process import group
 ends_with_parent = group.end_with_parent()
 def forked():
     pathlib.Path("forked").write_text(str(os.getpid()))
@@ -330,8 +331,8 @@ def test_a_signal_while_ranks_are_started_leaves_nobody(folder: Path) -> None:
 
 
 def test_an_end_is_seen_at_once(tmp_path: Path) -> None:
-    ends = Group(["sleep", "0.1"], env=os.environ, log=tmp_path / "ends")
-    stays = Group(["sleep", "600"], env=os.environ, log=tmp_path / "stays")
+    ends = LoggedGroup(["sleep", "0.1"], env=os.environ, log=tmp_path / "ends")
+    stays = LoggedGroup(["sleep", "600"], env=os.environ, log=tmp_path / "stays")
     try:
         wait_for_an_end([stays, ends], 300)  # the test's own limit ends it, if this is not so
         assert (ends.status(), stays.status()) == (0, None)

@@ -11,7 +11,7 @@ import pytest
 from tests.capabilities import absent
 from tests.distributed.conftest import Start, differences
 
-from penstock.distributed.group import Group, stop, wait_for_an_end
+from penstock.process.group import LoggedGroup, stop, wait_for_an_end
 
 TOLERANCE = 1e-9  # as in test_collective_training.py
 WHY = "the trainers exchange by Gloo, since shared memory cannot be used"
@@ -63,7 +63,7 @@ def test_shared_memory_that_was_asked_for_is_not_replaced(trainers: Start) -> No
 def test_a_launcher_without_pidfd_sees_an_end(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", "-c", "raise SystemExit(7)"]
     with absent("pidfd"):
-        group = Group(command, env=dict(os.environ), log=tmp_path / "log")
+        group = LoggedGroup(command, env=dict(os.environ), log=tmp_path / "log")
         wait_for_an_end([group], 30.0)
     try:
         assert group.status() == 7
@@ -74,6 +74,6 @@ def test_a_launcher_without_pidfd_sees_an_end(tmp_path: Path) -> None:
 def test_a_launcher_without_pidfd_stops_what_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
     with absent("pidfd"):
-        group = Group(command, env=dict(os.environ), log=tmp_path / "log")
+        group = LoggedGroup(command, env=dict(os.environ), log=tmp_path / "log")
     stop([group], 30.0)
     assert group.status() == -signal.SIGTERM

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from penstock.process import proc
 from penstock.protocol.frames import Frame, Kind, decode, encode
-from penstock_worker import processes
 
 Until = Callable[..., Awaitable[None]]
 Order = Callable[..., dict[str, Any]]
@@ -48,7 +48,7 @@ class Agent(Protocol):
 
 
 def gone(pid: int) -> bool:
-    return processes.start_ticks(pid) is None
+    return proc.start_ticks(pid) is None
 
 
 def socket_of(pid: int) -> str:

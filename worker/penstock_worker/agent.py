@@ -21,13 +21,15 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
+from penstock.backoff import Backoff
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError
 from penstock.machine import memory
 from penstock.machine.findings import Finding
+from penstock.process import proc
 from penstock.protocol.agent import Beat, Desired, DesiredSet, FromServer, LeaseRenewed, LogAck, Refused, Welcome
 from penstock.version import __version__
-from penstock_worker import lease, machine_report, messages, ports, processes, statedirs
+from penstock_worker import lease, machine_report, messages, ports, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.identity import Identity
 from penstock_worker.outgoing import Outgoing
@@ -206,19 +208,18 @@ class Agent:
     # Connection
 
     async def _connect_forever(self) -> None:
-        delay = BACKOFF_MIN_S
+        backoff = Backoff(BACKOFF_MIN_S, BACKOFF_MAX_S)
         # Not `while True`: a task group whose child fails while it is cancelled reports the failure alone (3.11).
         while not self._leaving:
             try:
                 if await self._connection():
-                    delay = BACKOFF_MIN_S
+                    backoff.reset()
             except InvalidStatus as error:
                 self._refused(error)
             except (OSError, WebSocketException) as error:
-                _log.warning("%s is away: %s", self._identity.url, error)
+                _log.warning("%s is unreachable: %s", self._identity.url, error)
             self._outgoing = None
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
-            delay = min(delay * 2, BACKOFF_MAX_S)
+            await asyncio.sleep(backoff.wait_s())
 
     def _refused(self, error: InvalidStatus) -> None:
         status = error.response.status_code
@@ -259,7 +260,7 @@ class Agent:
         await websocket.send(
             messages.hello(
                 version=__version__,
-                boot_id=processes.boot_id(),
+                boot_id=proc.boot_id(),
                 reports=reports,
                 address=address,
                 ports=offered,

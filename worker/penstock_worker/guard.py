@@ -21,12 +21,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NoReturn
 
-from penstock_worker import lease, processes
+from penstock.process import proc
+from penstock_worker import lease
 
 ORDER, STARTED, EXIT, LOG, LOCK = "guard-order.json", "guard.json", "exit.json", "log", "guard.lock"
 LEFTOVER_GRACE_S = 1.0  # what an entrypoint that has ended left running gets this long after SIGTERM
@@ -119,13 +121,13 @@ def main(folder: Path) -> int:
     """Run the replica of `folder` to its end. Returns 0, or 1 if another guard has this folder."""
     with (folder / LOCK).open("w", encoding="utf-8") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not filelock: a guard loads the standard library only
         except BlockingIOError:
             return 1
         if (folder / EXIT).exists():
             return 1
         order = Order(**json.loads((folder / ORDER).read_text(encoding="utf-8")))
-        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        proc.prctl(proc.PR_SET_CHILD_SUBREAPER, 1)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         _write_started(folder, None)
         state, outcome = _run(folder, order)
@@ -157,19 +159,19 @@ def _run(folder: Path, order: Order) -> tuple[State, Outcome]:
         current = lease.read(Path(order.lease))
         lease_end = lease_end if current is None else current.end
         # The walk over /proc is only needed when the replica ends.
-        below = processes.descendants(os.getpid()) if not main_alive or state.phase is not Phase.RUNNING else []
+        below = proc.descendants(os.getpid()) if not main_alive or state.phase is not Phase.RUNNING else []
         facts = Facts(lease.now(), main_alive, any(child != pid for child in below), ask, lease_end)
         state, number = step(state, facts, stop_grace_s=order.stop_grace_s)
         if number is not None:
-            processes.send(processes.descendants(os.getpid()), number)
+            proc.send(proc.descendants(os.getpid()), number)
     return state, outcome
 
 
 def _write_started(folder: Path, child: int | None) -> None:
     fields = {
         "pid": os.getpid(),
-        "start_ticks": processes.start_ticks(os.getpid()),
-        "boot_id": processes.boot_id(),
+        "start_ticks": proc.start_ticks(os.getpid()),
+        "boot_id": proc.boot_id(),
         "child": child,
     }
     lease.write_json(folder / STARTED, fields)
@@ -212,9 +214,10 @@ def _spawn(order: Order, log: Path) -> tuple[int, Outcome | None]:
     if wrong:
         return 0, Outcome(127, detail=wrong)
     reader, writer = os.pipe()  # closed by a successful exec
+    end_with_guard = proc.end_with_parent(signal.SIGKILL)  # without the guard nothing heeds the lease
     pid = os.fork()
     if pid == 0:
-        _become(order, log, writer)
+        _become(order, log, writer, end_with_guard)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         failed = pipe.read()
@@ -235,12 +238,11 @@ def _unusable(order: Order) -> str:
     return ""
 
 
-def _become(order: Order, log: Path, writer: int) -> NoReturn:
+def _become(order: Order, log: Path, writer: int, end_with_guard: Callable[[], None]) -> NoReturn:
     """In the forked child: turn into the entrypoint, or tell the error number and end."""
     try:
         os.setsid()
-        # If the guard itself is killed nobody would watch the lease any more.
-        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_guard()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -13,7 +13,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,9 +22,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.machine.process_end import open_process_end
+from penstock.process import proc
+from penstock.process.end import open_process_end
+from penstock.process.group import ProcessGroup
 from penstock.protocol.agent import Desired, ReplicaReport
-from penstock_worker import guard, lease, ports, processes, relay, snapshots, statedirs
+from penstock_worker import guard, lease, ports, relay, snapshots, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.environment import entrypoint_environment
@@ -65,7 +66,7 @@ class Replica:
             relay.socket_path(folder), self.frames, stream=desired.stream, epoch=desired.epoch, wake=wake
         )
         self._guard: int | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ProcessGroup | None = None
         self._stop_signal = signal.SIGTERM
         self._changed = changed
 
@@ -145,7 +146,7 @@ class Replica:
             await self._until_started(pid)
             await _until_gone(pid)
         if self._process is not None:
-            self._process.wait()
+            self._process.reap()
         await self._end(self._read_exit())
 
     async def _until_started(self, pid: int) -> None:
@@ -155,9 +156,9 @@ class Replica:
             if child is not None:
                 self._set(self.report.model_copy(update={"state": "RUNNING", "pid": child}))
                 if self.stopping:
-                    processes.send([pid], self._stop_signal)
+                    proc.send([pid], self._stop_signal)
                 return
-            if (self.folder / guard.EXIT).exists() or processes.start_ticks(pid) is None:
+            if (self.folder / guard.EXIT).exists() or proc.start_ticks(pid) is None:
                 return
             await asyncio.sleep(POLL_S)
 
@@ -167,7 +168,7 @@ class Replica:
             return found
         # The guard was killed: the entrypoint got SIGKILL with it, and what it started is found by its environment.
         mark = f"PENSTOCK_REPLICA_ID={self.desired.replica_id}"
-        processes.send(processes.with_environment(mark), signal.SIGKILL)
+        proc.send(proc.with_environment(mark), signal.SIGKILL)
         return _exit("KILLED", None, "the guard process of this replica vanished (killed, or the machine restarted)")
 
     async def _end(self, fields: dict[str, Any]) -> None:
@@ -196,7 +197,7 @@ class Replica:
         self._stop_signal = signal.SIGUSR1 if now else signal.SIGTERM
         # A guard that has not come to its entrypoint may not have its signals in hand yet: it gets it right after.
         if self._guard is not None and self.report.state == "RUNNING":
-            processes.send([self._guard], self._stop_signal)
+            proc.send([self._guard], self._stop_signal)
 
     def forget(self) -> None:
         """Remove the folder. Only for a replica that has ended."""
@@ -211,8 +212,8 @@ class Replica:
             return True
         if started is None:
             return False
-        same_boot = started["boot_id"] == processes.boot_id()
-        if same_boot and processes.is_alive(started["pid"], started["start_ticks"]):
+        same_boot = started["boot_id"] == proc.boot_id()
+        if same_boot and proc.is_alive(started["pid"], started["start_ticks"]):
             self._guard = started["pid"]
             await self.relay.open()
         return True
@@ -228,13 +229,11 @@ def load(folder: Path) -> Desired | None:
         return None
 
 
-def _start_guard(folder: Path) -> subprocess.Popen[bytes]:
+def _start_guard(folder: Path) -> ProcessGroup:
     # -P: a module in the current folder must not shadow the standard library of the guard.
     argv = [sys.executable, "-P", "-m", "penstock_worker.guard", str(folder)]
     with (folder / "guard.err").open("wb") as errors:
-        return subprocess.Popen(
-            argv, cwd="/", stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
-        )
+        return ProcessGroup(argv, cwd="/", stdout=errors, stderr=errors, with_parent=False)  # it outlives the agent
 
 
 async def _until_gone(pid: int) -> None:

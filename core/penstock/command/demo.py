@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.command import follow
-from penstock.command.children import Stopped, stopped_by_signal
 from penstock.command.describe import is_over
 from penstock.command.exits import Exit
 from penstock.command.fit import clamp, fits
@@ -26,6 +25,7 @@ from penstock.command.specfile import load, prepare
 from penstock.command.stack import Stack
 from penstock.errors import SpecError
 from penstock.machine.network import open_browser
+from penstock.process.signals import Stopped, stopped_by_signal
 
 if TYPE_CHECKING:
     from penstock.client import Client

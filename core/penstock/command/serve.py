@@ -22,9 +22,9 @@ def up(
     json: Json = False,
 ) -> None:
     """Run a server and a local agent until stopped (Ctrl-C or SIGTERM); that ends all running jobs' processes too."""
-    from penstock.command.children import Stopped, stopped_by_signal  # loads subprocess and ctypes
     from penstock.command.profile import home
     from penstock.command.stack import Stack  # loads httpx
+    from penstock.process.signals import Stopped, stopped_by_signal  # loads subprocess and ctypes
 
     try:
         with (

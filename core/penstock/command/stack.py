@@ -14,14 +14,16 @@ from typing import NoReturn, Self
 
 from penstock.client import Client, Conflict
 from penstock.command import profile
-from penstock.command.children import Child, ignore_signals
 from penstock.errors import SpecError, Unavailable
 from penstock.machine.network import family_of
+from penstock.process import group
+from penstock.process.signals import ignore_signals
 from penstock.protocol import contract
 
 READY_S = 60.0
 POLL_S, CHECK_S = 0.05, 0.2
 AGENT_STOP_S, SERVER_STOP_S = 9.0, 3.0
+TAIL_LINES = 8
 
 
 def check_port(host: str, port: int) -> None:
@@ -55,8 +57,8 @@ class Stack:
         self._port = port
         self._with_agent = agent
         self._environ = {name: value for name, value in environ.items() if name not in (contract.URL, contract.TOKEN)}
-        self._server: Child | None = None
-        self._agent: Child | None = None
+        self._server: group.LoggedGroup | None = None
+        self._agent: group.LoggedGroup | None = None
         self._profile: profile.Profile | None = None
         self.url = ""
         self.client: Client
@@ -99,25 +101,25 @@ class Stack:
         while not any(node["state"] == "READY" for node in self.client.nodes()):
             self.check()
             if time.monotonic() > end:
-                raise Unavailable(f"the agent did not connect within {READY_S:g} s:\n{self._agent.tail()}")
+                raise Unavailable(f"the agent did not connect within {READY_S:g} s:\n{_tail(self._agent)}")
             time.sleep(POLL_S)
 
-    def _child(self, name: str, arguments: list[str], secrets: dict[str, str]) -> Child:
+    def _child(self, name: str, arguments: list[str], secrets: dict[str, str]) -> group.LoggedGroup:
         log = self._state_dir / f"{name}.log"
-        return Child(name, [sys.executable, *arguments], log=log, env={**self._environ, **secrets})
+        return group.LoggedGroup([sys.executable, *arguments], log=log, env={**self._environ, **secrets}, appends=True)
 
-    def _until_ready(self, server: Child, server_dir: Path) -> str:
+    def _until_ready(self, server: group.LoggedGroup, server_dir: Path) -> str:
         """Return the address that the server wrote down, once it answers there."""
         end = time.monotonic() + READY_S
         while time.monotonic() < end:
-            server.check()
+            _check(server)
             url = _address(server_dir / "server.json", server.pid)
             if url is not None:
                 with Client(url, token=None) as client:
                     if client.is_ready():
                         return url
             time.sleep(POLL_S)
-        raise Unavailable(f"the server was not ready within {READY_S:g} s:\n{server.tail()}")
+        raise Unavailable(f"the server was not ready within {READY_S:g} s:\n{_tail(server)}")
 
     def login_link(self) -> str:
         """Return a link that logs a browser in, once."""
@@ -127,7 +129,7 @@ class Stack:
         """Raise Unavailable if one of the children has ended."""
         for child in (self._server, self._agent):
             if child is not None:
-                child.check()
+                _check(child)
 
     def serve(self) -> NoReturn:
         """Watch the children until a signal comes. Raises Unavailable if one of them ends."""
@@ -141,11 +143,22 @@ class Stack:
         if self._profile is not None:
             profile.remove(self._profile)
         if self._agent is not None:
-            self._agent.stop(AGENT_STOP_S)
+            group.stop([self._agent], AGENT_STOP_S)
         if self._server is not None:
-            self._server.stop(SERVER_STOP_S)
+            group.stop([self._server], SERVER_STOP_S)
         if hasattr(self, "client"):
             self.client.close()
+
+
+def _check(child: group.LoggedGroup) -> None:
+    """Raise Unavailable, with the end of its log, if a child has ended."""
+    code = child.status()
+    if code is not None:
+        raise Unavailable(f"the {child.log.stem} ended with exit code {code} (log: {child.log}):\n{_tail(child)}")
+
+
+def _tail(child: group.LoggedGroup) -> str:
+    return "\n".join(f"  {line}" for line in child.tail(TAIL_LINES))
 
 
 def _address(path: Path, pid: int) -> str | None:

@@ -36,7 +36,7 @@ def _open(log: Path) -> IO[bytes]:
 
 def _lock(file: IO[bytes], log: Path) -> None:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not filelock: the orphan reaper inherits the lock
     except BlockingIOError as error:
         raise SpecError(
             f"another launcher writes to {log}, or what it has started has not ended yet. Choose another folder with "

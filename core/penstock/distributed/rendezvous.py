@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from penstock.distributed.ranks import Ranks
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.machine.cores import core_numbers, core_quota
-from penstock.machine.process_end import start_ticks
+from penstock.process.proc import start_ticks
 
 START_S = "PENSTOCK_COLLECTIVE_START_S"
 _DEFAULT_START_S = 300.0

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from penstock.command.children import Stopped, ignore_signals, signals_held, stopped_by_signal
-from penstock.distributed.group import Group, stop, wait_for_an_end
-from penstock.distributed.last_will import LastWill
 from penstock.distributed.local_job import Draining, Failed, Finished, Plan, status_text, verdict
 from penstock.distributed.log_files import claimed
+from penstock.process.group import LoggedGroup, stop, wait_for_an_end
+from penstock.process.reaper import OrphanReaper
+from penstock.process.signals import Stopped, ignore_signals, signals_held, stopped_by_signal
 
 _POLL_S = 0.05
 _TAIL_LINES = 20
@@ -40,19 +40,19 @@ class _Job:
         self._command = command
         self._environ = environ
         self._manner = manner
-        self._groups: list[Group] = []
+        self._groups: list[LoggedGroup] = []
         self._ended: list[tuple[int, int]] = []
         self._started = time.monotonic()
 
-    def start(self, will: LastWill) -> None:
+    def start(self, reaper: OrphanReaper) -> None:
         """Start all processes in the order of the plan."""
         for process in self.plan.processes:
             env = {**self._environ, **{k: v for k, v in process.env.items() if v is not None}}
             for name in (k for k, v in process.env.items() if v is None):
                 env.pop(name, None)
             with signals_held():
-                self._groups.append(Group(self._command, env=env, log=process.log))
-                will.add(self._groups[-1].pid)
+                self._groups.append(LoggedGroup(self._command, env=env, log=process.log))
+                reaper.add(self._groups[-1].pid)
 
     def wait(self) -> Failed | Finished:
         """Wait until the job is over, passing on what the first trainer writes."""
@@ -141,16 +141,16 @@ def supervise(plan: Plan, command: Sequence[str], environ: Mapping[str, str], ma
 
 
 def _supervise(job: _Job, manner: Manner) -> int:
-    will = LastWill(manner.stop_s)
+    reaper = OrphanReaper(manner.stop_s)
     try:
         with stopped_by_signal():
             try:
-                job.start(will)
+                job.start(reaper)
                 found = job.wait()
             finally:
                 ignore_signals()  # a second Ctrl-C must not leave processes behind
                 job.stop()
-                will.revoke()
+                reaper.dismiss()
     except Stopped as stopped:
         say(f"stopped by {stopped}")
         return 128 + signal.Signals[str(stopped)].value

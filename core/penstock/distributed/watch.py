@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # publi
 
 from penstock.distributed.rendezvous import Rendezvous, seconds, this_host
 from penstock.errors import Unavailable
-from penstock.machine.process_end import open_process_end
+from penstock.process.end import open_process_end
 
 LEASE_S = "PENSTOCK_COLLECTIVE_LEASE_S"
 _DEFAULT_LEASE_S = 5.0

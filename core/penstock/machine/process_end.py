@@ -1,8 +1,4 @@
-"""The end of another process, a child or not, as a descriptor that becomes readable.
-
-A pidfd where the kernel has one, else a pipe that a thread closes when /proc shows the end. Nothing is reaped. A pid
-alone may be reused; the start time of the process, taken at the beginning, tells the two apart.
-"""
+"""Probes of what the kernel offers for other processes: pidfds, their open files, ptrace."""
 
 from __future__ import annotations
 
@@ -11,58 +7,11 @@ import os
 import select
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
-from penstock.machine.capability import Absent, capability, note, probe
+from penstock.machine.capability import Absent, note, probe
 
-POLL_S = 0.05
 _PROBE_S = 5.0
-
-
-def open_process_end(pid: int) -> int:
-    """Return a descriptor, the caller's to close, that is readable once `pid` has ended (a zombie has ended).
-
-    Raises ProcessLookupError if there is no such process.
-    """
-    if capability("pidfd").present:
-        return os.pidfd_open(pid)
-    return _polled_end(pid)
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return the start time of a live process in clock ticks since boot; None if it is gone or a zombie."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text.rpartition(")")[2].split()  # the command may hold blanks and brackets
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def _polled_end(pid: int) -> int:
-    started = start_ticks(pid)
-    if started is None and not Path(f"/proc/{pid}").exists():
-        raise ProcessLookupError(f"there is no process {pid}")
-    readable, writable = os.pipe2(os.O_CLOEXEC)
-    if started is None:
-        os.close(writable)
-        return readable
-    is_alive = lambda: start_ticks(pid) == started  # noqa: E731 - a name for what the thread asks
-    threading.Thread(target=_close_at_end, args=(writable, is_alive), name="penstock-end", daemon=True).start()
-    return readable
-
-
-def _close_at_end(writable: int, is_alive: Callable[[], bool]) -> None:
-    """Close the pipe when the process has ended, or nothing reads the pipe any more."""
-    watched = select.poll()
-    watched.register(writable, 0)  # POLLERR, which comes unasked: the reader has closed
-    try:
-        while is_alive() and not watched.poll(POLL_S * 1000):
-            pass
-    finally:
-        os.close(writable)
 
 
 @probe("pidfd", fallback="start times in /proc, 20 times a second")

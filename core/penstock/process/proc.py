@@ -1,4 +1,4 @@
-"""Look at processes through /proc: start times, descendants, environment. Standard library only.
+"""Processes as /proc shows them: start times, descendants, environment. Standard library only.
 
 A pid alone does not name a process, since pids are reused; (pid, start time in clock ticks, boot id) does.
 Reads race with exits: a process that goes away while it is looked at counts as gone.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from penstock.process.signals import SIGNALS
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -33,7 +35,7 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """Return what /proc says of `pid`, or None if there is no such process."""
+    """Return the entry of `pid`, None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -110,3 +112,21 @@ def prctl(option: int, value: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
+
+
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Return what a forked child calls so that it gets a signal when this process is gone, however that ends.
+
+    It also resets and unblocks the signals that its parent may ignore or hold (`signals_held`).
+    """
+    libc_prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up before the fork
+
+    def call() -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        libc_prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # it ended before the call
+            os._exit(1)
+
+    return call
