@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import logging
 import os
 import signal
@@ -15,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from penstock.client import AuthError, Conflict
 from penstock.errors import PenstockError, SpecError, Unavailable
@@ -69,18 +70,15 @@ def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identi
 def _only_one(state_dir: Path) -> Iterator[None]:
     """Hold the state folder's lock. Raises Conflict if another agent has it."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (state_dir / "agent.lock").open("a+", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise Conflict(
-                f"another agent (pid {lock.read().strip()}) uses {state_dir}; stop it or give another --state-dir"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
+    path = state_dir / "agent.lock"
+    try:
+        with FileLock(path, blocking=False):
+            path.write_text(str(os.getpid()))
+            yield
+    except Timeout:
+        raise Conflict(
+            f"another agent (pid {path.read_text().strip()}) uses {state_dir}; stop it or give another --state-dir"
+        ) from None
 
 
 async def _serve(agent: Agent) -> None:

@@ -14,7 +14,6 @@ On failure: `UserError` with the compiler's output; libraries already built stay
 from __future__ import annotations
 
 import argparse
-import fcntl
 import functools
 import json
 import os
@@ -27,6 +26,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from penstock.errors import UserError
 from penstock.machine.cores import usable_cores
@@ -139,8 +140,7 @@ def default_jobs() -> int:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with FileLock(folder / "lock"):
         yield
 
 

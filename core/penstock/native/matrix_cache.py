@@ -10,7 +10,6 @@ once and left as it is; a folder that cannot be written is said once, and times 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from penstock.machine.cache import cache_folder
 from penstock.machine.capability import capability
@@ -86,8 +86,7 @@ class CacheFile:
         mine = {entry: dict(times) for entry, times in found.items()}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with FileLock(self._path.with_suffix(".lock")):
                 sections = self._read()
                 section = sections.setdefault(self._machine, {})
                 new = {k: v for k, v in mine.items() if not section.get(k, {}).keys() >= v.keys()}

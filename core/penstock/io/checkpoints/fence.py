@@ -9,7 +9,6 @@ begun is finished before the next claim.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import socket
@@ -17,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from penstock.errors import PeerError, SpecError
 from penstock.io.saves.files import flush
@@ -96,12 +97,8 @@ class Fence:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with FileLock(self.folder / _LOCK):
             yield
-        finally:
-            os.close(descriptor)
 
     def _newest(self) -> Claim | None:
         path = self.folder / _FILE

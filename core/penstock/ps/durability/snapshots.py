@@ -10,7 +10,6 @@ cut (`at`): what they hold already must not be applied again, see `recovery`.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -35,22 +35,20 @@ class StateLock:
     """Holds a folder until it is closed or the process dies. Raises Unavailable if another process holds it."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._descriptor = -1
+        self._lock: FileLock | None = None
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = FileLock(folder / "lock", mode=0o600, blocking=False, thread_local=False)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock.acquire()
         except OSError as error:
-            self.close()
             raise Unavailable(f"another server uses {folder}: {error}") from error
 
     def close(self) -> None:
-        """Let go."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Release the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
 
 Tensors = dict[str, torch.Tensor]
