@@ -165,7 +165,7 @@ else
 	tools/test_all.sh $(BIN)/python
 endif
 
-mutants: setup-dev ## Wrong edits of the product, which tests have to notice, 10 minutes (ARGS="--only NAME", --list, --json FILE)
+mutants: setup-dev ## Wrong edits of the product, which tests have to notice; minutes (ARGS="--only NAME", --list, --json FILE)
 	$(BIN)/python tools/mutants.py $(ARGS)
 
 sanitize: $(STAMPS)/build-tools ## Stress tests of the C++ that needs no torch, under the address and thread sanitizers (minutes)
