@@ -78,12 +78,11 @@ class FrameBuffer:
 
     def pop(self) -> bytes | None:
         """Return the next frame to send, or None."""
-        first = self._waiting.peek()
-        if self._gap_seq >= 0 and (first is None or first.item.seq > self._gap_seq):
+        if self._gap_seq >= 0 and ((due := self._waiting.peek()) is None or due.item.seq > self._gap_seq):
             return self._pop_gap()
+        first = self._waiting.pop()
         if first is None:
             return None
-        self._waiting.pop()
         self._sends += 1
         if first.item.kind in AGAIN:
             self._sent.append((self._sends, first.item))

@@ -11,7 +11,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from penstock.protocol.frames import Kind
 
@@ -27,8 +27,7 @@ class Rule:
     keep_newest: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Entry(Generic[T]):
+class Entry(NamedTuple, Generic[T]):
     """One thing in the queue. `kind` None: never dropped. `place`: ascending in the order of the queue."""
 
     kind: Kind | None
@@ -45,6 +44,7 @@ class BoundedQueue(Generic[T]):
         self._rules = tuple(rules)
         self._rule_of = {kind: at for at, rule in enumerate(rules) for kind in rule.kinds}
         self._queues: tuple[deque[Entry[T]], ...] = tuple(deque() for _ in range(len(rules) + 1))  # last: never dropped
+        self._least_limit = min(rule.limit_bytes for rule in rules)
         self._first = self._end = 0  # places
         self.size_bytes = 0
         self.outside_bytes = 0
@@ -72,7 +72,11 @@ class BoundedQueue(Generic[T]):
 
     def peek(self) -> Entry[T] | None:
         """Return the first entry, None if there is none."""
-        return min((queue[0] for queue in self._queues if queue), key=lambda entry: entry.place, default=None)
+        first: Entry[T] | None = None
+        for queue in self._queues:
+            if queue and (first is None or queue[0].place < first.place):
+                first = queue[0]
+        return first
 
     def pop(self) -> Entry[T] | None:
         """Remove and return the first entry, None if there is none."""
@@ -106,6 +110,8 @@ class BoundedQueue(Generic[T]):
     def _added(self, entry: Entry[T]) -> list[Entry[T]]:
         self.size_bytes += entry.size_bytes
         dropped: list[Entry[T]] = []
+        if self.size_bytes + self.outside_bytes <= self._least_limit:
+            return dropped
         for rule, queue in zip(self._rules, self._queues, strict=False):  # the last queue has no rule
             while self.size_bytes + self.outside_bytes > rule.limit_bytes and len(queue) > rule.keep_newest:
                 dropped.append(queue.popleft())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.protocol.bounded import BoundedQueue, Rule
 from penstock.protocol.frames import Kind
@@ -40,8 +41,7 @@ class Round:
     stream: list[bytes | ServerMessage]
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
+class _Waiting(NamedTuple):
     content: bytes | ServerMessage
     subscription: int
 
