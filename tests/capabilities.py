@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from penstock import settings
 from penstock.machine import capability
 
 
@@ -14,7 +15,7 @@ from penstock.machine import capability
 def absent(*names: str) -> Iterator[None]:
     """Declare capabilities absent, and forget what was found before and meanwhile."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(capability.ABSENT, ",".join(names))
+        environment.setenv(settings.ABSENT.name, ",".join(names))
         capability.forget()
         yield
     capability.forget()

@@ -23,6 +23,7 @@ from penstock.machine import capability
 from penstock.native.engine import DevicePlan, Engine, PretendedDevices, TorchPlan
 from penstock.native.fused_ops import mkl_vendor_check
 from penstock.native.matrix_probe import available
+from penstock.settings import ABSENT
 
 CONTRACTS: dict[str, Callable[[], None]] = {}
 MATMUL = "_ZN2at6native13mkldnn_matmulERKNS_6TensorES3_S3_ff"  # void (const Tensor& x 3, float, float)
@@ -225,7 +226,7 @@ def runs_avx512() -> bool:
 
 @pytest.fixture
 def _probed_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv(capability.ABSENT, raising=False)
+    monkeypatch.delenv(ABSENT.name, raising=False)
     capability.forget()
     yield
     capability.forget()

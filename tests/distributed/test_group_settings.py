@@ -11,6 +11,7 @@ from penstock.errors import SpecError
 from penstock.exec.trainers import signature
 from penstock.graph.across import Across
 from penstock.graph.build import build_graph
+from penstock.settings import COLLECTIVE_TRANSPORT
 
 
 @pytest.mark.parametrize(("num_rings", "inter"), [(1, 0), (2, 4), (1, 4), (2, 0)])
@@ -32,7 +33,7 @@ def test_more_rings_than_waiting_threads_fail_before_rendezvous() -> None:
 
 
 def test_an_unknown_transport_is_refused_before_anybody_meets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(collective.TRANSPORT, "carrier pigeon")
+    monkeypatch.setenv(COLLECTIVE_TRANSPORT.name, "carrier pigeon")
     with pytest.raises(SpecError, match="'carrier pigeon'; expected one of auto, shared_memory, gloo"):
         collective.form(Ranks(0, 2, "127.0.0.1:1"))
 

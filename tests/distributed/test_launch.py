@@ -16,6 +16,7 @@ import pytest
 from tests.distributed.conftest import Start
 from tests.distributed.launching import is_alive, pids, until, waits
 
+from penstock import identity
 from penstock.distributed import launch as launcher
 from penstock.distributed import rank_plan
 from penstock.distributed.log_files import claimed
@@ -273,7 +274,7 @@ def test_the_first_rank_of_a_launcher_in_a_job_reports_for_it() -> None:
         given = {**replica.environ(), **process.env}
         environs.append({name: value for name, value in given.items() if value is not None})
     assert [contract.from_environ(one) for one in environs] == [replica, contract.Unwatched()]
-    assert [one[contract.REPLICA_ID] for one in environs] == ["r1", "r1"], "an agent could not find what is left"
+    assert [one[identity.REPLICA_ID] for one in environs] == ["r1", "r1"], "an agent could not find what is left"
 
 
 def test_the_manuals_command_trains_ranks_like_one_process(folder: Path, trainers: Start) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.distributed.launching import is_alive, pids, until, waits
 
+from penstock import identity
 from penstock.distributed import launch_ps
 from penstock.distributed.local_job import Draining, Failed, Finished, Plan, Running, Verdict, planned, verdict
 from penstock.distributed.ports import free_ports
@@ -264,5 +265,5 @@ def test_what_the_launcher_was_told_stands_above_its_defaults() -> None:
 def test_the_first_trainer_of_a_launcher_in_a_job_reports_for_it() -> None:
     replica = contract.Managed("j", "job", "r1", "trainer", 0, 1, 9, "/agent.sock").environ()
     made = planned(["a:1"], 2, Path("logs"), replica, defaults={})
-    reports = [process.env.get(contract.SOCKET, "the launcher's") for process in made.processes]
+    reports = [process.env.get(identity.SOCKET, "the launcher's") for process in made.processes]
     assert reports == [None, "the launcher's", None]

@@ -18,9 +18,10 @@ from tests.capabilities import absent
 from tests.endpoints import free_endpoints
 
 from penstock.distributed.ranks import Ranks, ranks_of
-from penstock.distributed.rendezvous import START_S, Presence, Rendezvous, this_host
-from penstock.distributed.watch import _BEAT_S, LEASE_S, Watch
+from penstock.distributed.rendezvous import Presence, Rendezvous, this_host
+from penstock.distributed.watch import _BEAT_S, Watch
 from penstock.errors import PeerError, Unavailable
+from penstock.settings import COLLECTIVE_LEASE_S, COLLECTIVE_START_S
 
 BOUND_S = 60.0
 
@@ -46,7 +47,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
 
 def ranks(count: int) -> list[Ranks]:
     endpoints = tuple(free_endpoints(count))
-    return [ranks_of(rank, endpoints, {}) for rank in range(count)]
+    return [ranks_of(rank, endpoints) for rank in range(count)]
 
 
 def met(count: int) -> list[Rendezvous]:
@@ -86,7 +87,7 @@ def _ended() -> Iterator[None]:
 
 
 def test_a_rank_that_says_nothing_is_named_by_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LEASE_S, "2")
+    monkeypatch.setenv(COLLECTIVE_LEASE_S.name, "2")
     first, second, _silent = (Seen(meeting) for meeting in met(3))
     for seen in (first, second):
         seen.watch.start()
@@ -122,7 +123,7 @@ class Pretended:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_by_default_all_ranks_end_within_10_s_of_a_dead_one(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     """The waits of `Watch` added up, for the worst phase of its threads. Rank 0 stands still with the store."""
-    monkeypatch.delenv(LEASE_S, raising=False)
+    monkeypatch.delenv(COLLECTIVE_LEASE_S.name, raising=False)
     meetings = met(2)  # the first one has the store
     watch: Any = Watch(meetings[1 - victim], lambda rank, why: None, lambda rank: None)
     clock = Pretended()
@@ -149,7 +150,7 @@ def test_by_default_all_ranks_end_within_10_s_of_a_dead_one(monkeypatch: pytest.
 def test_a_lost_rank_is_named_by_ranks_that_could_not_observe_it(
     monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
 ) -> None:
-    monkeypatch.setenv(LEASE_S, str(10 * BOUND_S))
+    monkeypatch.setenv(COLLECTIVE_LEASE_S.name, str(10 * BOUND_S))
     meetings = met(3)
     for rank, meeting in enumerate(meetings):
         here = [this_host(), "far away", this_host()] if rank == 0 else ["far away", this_host(), "far away"]
@@ -170,7 +171,7 @@ def test_a_lost_rank_is_named_by_ranks_that_could_not_observe_it(
 
 
 def test_a_failed_exchange_waits_for_leases_of_remote_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(LEASE_S, "5")
+    monkeypatch.setenv(COLLECTIVE_LEASE_S.name, "5")
     near, far = met(2), met(2)
     far[0].present[1] = replace(far[0].present[1], host="far away")
     assert Seen(near[0]).watch.finds_out_s < 5
@@ -180,7 +181,7 @@ def test_a_failed_exchange_waits_for_leases_of_remote_ranks(monkeypatch: pytest.
 def test_a_rank_that_reports_an_error_and_ends_is_named_with_it(
     monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
 ) -> None:
-    monkeypatch.setenv(LEASE_S, str(10 * BOUND_S))
+    monkeypatch.setenv(COLLECTIVE_LEASE_S.name, str(10 * BOUND_S))
     first, second = met(2)
     first.present[1] = replace(first.present[1], pid=child.pid)
     seen = Seen(first)
@@ -205,7 +206,7 @@ def test_a_rank_that_has_ended_before_the_watch_begins_is_named(child: subproces
 def test_a_rank_that_ends_while_others_wait_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
 ) -> None:
-    monkeypatch.setenv(START_S, str(10 * BOUND_S))
+    monkeypatch.setenv(COLLECTIVE_START_S.name, str(10 * BOUND_S))
     first, second = met(2)
     first.present[1] = replace(first.present[1], pid=child.pid)
     second.present[0] = replace(second.present[0], pid=child.pid)

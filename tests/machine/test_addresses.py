@@ -16,6 +16,7 @@ from penstock.distributed import interfaces
 from penstock.errors import SpecError
 from penstock.machine import network
 from penstock.machine.capability import forget
+from penstock.settings import GLOO_INTERFACES
 
 
 def resolving_to(*addresses: str) -> Any:
@@ -56,9 +57,9 @@ def test_gloo_gets_the_interface_of_a_host_of_version_6(monkeypatch: pytest.Monk
     monkeypatch.setattr(interfaces, "_addresses_of_version_6", lambda: known)
     monkeypatch.setattr(interfaces, "names", lambda: ["lo", "eth7"])
     monkeypatch.setattr("socket.getaddrinfo", resolving_to("fd00::1"))
-    monkeypatch.setenv(interfaces.GLOO, "")
+    monkeypatch.setenv(GLOO_INTERFACES.name, "")
     interfaces.choose_for_gloo("there")
-    assert os.environ[interfaces.GLOO] == "eth7"
+    assert os.environ[GLOO_INTERFACES.name] == "eth7"
 
 
 def test_gloo_chooses_itself_for_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +67,9 @@ def test_gloo_chooses_itself_for_a_name_that_does_not_resolve(monkeypatch: pytes
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr("socket.getaddrinfo", unknown)
-    monkeypatch.setenv(interfaces.GLOO, "")
+    monkeypatch.setenv(GLOO_INTERFACES.name, "")
     interfaces.choose_for_gloo("nowhere")
-    assert os.environ[interfaces.GLOO] == ""
+    assert os.environ[GLOO_INTERFACES.name] == ""
 
 
 class Browser:

@@ -6,28 +6,51 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import SpecError
 from penstock.protocol.contract import Mode, reserved
 from penstock.protocol.environment import (
     SECRET_PARTS,
     SECRET_TEXTS,
-    VARIABLES,
-    Kind,
     exported,
     kind_of,
     passes_from_node,
 )
 from penstock.ps.runtime_config import SERVER_KEYS, TRAINER_KEYS
+from penstock.settings import (
+    CHECK_NAN,
+    CHECKPOINT_KEEP,
+    CPU_NUM,
+    FUSE_MEMORY_SIZE,
+    MAX_JOBS,
+    PS_LEASE_S,
+    PS_START_S,
+    PS_TRANSPORT,
+    SELECTED_GPUS,
+    SETTINGS,
+    TREE,
+    Kind,
+    Setting,
+)  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("core", "server", "worker", "examples")
 _NAME = re.compile(r"(PENSTOCK|FLAGS|PADDLE|TORCHELASTIC|OMP|MKL|ONEDNN|DNNL|GLOO|NCCL|CUDA|GLOG)_\w*[A-Za-z0-9]")
 _READ_IN_CPP = re.compile(r'getenv\("(\w+)"\)')
 _ACCESSORS = {"get", "setdefault", "pop", "getenv"}
+FLUID_FLAGS = {
+    "FLAGS_check_nan_inf", "FLAGS_eager_delete_tensor_gb", "FLAGS_fuse_parameter_groups_size",
+    "FLAGS_fuse_parameter_memory_size", "FLAGS_selected_gpus", "FLAGS_rpc_deadline", "FLAGS_rpc_retry_times",
+    "FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num", "FLAGS_rpc_prefetch_thread_num",
+    "FLAGS_communicator_max_merge_var_num", "FLAGS_communicator_send_queue_size",
+    "FLAGS_communicator_independent_recv_thread", "FLAGS_communicator_min_send_grad_num_before_recv",
+    "FLAGS_communicator_thread_pool_size", "FLAGS_communicator_send_wait_times", "FLAGS_communicator_is_sgd_optimizer",
+}  # fmt: skip
 _OF_ANY_PROGRAM = {"PATH", "PYTHONUNBUFFERED"}
 
 
@@ -69,7 +92,7 @@ def names_read() -> set[str]:
 
 def test_every_variable_that_the_code_reads_has_a_kind() -> None:
     unknown = sorted(name for name in names_read() - _OF_ANY_PROGRAM if kind_of(name) is None)
-    assert unknown == [], "add them to penstock.protocol.environment and docs/environment.md"
+    assert unknown == [], "add them to penstock.settings and docs/environment.md"
 
 
 def test_the_walk_finds_names_however_they_are_read() -> None:
@@ -91,7 +114,7 @@ def test_nothing_that_an_agent_sets_passes(mode: Mode) -> None:
 
 def test_each_variable_of_the_table_has_the_kind_that_it_says() -> None:
     """No row is hidden by a name that looks like a secret, or that an agent sets."""
-    assert [row.name for row in VARIABLES if kind_of(row.name) is not row.kind] == []
+    assert [row.name for row in SETTINGS if kind_of(row.name) is not row.kind] == []
 
 
 @given(
@@ -195,6 +218,74 @@ def test_a_node_gives_no_place_and_no_setting(name: str) -> None:
     assert not passes_from_node(name, "1")
 
 
+# ---------------------------------------------------------------- the settings tree
+
+_READERS = re.compile(r"\bos\.(environ|getenv|putenv)\b")
+_MAY_READ = {
+    "core/penstock/identity.py",
+    "core/penstock/settings.py",
+    # launchers: they build the environment of a process that they start, or submit
+    "core/penstock/command/demo.py",
+    "core/penstock/command/jobs.py",
+    "core/penstock/command/nodes.py",
+    "core/penstock/command/serve.py",
+    "core/penstock/distributed/launch.py",
+    "core/penstock/distributed/launch_ps.py",
+    "worker/penstock_worker/replica.py",
+}
+
+
+def test_only_known_modules_read_the_environment() -> None:
+    files = [path for top in ("core", "server", "worker") for path in (ROOT / top).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if _READERS.search(path.read_text(encoding="utf-8"))}
+    assert found == _MAY_READ
+
+
+def test_every_own_variable_has_one_home() -> None:
+    homes = {ROOT / "core" / "penstock" / name for name in ("settings.py", "identity.py")}
+    files = {path for top in ("core", "worker") for path in (ROOT / top).rglob("*.py")}
+    named = {
+        f"{path.name}: {name}"
+        for path in files - homes
+        for name in names_in(path.read_text(encoding="utf-8"))
+        if name.startswith(("PENSTOCK_", "PADDLE_", "FLAGS_"))
+    }
+    assert named == {"rank_plan.py: PADDLE_TRAINERS"}, "of a cluster, for its launcher alone"
+
+
+def test_each_setting_stands_once_in_the_tree() -> None:
+    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
+
+
+def test_flags_have_the_names_that_fluid_had() -> None:
+    flags = {setting.name for setting in SETTINGS if setting.name.startswith("FLAGS_")}
+    assert flags - FLUID_FLAGS == {setting.same_as for setting in SETTINGS if setting.is_deprecated}
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        (CPU_NUM, "0"), (PS_LEASE_S, "nan"), (PS_START_S, "inf"), (PS_TRANSPORT, "udp"), (CHECK_NAN, "maybe"),
+        (FUSE_MEMORY_SIZE, "x"), (SELECTED_GPUS, "0,,1"), (CHECKPOINT_KEEP, "0"), (MAX_JOBS, "all"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_in_one_form(setting: Setting[Any], text: str) -> None:
+    expected = f"the environment variable {setting} is {text!r}; expected {setting.values.expected}"
+    with pytest.raises(SpecError, match=re.escape(expected)) as raised:
+        setting.read({setting.name: f" {text} "})
+    assert (raised.value.pointer, raised.value.got) == (setting.name, text)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_an_empty_variable_is_not_set(setting: Setting[Any]) -> None:
+    assert setting.read({setting.name: " "}) == setting.default == setting.read({})
+
+
+def test_the_name_that_wins_is_read_first() -> None:
+    both = {"PENSTOCK_CHECK_NAN": "0", "FLAGS_check_nan_inf": "1"}
+    assert (CHECK_NAN.read(both), CHECK_NAN.read({"FLAGS_check_nan_inf": "1"})) == (False, True)
+
+
 # ---------------------------------------------------------------- docs/environment.md
 
 _ROW = re.compile(r"^\| `([^`]+)` \| (.+) \| (.+) \| (.+) \| (.+) \|$")
@@ -212,7 +303,10 @@ def page() -> Iterator[tuple[str, ...]]:
 def test_the_page_lists_the_variables_of_the_table() -> None:
     titles = {Kind.SETTING: "settings", Kind.PATH: "paths", Kind.NODE: "nodes", Kind.SECRET: "secrets"}
     expected = {
-        (titles.get(row.kind, "tools"), row.name, row.values, row.default, row.reader, row.meaning) for row in VARIABLES
+        (titles.get(row.kind, "tools"), row.name, row.values.shown, row.default_text, reader, row.meaning)
+        for reader, rows in TREE.items()
+        for row in rows
+        if row.kind is not Kind.PLACE
     }
     assert set(page()) == expected
 

@@ -352,7 +352,7 @@ def test_unwatched_costs_no_thread_no_torch_and_no_websockets() -> None:
 def test_an_unreadable_environment_disables_telemetry(caplog: pytest.LogCaptureFixture) -> None:
     environ = {**managed("s").environ(), "PENSTOCK_INDEX": "first"}
     assert isinstance(decide(environ), Unwatched)
-    assert "invalid literal" in caplog.text
+    assert "PENSTOCK_INDEX is 'first'; expected this trainer's number" in caplog.text
     assert isinstance(decide({}), Unwatched)
     assert isinstance(decide(managed("s").environ()), Watched)
 

@@ -62,7 +62,7 @@ def test_mode_collective_marks_the_main_program_but_no_clone() -> None:
         ({"current_endpoint": "10.0.0.1:6170"}, "trainer_id is 1, whose endpoint is 10.0.0.2:6170, but"),
         ({"trainer_id": 2}, "trainer_id is 2, but trainers names 2; expected 0 to 1"),
         ({"trainers": 2}, "trainers is 2; with mode 'nccl2' it is the endpoints"),
-        ({"trainers": "10.0.0.2"}, "names '10.0.0.2'; expected ip:port"),
+        ({"trainers": "10.0.0.2"}, "trainers: '10.0.0.2' is no host:port"),
         ({"mode": "collective"}, "collective_mode is None; mode 'collective' takes 'grad_allreduce' or 'local_sgd'"),
     ],
 )

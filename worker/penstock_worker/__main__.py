@@ -19,10 +19,9 @@ from filelock import FileLock, Timeout
 
 from penstock.client import AuthError, Conflict
 from penstock.errors import PenstockError, SpecError, Unavailable
+from penstock.settings import JOIN_TOKEN
 from penstock_worker import identity
 from penstock_worker.agent import Agent, Settings
-
-JOIN_TOKEN = "PENSTOCK_JOIN_TOKEN"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock agent join", description="Run the agent of this machine.")
     parser.add_argument("--url", help="address of the server, e.g. http://127.0.0.1:8470")
-    parser.add_argument("--join-token", default=os.environ.get(JOIN_TOKEN), help=f"one-time token, or {JOIN_TOKEN}")
+    parser.add_argument("--join-token", default=JOIN_TOKEN.read() or None, help=f"one-time token, or {JOIN_TOKEN.name}")
     parser.add_argument("--name", help="name of this node (default: host name)")
     parser.add_argument("--state-dir", type=Path, default=Path("~/.penstock/agent"))
     parser.add_argument("--grace-s", type=float, help="seconds that replicas outlive the lease (default: the server's)")

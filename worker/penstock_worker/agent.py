@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import shutil
 from collections.abc import Callable, Coroutine
@@ -28,6 +27,7 @@ from penstock.machine import memory
 from penstock.machine.findings import Finding
 from penstock.process import proc
 from penstock.protocol.agent import Beat, Desired, DesiredSet, FromServer, LeaseRenewed, LogAck, Refused, Welcome
+from penstock.settings import NODE_ADDRESS
 from penstock.version import __version__
 from penstock_worker import lease, machine_report, messages, ports, statedirs
 from penstock_worker.background import in_thread
@@ -43,7 +43,6 @@ IDLE_S = 0.1  # how often a quiet sender looks whether a log has grown
 STOP_GRACE_MAX_S, KILL_MAX_S, FAREWELL_S, CLOSE_S = 5.0, 2.0, 1.0, 0.5
 KEEP_UNACKED_S = 600.0  # a server that no longer knows a replica never acknowledges its log
 MAX_MESSAGE_BYTES = 16 << 20
-NODE_ADDRESS = "PENSTOCK_NODE_ADDRESS"
 _log = logging.getLogger(__name__)
 
 
@@ -336,8 +335,7 @@ def life(replica: Replica) -> Life:
 
 def _address(websocket: ClientConnection) -> str:
     """Return the address of this node on the way to the server, or what PENSTOCK_NODE_ADDRESS says."""
-    said = os.environ.get(NODE_ADDRESS)
-    return said or str(websocket.local_address[0])
+    return NODE_ADDRESS.read() or str(websocket.local_address[0])
 
 
 def _text(message: str | bytes) -> str:

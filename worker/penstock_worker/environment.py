@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.protocol import contract
 from penstock.protocol.agent import Desired
-from penstock.protocol.checkpoints import CheckpointJob
 from penstock.protocol.environment import passes_from_node
+from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, PS_LEASE_S
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -43,12 +43,13 @@ def entrypoint_environment(
     if desired.pserver_job is not None:
         folder = "" if state_dir is None else str(state_dir)
         environ.update(desired.pserver_job.environ(desired.role, desired.index, state_dir=folder))
-        environ.setdefault(contract.PS_LEASE_S, f"{contract.DEFAULT_PS_LEASE_S:g}")
+        environ.setdefault(PS_LEASE_S.name, PS_LEASE_S.default_text)
     if desired.collective_job is not None:
         environ.update(desired.collective_job.environ(desired.index))
         environ.setdefault("OMP_NUM_THREADS", str(max(1, desired.cpus)))  # ranks share the cores of their node
     if desired.checkpoint is not None and checkpoint_dir is not None:
         told = desired.checkpoint
-        for name, value in CheckpointJob(str(checkpoint_dir), told.every_steps, told.keep).environ().items():
-            environ.setdefault(name, value)  # a job's `env` may name a folder that all nodes reach
+        names = (CHECKPOINT_DIR.name, CHECKPOINT_EVERY_STEPS.name, CHECKPOINT_KEEP.name)
+        for name, value in zip(names, (checkpoint_dir, told.every_steps, told.keep), strict=True):
+            environ.setdefault(name, str(value))  # a job's `env` may name a folder that all nodes reach
     return environ

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from penstock.errors import PenstockError
 from penstock.machine.capability import Capability
 from penstock.machine.findings import Finding, Reading
 from penstock.machine.survey import read_machine, read_state_folder
+from penstock.settings import MATRIX_KERNELS
 from penstock.version import __version__
 
 _DRIVER = Path("/proc/driver/nvidia")
@@ -55,7 +55,7 @@ def read_torch() -> Sequence[Reading]:
         found, error = {}, f"it did not load within {TORCH_S:g} s"
     except (OSError, ValueError) as failed:
         found, error = {}, str(failed)
-    return torch_readings(found, error, os.environ.get("PENSTOCK_MATRIX_KERNELS", ""))
+    return torch_readings(found, error, MATRIX_KERNELS.text() or "")
 
 
 def torch_readings(found: dict[str, Any], error: str, setting: str) -> Sequence[Reading]:

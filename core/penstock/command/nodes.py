@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from penstock import settings
 from penstock.command.options import Json, Token, Url
 from penstock.command.output import emit_json, emit_table, note
 from penstock.command.profile import connect
@@ -105,9 +106,9 @@ def agent_token(
 
 @agent_commands.command("join")
 def agent_join(
-    url: Annotated[str | None, typer.Option("--url", envvar="PENSTOCK_URL", help="address of the server")] = None,
+    url: Annotated[str | None, typer.Option("--url", envvar=settings.URL.name, help="address of the server")] = None,
     join_token: Annotated[
-        str | None, typer.Option("--join-token", envvar="PENSTOCK_JOIN_TOKEN", help="from 'penstock agent token'")
+        str | None, typer.Option("--join-token", envvar=settings.JOIN_TOKEN.name, help="from 'penstock agent token'")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="name of this node (default: host name)")] = None,
     state_dir: Annotated[Path | None, typer.Option("--state-dir", help="default: ~/.penstock/agent")] = None,
@@ -120,6 +121,6 @@ def agent_join(
     arguments = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
     environ = dict(os.environ)
     if join_token is not None:
-        environ["PENSTOCK_JOIN_TOKEN"] = join_token  # not an argument: those can be seen by everyone
+        environ[settings.JOIN_TOKEN.name] = join_token  # not an argument: those can be seen by everyone
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "penstock_worker", *arguments], environ)

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from penstock.settings import TOKEN, URL
+
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar="PENSTOCK_URL", help="address of the server (default: the one of 'penstock up')"),
+    typer.Option("--url", envvar=URL.name, help="address of the server (default: the one of 'penstock up')"),
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="PENSTOCK_TOKEN", help="bearer token (default: the local server's admin token)"),
+    typer.Option("--token", envvar=TOKEN.name, help="bearer token (default: the local server's admin token)"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="id of a job, or its name (the newest of that name)")]

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 import typer
 
 from penstock.command.specfile import with_env
-from penstock.protocol.environment import Exported, Kind, exported, kind_of
+from penstock.protocol.environment import Exported, exported, kind_of
 from penstock.protocol.jobspec import JobSpec
+from penstock.settings import Kind
 
 
 def given(pairs: Sequence[str]) -> dict[str, str]:

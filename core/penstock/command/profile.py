@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import SpecError, Unavailable
+from penstock.settings import CONFIG
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -40,8 +41,7 @@ def home() -> Path:
 
 def path() -> Path:
     """Return where the profile lies."""
-    given = os.environ.get("PENSTOCK_CONFIG")
-    return Path(given) if given else home() / "config.json"
+    return CONFIG.read() or home() / "config.json"
 
 
 def load() -> Profile | None:

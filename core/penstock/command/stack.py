@@ -18,7 +18,7 @@ from penstock.errors import SpecError, Unavailable
 from penstock.machine.network import family_of
 from penstock.process import group
 from penstock.process.signals import ignore_signals
-from penstock.protocol import contract
+from penstock.settings import JOIN_TOKEN, TOKEN, URL
 
 READY_S = 60.0
 POLL_S, CHECK_S = 0.05, 0.2
@@ -56,9 +56,9 @@ class Stack:
         self._host = host
         self._port = port
         self._with_agent = agent
-        self._environ = {name: value for name, value in environ.items() if name not in (contract.URL, contract.TOKEN)}
         self._server: group.LoggedGroup | None = None
         self._agent: group.LoggedGroup | None = None
+        self._environ = {name: value for name, value in environ.items() if name not in (URL.name, TOKEN.name)}
         self._profile: profile.Profile | None = None
         self.url = ""
         self.client: Client
@@ -93,7 +93,7 @@ class Stack:
     def _start_agent(self) -> None:
         argv = ["-m", "penstock_worker", "--url", self.url, "--state-dir", str(self._state_dir / "agent")]
         kept = self._state_dir / "agent" / "node.json"
-        secrets = {"PENSTOCK_JOIN_TOKEN": self.client.join_token()["token"]}
+        secrets = {JOIN_TOKEN.name: self.client.join_token()["token"]}
         if kept.exists() and json.loads(kept.read_text(encoding="utf-8"))["url"] == self.url:
             secrets = {}  # the same node as before comes back
         self._agent = self._child("agent", argv, secrets)

@@ -5,7 +5,6 @@ A fleet with parameter servers and the group of a collective job are such; `peer
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -13,8 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.errors import SpecError
-
-_NUMBERS_OF_TRAINERS = ("PADDLE_TRAINERS_NUM", "PADDLE_NUM_TRAINERS", "WORLD_SIZE")
+from penstock.identity import JobIdentity
 
 
 class Peers(Protocol):
@@ -82,12 +80,11 @@ def peers_of(fleet: Any, what: str) -> Peers | None:
     """
     if fleet is not None:
         return FleetPeers(fleet) if int(fleet.worker_num()) > 1 else None
-    told = [int(text) for text in map(os.environ.get, _NUMBERS_OF_TRAINERS) if text and text.isdigit()]
-    if _group is None and max(told, default=1) > 1:
+    if _group is None and (num := JobIdentity.from_environ().num_trainers) > 1:
         raise SpecError(
-            f"{what}: the launcher has started {max(told)} trainers, but they have not met. Run the startup program "
-            f"before, or give {what} the fleet",
-            got=max(told),
+            f"{what}: the launcher has started {num} trainers, but they have not met. Run the startup program before, "
+            f"or give {what} the fleet",
+            got=num,
         )
     return _group
 

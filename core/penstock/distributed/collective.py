@@ -26,15 +26,14 @@ from penstock.distributed.exchange_ops import BEGINS, ENDED, HAS_ENDED, SIGNATUR
 from penstock.distributed.interfaces import check_interfaces, names
 from penstock.distributed.nccl_groups import NcclGroups
 from penstock.distributed.process_groups import ProcessGroups
-from penstock.distributed.ranks import Ranks, from_environ, ranks_of
+from penstock.distributed.ranks import Ranks, ranks_in, ranks_of
 from penstock.distributed.rendezvous import Rendezvous, this_host
 from penstock.distributed.shared_ring import NoSharedMemory, SharedRings
 from penstock.distributed.watch import Watch
 from penstock.errors import SpecError, Unavailable
-from penstock.program.endpoints import checked_endpoints
+from penstock.identity import JobIdentity, checked_endpoints
+from penstock.settings import COLLECTIVE_TRANSPORT
 
-TRANSPORT = "PENSTOCK_COLLECTIVE_TRANSPORT"
-_TRANSPORTS = ("auto", "shared_memory", "gloo")
 _Result = TypeVar("_Result")
 _MOST_RINGS = 64  # each has a thread that waits, of which an engine has a limited number
 
@@ -47,10 +46,12 @@ class Group:
     """All trainers of the job, of which this process is one. Made by `form`."""
 
     def __init__(self, ranks: Ranks) -> None:
-        check_interfaces(os.environ, names())
+        check_interfaces(names())
         self.ranks = ranks
-        transport = _transport()
-        exchange = f"{TRANSPORT}={transport}, nccl_comm_num={ranks.num_rings}, groups of {ranks.inter or 'all'}"
+        transport = COLLECTIVE_TRANSPORT.read()
+        exchange = (
+            f"{COLLECTIVE_TRANSPORT}={transport}, nccl_comm_num={ranks.num_rings}, groups of {ranks.inter or 'all'}"
+        )
         self._meeting = meeting = Rendezvous(ranks, exchange)  # it has the store, as long as the group lives
         self._label = label = f"job {ranks.meeting} {ranks.attempt}"
         self._on_gpus: NcclGroups | None = None
@@ -257,17 +258,10 @@ def _say(text: str) -> None:
     print(f"penstock: {text}", file=sys.stderr, flush=True)
 
 
-def _transport() -> str:
-    wanted = os.environ.get(TRANSPORT, "auto")
-    if wanted not in _TRANSPORTS:
-        raise SpecError(f"{TRANSPORT} is {wanted!r}; expected one of {', '.join(_TRANSPORTS)}", got=wanted)
-    return wanted
-
-
 def _rings(meeting: Rendezvous, label: str, wanted: str) -> SharedRings | ProcessGroups:
     one_host = all(other.host == this_host() for other in meeting.present)
     if wanted == "shared_memory" and not one_host:
-        raise SpecError(f"{TRANSPORT} is 'shared_memory', but the trainers are on several hosts", got=wanted)
+        raise SpecError(f"{COLLECTIVE_TRANSPORT} is 'shared_memory', but the trainers are on several hosts", got=wanted)
     if wanted != "gloo" and one_host:
         if meeting.ranks.inter:
             _say("hierarchical all-reduce has one level here: all trainers are on one host, and share its memory")
@@ -275,7 +269,7 @@ def _rings(meeting: Rendezvous, label: str, wanted: str) -> SharedRings | Proces
             return SharedRings(meeting, label)
         except NoSharedMemory as error:
             if wanted == "shared_memory":
-                raise NoSharedMemory(f"{error}; {TRANSPORT} is {wanted!r}, 'gloo' does without") from error
+                raise NoSharedMemory(f"{error}; {COLLECTIVE_TRANSPORT} is {wanted!r}, 'gloo' does without") from error
             if meeting.ranks.rank == 0:
                 _say(f"the trainers exchange by Gloo, since shared memory cannot be used: {error}")
     return ProcessGroups(meeting, label, "gloo")
@@ -311,7 +305,7 @@ def form(ranks: Ranks) -> Group | None:
 def meet(rank: int, endpoints: tuple[str, ...], *, num_rings: int = 1, inter: int = 0) -> Group | None:
     """Meet the trainers of a list; see `form`."""
     checked = checked_endpoints(",".join(endpoints), "trainers")
-    return form(ranks_of(rank, checked, os.environ, num_rings=num_rings, inter=inter))
+    return form(ranks_of(rank, checked, num_rings=num_rings, inter=inter))
 
 
 def group_of(num_trainers: int, trainer_id: int, endpoints: list[str], *, num_rings: int = 1, inter: int = 0) -> Group:
@@ -324,7 +318,7 @@ def group_of(num_trainers: int, trainer_id: int, endpoints: list[str], *, num_ri
     if group is None and endpoints:
         group = meet(trainer_id, tuple(endpoints), num_rings=num_rings, inter=inter)
     if group is None:
-        ranks = from_environ(os.environ)
+        ranks = ranks_in(JobIdentity.from_environ())
         if ranks is None:
             raise SpecError(
                 f"num_trainers is {num_trainers}, but nobody has said where the trainers are: run the startup program "

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import SpecError
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+from penstock.settings import NAMES, VISIBLE_GPUS
 
 
 def num_installed() -> int:
@@ -20,10 +19,10 @@ def num_installed() -> int:
 
 def visible(environ: Mapping[str, str], installed: int) -> tuple[str, ...]:
     """Return the GPUs that a user may take: by the names of CUDA_VISIBLE_DEVICES, where it is set, else by number."""
-    restricted = environ.get(VISIBLE)
+    restricted = VISIBLE_GPUS.text(environ)
     if restricted is None:
         return tuple(str(i) for i in range(installed))
-    return tuple(one.strip() for one in restricted.split(",") if one.strip())
+    return NAMES.parse(restricted)
 
 
 def chosen(wanted: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -36,8 +35,8 @@ def chosen(wanted: str, known: Sequence[str]) -> tuple[str, ...]:
             )
         if one not in known:
             raise SpecError(
-                f"--selected_gpus asks for GPU {one}, but visible here are {', '.join(known) or 'none'} ({VISIBLE} may "
-                "restrict them). For ranks that compute on CPU: --nproc_per_node N",
+                f"--selected_gpus asks for GPU {one}, but visible here are {', '.join(known) or 'none'} "
+                f"({VISIBLE_GPUS} may restrict them). For ranks that compute on CPU: --nproc_per_node N",
                 pointer="--selected_gpus",
             )
     return found
@@ -47,7 +46,8 @@ def first(number: int, known: Sequence[str]) -> tuple[str, ...]:
     """Return the GPUs of --gpus. Raises SpecError if there are not so many."""
     if number > len(known):
         raise SpecError(
-            f"--gpus asks for {number} GPUs, but visible here are {', '.join(known)} ({VISIBLE} may restrict them)",
+            f"--gpus asks for {number} GPUs, but visible here are {', '.join(known)} ({VISIBLE_GPUS} may restrict "
+            "them)",
             pointer="--gpus",
         )
     return tuple(known[:number])

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.errors import SpecError
+from penstock.settings import GLOO_INTERFACES, NCCL_INTERFACES
 
-GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 
 
@@ -26,16 +25,16 @@ def names() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
-def check_interfaces(environ: Mapping[str, str], known: Sequence[str]) -> None:
+def check_interfaces(known: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
     """Raise SpecError naming the variable, the interface that it asks for, and those that there are."""
-    for name in filter(None, environ.get(GLOO, "").split(",")):
+    for name in GLOO_INTERFACES.read(environ):
         if name not in known:
-            raise _unknown(GLOO, name, known)
-    wanted = environ.get(NCCL, "")
+            raise _unknown(GLOO_INTERFACES.name, name, known)
+    wanted = NCCL_INTERFACES.read(environ)
     exact, kept_out = wanted.startswith("="), wanted.startswith("^")
     asked = [name for name in wanted.removeprefix("^").removeprefix("=").split(",") if name]
     if asked and not any(_fits(name, asked, exact=exact) != kept_out for name in known):
-        raise _unknown(NCCL, wanted, known)
+        raise _unknown(NCCL_INTERFACES.name, wanted, known)
 
 
 def _fits(name: str, asked: Sequence[str], *, exact: bool) -> bool:
@@ -53,7 +52,7 @@ def _unknown(variable: str, name: str, known: Sequence[str]) -> SpecError:
 
 def choose_for_gloo(host: str) -> None:
     """Let Gloo use the interface that has the address of `host`, unless the user has chosen one."""
-    if os.environ.get(GLOO):
+    if GLOO_INTERFACES.read():
         return
     try:
         addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
@@ -62,7 +61,7 @@ def choose_for_gloo(host: str) -> None:
     of_version_6 = _addresses_of_version_6()
     for name in names():
         if _address(name) in addresses or of_version_6.get(name, set()) & addresses:
-            os.environ[GLOO] = name
+            GLOO_INTERFACES.export(name)
             return
 
 

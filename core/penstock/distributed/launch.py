@@ -41,6 +41,7 @@ from penstock.distributed.rank_plan import (
 )
 from penstock.distributed.supervisor import Manner, say, supervise
 from penstock.errors import SpecError
+from penstock.identity import PORT
 from penstock.machine.cores import usable_cores
 
 _FIRST_PORT = 6070  # Fluid's on several hosts
@@ -128,11 +129,11 @@ def layout_of(args: argparse.Namespace, num_local: int, environ: Mapping[str, st
 
 
 def _cloud_port(environ: Mapping[str, str]) -> int:
-    text = environ.get("PADDLE_PORT", "")
+    text = environ.get(PORT, "")
     try:
         return port(text) if text else _FIRST_CLOUD_PORT
     except argparse.ArgumentTypeError as error:
-        raise SpecError(f"PADDLE_PORT: {error}", pointer="PADDLE_PORT") from error
+        raise SpecError(f"PADDLE_PORT: {error}", pointer=PORT) from error
 
 
 def _on_ports(first: int | None, hosts: Hosts, num_local: int) -> Layout:

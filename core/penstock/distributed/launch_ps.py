@@ -23,14 +23,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from penstock import identity
 from penstock.distributed.arguments import Hosts, add_hosts, add_running, check_script, count, hosts_of, port, seconds
 from penstock.distributed.arguments import parser as empty_parser
 from penstock.distributed.local_job import Plan, Share, planned
 from penstock.distributed.ports import check_free, free_ports
 from penstock.distributed.supervisor import Manner, say, supervise
 from penstock.errors import SpecError
-from penstock.program.endpoints import endpoints_problem
-from penstock.protocol import contract
+from penstock.identity import endpoints_problem
+from penstock.settings import PS_SAVE_DIRS, PS_TOKEN
 
 _FIRST_PORT = 6170
 _NUM_SERVERS = 2
@@ -120,17 +121,17 @@ def plan_of(args: argparse.Namespace, hosts: Hosts, environ: Mapping[str, str]) 
 
 def _agreed(hosts: Hosts, endpoints: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return the job's name, its secret, and where servers may save, where the environment does not say."""
-    saves = {"PENSTOCK_PS_SAVE_DIRS": str(Path.cwd())}
+    saves = {PS_SAVE_DIRS.name: str(Path.cwd())}
     if not hosts.are_several:
         name = f"launch-{os.getpid()}-{secrets.token_hex(4)}"
-        return {contract.JOB_ID: name, contract.PS_TOKEN: secrets.token_hex(16), **saves}
-    if not environ.get(contract.PS_TOKEN):
+        return {identity.JOB_ID: name, PS_TOKEN.name: secrets.token_hex(16), **saves}
+    if not environ.get(PS_TOKEN.name):
         raise SpecError(
             "the hosts of a job need one secret, with which its processes know each other: set "
-            f"{contract.PS_TOKEN} to the same text on all of them, for example to what `openssl rand -hex 16` prints",
-            pointer=contract.PS_TOKEN,
+            f"{PS_TOKEN} to the same text on all of them, for example to what `openssl rand -hex 16` prints",
+            pointer=PS_TOKEN.name,
         )
-    return {contract.JOB_ID: f"launch-{hashlib.sha256(','.join(endpoints).encode()).hexdigest()[:16]}", **saves}
+    return {identity.JOB_ID: f"launch-{hashlib.sha256(','.join(endpoints).encode()).hexdigest()[:16]}", **saves}
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:

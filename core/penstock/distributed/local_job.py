@@ -13,10 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from penstock.protocol import contract
+from penstock.identity import (
+    NUM_TRAINERS,
+    POD_IP,
+    PORT,
+    REPLICA_ID,
+    REPLICA_INDEX,
+    REPLICA_ROLE,
+    SERVERS,
+    SOCKET,
+    TRAINER_ID,
+    TRAINING_ROLE,
+)  # fmt: skip
 
 Kind = Literal["pserver", "trainer"]
-_OF_A_REPLICA = (contract.SOCKET, contract.ROLE, contract.INDEX)
+_OF_A_REPLICA = (SOCKET, REPLICA_ROLE, REPLICA_INDEX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +79,32 @@ def planned(
     """
     share = share or Share(range(len(endpoints)), range(num_trainers))
     shared: dict[str, str | None] = {
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
-        "PADDLE_TRAINERS_NUM": str(num_trainers),
+        SERVERS: ",".join(endpoints),
+        NUM_TRAINERS: str(num_trainers),
         **for_all(),
         **{name: environ.get(name) or value for name, value in defaults.items()},
     }
     servers = []
     for index in share.servers:
         host, _, port = endpoints[index].rpartition(":")
-        mine = {"TRAINING_ROLE": "PSERVER", "POD_IP": host, "PADDLE_PORT": port, "PADDLE_TRAINER_ID": None}
-        env = {**shared, **mine, **identity("pserver", index)}
+        mine = {
+            TRAINING_ROLE: "PSERVER",
+            POD_IP: host,
+            PORT: port,
+            TRAINER_ID: None,
+        }
+        env = {**shared, **mine, **replica_variables("pserver", index)}
         log = log_dir / f"serverlog.{index}"
         servers.append(Process("pserver", index, env, log, f"pserver {index}", endpoints[index]))
     trainers = []
     for index in share.trainers:
-        own = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index), "POD_IP": None, "PADDLE_PORT": None}
-        env = {**shared, **own, **identity("trainer", index)}
+        own = {
+            TRAINING_ROLE: "TRAINER",
+            TRAINER_ID: str(index),
+            POD_IP: None,
+            PORT: None,
+        }
+        env = {**shared, **own, **replica_variables("trainer", index)}
         trainers.append(Process("trainer", index, env, log_dir / f"workerlog.{index}", f"trainer {index}"))
     return Plan((*servers, *with_one_watched(trainers, environ)))
 
@@ -93,7 +114,7 @@ def for_all() -> dict[str, str | None]:
 
     The replica's id stays: by it an agent finds what is left of a launcher that was killed.
     """
-    return {"PYTHONUNBUFFERED": "1", contract.SOCKET: None}
+    return {"PYTHONUNBUFFERED": "1", SOCKET: None}
 
 
 def with_one_watched(trainers: Sequence[Process], environ: Mapping[str, str]) -> list[Process]:
@@ -101,15 +122,15 @@ def with_one_watched(trainers: Sequence[Process], environ: Mapping[str, str]) ->
 
     Not all of them: the steps of several processes would mix in the figures of one replica.
     """
-    if not (environ.get(contract.SOCKET) and environ.get(contract.REPLICA_ID)):
+    if not (environ.get(SOCKET) and environ.get(REPLICA_ID)):
         return list(trainers)
     env = {name: value for name, value in trainers[0].env.items() if name not in _OF_A_REPLICA}
     return [replace(trainers[0], env=env), *trainers[1:]]
 
 
-def identity(kind: Kind, index: int) -> dict[str, str | None]:
+def replica_variables(kind: Kind, index: int) -> dict[str, str | None]:
     """Return which process of its job one is, as telemetry reads it."""
-    return {contract.ROLE: kind, contract.INDEX: str(index)}
+    return {REPLICA_ROLE: kind, REPLICA_INDEX: str(index)}
 
 
 @dataclass(frozen=True, slots=True)

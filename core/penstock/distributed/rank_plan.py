@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.distributed.arguments import LAST_PORT, Hosts, hosts_of
-from penstock.distributed.local_job import Plan, Process, for_all, identity, with_one_watched
+from penstock.distributed.local_job import Plan, Process, for_all, replica_variables, with_one_watched
 from penstock.errors import SpecError
-from penstock.program.endpoints import endpoints_problem
+from penstock.identity import MANUAL_NUM_TRAINERS, POD_IP, TRAINER_ID, endpoints_problem
 from penstock.protocol import contract
+from penstock.settings import SELECTED_GPUS, VISIBLE_GPUS
 
 _PROXIES = ("http_proxy", "https_proxy")
 _ELASTIC = "TORCHELASTIC_"  # what a launcher of torch above us has told us is not so for our ranks
 _OF_TORCHRUN = ("GROUP_WORLD_SIZE",)
-CLOUD_HOSTS, CLOUD_HOST, CLOUD_ENDPOINTS = "PADDLE_TRAINERS", "POD_IP", "DISTRIBUTED_TRAINER_ENDPOINTS"
+CLOUD_HOSTS, CLOUD_ENDPOINTS = "PADDLE_TRAINERS", "DISTRIBUTED_TRAINER_ENDPOINTS"
 CLOUD_NUM_PORTS = "TRAINER_PORTS_NUM"
 
 
@@ -52,18 +53,18 @@ def on_ports(hosts: Hosts, ports: Sequence[int]) -> Layout:
 
 def cloud_hosts(environ: Mapping[str, str]) -> Hosts:
     """Return the hosts that PaddleCloud's variables name. Raises SpecError naming the one that is missing."""
-    for name, example in ((CLOUD_HOSTS, "10.0.0.1,10.0.0.2"), (CLOUD_HOST, "10.0.0.1")):
+    for name, example in ((CLOUD_HOSTS, "10.0.0.1,10.0.0.2"), (POD_IP, "10.0.0.1")):
         if not environ.get(name):
             raise SpecError(
                 f"--use_paddlecloud needs the environment variable {name}, for example {example}", pointer=name
             )
-    hosts = hosts_of(environ[CLOUD_HOSTS], environ[CLOUD_HOST], names=(CLOUD_HOSTS, CLOUD_HOST))
-    told = environ.get("PADDLE_TRAINER_ID", "")
+    hosts = hosts_of(environ[CLOUD_HOSTS], environ[POD_IP], names=(CLOUD_HOSTS, POD_IP))
+    told = environ.get(TRAINER_ID, "")
     if told not in ("", str(hosts.here)):
         raise SpecError(
-            f"PADDLE_TRAINER_ID is {told!r}, but {CLOUD_HOST} {hosts.address} is number {hosts.here} of {CLOUD_HOSTS} "
+            f"{TRAINER_ID} is {told!r}, but {POD_IP} {hosts.address} is number {hosts.here} of {CLOUD_HOSTS} "
             f"({', '.join(hosts.addresses)}). With --use_paddlecloud it is the host's number; correct one of the two",
-            pointer="PADDLE_TRAINER_ID",
+            pointer=TRAINER_ID,
         )
     return hosts
 
@@ -110,13 +111,13 @@ def cloud_layout(hosts: Hosts, listed: str, num_local: int) -> Layout:
 
 def check_told(environ: Mapping[str, str], layout: Layout) -> None:
     """Raise SpecError if PADDLE_NUM_TRAINERS tells neither the number of hosts nor of ranks."""
-    text = environ.get("PADDLE_NUM_TRAINERS", "")
+    text = environ.get(MANUAL_NUM_TRAINERS, "")
     hosts, ranks = len(layout.hosts.addresses), len(layout.endpoints)
     if text and text not in (str(hosts), str(ranks)):
         raise SpecError(
-            f"PADDLE_NUM_TRAINERS is {text!r}, but this is a job on {hosts} host{'s' if hosts > 1 else ''} with "
+            f"{MANUAL_NUM_TRAINERS} is {text!r}, but this is a job on {hosts} host{'s' if hosts > 1 else ''} with "
             f"{ranks} ranks in all. Name all hosts with --cluster_node_ips, or leave the variable out",
-            pointer="PADDLE_NUM_TRAINERS",
+            pointer=MANUAL_NUM_TRAINERS,
         )
 
 
@@ -125,11 +126,11 @@ def doubt(environ: Mapping[str, str], layout: Layout) -> str:
 
     In Fluid's manual it is the number of hosts. Each of several would start a job of its own.
     """
-    text = environ.get("PADDLE_NUM_TRAINERS", "")
+    text = environ.get(MANUAL_NUM_TRAINERS, "")
     if len(layout.hosts.addresses) > 1 or text in ("", "1"):
         return ""
     return (
-        f"PADDLE_NUM_TRAINERS is {text}, taken as the number of ranks: all of them are on this host. If it is the "
+        f"{MANUAL_NUM_TRAINERS} is {text}, taken as the number of ranks: all of them are on this host. If it is the "
         "number of hosts, name them with --cluster_node_ips on each"
     )
 
@@ -141,12 +142,12 @@ def planned_ranks(
     num_local = layout.num_local
     shared: dict[str, str | None] = {
         **for_all(),
-        **dict.fromkeys((*_PROXIES, *_OF_TORCHRUN, "FLAGS_selected_gpus")),
+        **dict.fromkeys((*_PROXIES, *_OF_TORCHRUN, SELECTED_GPUS.name)),
         **dict.fromkeys(name for name in environ if name.startswith(_ELASTIC)),
         "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS") or str(max(1, num_cores // num_local)),
     }
     if gpus is not None:
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        shared[VISIBLE_GPUS.name] = ",".join(gpus)
     ranks = [_rank(layout, i, shared, log_dir, has_gpu=gpus is not None) for i in range(num_local)]
     return Plan(tuple(with_one_watched(ranks, environ)))
 
@@ -157,5 +158,5 @@ def _rank(layout: Layout, local: int, shared: Mapping[str, str | None], log_dir:
     job = contract.CollectiveJob(
         layout.endpoints, layout.master, local, num_local, node=here, gpus=(local,) if has_gpu else ()
     )
-    env = {**shared, **job.environ(rank), **identity("trainer", rank)}
+    env = {**shared, **job.environ(rank), **replica_variables("trainer", rank)}
     return Process("trainer", rank, env, log_dir / f"workerlog.{local}", f"rank {rank}", layout.endpoints[rank])

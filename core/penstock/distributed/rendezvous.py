@@ -23,9 +23,8 @@ from penstock.distributed.ranks import Ranks
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.machine.cores import core_numbers, core_quota
 from penstock.process.proc import start_ticks
+from penstock.settings import COLLECTIVE_START_S
 
-START_S = "PENSTOCK_COLLECTIVE_START_S"
-_DEFAULT_START_S = 300.0
 _POLL_S = 0.02
 _pause = threading.Event()  # never set: a wait that gives way to other threads
 
@@ -44,18 +43,6 @@ class Presence:
     exchange: str = ""
     cores: tuple[int, ...] = ()
     quota: float | None = None
-
-
-def seconds(name: str, default: float) -> float:
-    """Return a time limit from the environment. Raises SpecError unless it is a number above 0."""
-    text = os.environ.get(name, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise SpecError(f"{name} is {text!r}; expected seconds, above 0", got=text)
-    return value
 
 
 def this_host() -> str:
@@ -79,7 +66,7 @@ class Rendezvous:
     def __init__(self, ranks: Ranks, exchange: str = "") -> None:
         self.ranks = ranks
         self.present: list[Presence] = []
-        self._deadline = time.monotonic() + seconds(START_S, _DEFAULT_START_S)
+        self._deadline = time.monotonic() + COLLECTIVE_START_S.read()
         self.base = _open_store(ranks, self.left_s())
         self.store = PrefixStore(f"penstock/{ranks.attempt}", self.base)
         if self.store.add(f"claim/{ranks.rank}", 1) > 1:
@@ -131,8 +118,8 @@ class Rendezvous:
             if time.monotonic() > self._deadline:
                 names = ", ".join(self.ranks.name(r) for r in sorted(missing))
                 raise Unavailable(
-                    f"{names} {words} within {time.monotonic() - began:.0f} s ({START_S}); {self.ranks.num_ranks} "
-                    f"trainers were told to meet at {self.ranks.meeting}. Was it started, and can it reach that?",
+                    f"{names} {words} within {time.monotonic() - began:.0f} s ({COLLECTIVE_START_S}); "
+                    f"{self.ranks.num_ranks} trainers meet at {self.ranks.meeting}. Was it started, can it reach it?",
                     ranks=sorted(missing),
                 )
             _pause.wait(_POLL_S)
@@ -142,7 +129,9 @@ class Rendezvous:
         while not self._has(key):
             self._check_alive({0}, key)
             if time.monotonic() > self._deadline:
-                raise Unavailable(f"{self.ranks.name(0)} has not said {key!r} in time ({START_S})", ranks=[0])
+                raise Unavailable(
+                    f"{self.ranks.name(0)} has not said {key!r} in time ({COLLECTIVE_START_S})", ranks=[0]
+                )
             _pause.wait(_POLL_S)
 
     def _check_alive(self, missing: set[int], what: str) -> None:
@@ -177,7 +166,7 @@ def _open_store(ranks: Ranks, timeout_s: float) -> TCPStore:
                 got=ranks.meeting,
             ) from error
         raise Unavailable(
-            f"{ranks.name(0)} has not come within {timeout_s:.0f} s ({START_S}): nobody serves the trainers' store at "
-            f"{ranks.meeting} ({_first_line(error)})",
+            f"{ranks.name(0)} has not come within {timeout_s:.0f} s ({COLLECTIVE_START_S}): no process serves the "
+            f"trainers' store at {ranks.meeting} ({_first_line(error)})",
             ranks=[0],
         ) from error

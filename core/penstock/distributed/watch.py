@@ -22,12 +22,11 @@ from typing import Literal
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but torch does not list it
 
-from penstock.distributed.rendezvous import Rendezvous, seconds, this_host
+from penstock.distributed.rendezvous import Rendezvous, this_host
 from penstock.errors import Unavailable
 from penstock.process.end import open_process_end
+from penstock.settings import COLLECTIVE_LEASE_S
 
-LEASE_S = "PENSTOCK_COLLECTIVE_LEASE_S"
-_DEFAULT_LEASE_S = 5.0
 _BEAT_S = 0.5
 _STORE_S = 2.0  # torch gives most answers of a store up after this, but not all
 _STORE_ENDS_S = 0.2
@@ -44,7 +43,7 @@ class Watch:
 
     def __init__(self, meeting: Rendezvous, lost: Callable[[int, str], None], left: Callable[[int], None]) -> None:
         self._ranks, self._lost, self._left = meeting.ranks, lost, left
-        self._lease_s = seconds(LEASE_S, _DEFAULT_LEASE_S)
+        self._lease_s = COLLECTIVE_LEASE_S.read()
         base = meeting.base.clone()  # type: ignore[attr-defined]  # torch has not typed it
         base.set_timeout(timedelta(seconds=_STORE_S))
         self._store = PrefixStore(f"penstock/{meeting.ranks.attempt}", base)
@@ -213,8 +212,8 @@ class Watch:
 
     def _silent(self, rank: int, for_s: float) -> str:
         return (
-            f"{self._ranks.name(rank)} has said nothing for {for_s:.1f} s ({LEASE_S}={self._lease_s:g}): it stands "
-            "still, or cannot be reached"
+            f"{self._ranks.name(rank)} has said nothing for {for_s:.1f} s ({COLLECTIVE_LEASE_S}={self._lease_s:g}): it "
+            "stands still, or cannot be reached"
         )
 
     def _forget(self, rank: int) -> None:

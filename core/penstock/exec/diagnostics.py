@@ -29,6 +29,7 @@ from penstock.graph.ssa import OpHandle
 from penstock.program.ir import Arg, Operator, Ref, VarDesc
 from penstock.program.kernels import concrete, operator_error, resolve, shape_text
 from penstock.program.program import Program
+from penstock.settings import CHECK_NAN
 
 
 def named_operands(op: Operator, values: Sequence[Any]) -> list[tuple[str, torch.Tensor]]:
@@ -127,7 +128,7 @@ _UNWRITTEN = ("aten.empty", "aten.new_empty")  # with their variants empty_like,
 
 def checks_results() -> bool:
     """Whether runs are checked now."""
-    return flags.value_of("FLAGS_check_nan_inf")
+    return flags.value_of(CHECK_NAN)
 
 
 def hook_of(program: Program) -> Callable[[Operator, list[Any], Callable[[], Any]], Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.errors import SpecError
-from penstock.exec import flags
 from penstock.exec.devices import Devices, on_gpus
+from penstock.exec.flags import value_of
 from penstock.exec.strategies import BuildStrategy, GradientScaleStrategy
 from penstock.graph.build import build_graph
 from penstock.graph.passes import Buckets, PassChoice
@@ -20,6 +20,7 @@ from penstock.graph.ssa import Mode
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.strict_fields import say_once
+from penstock.settings import FUSE_GROUPS_SIZE, FUSE_MEMORY_SIZE, MATRIX_KERNELS
 
 # Fields that `settled` switches off on devices.
 _CPU_ONLY = ("fuse_all_reduce_ops", "fuse_all_optimizer_ops", "fuse_elewise_add_act_ops", "memory_optimize")
@@ -27,7 +28,7 @@ _CPU_ONLY = ("fuse_all_reduce_ops", "fuse_all_optimizer_ops", "fuse_elewise_add_
 
 def _buckets() -> Buckets:
     """How large a bucket of gradients gets, by Fluid's flags: MB, and layers; not above 0: no limit."""
-    size, layers = (flags.number_of(f"FLAGS_fuse_parameter_{what}_size") for what in ("memory", "groups"))
+    size, layers = value_of(FUSE_MEMORY_SIZE), value_of(FUSE_GROUPS_SIZE)
     return Buckets(num_bytes=int(max(size, 0.0) * 2**20), num_layers=int(max(layers, 0.0)))
 
 
@@ -64,7 +65,7 @@ def settled(
             choice, fuse_all_reduce=False, fuse_optimizer=False, fuse_add_act=False, matrix_kernels=False,
             reuse_buffers=False, inplace=False,
         )  # fmt: skip
-    wanted = flags.text_of("FLAGS_matrix_kernels")
+    wanted = value_of(MATRIX_KERNELS)
     forced = choice.matrix.forced or ("" if wanted == "auto" else wanted)
     return replace(choice, matrix=replace(choice.matrix, forced=forced, at_once=at_once, intra_op=intra_op))
 

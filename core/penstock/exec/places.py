@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.machine.cores import usable_cores
+from penstock.settings import CPU_NUM, SELECTED_GPUS, VISIBLE_GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,11 @@ def _say_detected(cores: int) -> None:
 
 def cpu_num() -> int:
     """Return the number of CPU replicas: the environment's CPU_NUM, else the number of cores. Raises SpecError."""
-    text = os.environ.get("CPU_NUM", "").strip()
-    if not text:
-        _say_detected(num_cores())
-        return num_cores()
-    if not text.isdecimal() or int(text) < 1:
-        raise SpecError(f"the environment variable CPU_NUM is {text!r}; expected a whole number from 1 on")
-    return int(text)
+    num = CPU_NUM.read()
+    if num is None:
+        num = num_cores()
+        _say_detected(num)
+    return num
 
 
 def cpu_places(device_count: int | None = None) -> list[CPUPlace]:
@@ -60,28 +58,18 @@ def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
     Numbers count the visible GPUs: torch reads CUDA_VISIBLE_DEVICES. Raises SpecError for one that is not there.
     """
     visible = torch.cuda.device_count()
-    ids = _selected_gpus(visible) if device_ids is None else device_ids
+    ids = (SELECTED_GPUS.read() or range(visible)) if device_ids is None else device_ids
     for i in ids:
         if not 0 <= i < visible:
             raise SpecError(f"GPU {i} is asked for, but {_visible(visible)}", got=i)
     return [CUDAPlace(i) for i in ids]
 
 
-def _selected_gpus(visible: int) -> list[int]:
-    text = os.environ.get("FLAGS_selected_gpus", "").strip()  # noqa: SIM112 - Fluid's name
-    if not text:
-        return list(range(visible))
-    parts = [p.strip() for p in text.split(",")]
-    if not all(p.isdecimal() for p in parts):
-        raise SpecError(f"the environment variable FLAGS_selected_gpus is {text!r}; expected numbers as '0,1'")
-    return [int(p) for p in parts]
-
-
 def _visible(count: int) -> str:
     """Say how many GPUs a user has, and why."""
     if torch.version.cuda is None and torch.version.hip is None and not count:
         return "this torch has no CUDA"
-    limit = os.environ.get("CUDA_VISIBLE_DEVICES")
+    limit = VISIBLE_GPUS.text()
     return f"{count} are visible" + (f" (CUDA_VISIBLE_DEVICES is {limit!r})" if limit is not None else "")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.compat.torch import schema_of
 from penstock.errors import Unavailable
-from penstock.exec.flags import number_of
+from penstock.exec.flags import value_of
 from penstock.exec.lowering import Lowered
 from penstock.graph.analysis.buffers import Buffers, plan
 from penstock.graph.analysis.liveness import Allocation, staying
@@ -25,6 +25,7 @@ from penstock.program.kernels import resolve
 from penstock.program.memory_optimize import kept_names
 from penstock.program.program import Program
 from penstock.program.strict_fields import say_once
+from penstock.settings import EAGER_DELETE
 
 Seen = tuple[int, int, int, list[tuple[int, int]], bool, list[int]]
 """An allocation in the native plan's words: instruction, bytes, occurrence, results, freed, twins."""
@@ -43,7 +44,7 @@ def retention(every: int) -> Retention:
 
     Says once that `every` has no effect, where that is so and it is not the default.
     """
-    eager = number_of("FLAGS_eager_delete_tensor_gb") >= 0
+    eager = value_of(EAGER_DELETE) >= 0
     if eager and every != Retention().every:
         say_once(
             f"ExecutionStrategy.num_iteration_per_drop_scope = {every} has no effect: eager deletion leaves no "

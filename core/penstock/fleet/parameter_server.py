@@ -43,6 +43,7 @@ from penstock.ps.communicator import Communicator, descriptor_of
 from penstock.ps.opening import opened_client
 from penstock.scope import global_scope
 from penstock.serving.storage import ProgramStorage, prepare, storage_to_serve
+from penstock.settings import PS_SAVE_DIRS
 from penstock.transpile.transpiler import DistributeTranspiler
 
 
@@ -233,7 +234,8 @@ class ParameterServerFleet:
         from penstock.serving.server import serve_storage  # loads a server, which trainers do without
 
         self._calls.note("run_server")
-        os.environ.setdefault("PENSTOCK_PS_SAVE_DIRS", str(Path.cwd()))
+        if PS_SAVE_DIRS.text() is None:
+            PS_SAVE_DIRS.export(str(Path.cwd()))
         self._storage = None
         serve_storage(
             storage_to_serve(made.main, global_scope()),

@@ -5,12 +5,11 @@ A role maker that has not been asked yet generates its role at the first questio
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from penstock.errors import SpecError
-from penstock.fleet.mpi import from_mpi_environ
-from penstock.fleet.position import Position, Role, checked, from_collective_environ, from_environ
+from penstock.fleet.position import Position, Role, checked, from_collective_environ, from_environ, of_identity
+from penstock.identity import JobIdentity
 
 __all__ = [
     "GeneralRoleMaker",
@@ -102,50 +101,45 @@ class RoleMakerBase:
         return self.position.index
 
 
-class PaddleCloudRoleMaker(RoleMakerBase):
+class _OfEnvironment(RoleMakerBase):
+    def __init__(self, *, environ: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._environ = environ
+
+
+class PaddleCloudRoleMaker(_OfEnvironment):
     """The role stands in the environment, as `launch_ps`, PaddleCloud and Penstock's control plane set it.
 
     `environ`: read instead of the process's environment.
     """
 
     def __init__(self, is_collective: bool = False, *, environ: Mapping[str, str] | None = None) -> None:
-        super().__init__()
+        super().__init__(environ=environ)
         self._is_collective = is_collective
-        self._environ = environ
 
     def find(self) -> Position:
         """Read the environment. Raises SpecError naming the variable."""
-        environ = os.environ if self._environ is None else self._environ
         read = from_collective_environ if self._is_collective else from_environ
-        return read(environ, type(self).__name__)
+        return read(self._environ, type(self).__name__)
 
 
-class GeneralRoleMaker(RoleMakerBase):
+class GeneralRoleMaker(_OfEnvironment):
     """As PaddleCloudRoleMaker, but a server may say its number (PADDLE_PSERVER_ID) instead of its endpoint.
 
     Fluid's other arguments configure its gloo rendezvous, which is not needed here; they are refused by name.
     """
 
-    def __init__(self, *, environ: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self._environ = environ
-
     def find(self) -> Position:
         """Read the environment. Raises SpecError naming the variable."""
-        environ = os.environ if self._environ is None else self._environ
-        return from_environ(environ, type(self).__name__, by_server_id=True)
+        return from_environ(self._environ, type(self).__name__, by_server_id=True)
 
 
-class MPISymetricRoleMaker(RoleMakerBase):
+class MPISymetricRoleMaker(_OfEnvironment):
     """A server and a worker for each two ranks of an MPI launcher. (Fluid's spelling.)"""
-
-    def __init__(self, *, environ: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self._environ = environ
 
     def find(self) -> Position:
         """Read the launcher's environment. Raises SpecError."""
-        return from_mpi_environ(os.environ if self._environ is None else self._environ, type(self).__name__)
+        return of_identity(JobIdentity.from_mpi(self._environ, reader=type(self).__name__))
 
 
 class UserDefinedRoleMaker(RoleMakerBase):

@@ -8,14 +8,17 @@ import tempfile
 from pathlib import Path
 
 from penstock.machine.capability import Absent, probe
+from penstock.settings import CACHE, USER_CACHE
 
 
 def cache_folder() -> Path:
     """Name the folder, which need not exist. Raises RuntimeError where no variable names it and there is no home."""
-    own = os.environ.get("PENSTOCK_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+    return CACHE.read() or user_cache() / "penstock"
+
+
+def user_cache() -> Path:
+    """Name the folder for caches of the user. Raises RuntimeError where there is no home."""
+    return USER_CACHE.read() or Path.home() / ".cache"
 
 
 @probe("cache_folder", fallback="measurements live as long as the process; data sets go to the temporary folder")

@@ -9,14 +9,12 @@ absent would change nothing, so PENSTOCK_ABSENT refuses it. Nothing here imports
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import SpecError
-
-ABSENT = "PENSTOCK_ABSENT"
+from penstock.settings import ABSENT
 
 Probe = Callable[[], str]
 
@@ -46,7 +44,7 @@ class Registry:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = os.environ if environ is None else environ
+        self._environ = environ
         self._probes: dict[str, tuple[Probe, str]] = {}
         self._notes: set[str] = set()
         self._found: dict[str, Capability] = {}
@@ -109,19 +107,19 @@ class Registry:
             return Capability(name, present=False, detail=_one_line(text), fallback=fallback)
 
     def _declared_absent(self) -> set[str]:
-        names = {name for part in self._environ.get(ABSENT, "").split(",") if (name := part.strip())}
+        names = set(ABSENT.read(self._environ))
         unknown = sorted(name for name in names - self._probes.keys() if not self._may_register_later(name))
         if unknown:
             raise SpecError(
                 f"{ABSENT} names {', '.join(unknown)}, but there is no such capability; expected a comma-separated "
                 f"list of {self._known()}",
-                got=self._environ.get(ABSENT, ""),
+                got=ABSENT.text(self._environ),
             )
         if refused := sorted(names & self._notes):
             raise SpecError(
                 f"{ABSENT} names {', '.join(refused)}, which is for the report of penstock doctor alone: declaring it "
                 f"absent would change nothing; expected a comma-separated list of {self._known()}",
-                got=self._environ.get(ABSENT, ""),
+                got=ABSENT.text(self._environ),
             )
         return names
 

@@ -7,6 +7,7 @@ import os
 import socket
 
 from penstock.machine.capability import Absent, capability, probe
+from penstock.settings import DISPLAY, WAYLAND_DISPLAY
 
 _PROBE_S = 2.0
 
@@ -56,7 +57,7 @@ def _browser() -> str:
     """Find a graphical browser, without opening it: a text browser would take this terminal over."""
     import webbrowser  # only where a browser is asked for
 
-    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+    if not (DISPLAY.read() or WAYLAND_DISPLAY.read()):
         raise Absent("there is no display: neither DISPLAY nor WAYLAND_DISPLAY is set")
     found = webbrowser.get()  # raises webbrowser.Error where there is none
     name = getattr(found, "name", type(found).__name__)

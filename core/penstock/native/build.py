@@ -30,9 +30,11 @@ from pathlib import Path
 from filelock import FileLock
 
 from penstock.errors import UserError
+from penstock.machine.cache import user_cache
 from penstock.machine.cores import usable_cores
 from penstock.machine.memory import usable_bytes
 from penstock.native import python_abi
+from penstock.settings import COMPILER, MAX_JOBS
 
 NATIVE = Path(__file__).resolve().parent
 ROOT = NATIVE.parents[2]
@@ -88,7 +90,7 @@ def _sources(folder: str) -> tuple[Path, ...]:
 
 def compiler() -> str:
     """Find the C++ compiler: `$CXX`, g++, c++ or clang++.  Raises: UserError if there is none."""
-    for name in (os.environ.get("CXX"), "g++", "c++", "clang++"):
+    for name in (COMPILER.read(), "g++", "c++", "clang++"):
         path = shutil.which(name) if name else None
         if path:
             return path
@@ -102,8 +104,7 @@ def build_folder() -> Path:
     """Name the folder for object files: `build/native` of a checkout, else one in the user's cache."""
     if (ROOT / "pyproject.toml").is_file():
         return ROOT / "build" / "native"
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "penstock" / "native"
+    return user_cache() / "penstock" / "native"
 
 
 def build(*, jobs: int | None = None, debug: bool = False, verbose: bool = False) -> list[Path]:
@@ -129,9 +130,9 @@ def build(*, jobs: int | None = None, debug: bool = False, verbose: bool = False
 
 def default_jobs() -> int:
     """Count how many files may compile at once: one per core, as far as memory allows; `$MAX_JOBS` overrides."""
-    given = os.environ.get("MAX_JOBS")
-    if given:
-        return int(given)
+    given = MAX_JOBS.read()
+    if given is not None:
+        return given
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     memory = min(free, usable_bytes())
     return max(1, min(usable_cores(), memory // JOB_BYTES))

@@ -26,6 +26,7 @@ from filelock import FileLock
 from penstock.machine.cache import cache_folder
 from penstock.machine.capability import capability
 from penstock.native.fused_ops import mkl_vendor_check
+from penstock.settings import with_prefixes
 
 VERSION = 3
 """Of what is written and of how it is measured. 3: a third kernel."""
@@ -39,9 +40,7 @@ Times = dict[str, dict[str, float]]
 
 def machine() -> str:
     """Describe processor and installation, as far as they change how long a product takes."""
-    settings = [
-        f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith(_SETTINGS) and not k.startswith(_NOT_SPEED)
-    ]
+    settings = [f"{k}={v}" for k, v in with_prefixes(_SETTINGS).items() if not k.startswith(_NOT_SPEED)]
     parts = [_processor(), f"{os.cpu_count()} cores", f"torch {torch.__version__}", f"mkl vendor {mkl_vendor_check()}"]
     parts.append(torch.backends.cpu.get_cpu_capability())  # an emulator shows the host's processor in /proc
     return ", ".join([*parts, *settings])

@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
+from penstock.identity import Role
 from penstock.protocol import jobspec
-from penstock.protocol.contract import CollectiveJob, PserverJob, Role
+from penstock.protocol.contract import CollectiveJob, PserverJob
 from penstock.protocol.jobspec import Text, storable
 from penstock.protocol.states import ReplicaState
 from penstock.protocol.wire import Epoch, Int32, Message, Offset, Pid, Short

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictInt, TypeAdapter
 
-from penstock.protocol.contract import Role
+from penstock.identity import Role
 from penstock.protocol.jobspec import Text
 from penstock.protocol.wire import Message, Pid, Short
 

@@ -7,31 +7,22 @@ A process with none of these runs exactly the same, unwatched. A process that a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Literal
 
-JOB_ID = "PENSTOCK_JOB_ID"
-JOB_NAME = "PENSTOCK_JOB_NAME"
-REPLICA_ID = "PENSTOCK_REPLICA_ID"
-ROLE = "PENSTOCK_ROLE"
-INDEX = "PENSTOCK_INDEX"
-EPOCH = "PENSTOCK_EPOCH"
-STREAM = "PENSTOCK_STREAM"
-SOCKET = "PENSTOCK_TELEMETRY_SOCKET"
-URL = "PENSTOCK_URL"
-TOKEN = "PENSTOCK_TOKEN"
-PS_TOKEN = "PENSTOCK_PS_TOKEN"
-PS_STATE_DIR = "PENSTOCK_PS_STATE_DIR"
-PS_LEASE_S = "PENSTOCK_PS_LEASE_S"
-DEFAULT_PS_LEASE_S = 20.0
+from penstock import identity
+from penstock.identity import JobIdentity, Role, Variables
+from penstock.settings import PS_STATE_DIR, PS_TOKEN, SELECTED_GPUS, TOKEN, URL
 
-Role = Literal["trainer", "pserver"]
 Mode = Literal["local", "pserver", "collective", "command"]
 
 
 @dataclass(frozen=True, slots=True)
 class Managed:
-    """A process that an agent started. `socket`: path of the agent's Unix socket for telemetry."""
+    """A process that an agent started. `socket`: path of the agent's Unix socket for telemetry.
+
+    Fields are in the order of `identity.OF_REPLICA`.
+    """
 
     job_id: str
     job_name: str
@@ -44,16 +35,7 @@ class Managed:
 
     def environ(self) -> dict[str, str]:
         """Return the variables to put into the process's environment."""
-        return {
-            JOB_ID: self.job_id,
-            JOB_NAME: self.job_name,
-            REPLICA_ID: self.replica_id,
-            ROLE: self.role,
-            INDEX: str(self.index),
-            EPOCH: str(self.epoch),
-            STREAM: str(self.stream),
-            SOCKET: self.socket,
-        }
+        return dict(zip(identity.OF_REPLICA, map(str, astuple(self)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +55,21 @@ class PserverJob:
     def environ(self, role: Role, index: int, *, state_dir: str = "") -> dict[str, str]:
         """Return the variables to put into the process's environment. `state_dir`: a pserver's own."""
         found = {
-            "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(self.endpoints),
-            "PADDLE_TRAINERS_NUM": str(self.num_trainers),
-            "TRAINING_ROLE": role.upper(),
-            "POD_IP": self.address,
-            PS_TOKEN: self.token,
+            identity.SERVERS: ",".join(self.endpoints),
+            identity.NUM_TRAINERS: str(self.num_trainers),
+            identity.TRAINING_ROLE: role.upper(),
+            identity.POD_IP: self.address,
+            PS_TOKEN.name: self.token,
         }
         if role == "trainer":
-            return {**found, "PADDLE_TRAINER_ID": str(index)}
+            return {**found, identity.TRAINER_ID: str(index)}
         return {
             **found,
-            "POD_IP": self.endpoints[index].rpartition(":")[0],  # Fluid's role makers look for POD_IP:PADDLE_PORT
-            "PADDLE_PORT": str(self.port),
-            "PADDLE_PSERVER_ID": str(index),
-            "PADDLE_CURRENT_ENDPOINT": self.endpoints[index],
-            PS_STATE_DIR: state_dir,
+            identity.POD_IP: self.endpoints[index].rpartition(":")[0],  # Fluid's role makers read POD_IP:PADDLE_PORT
+            identity.PORT: str(self.port),
+            identity.SERVER_ID: str(index),
+            identity.CURRENT_ENDPOINT: self.endpoints[index],
+            PS_STATE_DIR.name: state_dir,
         }
 
 
@@ -113,26 +95,26 @@ class CollectiveJob:
         host, _, port = self.master.rpartition(":")
         size = str(len(self.endpoints))
         found = {
-            "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_CURRENT_ENDPOINT": self.endpoints[rank],
-            "PADDLE_TRAINERS_NUM": size,
-            "PADDLE_NUM_TRAINERS": size,  # the manual's name for it
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(self.endpoints),
-            "RANK": str(rank),
+            identity.TRAINER_ID: str(rank),
+            identity.CURRENT_ENDPOINT: self.endpoints[rank],
+            identity.NUM_TRAINERS: size,
+            identity.MANUAL_NUM_TRAINERS: size,
+            identity.TRAINER_ENDPOINTS: ",".join(self.endpoints),
+            identity.RANK: str(rank),
             "LOCAL_RANK": str(self.local_rank),
             "GROUP_RANK": str(self.node),
-            "WORLD_SIZE": size,
+            identity.WORLD_SIZE: size,
             "LOCAL_WORLD_SIZE": str(self.num_local),
             "ROLE_NAME": "default",  # torchrun's own, where nobody says otherwise
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": size,
             "TORCHELASTIC_RUN_ID": "none",  # by it scripts and libraries tell that ranks are started for them
-            "TORCHELASTIC_RESTART_COUNT": "0",
+            identity.RESTART_COUNT: "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            "MASTER_ADDR": host.removeprefix("[").removesuffix("]"),
-            "MASTER_PORT": port,
+            identity.MASTER_ADDR: host.removeprefix("[").removesuffix("]"),
+            identity.MASTER_PORT: port,
         }
-        return {**found, "FLAGS_selected_gpus": ",".join(map(str, self.gpus))} if self.gpus else found
+        return {**found, SELECTED_GPUS.name: ",".join(map(str, self.gpus))} if self.gpus else found
 
 
 def reserved(mode: Mode, *, gpus: int = 0) -> frozenset[str]:
@@ -166,33 +148,25 @@ class Unwatched:
     """A process that nobody watches."""
 
 
-def from_environ(environ: Mapping[str, str], *, default_name: str = "attached") -> Managed | Attached | Unwatched:
-    """Read the contract. An agent's variables win over a person's. Raises ValueError on a number that is none."""
-    if environ.get(SOCKET) and environ.get(REPLICA_ID):
+def from_environ(
+    environ: Mapping[str, str] | None = None, *, default_name: str = "attached"
+) -> Managed | Attached | Unwatched:
+    """Read the contract from `environ`, by default the process's environment. Raises SpecError.
+
+    An agent's variables win over a user's. A managed process has the number of its replica, which may run a launcher;
+    an attached one that of its `JobIdentity`.
+    """
+    variables = Variables(environ)
+    name = variables.optional(identity.JOB_NAME)
+    if variables.has(identity.SOCKET) and variables.has(identity.REPLICA_ID):
         return Managed(
-            job_id=environ.get(JOB_ID, ""),
-            job_name=environ.get(JOB_NAME, ""),
-            replica_id=environ[REPLICA_ID],
-            role=_role(environ.get(ROLE, "trainer")),
-            index=int(environ.get(INDEX, "0")),
-            epoch=int(environ.get(EPOCH, "1")),
-            stream=int(environ.get(STREAM, "0")),
-            socket=environ[SOCKET],
-        )
-    if environ.get(URL) and environ.get(TOKEN):
-        return Attached(
-            url=environ[URL].rstrip("/"),
-            token=environ[TOKEN],
-            job_name=environ.get(JOB_NAME) or default_name,
-            role=_role(environ.get(ROLE, "trainer")),
-            index=int(environ.get(INDEX, "0")),
-        )
+            variables.optional(identity.JOB_ID), name, variables.optional(identity.REPLICA_ID),
+            variables.role((identity.REPLICA_ROLE,)), variables.number(identity.REPLICA_INDEX, default=0),
+            variables.number(identity.EPOCH, default=1), variables.number(identity.STREAM, default=0),
+            variables.optional(identity.SOCKET),
+        )  # fmt: skip
+    url, token = URL.read(environ), TOKEN.read(environ)
+    if url and token:
+        found = JobIdentity.from_environ(environ)
+        return Attached(url.rstrip("/"), token, name or default_name, found.role, found.index)
     return Unwatched()
-
-
-def _role(text: str) -> Role:
-    if text == "trainer":
-        return "trainer"
-    if text == "pserver":
-        return "pserver"
-    raise ValueError(f"{ROLE} is {text!r}; expected 'trainer' or 'pserver'")

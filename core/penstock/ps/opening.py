@@ -5,7 +5,6 @@ Job, token and deadlines come from PENSTOCK_* variables (`ps.settings`), mode, t
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from typing import Any
@@ -61,7 +60,7 @@ def open_remote(descriptor: Descriptor) -> Remote:
 
 def open_client(descriptor: Descriptor) -> TrainerClient:
     """Connect a trainer to its servers. Raises SpecError, Unavailable, PeerError."""
-    client = TrainerClient(descriptor, TrainerSettings.from_environ(os.environ, started_ns=_STARTED_NS))
+    client = TrainerClient(descriptor, TrainerSettings.from_environ(started_ns=_STARTED_NS))
     try:
         client.connect()
     except BaseException:
@@ -74,7 +73,7 @@ def open_client(descriptor: Descriptor) -> TrainerClient:
 
 def incarnation() -> int:
     """Return the epoch as which this process joins servers. Raises SpecError."""
-    return TrainerSettings.from_environ(os.environ, started_ns=_STARTED_NS).epoch
+    return TrainerSettings.from_environ(started_ns=_STARTED_NS).epoch
 
 
 def opened_client(descriptor: str) -> TrainerClient:

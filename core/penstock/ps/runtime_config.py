@@ -8,7 +8,6 @@ Decimal text counts as a number, because that is what the environment and Fluid'
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -17,34 +16,15 @@ from penstock.errors import SpecError
 from penstock.machine.cores import usable_cores
 from penstock.program.strict_fields import say_once
 from penstock.ps.remote import PsMode
+from penstock.settings import COMMUNICATOR, CPU_NUM, PS_DEADLINE_S, SERVER_THREADS, ZERO_OR_ONE, Setting
 
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One setting. `default` None: the number of training threads (CPU_NUM). `is_switch`: 0 or 1."""
-
-    default: int | None
-    least: int = 1
-    is_switch: bool = False
-    without_effect: str = ""
-
-
-TRAINER_KEYS: Mapping[str, Key] = {
-    "communicator_max_merge_var_num": Key(None),
-    "communicator_send_queue_size": Key(None),
-    "communicator_independent_recv_thread": Key(1, 0, is_switch=True),
-    "communicator_min_send_grad_num_before_recv": Key(None, 0),
-    "communicator_thread_pool_size": Key(5),
-    "communicator_send_wait_times": Key(5, 0),
-    "communicator_is_sgd_optimizer": Key(1, 0, is_switch=True),
-    "rpc_deadline": Key(180_000, without_effect="PENSTOCK_PS_DEADLINE_S is how long a server may be unreachable"),
-    "rpc_retry_times": Key(3, 0, without_effect="a call is retried until PENSTOCK_PS_DEADLINE_S has passed"),
-}
-
-SERVER_KEYS: Mapping[str, Key] = {
-    "_rpc_send_thread_num": Key(12),
-    "_rpc_get_thread_num": Key(12),
-    "_rpc_prefetch_thread_num": Key(12),
+Key = Setting[int | None]
+"""One setting. Its default None: the number of training threads (CPU_NUM)."""
+TRAINER_KEYS: Mapping[str, Key] = {key.name.removeprefix("FLAGS_"): key for key in COMMUNICATOR}
+SERVER_KEYS: Mapping[str, Key] = {key.name.removeprefix("FLAGS"): key for key in SERVER_THREADS}
+_WITHOUT_EFFECT = {
+    "rpc_deadline": f"{PS_DEADLINE_S} is how long a server may be unreachable",
+    "rpc_retry_times": f"a call is retried until {PS_DEADLINE_S} has passed",
 }
 
 _LOCK_STEP = frozenset(
@@ -88,14 +68,9 @@ class CommunicatorSettings:
     is_sgd_optimizer: bool
 
 
-def num_training_threads(environ: Mapping[str, str]) -> int:
+def num_training_threads(environ: Mapping[str, str] | None = None) -> int:
     """Return CPU_NUM, else the number of cores. Raises SpecError."""
-    text = environ.get("CPU_NUM", "").strip()
-    if not text:
-        return usable_cores()
-    if not text.isdecimal() or int(text) < 1:
-        raise SpecError(f"the environment variable CPU_NUM is {text!r}; expected a whole number from 1 on", got=text)
-    return int(text)
+    return CPU_NUM.read(environ) or usable_cores()
 
 
 class RuntimeConfig(MutableMapping[str, int]):
@@ -110,16 +85,12 @@ class RuntimeConfig(MutableMapping[str, int]):
 
     def __init__(self, *, environ: Mapping[str, str] | None = None) -> None:
         """Take defaults and FLAGS_<key> of the environment. Raises SpecError naming the variable that is wrong."""
-        seen = os.environ if environ is None else environ
         self.__dict__.update(_values={}, _given=set())
         for name, key in self.KEYS.items():
-            variable = f"FLAGS_{name.removeprefix('_')}"
-            text = seen.get(variable, "").strip()
-            if text:
-                self._values[name] = _checked(f"the environment variable {variable}", key, text)
+            value = key.read(environ)
+            self._values[name] = num_training_threads(environ) if value is None else value
+            if (key.text(environ) or "").strip():
                 self._given.add(name)
-            else:
-                self._values[name] = num_training_threads(seen) if key.default is None else key.default
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Self:
@@ -204,10 +175,10 @@ class TrainerRuntimeConfig(RuntimeConfig):
         are then `num_threads` (CPU_NUM).
         """
         values = dict(self._values)
-        threads = num_threads or num_training_threads(os.environ)
+        threads = num_threads or num_training_threads()
         for name in sorted(self._given):
-            if self.KEYS[name].without_effect:
-                say_once(f"{name} = {values[name]} is stored but has no effect: {self.KEYS[name].without_effect}")
+            if name in _WITHOUT_EFFECT:
+                say_once(f"{name} = {values[name]} is stored but has no effect: {_WITHOUT_EFFECT[name]}")
             elif name not in MODE_KEYS[mode] - _IDLE[mode]:
                 say_once(f"{name} = {values[name]} has no effect in {mode} mode")
         for name in _FORCED if mode in ("sync", "half_async") else ():
@@ -253,12 +224,8 @@ def table(title: str, values: Mapping[str, object]) -> str:
 
 
 def _checked(what: str, key: Key, value: object) -> int:
-    expected = "0 or 1" if key.is_switch else f"a whole number from {key.least} on"
-    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-    if isinstance(number, bool) and key.is_switch:
-        number = int(number)
-    if not isinstance(number, int) or isinstance(number, bool):
+    is_number = isinstance(value, int) and (not isinstance(value, bool) or key.values is ZERO_OR_ONE)
+    if not is_number and not isinstance(value, str):
+        expected = key.values.expected
         raise SpecError(f"{what} is {value!r} ({type(value).__name__}); expected {expected}", got=value)
-    if number < key.least or (key.is_switch and number > 1):
-        raise SpecError(f"{what} is {value!r}; expected {expected}", got=value, expected=expected)
-    return number
+    return key.parsed(str(int(value) if isinstance(value, bool) else value).strip(), what) or 0

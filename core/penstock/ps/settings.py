@@ -1,36 +1,31 @@
-"""What a parameter server and a trainer of a job are told. Pure: the environment comes in as a mapping.
-
-PENSTOCK_JOB_ID          job; a server answers no other (local)
-PENSTOCK_PS_TOKEN        secret of the job, needed to be heard by a server ('')
-PENSTOCK_EPOCH           incarnation of this process; has to grow when it is started again (its start time in ns)
-PENSTOCK_PS_LEASE_S      a trainer that is silent so long is lost (20)
-PENSTOCK_PS_STATE_DIR    folder of a server's snapshots and log, one subfolder a server (none: a restart begins anew)
-PENSTOCK_PS_SNAPSHOT_S   seconds between snapshots (60)
-PENSTOCK_PS_SAVE_DIRS    more folders into which trainers may have a server save, separated like PATH (none)
-PENSTOCK_CHECKPOINT_DIR  another one: of the job's checkpoints (none)
-PENSTOCK_PS_START_S      how long to wait for each other at the start (600)
-PENSTOCK_PS_DEADLINE_S   a server that is away so long in the middle of training is an error (30)
-PENSTOCK_PS_TRANSPORT    auto: a trainer talks to a server of its host through shared memory; tcp: never (auto)
-PENSTOCK_PS_TLS_CA       PEM file: trainers trust servers whose certificate it signed; with it they speak TLS only
-PENSTOCK_PS_TLS_CERT     PEM files of the server's certificate and key; with them it speaks TLS only
-PENSTOCK_PS_TLS_KEY
-"""
+"""Settings of a parameter server and of a trainer of a job, from the environment and the program. Pure."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from penstock.errors import SpecError
-from penstock.protocol.checkpoints import DIRECTORY
+from penstock.identity import Incarnation
 from penstock.ps.origin import Copy
+from penstock.settings import (
+    CHECKPOINT_DIR,
+    PS_DEADLINE_S,
+    PS_LEASE_S,
+    PS_SAVE_DIRS,
+    PS_SNAPSHOT_S,
+    PS_START_S,
+    PS_STATE_DIR,
+    PS_TLS_CA,
+    PS_TLS_CERT,
+    PS_TLS_KEY,
+    PS_TOKEN,
+    PS_TRANSPORT,
+)  # fmt: skip
 
 Mode = Literal["sync", "half_async", "async", "geo"]
-T = TypeVar("T")
-_TRANSPORTS = ("auto", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +35,11 @@ class TlsFiles:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+
+    @staticmethod
+    def from_environ(environ: Mapping[str, str] | None) -> TlsFiles:
+        """Read the environment."""
+        return TlsFiles(PS_TLS_CA.read(environ), PS_TLS_CERT.read(environ), PS_TLS_KEY.read(environ))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class ServerSettings:
 
     @staticmethod
     def from_environ(
-        environ: Mapping[str, str], *, started_ns: int, endpoint: str, index: int, fanin: int, mode: Mode,
+        environ: Mapping[str, str] | None = None, *, started_ns: int, endpoint: str, index: int, fanin: int, mode: Mode,
         num_threads: int = 2, num_servers: int = 0, restored: Copy | None = None,
     ) -> ServerSettings:  # fmt: skip
         """Read the environment; the rest stands in the program. Raises SpecError naming the variable."""
@@ -89,18 +89,17 @@ class ServerSettings:
             raise SpecError(
                 f"a server has index >= 0, fanin >= 1, num_threads >= 1; not {index}, {fanin}, {num_threads}"
             )
-        files = _tls_files(environ)
+        files = TlsFiles.from_environ(environ)
         if (files.cert is None) != (files.key is None):
-            raise SpecError("PENSTOCK_PS_TLS_CERT and PENSTOCK_PS_TLS_KEY go together; one of them is not set")
-        state = environ.get("PENSTOCK_PS_STATE_DIR", "")
-        saves = environ.get("PENSTOCK_PS_SAVE_DIRS", "")
+            raise SpecError(f"{PS_TLS_CERT} and {PS_TLS_KEY} go together; one of them is not set")
+        checkpoints = CHECKPOINT_DIR.read(environ)
         return ServerSettings(
             endpoint=endpoint, index=index, fanin=fanin, mode=mode, num_threads=num_threads,
             num_servers=num_servers, restored=restored or Copy(),
-            start_s=_seconds(environ, "PENSTOCK_PS_START_S", 600.0),
-            state_dir=Path(state) if state else None,
-            snapshot_every_s=_seconds(environ, "PENSTOCK_PS_SNAPSHOT_S", 60.0),
-            save_dirs=tuple(Path(p) for p in (*saves.split(os.pathsep), environ.get(DIRECTORY, "")) if p),
+            start_s=PS_START_S.read(environ),
+            state_dir=PS_STATE_DIR.read(environ),
+            snapshot_every_s=PS_SNAPSHOT_S.read(environ),
+            save_dirs=(*PS_SAVE_DIRS.read(environ), *((checkpoints,) if checkpoints else ())),
             tls=files if files.cert is not None else None,
             **_of_job(environ, started_ns),
         )  # fmt: skip
@@ -123,53 +122,24 @@ class TrainerSettings:
     shared_memory: bool = True
 
     @staticmethod
-    def from_environ(environ: Mapping[str, str], *, started_ns: int) -> TrainerSettings:
+    def from_environ(environ: Mapping[str, str] | None = None, *, started_ns: int) -> TrainerSettings:
         """Read the environment. Raises SpecError naming the variable."""
-        files = _tls_files(environ)
-        transport = _read(environ, "PENSTOCK_PS_TRANSPORT", "auto", str, "auto or tcp", _TRANSPORTS.__contains__)
+        files = TlsFiles.from_environ(environ)
         return TrainerSettings(
-            start_s=_seconds(environ, "PENSTOCK_PS_START_S", 600.0),
-            deadline_s=_seconds(environ, "PENSTOCK_PS_DEADLINE_S", 30.0),
+            start_s=PS_START_S.read(environ),
+            deadline_s=PS_DEADLINE_S.read(environ),
             tls=files if files.ca is not None else None,
-            shared_memory=transport == "auto",
+            shared_memory=PS_TRANSPORT.read(environ) == "auto",
             **_of_job(environ, started_ns),
         )
 
 
-def _of_job(environ: Mapping[str, str], started_ns: int) -> dict[str, Any]:
+def _of_job(environ: Mapping[str, str] | None, started_ns: int) -> dict[str, Any]:
     """Fields that servers and trainers share."""
+    process = Incarnation.from_environ(environ)
     return {
-        "job": environ.get("PENSTOCK_JOB_ID", "local"),
-        "token": environ.get("PENSTOCK_PS_TOKEN", ""),
-        "epoch": _read(environ, "PENSTOCK_EPOCH", started_ns, int, "a whole number from 0 to 2^63 - 1", _is_epoch),
-        "lease_s": _seconds(environ, "PENSTOCK_PS_LEASE_S", 20.0),
+        "job": process.job or "local",
+        "token": PS_TOKEN.read(environ),
+        "epoch": started_ns if process.epoch is None else process.epoch,
+        "lease_s": PS_LEASE_S.read(environ),
     }
-
-
-def _is_epoch(value: int) -> bool:
-    return 0 <= value < 2**63
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    return _read(environ, name, default, float, "a number of seconds above 0", lambda s: 0 < s < float("inf"))
-
-
-def _read(
-    environ: Mapping[str, str], name: str, default: T, parse: Callable[[str], T], expected: str,
-    fits: Callable[[T], bool],
-) -> T:  # fmt: skip
-    text = environ.get(name, "")
-    if not text:
-        return default
-    try:
-        value = parse(text)
-    except ValueError:
-        value = None
-    if value is None or not fits(value):
-        raise SpecError(f"{name} is {text!r}; expected {expected}", pointer=name, got=text, expected=expected)
-    return value
-
-
-def _tls_files(environ: Mapping[str, str]) -> TlsFiles:
-    paths = (environ.get(f"PENSTOCK_PS_TLS_{part}", "") for part in ("CA", "CERT", "KEY"))
-    return TlsFiles(*(Path(p) if p else None for p in paths))

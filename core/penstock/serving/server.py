@@ -5,7 +5,6 @@ Imported when an Executor meets such a program, so that others load no server.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -48,7 +47,7 @@ def settings_of(storage: ProgramStorage) -> ServerSettings:
     """Return the settings of a server of this storage: of its program and the environment. Raises SpecError."""
     own = storage.description
     return ServerSettings.from_environ(
-        os.environ, started_ns=_STARTED_NS, endpoint=own.endpoint, index=own.index, fanin=own.fanin, mode=own.mode,
+        started_ns=_STARTED_NS, endpoint=own.endpoint, index=own.index, fanin=own.fanin, mode=own.mode,
         num_servers=len(own.endpoints), restored=storage.restored,
     )  # fmt: skip
 

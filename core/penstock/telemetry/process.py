@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from penstock.errors import SpecError
 from penstock.protocol import contract
 from penstock.telemetry.exchange import ExchangeSource
 from penstock.telemetry.outcome import ExitWatch
@@ -29,7 +30,7 @@ def session() -> Session:
         return _session
     with _lock:
         if _session is None:
-            _session = decide(os.environ)
+            _session = decide()
             if isinstance(_session, Watched):
                 _exits.install()
                 atexit.register(_session.close)
@@ -37,12 +38,12 @@ def session() -> Session:
     return _session
 
 
-def decide(environ: Mapping[str, str]) -> Watched | Unwatched:
+def decide(environ: Mapping[str, str] | None = None) -> Watched | Unwatched:
     """Return a session for an environment. One that cannot be read is told once, and leaves the process unwatched."""
     try:
         found = contract.from_environ(environ, default_name=_default_name())
-    except ValueError as error:
-        _log.warning("the environment's PENSTOCK_ variables cannot be read: %s. Training goes on unwatched.", error)
+    except SpecError as error:
+        _log.warning("%s. Training continues without telemetry.", error)
         return Unwatched()
     if isinstance(found, contract.Unwatched):
         return Unwatched()

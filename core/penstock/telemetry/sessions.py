@@ -22,8 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.identity import Role
 from penstock.ids import GraphHash
-from penstock.protocol.contract import Attached, Managed, Role
+from penstock.protocol.contract import Attached, Managed
 from penstock.protocol.frames import Array, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument
 from penstock.telemetry.collector import Collected, Collector, Draft

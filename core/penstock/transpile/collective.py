@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from penstock.distributed.collective_ops import COLLECTIVE, GEN_ID
 from penstock.errors import ProgramError, SpecError
-from penstock.program.endpoints import checked_endpoints
+from penstock.identity import checked_endpoints
 from penstock.program.ir import Operator, Role, VarDesc
 from penstock.program.program import Program
 from penstock.transpile.config import DistributeTranspilerConfig

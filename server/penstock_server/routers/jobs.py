@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
-from penstock.protocol.contract import Role
+from penstock.identity import Role
 from penstock.protocol.frames import Kind
 from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.auth.principal import scoped

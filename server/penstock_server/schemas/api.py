@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-from penstock.protocol.contract import Role
+from penstock.identity import Role
 from penstock.protocol.jobspec import JobSpec, SubmittedSpec, Text
 from penstock.protocol.states import JobState, NodeState, ReplicaState
 

@@ -28,6 +28,7 @@ from penstock.native.matrix_kernels import Conditions, KernelTimes, Product
 from penstock.program.ir import Ref
 from penstock.program.program import Program
 from penstock.scope import Scope
+from penstock.settings import MATRIX_KERNELS
 
 ONEDNN = PassChoice(matrix=MatrixKernels(forced="onednn"))
 # float32 sums of up to 128 terms in another order, carried through a few steps of training.
@@ -230,7 +231,7 @@ def test_the_check_for_nan_sees_what_a_fused_relu_makes(
     assert isinstance(bias, Ref)
     # A bias is a parameter: an Inf in it does not excuse the result.
     scope.set(bias.name, torch.full((128,), bad))
-    monkeypatch.setattr(flags, "_set", {"FLAGS_check_nan_inf": True})
+    monkeypatch.setattr(flags, "_set", {"PENSTOCK_CHECK_NAN": True})
     core = DataParallel(network.main, ReplicaMemory(scope), mode="all_reduce", num_replicas=1, choice=onednn)
     try:
         with pytest.raises(OperatorError, match=rf"penstock\.product.*{seen}|{seen}.*penstock\.product"):
@@ -295,19 +296,32 @@ def test_the_flag_forces_a_kernel_on_every_executor(monkeypatch: pytest.MonkeyPa
         assert core.choice.matrix == MatrixKernels(word, core.max_running, core.intra_op_threads)
         assert ("penstock.product.default" in types(core.sized_graph(_shares(core)))) is expected
     monkeypatch.setenv("PENSTOCK_MATRIX_KERNELS", "fast")
-    with pytest.raises(SpecError, match="PENSTOCK_MATRIX_KERNELS is 'fast'; expected auto or torch or onednn"):
+    with pytest.raises(SpecError, match="PENSTOCK_MATRIX_KERNELS is 'fast'; expected one of auto, torch, onednn"):
         DataParallel(tower().main, ReplicaMemory(Scope()), mode="reduce", num_replicas=2)
 
 
 def test_set_flags_overrides_the_environment_and_checks_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "_set", {})
     monkeypatch.setenv("PENSTOCK_MATRIX_KERNELS", "torch")
-    flags.set_flags({"FLAGS_matrix_kernels": "onednn"})
-    assert flags.get_flags("FLAGS_matrix_kernels") == {"FLAGS_matrix_kernels": "onednn"}
-    with pytest.raises(SpecError, match="FLAGS_matrix_kernels is 'mkl'"):
-        flags.set_flags({"FLAGS_check_nan_inf": True, "FLAGS_matrix_kernels": "mkl"})
-    assert flags.text_of("FLAGS_matrix_kernels") == "onednn"
+    flags.set_flags({"PENSTOCK_MATRIX_KERNELS": "onednn"})
+    assert flags.get_flags("PENSTOCK_MATRIX_KERNELS") == {"PENSTOCK_MATRIX_KERNELS": "onednn"}
+    with pytest.raises(SpecError, match="PENSTOCK_MATRIX_KERNELS is 'mkl'"):
+        flags.set_flags({"FLAGS_check_nan_inf": True, "PENSTOCK_MATRIX_KERNELS": "mkl"})
+    assert flags.value_of(MATRIX_KERNELS) == "onednn"
     assert flags.get_flags("FLAGS_check_nan_inf") == {"FLAGS_check_nan_inf": False}
+
+
+def test_the_former_name_of_the_flag_is_deprecated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "_set", {})
+    with pytest.warns(FutureWarning, match="FLAGS_matrix_kernels is deprecated: use PENSTOCK_MATRIX_KERNELS"):
+        flags.set_flags({"FLAGS_matrix_kernels": "onednn"})
+    assert flags.value_of(MATRIX_KERNELS) == "onednn"
+
+
+def test_the_former_name_of_the_variable_is_deprecated() -> None:
+    with pytest.warns(FutureWarning, match="FLAGS_matrix_kernels is deprecated"):
+        assert MATRIX_KERNELS.read({"FLAGS_matrix_kernels": "torch"}) == "torch"
+    assert MATRIX_KERNELS.read({"FLAGS_matrix_kernels": "torch", "PENSTOCK_MATRIX_KERNELS": "onednn"}) == "onednn"
 
 
 def test_gpus_keep_their_own_kernels() -> None:

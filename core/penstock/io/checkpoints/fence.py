@@ -19,10 +19,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from penstock.errors import PeerError, SpecError
+from penstock.errors import PeerError
+from penstock.identity import Incarnation
 from penstock.io.saves.files import flush
 from penstock.io.saves.manifest import expect, sealed, unsealed
-from penstock.protocol import contract
 
 _FILE, _LOCK = "attempt.json", "attempt.lock"
 _FORMAT, _VERSION = "penstock-attempt", 1
@@ -50,24 +50,15 @@ class Claim:
         return f"attempt {self.number}{of} of process {self.pid} on {self.host}"
 
 
-def identity(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the job and its epoch, as the control plane says. Raises SpecError for an epoch that is no number."""
-    job, epoch = environ.get(contract.JOB_ID, ""), environ.get(contract.EPOCH, "")
-    if not job or not epoch:
-        return "", -1
-    if not epoch.isdecimal():
-        raise SpecError(f"{contract.EPOCH} is {epoch!r}; expected a number", got=epoch)
-    return job, int(epoch)
-
-
 class Fence:
     """The claim of this process on a folder. Raises OSError, and UserError for a damaged file."""
 
-    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        """Claim the folder, which is made if need be. Raises StaleAttempt."""
+    def __init__(self, folder: Path, environ: Mapping[str, str] | None = None) -> None:
+        """Claim the folder, which is made if need be, as the job of `environ`. Raises StaleAttempt, SpecError."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        job, epoch = identity(environ)
+        own = Incarnation.from_environ(environ)
+        job, epoch = ("", -1) if not own.job or own.epoch is None else (own.job, own.epoch)
         with self._locked():
             newest = self._newest()
             if newest is not None and job and newest.job == job and newest.epoch > epoch:

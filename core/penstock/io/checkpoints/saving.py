@@ -15,7 +15,6 @@ meets is said on stderr at once, and raised by the next call. Owner: the trainin
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from penstock.errors import PenstockError, SpecError, Unavailable, UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.trainers import after_steps_without_rows
-from penstock.io.checkpoints import fingerprint, generators, settings, shards
+from penstock.io.checkpoints import fingerprint, generators, shards
 from penstock.io.checkpoints.background import Background
 from penstock.io.checkpoints.clearing import clear_up
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
@@ -47,6 +46,7 @@ from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer
 from penstock.io.saves.variables import Folder, plain
 from penstock.program.program import Program
 from penstock.scope import Scope, global_scope
+from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP
 
 
 @dataclass(slots=True)
@@ -84,15 +84,14 @@ class CheckpointManager:
         keep_best: int = 0,
         best: Best = "min",
     ) -> None:
-        told = settings.from_environ(os.environ)
-        self.directory = settings.folder(directory, told)
-        settings.at_least(0, "keep_best", keep_best)
+        self.directory = _folder(directory)
+        _at_least(0, "keep_best", keep_best)
         if best not in ("min", "max"):
             raise SpecError(f"best is {best!r}; expected 'min' or 'max': which metric is the best", got=best)
-        kept = settings.at_least(1, "keep", told.keep if keep is None else keep)
+        kept = _at_least(1, "keep", CHECKPOINT_KEEP.read() if keep is None else keep)
         self._retention = Retention(kept, keep_best, best)
         says_nothing = every_steps is None and every_s is None
-        self._schedule = Schedule(told.every_steps if says_nothing else every_steps, every_s)
+        self._schedule = Schedule(CHECKPOINT_EVERY_STEPS.read() if says_nothing else every_steps, every_s)
         core = executor.core if isinstance(executor, ParallelExecutor) else None
         self.program = plain(program) if program is not None or core is None else core.program
         self._scope = scope or (core.memory.scope if core is not None else None)
@@ -137,7 +136,7 @@ class CheckpointManager:
         if is_server(self.program):
             raise SpecError("a parameter server saves when the trainers do; it only restores")
         if self._writer is None and self.team.rank == 0:
-            fence = Fence(self.directory, os.environ)
+            fence = Fence(self.directory)
             clear_up(fence)
             self._writer = Writer(fence, self._retention, self._reached)
 
@@ -353,3 +352,21 @@ def _failed(step: int, error: PenstockError | OSError) -> PenstockError:
 
 
 __all__ = ["CheckpointManager", "Restored", "SaveStatistics"]
+
+
+def _at_least(least: int, name: str, value: int) -> int:
+    """Return a number. Raises SpecError if it is less, or none."""
+    if type(value) is not int or value < least:
+        raise SpecError(f"{name} is {value!r}; expected a whole number of at least {least}", got=value)
+    return value
+
+
+def _folder(given: Folder | None) -> Path:
+    """Return the folder of checkpoints. Raises SpecError if neither argument nor setting names one."""
+    found = CHECKPOINT_DIR.read() if given is None else Path(given)
+    if found is None:
+        raise SpecError(
+            f"CheckpointManager has no directory, and {CHECKPOINT_DIR} is not set; expected a folder for "
+            "checkpoints alone"
+        )
+    return found.absolute()

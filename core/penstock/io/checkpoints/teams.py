@@ -6,7 +6,6 @@ checkpoint is due for all of its ranks, brings their texts to the first, and sen
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -14,10 +13,10 @@ from typing import Protocol
 import torch
 
 from penstock.distributed.collective_ops import current_group
-from penstock.distributed.ranks import from_environ
 from penstock.errors import SpecError
 from penstock.exec.strategies import BuildStrategy
 from penstock.exec.trainers import mark_of, trainers_of
+from penstock.identity import JobIdentity
 from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.values import of_each_rank
@@ -127,11 +126,12 @@ def team_of(program: Program, folder: Path) -> Team:
         from penstock.io.checkpoints.ranks_team import RanksTeam  # loads torch.distributed
 
         return RanksTeam(group)
-    ranks = from_environ(os.environ)
-    if ranks is not None and ranks.num_ranks > 1:
+    found = JobIdentity.from_environ()
+    if found.num_trainers > 1 and not found.server_endpoints:
         raise SpecError(
-            f"this process is {ranks.name(ranks.rank)} of {ranks.num_ranks} trainers, but has not met the others, so "
-            "it cannot save or restore with them. Transpile the program, or make the ParallelExecutor, before. If each "
-            "process trains for itself, take PADDLE_TRAINER_ENDPOINTS and WORLD_SIZE out of its environment"
+            f"this process is trainer {found.index} of {found.num_trainers}, but has not met the others, so it cannot "
+            "save or restore with them. Transpile the program, or make the ParallelExecutor, before. If each process "
+            "trains independently, take PADDLE_TRAINER_ENDPOINTS, PADDLE_TRAINERS_NUM and WORLD_SIZE out of its "
+            "environment"
         )
     return Alone()
