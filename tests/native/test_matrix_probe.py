@@ -114,11 +114,24 @@ def test_probes_do_not_depend_on_torchs_defaults() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_openmp_that_keeps_its_threads_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _runtimes_as_probed() -> Iterator[None]:
+    yield
+    capability.forget()
+    intra_op.use_probed_runtimes()
+
+
+@pytest.mark.usefixtures("_runtimes_as_probed")
+def test_openmp_that_ignores_its_setting_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    mkl = intra_op.intra_op_runtimes()[1]
     ignores: Callable[[int], None] = lambda num_threads: None  # noqa: E731
-    monkeypatch.setattr(matrix_probe, "use_intra_op_threads_here", ignores)
-    monkeypatch.setattr(matrix_probe, "intra_op_threads_here", lambda: (7, 7))
+    with monkeypatch.context() as patch:
+        patch.setattr(intra_op, "use_intra_op_threads_here", ignores)
+        patch.setattr(intra_op, "intra_op_threads_here", lambda: (7, 7))
+        capability.forget()
+        intra_op.use_probed_runtimes()
     found = capability.capability("threads.openmp")
     assert not found.present
     assert "gets 7" in found.detail
-    assert intra_op.intra_op_runtimes()[0]  # it is there: the probe tries it
+    assert intra_op.intra_op_runtimes() == (False, mkl)
+    assert intra_op.intra_op_threads_here()[0] == 0  # what the engine would set is left alone

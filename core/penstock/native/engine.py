@@ -19,6 +19,7 @@ from penstock.native import check_built
 check_built("_engine")
 
 from penstock.native import _engine  # noqa: E402 - a library built for another torch must not be loaded
+from penstock.native import intra_op as _  # noqa: E402, F401 - has the engine use the runtimes that it has probed
 from penstock.native._engine import (  # noqa: E402 - as above
     AllocationMeter,
     Arena,

@@ -7,13 +7,11 @@ torch's within rounding. A kernel that fails is left out of the choice; it never
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from penstock.machine.capability import Absent, Capability, capability, note, probe
 from penstock.native.fused_ops import mkl_vendor_check
-from penstock.native.intra_op import intra_op_runtimes, intra_op_threads_here, use_intra_op_threads_here
 from penstock.native.matrix_kernels import KERNELS, Product
 
 GROUP = "matrix"
@@ -118,25 +116,6 @@ def _mkl_vendor() -> str:
     if answer == "absent":
         raise Absent("this process has no mkl_serv_intel_cpu_true")
     return f"MKL takes the processor for its vendor's: {answer}"
-
-
-@probe("threads.openmp", fallback="torch's number of threads for every operator")
-def _openmp() -> str:
-    if not intra_op_runtimes()[0]:
-        raise Absent("torch's libraries do not export omp_set_num_threads")
-    with ThreadPoolExecutor(1) as other:  # the setting is a thread's own, and goes with it
-        other.submit(use_intra_op_threads_here, 1).result()
-        there, _ = other.submit(intra_op_threads_here).result()
-    if there != 1:
-        raise Absent(f"a thread that asked for 1 thread an operator gets {there}")
-    return "set for each thread of the engine"
-
-
-@probe("threads.mkl", fallback="as many threads in MKL as OpenMP allows")
-def _mkl() -> str:
-    if not intra_op_runtimes()[1]:
-        raise Absent("torch's libraries do not export MKL_Set_Num_Threads_Local")
-    return "set for each thread of the engine"
 
 
 def _lengths(product: Product, operands: Operands) -> torch.Tensor:

@@ -286,6 +286,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("time_trace_events", &time_trace_events, py::arg("repeats"), py::call_guard<py::gil_scoped_release>());
   m.def("intra_op_threads_here", &intra_op_threads_here);
   m.def("intra_op_runtimes", &intra_op_runtimes);
+  m.def("use_intra_op_runtimes", &use_intra_op_runtimes, py::kw_only(), py::arg("openmp"), py::arg("mkl"));
   m.def("use_intra_op_threads_here", &use_intra_op_threads_here, py::arg("num_threads"));
   m.attr("torch_version") = PENSTOCK_TORCH;
 }

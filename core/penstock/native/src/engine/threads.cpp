@@ -6,9 +6,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <dlfcn.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 namespace penstock {
@@ -20,18 +17,9 @@ struct IntraOp {
   int (*set_mkl)(int) = nullptr;  // returns what was set before; 0 means "as OpenMP"
 };
 
-bool is_declared_absent(std::string_view name) {
-  const char* declared = std::getenv("PENSTOCK_ABSENT");  // as penstock.machine.capability reads it
-  std::string_view rest = declared == nullptr ? "" : declared;
-  while (!rest.empty()) {
-    const auto end = std::min(rest.find(','), rest.size());
-    std::string_view one = rest.substr(0, end);
-    while (!one.empty() && one.front() == ' ') one.remove_prefix(1);
-    while (!one.empty() && one.back() == ' ') one.remove_suffix(1);
-    if (one == name) return true;
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
-  return false;
+void drop_openmp(IntraOp& runtimes) {
+  runtimes.set_openmp = nullptr;
+  runtimes.get_openmp = nullptr;
 }
 
 // The functions of the OpenMP runtime and the MKL that libtorch_cpu itself uses: a process may hold several
@@ -42,20 +30,21 @@ IntraOp find_intra_op() {
   if (dladdr(reinterpret_cast<void*>(&at::get_num_threads), &library) == 0) return found;
   void* handle = dlopen(library.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   if (handle == nullptr) return found;
-  if (!is_declared_absent("threads.openmp")) {
-    found.set_openmp = reinterpret_cast<void (*)(int)>(dlsym(handle, "omp_set_num_threads"));
-    found.get_openmp = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_max_threads"));
-  }
-  if (!is_declared_absent("threads.mkl")) {
-    found.set_mkl = reinterpret_cast<int (*)(int)>(dlsym(handle, "MKL_Set_Num_Threads_Local"));
-  }
+  found.set_openmp = reinterpret_cast<void (*)(int)>(dlsym(handle, "omp_set_num_threads"));
+  found.get_openmp = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_max_threads"));
+  if (found.set_openmp == nullptr || found.get_openmp == nullptr) drop_openmp(found);
+  found.set_mkl = reinterpret_cast<int (*)(int)>(dlsym(handle, "MKL_Set_Num_Threads_Local"));
   dlclose(handle);
   return found;
 }
 
+IntraOp& used_intra_op() {
+  static IntraOp used = find_intra_op();
+  return used;
+}
+
 const IntraOp& intra_op() {
-  static const IntraOp found = find_intra_op();
-  return found;
+  return used_intra_op();
 }
 
 class IntraOpGuard {
@@ -63,8 +52,10 @@ class IntraOpGuard {
   explicit IntraOpGuard(int num_threads) {
     // torch sets the thread's number from a global one when it first asks for it on a thread: let that happen now.
     static_cast<void>(at::get_num_threads());
-    if (intra_op().get_openmp != nullptr) openmp_before_ = intra_op().get_openmp();
-    if (intra_op().set_openmp != nullptr) intra_op().set_openmp(num_threads);
+    if (intra_op().set_openmp != nullptr) {
+      openmp_before_ = intra_op().get_openmp();
+      intra_op().set_openmp(num_threads);
+    }
     if (intra_op().set_mkl != nullptr) mkl_before_ = intra_op().set_mkl(num_threads);
   }
   ~IntraOpGuard() {
@@ -89,9 +80,16 @@ void with_operator_state(int intra_op_threads, const std::function<void()>& body
   body();
 }
 
+void use_intra_op_runtimes(bool openmp, bool mkl) {
+  IntraOp used = find_intra_op();
+  if (!openmp) drop_openmp(used);
+  if (!mkl) used.set_mkl = nullptr;
+  used_intra_op() = used;
+}
+
 void hold_intra_op_threads(int num_threads) {
   static const IntraOp& set = intra_op();
-  if (set.get_openmp == nullptr || set.set_openmp == nullptr || set.get_openmp() == num_threads) return;
+  if (set.set_openmp == nullptr || set.get_openmp() == num_threads) return;
   set.set_openmp(num_threads);
   if (set.set_mkl != nullptr) set.set_mkl(num_threads);
 }
@@ -107,7 +105,7 @@ std::pair<int, int> intra_op_threads_here() {
 }
 
 std::pair<bool, bool> intra_op_runtimes() {
-  return {intra_op().get_openmp != nullptr && intra_op().set_openmp != nullptr, intra_op().set_mkl != nullptr};
+  return {intra_op().set_openmp != nullptr, intra_op().set_mkl != nullptr};
 }
 
 }  // namespace penstock

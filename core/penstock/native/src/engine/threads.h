@@ -24,6 +24,10 @@ void use_intra_op_threads_here(int num_threads);
 // The number of threads that an operator called on this thread would use: {OpenMP's, torch's}.
 std::pair<int, int> intra_op_threads_here();
 
+// Leaves the setters of OpenMP or MKL alone from now on. Not while an engine runs. penstock.native.intra_op calls it
+// with what its probes found.
+void use_intra_op_runtimes(bool openmp, bool mkl);
+
 // Whether the number can be set for a thread alone: in {OpenMP, MKL}. Where it cannot, operators use torch's number.
 std::pair<bool, bool> intra_op_runtimes();
 
