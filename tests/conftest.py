@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch  # noqa: F401 as it is loaded it sets what is set here after it
 from hypothesis import HealthCheck, settings
-from tests.nursery import Nursery
+from tests.support.nursery import Nursery
 
 from penstock.exec import flags
 

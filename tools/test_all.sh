@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Every test, by a worker for each core; a file's tests stay in one. Then those that tests/unsteady.txt lists, three
+# Every test, by several workers; a file's tests stay in one. Then those that tests/unsteady.txt lists, three
 # times each, and those that hold a cost against a bound, with nothing beside them. A failure fails the run: nothing is
 # run again to become green.
 # Usage: tools/test_all.sh PYTHON
 set -euo pipefail
 python=$1
 status=0
-# as affinity and control groups allow: more workers than that only keep each other waiting
-workers=$("$python" -c 'from penstock.machine.cores import usable_cores; print(min(8, max(2, usable_cores())))')
+# one more than affinity and control groups allow cores: a quarter of the time a test waits for processes
+workers=$("$python" -c 'from penstock.machine.cores import usable_cores; print(min(8, usable_cores() + 1))')
 
 mapfile -t unsteady < <(awk '!/^[[:space:]]*(#|$)/ { print $1 }' tests/unsteady.txt)
 deselected=("${unsteady[@]/#/--deselect=}")

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 from penstock.client import Client
 from penstock.command.jobs import find
@@ -23,14 +23,6 @@ from penstock.protocol.rest import Job
 TTL_S = "1.5"
 _LEFT_OUT = ("PENSTOCK_", "FLAGS_", "DISPLAY", "WAYLAND_DISPLAY")
 """A test depends on no setting of its caller, and opens no browser."""
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
-    """Wait for a condition of the world outside."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"did not come true within {timeout_s} s"
-        time.sleep(0.05)
 
 
 class Site:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.endpoints import free_endpoint
+from tests.support.endpoints import free_endpoint
 from typer.testing import CliRunner
 
 from penstock.client import AuthError

@@ -79,8 +79,8 @@ def test_a_killed_agent_leaves_no_process_after_the_grace(impatient_site: Site, 
     job, pid = run_waiter(site, until)
     agent.kill()
     agent.wait()
-    until(lambda: gone(pid), timeout_s=8)
-    until(lambda: site.look(job)["state"] == "FAILED", timeout_s=20)
+    until(lambda: gone(pid), limit_s=8)
+    until(lambda: site.look(job)["state"] == "FAILED", limit_s=20)
 
 
 def test_a_killed_server_that_comes_back_finds_the_job_going_on(site: Site, until: Until) -> None:
@@ -119,7 +119,7 @@ def test_up_leaves_nothing_running_however_it_ends(site: Site, until: Until, num
     assert len(site.alive()) >= 5, "up, server, agent, guard and the job"
     up.send_signal(number)
     assert up.wait(10) == (-number if number is signal.SIGKILL else 0)
-    until(lambda: site.alive() == [], timeout_s=10)
+    until(lambda: site.alive() == [], limit_s=10)
 
 
 def test_the_demo_shrinks_to_its_node_and_leaves_nothing_running(

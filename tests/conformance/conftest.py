@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.capabilities import pretend_cores
 from tests.conformance.trainers import Trainers
+from tests.support.capabilities import pretend_cores
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.nursery import Forked, Nursery
+from tests.support.nursery import Forked, Nursery
 
 import penstock as fluid
 from penstock.distributed.ports import free_ports

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.capabilities import pretend_cores
 from tests.conformance.trainers import MEETING, MODES, Trainers, assert_near, persistables, two_that_meet
 from tests.property.networks import Network, conv_net, ctr_dnn, fit_a_line, transformer
 from tests.property.oracle import copy_of, same_bits, started
+from tests.support.capabilities import pretend_cores
 
 import penstock as fluid
 from penstock.exec import places

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from tests.conformance.server_jobs import ROOT, Feed, Model, locally, together
-from tests.nursery import Nursery, all_end_well
 from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Trainer
-from tests.pserver_jobs import begin_job
+from tests.support.nursery import Nursery, all_end_well
+from tests.support.pserver_jobs import begin_job
 
 import flights_data
 import flights_model

@@ -22,7 +22,7 @@ from tests.conformance.server_jobs import (
     told,
     train,
 )
-from tests.nursery import Nursery
+from tests.support.nursery import Nursery
 
 MB = 10**6
 

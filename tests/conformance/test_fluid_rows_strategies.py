@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.capabilities import pretend_cores
 from tests.conformance.dot_grammar import read_dot
 from tests.conformance.trainers import MODES, Trainers, assert_near, persistables
 from tests.property.networks import Network, conv_net, ctr_dnn, fit_a_line
 from tests.property.oracle import copy_of, same_bits, started, value
+from tests.support.capabilities import pretend_cores
 
 import penstock as fluid
 from penstock.errors import SpecError

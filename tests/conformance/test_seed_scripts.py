@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.nursery import Forked, Nursery
+from tests.support.nursery import Forked, Nursery
 
 TESTS = Path(__file__).parents[1]
 SCRIPTS = Path(__file__).parent / "scripts"  # .txt: foreign style, kept out of the formatter and the type checker

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.endpoints import free_endpoints
-from tests.faults.fluid_jobs import until
-from tests.nursery import Nursery
+from tests.support.endpoints import free_endpoints
+from tests.support.nursery import Nursery
+from tests.support.waiting import until
 
 SCRIPT = Path(__file__).with_name("nccl2_job.py")
 BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else to do

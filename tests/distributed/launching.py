@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 WAITS = """
@@ -22,13 +20,6 @@ time.sleep(600)
 def waits(count: int, what: str = "") -> str:
     """Return a script that does `what` once `count` processes of the job run, each with a child; then it waits."""
     return WAITS.replace("COUNT", str(count)).replace("WHAT", what)
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def pids(folder: Path, count: int) -> list[int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.endpoints import free_endpoints
-from tests.nursery import Forked, Nursery, all_end_well
+from tests.support.endpoints import free_endpoints
+from tests.support.nursery import Forked, Nursery, all_end_well
 
 from penstock.distributed import launch_ps
 from penstock.distributed.arguments import hosts_of

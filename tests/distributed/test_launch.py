@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.distributed.conftest import Start
-from tests.distributed.launching import is_alive, pids, until, waits
+from tests.distributed.launching import is_alive, pids, waits
+from tests.support.waiting import until
 
 from penstock import identity
 from penstock.distributed import launch as launcher

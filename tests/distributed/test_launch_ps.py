@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.distributed.launching import is_alive, pids, until, waits
+from tests.distributed.launching import is_alive, pids, waits
+from tests.support.waiting import until
 
 from penstock import identity
 from penstock.distributed import launch_ps

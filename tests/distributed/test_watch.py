@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.capabilities import absent
-from tests.endpoints import free_endpoints
+from tests.support.capabilities import absent
+from tests.support.endpoints import free_endpoints
 
 from penstock.distributed.ranks import Ranks, ranks_of
 from penstock.distributed.rendezvous import Presence, Rendezvous, this_host

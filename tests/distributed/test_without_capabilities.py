@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.capabilities import absent
 from tests.distributed.conftest import Start, differences
+from tests.support.capabilities import absent
 
 from penstock.process.group import LoggedGroup, stop, wait_for_an_end
 

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 import yaml
 from playwright.sync_api import Page, expect
 from tests.e2e.conftest import ROOT, Open, RunningServer, stop
+from tests.support.waiting import until
 
 from penstock.command.snapshot import pack
 
@@ -38,7 +38,7 @@ def node(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with (folder / "agent.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
     try:
-        until(lambda: any(n["state"] == "READY" for n in server.call("GET", "/nodes")["items"]), 60, "a READY node")
+        until(lambda: any(n["state"] == "READY" for n in server.call("GET", "/nodes")["items"]), "a READY node", 60)
         yield
     finally:
         stop(process)
@@ -54,7 +54,7 @@ def job(server: RunningServer, node: None, tmp_path_factory: pytest.TempPathFact
     job_id = str(server.call("POST", "/jobs", {"spec": spec})["id"])
     yield job_id
     server.call("POST", f"/jobs/{job_id}:cancel")
-    until(lambda: server.call("GET", f"/jobs/{job_id}")["state"] == "CANCELLED", 30, "a cancelled job")
+    until(lambda: server.call("GET", f"/jobs/{job_id}")["state"] == "CANCELLED", "a cancelled job", 30)
 
 
 def upload(server: RunningServer, archive: bytes) -> str:
@@ -63,15 +63,6 @@ def upload(server: RunningServer, archive: bytes) -> str:
     request = urllib.request.Request(f"{server.url}/api/v1/snapshots", method="POST", data=archive, headers=headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return str(json.loads(answer.read())["sha256"])
-
-
-def until(claim: Any, seconds: float, what: str) -> None:
-    """Wait for the outside world; fail with what it was that did not come."""
-    deadline = time.monotonic() + seconds
-    while not claim():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {seconds} s for {what}")
-        time.sleep(0.1)
 
 
 def hook(page: Page, call: str) -> Any:

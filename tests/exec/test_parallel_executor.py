@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.capabilities import pretend_cores
 from tests.property.networks import Network, ctr_dnn, fit_a_line
 from tests.property.oracle import started, value
+from tests.support.capabilities import pretend_cores
 
 import penstock as fluid
 from penstock.errors import FeedError, FetchError, OperatorError, ProgramError, SpecError

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.endpoints import free_endpoint, free_endpoints
 from tests.exec.ps_network import HEIGHT, WIDTH
-from tests.nursery import Forked, Nursery
+from tests.support.endpoints import free_endpoint, free_endpoints
+from tests.support.nursery import Forked, Nursery
 
 import penstock as fluid
 from penstock.scope import Scope

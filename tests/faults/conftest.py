@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.faults.fluid_jobs import Job, Left, Undisturbed
-from tests.nursery import Nursery
+from tests.support.nursery import Nursery
 
 UNDISTURBED_STEPS, BRIEF_STEPS = 120, 40
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.endpoints import free_endpoints
 from tests.faults.wide_and_deep import FAR, STEPS
-from tests.nursery import BOUND_S, Forked, Nursery, said
+from tests.support.endpoints import free_endpoints
+from tests.support.nursery import Forked, Nursery, said
+from tests.support.waiting import until
 
 from penstock.ps.durability.snapshots import newest
 
@@ -23,14 +22,6 @@ QUICK = {
     "PENSTOCK_PS_START_S": "60", "PENSTOCK_PS_SNAPSHOT_S": "0.3", "OMP_NUM_THREADS": "1", "CPU_NUM": "1",
 }  # fmt: skip
 Environ = dict[str, str]
-
-
-def until(holds: Callable[[], Any], what: str, limit_s: float = BOUND_S) -> None:
-    """Wait for a condition."""
-    pause, deadline = threading.Event(), time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, f"{what}: not within {limit_s:g} s"
-        pause.wait(0.003)
 
 
 class Process(Forked):

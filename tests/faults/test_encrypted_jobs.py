@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.certificates import certificates
 from tests.faults.fluid_jobs import Job, Process, Undisturbed
 from tests.ps.proxy import Proxy
+from tests.support.certificates import certificates
 
 SECRET = "the-secret-of-this-job"
 OPEN = {"PENSTOCK_PS_TRANSPORT": "tcp", "PENSTOCK_PS_TOKEN": SECRET}

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.faults.fluid_jobs import Job, Left, Undisturbed, until
+from tests.faults.fluid_jobs import Job, Left, Undisturbed
+from tests.support.waiting import until
 
 LEASE_S = 3.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

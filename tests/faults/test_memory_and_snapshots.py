@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.faults.fluid_jobs import Job, Process, Undisturbed, until
+from tests.faults.fluid_jobs import Job, Process, Undisturbed
+from tests.support.waiting import until
 
 KILLS = 4
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.nursery import Forked, Nursery, all_end_well
-from tests.pserver_jobs import begin_job
+from tests.support.nursery import Forked, Nursery, all_end_well
+from tests.support.pserver_jobs import begin_job
 
 import penstock as fluid
 from penstock.io.saves.files import read_manifest, read_tensors

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.endpoints import free_endpoint
+from tests.support.endpoints import free_endpoint
 
 import penstock as fluid
 from penstock.fleet.parameter_server import ParameterServerFleet

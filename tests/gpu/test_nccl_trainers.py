@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.endpoints import free_endpoint, free_endpoints
+from tests.support.endpoints import free_endpoint, free_endpoints
 
 from penstock.distributed import collective_ops as _registered  # noqa: F401 - registers the operators
 from penstock.distributed.nccl_groups import NcclGroups

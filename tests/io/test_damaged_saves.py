@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.nursery import Forked, Nursery
 from tests.property.networks import Network, fit_a_line
 from tests.property.oracle import copy_of, same_bits, started, value
+from tests.support.nursery import Forked, Nursery
 
 import penstock as fluid
 from penstock.errors import UserError

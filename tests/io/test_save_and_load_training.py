@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.nursery import Forked, Nursery
 from tests.property.networks import Network, conv_net, ctr_dnn, fit_a_line
 from tests.property.oracle import copy_of, intra_op_threads, same_bits, started, value
+from tests.support.nursery import Forked, Nursery
 
 import penstock as fluid
 from penstock.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.capabilities import absent
+from tests.support.capabilities import absent
 
 from penstock.command.stack import check_port
 from penstock.distributed import interfaces

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.capabilities import absent
+from tests.support.capabilities import absent
 
 from penstock.errors import SpecError
 from penstock.machine.capability import capability, forget, names, notes

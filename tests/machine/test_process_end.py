@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
-from tests.capabilities import absent
+from tests.support.capabilities import absent
 
 from penstock.process.end import open_process_end
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.capabilities import absent
+from tests.support.capabilities import absent
 
 from penstock.native.matrix_cache import CacheFile, Unkept, store_of_machine
 

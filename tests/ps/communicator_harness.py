@@ -45,16 +45,6 @@ def zeros() -> dict[str, torch.Tensor]:
     return {name: torch.zeros(2, dtype=torch.float64) for name in ("w", "v")}
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
-    ticker = threading.Event()
-    for _ in range(int(WAIT_S / 0.002)):
-        if condition():
-            return
-        ticker.wait(0.002)
-    raise AssertionError("it has not happened")
-
-
 class Gate:
     """Holds up the pushes of a variable until it is opened."""
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.endpoints import free_endpoint
-from tests.nursery import Forked, Nursery
 from tests.ps.torch_storage import TorchStorage
+from tests.support.endpoints import free_endpoint
+from tests.support.nursery import Forked, Nursery
 
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings

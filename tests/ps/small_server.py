@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.endpoints import free_endpoint
+from tests.support.endpoints import free_endpoint
 from torch import Tensor
 
 from penstock.errors import PeerError

@@ -11,9 +11,10 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from tests.endpoints import free_endpoint
 from tests.ps.proxy import Proxy
 from tests.ps.small_server import SmallServer
+from tests.support.endpoints import free_endpoint
+from tests.support.waiting import until
 from torch import Tensor
 
 from penstock.backoff import Backoff
@@ -80,14 +81,6 @@ def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
         return results[0]
 
     return result
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    pause, deadline = threading.Event(), time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come about"
-        pause.wait(0.005)
 
 
 def unanswered(proxy: Proxy, call: Callable[[], Any], *, when: Callable[[], bool]) -> Any:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.capabilities import absent
-from tests.endpoints import free_endpoint
-from tests.nursery import Forked, Nursery
 from tests.ps.server_process import SHAPES
 from tests.ps.torch_storage import TorchStorage
+from tests.support.capabilities import absent
+from tests.support.endpoints import free_endpoint
+from tests.support.nursery import Forked, Nursery
 from torch import Tensor
 
 from penstock.errors import PeerError

@@ -19,10 +19,10 @@ from tests.ps.communicator_harness import (
     in_thread,
     joined,
     ones,
-    wait_until,
     zeros,
 )
 from tests.ps.fake_servers import FakeServers
+from tests.support.waiting import until
 
 from penstock.errors import Bug, Unavailable
 from penstock.ps.communicators.asynchronous import AsyncCommunicator
@@ -58,9 +58,9 @@ def test_gradients_that_wait_are_summed_into_one_push(opened: Make) -> None:
     trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=3, merge_wait_s=1e6))
     for value in (1.0, 2.0, 4.0):
         trainer.send("w@GRAD", ["w"], [0], ones(value))
-    wait_until(lambda: len(servers.pushes) == 1)
+    until(lambda: len(servers.pushes) == 1)
     assert servers.pushes[0][1].tolist() == [7, 7]
-    wait_until(lambda: trainer.counters.rows()["", "w@GRAD"].merges == 2)  # counted once the servers have it
+    until(lambda: trainer.counters.rows()["", "w@GRAD"].merges == 2)  # counted once the servers have it
 
 
 def test_gradients_are_averaged_for_other_optimizers_than_sgd(opened: Make) -> None:
@@ -69,7 +69,7 @@ def test_gradients_are_averaged_for_other_optimizers_than_sgd(opened: Make) -> N
     trainer = opened(AsyncCommunicator, servers, settings)
     for value in (1.0, 2.0, 6.0):
         trainer.send("w@GRAD", ["w"], [0], ones(value))
-    wait_until(lambda: len(servers.pushes) == 1)
+    until(lambda: len(servers.pushes) == 1)
     assert servers.pushes[0][1].tolist() == [3, 3]
 
 
@@ -77,7 +77,7 @@ def test_a_short_merge_is_sent_when_nothing_comes_any_more(opened: Make) -> None
     servers = FakeServers(zeros())
     trainer = opened(AsyncCommunicator, servers, replace(SETTINGS, max_merge_var_num=3, merge_wait_s=0.03))
     trainer.send("w@GRAD", ["w"], [0], ones())
-    wait_until(lambda: len(servers.pushes) == 1)
+    until(lambda: len(servers.pushes) == 1)
 
 
 def test_the_memory_of_a_gradient_is_the_programs_again_at_once(opened: Make) -> None:
@@ -158,7 +158,7 @@ def test_recv_pulls_first_and_is_kept_up_to_date_from_then_on(opened: Make) -> N
     trainer.recv("w", ["w"], [0], second)  # another scope's
     assert first[0].tolist() == second[0].tolist() == [5, 5]
     trainer.send("w@GRAD", ["w"], [0], ones())
-    wait_until(lambda: first[0].tolist() == [4, 4] and second[0].tolist() == [4, 4])
+    until(lambda: first[0].tolist() == [4, 4] and second[0].tolist() == [4, 4])
     before = len(servers.calls)
     trainer.recv("w", ["w"], [0], first)
     assert len(servers.calls) == before  # no call
@@ -181,10 +181,10 @@ def test_parameters_are_pulled_only_after_enough_sends(opened: Make) -> None:
     trainer.recv("w", ["w"], [0], mine)
     for _ in range(2):
         trainer.send("w@GRAD", ["w"], [0], ones())
-    wait_until(lambda: len(servers.pushes) == 2)
+    until(lambda: len(servers.pushes) == 2)
     assert servers.calls.count("recv w") == 1
     trainer.send("w@GRAD", ["w"], [0], ones())
-    wait_until(lambda: mine[0].tolist() == [-3, -3])
+    until(lambda: mine[0].tolist() == [-3, -3])
 
 
 def test_without_a_recv_thread_each_push_is_followed_by_a_pull(opened: Make) -> None:
@@ -205,7 +205,7 @@ def test_an_error_in_the_background_ends_the_next_call_by_name(opened: Make, kin
     servers.before_push = away
     trainer = opened(kind, servers)
     trainer.send("w@GRAD", ["w"], [0], ones())
-    wait_until(lambda: trainer._failure.happened)
+    until(lambda: trainer._failure.happened)
     with pytest.raises(Unavailable, match=r"w@GRAD.*host:1") as raised:
         trainer.recv("w", ["w"], [0], ones())
     assert raised.value.endpoint == "host:1"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ps.communicator_harness import wait_until
 from tests.ps.small_server import SmallServer
+from tests.support.waiting import until
 from torch import Tensor
 
 from penstock.errors import Unavailable
@@ -83,7 +83,7 @@ def test_a_trainer_that_stands_still_holds_up_nobody(serve: Serve, join: Join, m
     for _ in range(30):
         fast.send("w", ["w"], [0], [vector(1.0)])
         fast.recv("w", ["w"], [0], [parameter])
-    wait_until(lambda: parameter.tolist() == [-30.0] * 4)
+    until(lambda: parameter.tolist() == [-30.0] * 4)
     slow.send("w", ["w"], [0], [vector(1.0)])
     slow.close()
     assert server.values["w"].tolist() == [-31.0] * 4
@@ -174,6 +174,6 @@ def test_an_unreachable_server_ends_training_and_close_returns(serve: Serve, joi
         return False
 
     with pytest.raises(Unavailable, match=r"'w'.*" + server.endpoint) as raised:
-        wait_until(train_until_it_fails)
+        until(train_until_it_fails)
     assert raised.value.endpoint == server.endpoint
     trainer.close()

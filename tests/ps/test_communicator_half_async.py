@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.ps.communicator_harness import WAIT_S, Make, communicators, in_thread, joined, ones, wait_until, zeros
+from tests.ps.communicator_harness import WAIT_S, Make, communicators, in_thread, joined, ones, zeros
 from tests.ps.fake_servers import FakeServers
+from tests.support.waiting import until
 
 from penstock.errors import Unavailable
 from penstock.program import strict_fields
@@ -155,7 +156,7 @@ def test_threads_that_all_arrived_are_awaited_without_limit(opened: Make, monkey
     assert begun.wait(WAIT_S)
     waiting, errors = in_thread(lambda: (trainer.send("w@GRAD", ["w"], [0], ones()),
                                          trainer.recv("w", ["w"], [0], ones(0.0))))  # fmt: skip
-    wait_until(lambda: trainer.queue_depths().get("w") == 1)
+    until(lambda: trainer.queue_depths().get("w") == 1)
     go_on.set()
     for thread in (other, waiting):
         joined(thread)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.endpoints import free_endpoints
 from tests.ps.communicator_harness import in_thread, joined
+from tests.support.endpoints import free_endpoints
 
 import penstock as fluid
 from penstock.ps.communicator import Communicator

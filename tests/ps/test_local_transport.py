@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.capabilities import absent
+from tests.support.capabilities import absent
 
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.transport import frames

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.endpoints import free_endpoint
+from tests.support.endpoints import free_endpoint
 
 import penstock as fluid
 from penstock.dataset.prefetch import RunAhead

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.nursery import Nursery
 from tests.ps.killable_server import SHAPES, TABLES, KillableServer
 from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Refused, Trainer
+from tests.support.nursery import Nursery
 
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.storage import Gradient

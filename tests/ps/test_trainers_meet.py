@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.endpoints import free_endpoint
 from tests.ps.proxy import Proxy
 from tests.ps.torch_storage import TorchStorage
+from tests.support.endpoints import free_endpoint
 
 from penstock.errors import PeerError
 from penstock.ps.client import TrainerClient

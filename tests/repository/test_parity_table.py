@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.nursery import Forked, Nursery
+from tests.support.nursery import Forked, Nursery
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "fluid-parity.md"

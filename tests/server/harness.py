@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from tests.support.waiting import LIMIT_S, until_answer
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -24,7 +25,6 @@ from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
 """Longer than any answer takes on a busy machine: server and client share the event loop, and one that gets no
 processor for httpx's default of 5 s would time out the client before the server has had its turn."""
 PLACE = {"address": "127.0.0.1", "ports": [20_000, 20_001, 20_002, 20_003]}
@@ -45,19 +45,6 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.elapsed_s += seconds
-
-
-async def until(get: Callable[[], Awaitable[T]], wanted: Callable[[T], bool]) -> T:
-    """Ask until the answer is the wanted one. Fails with the last answer."""
-    answer = await get()
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not wanted(answer):
-                await asyncio.sleep(0.01)
-                answer = await get()
-    except TimeoutError:
-        raise AssertionError(f"never came to pass; the last answer was {answer!r}") from None
-    return answer
 
 
 @dataclass
@@ -81,7 +68,7 @@ class Server:
         return job
 
     async def job_in(self, job_id: str, *states: str) -> dict[str, Any]:
-        return await until(lambda: self.job(job_id), lambda job: job["state"] in states)
+        return await until_answer(lambda: self.job(job_id), lambda job: job["state"] in states)
 
     async def token(self, *scopes: str) -> str:
         answer = await self.http.post("/api/v1/tokens", json={"name": "test", "scopes": list(scopes)})
@@ -116,7 +103,7 @@ class Server:
             agent = FakeAgent(ws)
             async with asyncio.TaskGroup() as group:
                 reader = group.create_task(agent.read())
-                await until(agent.get_welcome, lambda welcome: welcome is not None)
+                await until_answer(agent.get_welcome, lambda welcome: welcome is not None)
                 try:
                     yield agent
                 finally:
@@ -170,7 +157,7 @@ class FakeAgent:
         return found[-1] if found else []
 
     async def desired(self, count: int) -> list[dict[str, Any]]:
-        return await until(self.get_desired, lambda replicas: len(replicas) == count)
+        return await until_answer(self.get_desired, lambda replicas: len(replicas) == count)
 
     async def send(self, **message: Any) -> None:
         await self.ws.send(json.dumps(message))
@@ -193,7 +180,7 @@ class FakeAgent:
         async def acks() -> list[int]:
             return [m["log_offset"] for m in self.messages[before:] if m["type"] == "ack"]
 
-        return (await until(acks, bool))[-1]
+        return (await until_answer(acks, bool))[-1]
 
     async def frame(self, replica: dict[str, Any], kind: Kind, **fields: Any) -> bytes:
         data = encode(
@@ -245,19 +232,19 @@ class FakeBrowser:
         async def found() -> list[dict[str, Any]]:
             return [m for m in self.messages if m["type"] == kind and wanted(m)]
 
-        return await until(found, bool)
+        return await until_answer(found, bool)
 
     async def received(self, count: int) -> list[bytes]:
         async def get() -> list[bytes]:
             return self.frames
 
-        return await until(get, lambda frames: len(frames) >= count)
+        return await until_answer(get, lambda frames: len(frames) >= count)
 
     async def log_text(self, wanted: str) -> str:
         async def text() -> str:
             return "".join(m["text"] for m in self.messages if m["type"] == "log")
 
-        return await until(text, lambda found: wanted in found)
+        return await until_answer(text, lambda found: wanted in found)
 
 
 @asynccontextmanager
@@ -272,12 +259,12 @@ async def running(settings: Settings, clock: Clock | None = None) -> AsyncIterat
             admin = (settings.state_dir / "admin.token").read_text().strip()
             headers = {"Authorization": f"Bearer {admin}"}
             try:
-                async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
+                async with httpx.AsyncClient(base_url=url, headers=headers, timeout=LIMIT_S) as client:
 
                     async def started() -> bool:
                         return server.started
 
-                    await until(started, bool)
+                    await until_answer(started, bool)
                     yield Server(url, runtime, admin, client)
             finally:
                 server.should_exit = True

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.routing import APIRoute, APIWebSocketRoute
-from tests.server.harness import PATIENCE_S, Server
+from tests.server.harness import Server
+from tests.support.waiting import LIMIT_S
 from websockets.asyncio.client import connect as open_socket
 from websockets.exceptions import InvalidStatus
 
@@ -51,7 +52,7 @@ async def test_walk_sees_every_route_of_the_app(sqlite_server: Server) -> None:
 async def test_http_routes_refuse_without_credentials(sqlite_server: Server) -> None:
     walked = 0
     guess = {"Cookie": f"{sqlite_server.runtime.tokens.cookie}=pss_guess"}
-    async with httpx.AsyncClient(timeout=PATIENCE_S, base_url=sqlite_server.url) as stranger:
+    async with httpx.AsyncClient(timeout=LIMIT_S, base_url=sqlite_server.url) as stranger:
         for method, route in http_routes():
             if (method, route.path) in OPEN:
                 continue

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.harness import FakeClock, Server, running, settings_for, until
+from tests.server.harness import FakeClock, Server, running, settings_for
+from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Kind
 
@@ -23,7 +24,7 @@ async def refused(server: Server, reason: str) -> float:
 async def test_job_runs_from_queued_to_succeeded(server: Server) -> None:
     job = await server.submit(trainers={"count": 2}, env={"CPU_NUM": "2"}, entrypoint=["python", "train.py"])
     assert job["state"] == "QUEUED"
-    waiting = await until(lambda: server.job(job["id"]), lambda j: "none is READY" in j["why"])
+    waiting = await until_answer(lambda: server.job(job["id"]), lambda j: "none is READY" in j["why"])
     assert waiting["replicas"] == []
     async with server.agent(await server.join()) as agent:
         first, second = await agent.desired(2)
@@ -124,7 +125,7 @@ async def test_pservers_are_placed_with_trainers_and_stopped_last(server: Server
 async def test_job_that_fits_no_node_waits_and_says_what_it_lacks(sqlite_server: Server) -> None:
     async with sqlite_server.agent(await sqlite_server.join(cpus=4)):
         big = await sqlite_server.submit(name="big", trainers={"cpus": 64})
-        waiting = await until(lambda: sqlite_server.job(big["id"]), lambda j: "asks for 64 CPUs" in j["why"])
+        waiting = await until_answer(lambda: sqlite_server.job(big["id"]), lambda j: "asks for 64 CPUs" in j["why"])
         assert waiting["state"] == "QUEUED"
         assert "the largest, 'n1', has 4 CPUs" in waiting["why"]
 
@@ -161,12 +162,12 @@ async def test_a_missed_lease_makes_replicas_unknown_until_reconnect(
             await agent.start(replica)
             await server.job_in(job["id"], "RUNNING")
         clock.advance(16)
-        away = await until(lambda: server.job(job["id"]), lambda j: "is unreachable" in j["why"])
+        away = await until_answer(lambda: server.job(job["id"]), lambda j: "is unreachable" in j["why"])
         assert away["replicas"][0]["state"] == "UNKNOWN"
         assert (await nodes(server))[0]["state"] == "UNREACHABLE"
         here = {"replica_id": replica["replica_id"], "epoch": 1, "state": "RUNNING", "pid": 99}
         async with server.agent(node, [here]) as agent:
-            back = await until(lambda: server.job(job["id"]), lambda j: j["replicas"][0]["state"] == "RUNNING")
+            back = await until_answer(lambda: server.job(job["id"]), lambda j: j["replicas"][0]["state"] == "RUNNING")
             assert back["why"] == "runs 1 trainer on node 'n1'"
             assert (await nodes(server))[0]["state"] == "READY"
             await agent.desired(1)
@@ -211,11 +212,11 @@ async def test_a_lost_node_with_restarts_left_gives_a_fencing_attempt(
             assert (again["epoch"], again["attempt"], again["reason"]) == (2, 2, "")
             async with server.agent(old_node) as stale:
                 await stale.frame(old, Kind.PROGRESS, body={"done": 1, "total": 2, "unit": "step"})
-                await until(lambda: refused(server, "stale_epoch"), lambda n: n == 1)
+                await until_answer(lambda: refused(server, "stale_epoch"), lambda n: n == 1)
                 await stale.report(new, "EXITED", exit_code=1)
-                await until(lambda: refused(server, "foreign_replica"), lambda n: n == 1)
+                await until_answer(lambda: refused(server, "foreign_replica"), lambda n: n == 1)
             await agent.report({**new, "epoch": 1}, "EXITED", exit_code=1)
-            await until(lambda: refused(server, "stale_epoch"), lambda n: n == 2)
+            await until_answer(lambda: refused(server, "stale_epoch"), lambda n: n == 2)
             job_now = await server.job(job["id"])
             assert (job_now["state"], job_now["progress"]) == ("RUNNING", None)
 
@@ -229,7 +230,7 @@ async def test_a_replica_lost_with_its_agent_is_never_started_twice(tmp_path: Pa
             await agent.start(replica)
             await server.job_in(job["id"], "RUNNING")
         async with server.agent(node) as agent:
-            await until(agent_messages(agent), lambda kinds: "desired" in kinds)
+            await until_answer(agent_messages(agent), lambda kinds: "desired" in kinds)
             assert await agent.get_desired() == []
             clock.advance(6)
             failed = await server.job_in(job["id"], "FAILED")
@@ -290,11 +291,11 @@ async def test_foreign_replica_can_neither_be_reported_nor_logged(sqlite_server:
         [replica] = await agent.desired(1)
         async with server.agent(other) as thief:
             await thief.report(replica, "EXITED", exit_code=0)
-            await until(lambda: refused(server, "foreign_replica"), lambda n: n == 1)
+            await until_answer(lambda: refused(server, "foreign_replica"), lambda n: n == 1)
             await thief.frame(replica, Kind.PROGRESS, body={"done": 1, "total": 1})
-            await until(lambda: refused(server, "foreign_stream"), lambda n: n == 1)
+            await until_answer(lambda: refused(server, "foreign_stream"), lambda n: n == 1)
             await thief.ws.send(b"no frame at all")
-            await until(lambda: refused(server, "bad_frame"), lambda n: n == 1)
+            await until_answer(lambda: refused(server, "bad_frame"), lambda n: n == 1)
     assert (await server.job(job["id"]))["state"] == "STARTING"
 
 
@@ -304,7 +305,7 @@ async def test_beat_extends_the_lease(tmp_path: Path, clock: FakeClock) -> None:
             clock.advance(10)
             await agent.send(type="beat", cpu_percent=1.0, memory_used_bytes=1)
 
-            await until(agent.count_leases, partial(eq, beats))
+            await until_answer(agent.count_leases, partial(eq, beats))
         assert (await nodes(server))[0]["state"] == "READY"
 
 
@@ -314,7 +315,7 @@ async def test_a_cordoned_node_stays_cordoned_over_a_reconnect(sqlite_server: Se
     async with server.agent(node):
         assert (await server.http.post(f"/api/v1/nodes/{node[0]}:cordon")).json()["state"] == "CORDONED"
         job = await server.submit()
-        await until(lambda: server.job(job["id"]), lambda j: "none is READY" in j["why"])
+        await until_answer(lambda: server.job(job["id"]), lambda j: "none is READY" in j["why"])
         assert (await server.http.post(f"/api/v1/nodes/{node[0]}:uncordon")).json()["state"] == "READY"
         await server.job_in(job["id"], "STARTING")
         assert (await nodes(server))[0]["cpus_used"] == 1

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tests.distributed.scripts import torchrun_ddp
-from tests.server.harness import Server, until
+from tests.server.harness import Server
+from tests.support.waiting import until_answer
 
 pytestmark = pytest.mark.asyncio
 
@@ -61,7 +62,7 @@ async def log_of(server: Server, job: dict[str, Any], index: int) -> str:
         piece: dict[str, Any] = answer.json()
         return piece
 
-    text: str = (await until(read, lambda piece: bool(piece["eof"] and piece["text"])))["text"]
+    text: str = (await until_answer(read, lambda piece: bool(piece["eof"] and piece["text"])))["text"]
     return text
 
 
@@ -153,4 +154,4 @@ async def metrics(server: Server, job: dict[str, Any], count: int) -> dict[str, 
         found: dict[str, Any] = answer.json()["series"]
         return found
 
-    return await until(read, lambda found: len(found) == count)
+    return await until_answer(read, lambda found: len(found) == count)

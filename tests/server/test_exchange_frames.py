@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.harness import Server, running, settings_for, until
+from tests.server.harness import Server, running, settings_for
+from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Kind, decode
 
@@ -37,7 +38,7 @@ async def test_matrix_joins_what_trainer_and_pserver_counted(sqlite_server: Serv
         await trainer.frame(Kind.EXCHANGE, body=trainer_body(3), step=30)
         await trainer.frame(Kind.EXCHANGE, body=trainer_body(5), step=50)
         await pserver.frame(Kind.EXCHANGE, body=server_body(11))
-        both = await until(
+        both = await until_answer(
             lambda: exchange_of(sqlite_server, job_id),
             lambda found: [c for c in found["cells"] if c["staleness"] and c["calls"]] != [],
         )
@@ -57,7 +58,7 @@ async def test_unnamed_servers_are_numbered_as_trainers_name_them(sqlite_server:
     async with sqlite_server.attached() as trainer, sqlite_server.attached(role="pserver", index=1, pid=8):
         job_id = trainer.registered["job_id"]
         await trainer.frame(Kind.EXCHANGE, body=two)
-        found = await until(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
+        found = await until_answer(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
     assert {cell["pserver"]: cell["sent_bytes"] for cell in found["cells"]} == {0: 10, 1: 11}
 
 
@@ -66,7 +67,7 @@ async def test_frame_that_holds_nonsense_is_left_out(sqlite_server: Server) -> N
         job_id = trainer.registered["job_id"]
         await trainer.frame(Kind.EXCHANGE, body={"peers": 3, "rows": "?"})
         await other.frame(Kind.EXCHANGE, body=trainer_body(1))
-        found = await until(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
+        found = await until_answer(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
         assert {cell["trainer"] for cell in found["cells"]} == {1}
 
 
@@ -76,7 +77,7 @@ async def test_page_that_opens_late_gets_the_newest_however_old(sqlite_server: S
         sent = await trainer.frame(Kind.EXCHANGE, body=trainer_body(1))
         for _ in range(3):  # more than the newest frames of a job that are kept
             await trainer.frame(Kind.GAP, body={"OP_EVENTS": 1, "x" * 500_000: 0})
-        await until(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
+        await until_answer(lambda: exchange_of(sqlite_server, job_id), lambda found: found["cells"] != [])
         await browser.subscribe(1, topic="job", job_id=job_id)
         assert (await browser.received(1))[0] == sent
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.certificates import certificates
-from tests.nursery import Forked, Nursery
 from tests.server.harness import Server
+from tests.support.certificates import certificates
+from tests.support.nursery import Forked, Nursery
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests/fleet/scripts/fit_a_line.py"

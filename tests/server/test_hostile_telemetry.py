@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.server.graph_sample import sample_graph
-from tests.server.harness import Server, until
+from tests.server.harness import Server
+from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import HEADER, HEADER_BYTES, Column, Frame, Kind, encode
 
@@ -75,11 +76,11 @@ async def test_unstorable_frames_cost_no_connection_or_other_metrics(server: Ser
             await trainer.frame(kind, body=body)
         await trainer.frame(Kind.METRICS, columns=high_step())
         await trainer.ws.send(b"no frame at all")
-        await until(lambda: refused(server), lambda n: n == len(REFUSED) + 2)
+        await until_answer(lambda: refused(server), lambda n: n == len(REFUSED) + 2)
         for process in (trainer, other):
             await process.frame(Kind.SCALARS, body={"step": 1, "time_ns": 1, "values": {"auc": 0.5, "big": HUGE}})
             job_id = process.registered["job_id"]
-            assert list(await until(partial(series, server, job_id), bool)) == ["auc"]
+            assert list(await until_answer(partial(series, server, job_id), bool)) == ["auc"]
 
 
 async def test_bad_frame_of_a_trainer_leaves_its_agent_connected(server: Server) -> None:
@@ -89,9 +90,9 @@ async def test_bad_frame_of_a_trainer_leaves_its_agent_connected(server: Server)
         await agent.start(replica)
         for kind, body in REFUSED:
             await agent.frame(replica, kind, body=body)
-        await until(lambda: refused(server), lambda n: n == len(REFUSED))
+        await until_answer(lambda: refused(server), lambda n: n == len(REFUSED))
         await agent.send(type="beat")
-        assert await until(agent.count_leases, bool) == 1
+        assert await until_answer(agent.count_leases, bool) == 1
 
 
 async def test_metrics_that_the_database_refuses_cost_only_their_job(server: Server) -> None:
@@ -99,15 +100,15 @@ async def test_metrics_that_the_database_refuses_cost_only_their_job(server: Ser
         metrics, job_id = server.runtime.metrics, bad.registered["job_id"]
         metrics.add(job_id, "a\0b" if not server.runtime.database.is_sqlite else "auc", 2**70, 1, 0.5)
         await good.frame(Kind.SCALARS, body={"step": 1, "time_ns": 1, "values": {"auc": 0.5}})
-        assert list(await until(lambda: series(server, good.registered["job_id"]), bool)) == ["auc"]
+        assert list(await until_answer(lambda: series(server, good.registered["job_id"]), bool)) == ["auc"]
 
         async def dropped() -> float:
             value: float = server.runtime.meters.refused.labels("bad_metrics")._value.get()
             return value
 
-        assert await until(dropped, bool) == 1.0
+        assert await until_answer(dropped, bool) == 1.0
         await bad.frame(Kind.SCALARS, body={"step": 2, "time_ns": 2, "values": {"auc": 0.25}})
-        found = await until(lambda: series(server, job_id), bool)
+        found = await until_answer(lambda: series(server, job_id), bool)
         assert found["auc"]["value"] == [0.25]
 
 
@@ -119,4 +120,4 @@ async def test_json_of_a_number_beyond_every_bound_is_refused(sqlite_server: Ser
         fields = list(HEADER.unpack_from(frame))
         fields[-1] = len(body)
         await trainer.ws.send(HEADER.pack(*fields)[:HEADER_BYTES] + body)
-        await until(lambda: refused(sqlite_server), lambda n: n == 1.0)
+        await until_answer(lambda: refused(sqlite_server), lambda n: n == 1.0)

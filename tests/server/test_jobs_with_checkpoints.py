@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.harness import Server, until
+from tests.server.harness import Server
+from tests.support.waiting import until_answer
 
 pytestmark = pytest.mark.asyncio
 SCRIPT = Path(__file__).with_name("checkpointed_script.py")
@@ -32,7 +33,7 @@ async def test_a_killed_job_goes_on_from_its_checkpoint(sqlite_server: Server, n
         piece: dict[str, Any] = answer.json()
         return str(piece["text"]) if piece["eof"] else ""
 
-    said = await until(log, bool)
+    said = await until_answer(log, bool)
     assert (job["state"], job["attempt"]) == ("SUCCEEDED", 2), said
     assert "from 4" in said
     assert "kept ['checkpoint.000002.000000000008']" in said
@@ -40,4 +41,4 @@ async def test_a_killed_job_goes_on_from_its_checkpoint(sqlite_server: Server, n
     async def left() -> list[Path]:
         return await asyncio.to_thread(lambda: list(node.rglob("checkpoint.0*")))
 
-    assert await until(left, lambda found: not found) == [], "checkpoints of a job that is over are removed"
+    assert await until_answer(left, lambda found: not found) == [], "checkpoints of a job that is over are removed"

@@ -11,8 +11,9 @@ from contextlib import suppress
 
 import pytest
 from sqlalchemy import text
-from tests.server.harness import Server, until
-from tests.yardstick import slowdown
+from tests.server.harness import Server
+from tests.support.waiting import until_answer
+from tests.support.yardstick import slowdown
 
 from penstock_server.streams.segments import MAGIC
 
@@ -43,7 +44,7 @@ async def test_no_request_waits_for_a_recording_that_is_read(sqlite_server: Serv
     release = threading.Timer(RELEASED_AFTER_S, path.write_bytes, [MAGIC])
     release.start()
     reading = asyncio.create_task(sqlite_server.http.get(f"/api/v1/jobs/{job['id']}/frames", timeout=60))
-    writer = await until(opened, lambda found: found is not None or reading.done())
+    writer = await until_answer(opened, lambda found: found is not None or reading.done())
     release.cancel()
     assert writer is not None, "the event loop ran nothing while the file was read"
     assert (await sqlite_server.job(job["id"]))["state"] == "QUEUED"

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.harness import Server, running, settings_for, until
+from tests.server.harness import Server, running, settings_for
+from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Column, Kind
 from penstock_server.streams.hub import Hub, Subscription
@@ -48,7 +49,7 @@ async def test_lease_of_an_agent_says_that_its_frames_are_stored(tmp_path: Path)
             await agent.start(replica)
             await agent.frame(replica, Kind.SCALARS, body=point(1))
             await agent.send(type="beat")
-            await until(agent.count_leases, bool)
+            await until_answer(agent.count_leases, bool)
             assert (await series(server, job["id"]))["auc"]["step"] == [1]
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.harness import Server, until
+from tests.server.harness import Server
+from tests.support.waiting import until_answer
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,7 +33,7 @@ class Group:
         return sorted(found, key=lambda one: (one["role"], one["index"], one["incarnation"]))
 
     async def all_told(self, count: int) -> list[Told]:
-        return await until(self.told, lambda found: len(found) == count)
+        return await until_answer(self.told, lambda found: len(found) == count)
 
     def release(self, role: str, index: int = 0, code: int = 0) -> None:
         """Let a process of this role end, now and whenever it is started again."""
@@ -169,7 +170,7 @@ async def test_lasting_pservers_are_stopped_and_their_state_removed(
     async def kept() -> bool:
         return os.access(folder, os.F_OK)
 
-    await until(kept, lambda there: not there)
+    await until_answer(kept, lambda there: not there)
 
 
 @pytest.mark.parametrize("sqlite_server", [{"pserver_grace_s": 60.0}], indirect=True)
@@ -197,7 +198,7 @@ async def test_counters_of_all_processes_come_together(sqlite_server: Server, no
         found = (await sqlite_server.http.get(f"/api/v1/jobs/{group.id}/exchange")).json()
         return [cell for cell in found["cells"] if cell["calls"] and cell["staleness"]]
 
-    complete = await until(cells, lambda found: len(found) == 4)
+    complete = await until_answer(cells, lambda found: len(found) == 4)
     assert {(c["trainer"], c["pserver"], c["block"], c["sent_bytes"], c["staleness"]) for c in complete} == {
         (t, p, "w.block0", 64, 3) for t in range(2) for p in range(2)
     }

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from sqlalchemy import event, select
-from tests.server.harness import FakeAgent, Server, running, settings_for, until
+from tests.server.harness import FakeAgent, Server, running, settings_for
+from tests.support.waiting import until_answer
 
 from penstock_server.services.orders import desired
 from penstock_server.tables import AttemptRow
@@ -82,7 +83,7 @@ async def test_node_of_an_earlier_attempt_learns_that_its_job_is_over(patient_se
             await other.start(order)
             await other.report(order, "EXITED", exit_code=0)
         await patient_server.job_in(job["id"], "SUCCEEDED")
-        await until(lambda: kept_at(one), lambda kept: kept == [])
+        await until_answer(lambda: kept_at(one), lambda kept: kept == [])
 
 
 async def test_secrets_of_attempts_that_are_over_are_kept_nowhere(sqlite_server: Server) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.harness import PATIENCE_S, Server, until
+from tests.server.harness import Server
+from tests.support.waiting import LIMIT_S, until_answer
 
 from penstock.protocol.jobspec import JobSpec
 from penstock_server.app import app_of
@@ -23,7 +24,7 @@ async def test_submitted_job_is_returned_as_listed_and_as_gotten(server: Server)
     assert re.fullmatch(r"[0-9a-f-]{36}", job["id"])
     assert JobSpec.model_validate(job["spec"]).entrypoint == ["python", "train.py"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", job["created_at"])
-    got = await until(lambda: server.job(job["id"]), lambda j: j["why"] != job["why"])
+    got = await until_answer(lambda: server.job(job["id"]), lambda j: j["why"] != job["why"])
     listed = (await server.http.get("/api/v1/jobs")).json()["items"]
     assert listed == [got]
 
@@ -166,7 +167,7 @@ async def test_expired_token_opens_nothing(server: Server) -> None:
     async def status() -> int:
         return (await server.http.get("/api/v1/me", headers={"Authorization": f"Bearer {made['token']}"})).status_code
 
-    await until(status, lambda code: code == 401)
+    await until_answer(status, lambda code: code == 401)
 
 
 async def test_a_join_token_works_once_and_a_node_token_for_agents(server: Server) -> None:
@@ -192,7 +193,7 @@ async def test_a_rejoining_node_keeps_its_row_and_loses_its_old_token(server: Se
 
 async def test_a_login_code_opens_one_session_for_same_origin_writes(server: Server) -> None:
     code = (await server.http.post("/api/v1/login-codes")).json()["code"]
-    async with httpx.AsyncClient(timeout=PATIENCE_S, base_url=server.url) as browser:
+    async with httpx.AsyncClient(timeout=LIMIT_S, base_url=server.url) as browser:
         foreign = await browser.post("/api/v1/session", json={"code": code}, headers={"Origin": "http://evil.test"})
         assert foreign.status_code == 403
         opened = await browser.post("/api/v1/session", json={"code": code}, headers={"Origin": server.url})
@@ -209,7 +210,7 @@ async def test_a_login_code_opens_one_session_for_same_origin_writes(server: Ser
         assert (await browser.delete("/api/v1/session", headers={"Origin": server.url})).status_code == 204
     secret = opened.cookies[server.runtime.tokens.cookie]
     async with httpx.AsyncClient(
-        timeout=PATIENCE_S, base_url=server.url, cookies={server.runtime.tokens.cookie: secret}
+        timeout=LIMIT_S, base_url=server.url, cookies={server.runtime.tokens.cookie: secret}
     ) as browser:
         assert (await browser.get("/api/v1/me")).status_code == 401
 
@@ -256,7 +257,7 @@ async def test_health_readiness_and_prometheus(server: Server) -> None:
     async def text() -> str:
         return (await server.http.get("/metrics")).text
 
-    found = await until(text, lambda t: 'penstock_jobs{state="QUEUED"} 1.0' in t)
+    found = await until_answer(text, lambda t: 'penstock_jobs{state="QUEUED"} 1.0' in t)
     assert 'penstock_http_requests_total{method="POST",route="/api/v1/jobs",status="201"} 1.0' in found
     assert job["id"] not in found
 

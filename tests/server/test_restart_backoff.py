@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.harness import FakeAgent, FakeClock, Server, running, settings_for, until
+from tests.server.harness import FakeAgent, FakeClock, Server, running, settings_for
+from tests.support.waiting import until_answer
 
 from penstock_server.services.backoff import FIRST, LONGEST, LONGEST_OF_ATTEMPTS, STEADY, Life, starts_at
 
@@ -51,7 +52,7 @@ async def test_agent_is_told_of_the_third_process_only_after_a_pause(tmp_path: P
                 await has_replicas(server, job["id"], 1 + count)
                 if count == 2:
                     await agent.desired(2)  # at once
-            await until(agent.get_desired, lambda orders: [one["role"] for one in orders] == ["trainer"])
+            await until_answer(agent.get_desired, lambda orders: [one["role"] for one in orders] == ["trainer"])
             clock.advance(FIRST.total_seconds())
             orders = await agent.desired(2)
     assert {one["role"] for one in orders} == {"trainer", "pserver"}
@@ -93,7 +94,7 @@ async def test_job_may_be_cancelled_during_its_pause(tmp_path: Path) -> None:
 
 async def fail_trainer(agent: FakeAgent, attempt: int) -> None:
     """Have the only replica of this attempt end with exit code 1."""
-    [order] = await until(agent.get_desired, lambda orders: [one["attempt"] for one in orders] == [attempt])
+    [order] = await until_answer(agent.get_desired, lambda orders: [one["attempt"] for one in orders] == [attempt])
     await agent.start(order)
     await agent.report(order, "EXITED", exit_code=1)
 
@@ -107,7 +108,7 @@ async def start(server: Server, agent: FakeAgent) -> dict[str, Any]:
 
 
 async def has_replicas(server: Server, job_id: str, count: int) -> None:
-    await until(lambda: server.job(job_id), lambda job: len(job["replicas"]) == count)
+    await until_answer(lambda: server.job(job_id), lambda job: len(job["replicas"]) == count)
 
 
 async def fail_pserver(agent: FakeAgent) -> None:
@@ -115,4 +116,5 @@ async def fail_pserver(agent: FakeAgent) -> None:
     order = next(one for one in await agent.get_desired() if one["role"] == "pserver")
     await agent.start(order)
     await agent.report(order, "EXITED", signal=9)
-    await until(agent.get_desired, lambda orders: order["replica_id"] not in [one["replica_id"] for one in orders])
+    gone = order["replica_id"]
+    await until_answer(agent.get_desired, lambda orders: gone not in [one["replica_id"] for one in orders])

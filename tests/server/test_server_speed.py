@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import event
 from tests.server.harness import Server, running, settings_for
-from tests.yardstick import slowdown
+from tests.support.yardstick import slowdown
 
 from penstock.protocol.frames import Column, Frame, Kind, encode
 from penstock.protocol.jobspec import JobSpec

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.harness import PATIENCE_S, FakeClock, Server, running, settings_for
+from tests.server.harness import FakeClock, Server, running, settings_for
+from tests.support.waiting import LIMIT_S
 from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.asyncio
 
 
 async def closed_code(ws: Any) -> int | None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(LIMIT_S):
         await ws.wait_closed()
     code: int | None = ws.close_code
     return code
@@ -25,7 +26,7 @@ async def closed_code(ws: Any) -> int | None:
 
 async def log_in(server: Server) -> httpx.Cookies:
     code = (await server.http.post("/api/v1/login-codes")).json()["code"]
-    async with httpx.AsyncClient(timeout=PATIENCE_S, base_url=server.url) as browser:
+    async with httpx.AsyncClient(timeout=LIMIT_S, base_url=server.url) as browser:
         return (await browser.post("/api/v1/session", json={"code": code})).cookies
 
 
@@ -57,7 +58,7 @@ async def test_logging_out_closes_the_page_of_the_session(sqlite_server: Server)
     address = sqlite_server.url.replace("http", "ws", 1) + "/api/v1/stream"
     headers = {"Cookie": f"{name}={value}"}
     async with connect(address, additional_headers=headers, origin=Origin(sqlite_server.url)) as ws:
-        async with httpx.AsyncClient(timeout=PATIENCE_S, base_url=sqlite_server.url, cookies=cookies) as browser:
+        async with httpx.AsyncClient(timeout=LIMIT_S, base_url=sqlite_server.url, cookies=cookies) as browser:
             answer = await browser.delete("/api/v1/session", headers={"Origin": sqlite_server.url})
             assert answer.status_code == 204
         assert await closed_code(ws) == 4401
@@ -69,5 +70,5 @@ async def test_two_servers_of_one_host_keep_both_sessions(tmp_path: Path) -> Non
         for server in (one, two):
             jar.update(await log_in(server))
         for server in (one, two):
-            async with httpx.AsyncClient(timeout=PATIENCE_S, base_url=server.url, cookies=jar) as browser:
+            async with httpx.AsyncClient(timeout=LIMIT_S, base_url=server.url, cookies=jar) as browser:
                 assert (await browser.get("/api/v1/me")).status_code == 200

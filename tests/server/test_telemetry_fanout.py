@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.server.graph_sample import sample_graph
-from tests.server.harness import FakeClock, Server, running, settings_for, until
+from tests.server.harness import FakeClock, Server, running, settings_for
+from tests.support.waiting import until_answer
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -92,7 +93,7 @@ async def test_attached_process_that_falls_silent_is_lost(tmp_path: Path, clock:
         async with server.attached():
             job = await only_job(server)
         clock.advance(16)
-        await until(lambda: server.job(job["id"]), lambda j: j["replicas"][0]["state"] == "UNKNOWN")
+        await until_answer(lambda: server.job(job["id"]), lambda j: j["replicas"][0]["state"] == "UNKNOWN")
         clock.advance(60)
         failed = await server.job_in(job["id"], "FAILED")
         assert "trainer 0 on host 'h' was lost" in failed["why"]
@@ -102,7 +103,7 @@ async def test_figures_reach_database_job_and_browser_once(server: Server) -> No
     async with server.attached() as trainer, server.browser() as browser:
         job_id = trainer.registered["job_id"]
         await trainer.frame(Kind.METRICS, **metrics([1, 2], [0.5, float("nan")]))
-        stored = await until(
+        stored = await until_answer(
             lambda: get(server, f"/jobs/{job_id}/metrics"),
             lambda m: len(m["series"].get("step_ms", {"step": []})["step"]) == 2,
         )
@@ -133,7 +134,7 @@ async def test_figures_of_other_replicas_are_series_of_their_own(sqlite_server: 
         await first.frame(Kind.METRICS, **metrics([1], [0.5]))
         await second.frame(Kind.METRICS, **metrics([1], [0.75]))
         path = f"/jobs/{first.registered['job_id']}/metrics"
-        found = await until(lambda: get(sqlite_server, path), lambda m: "loss.trainer1" in m["series"])
+        found = await until_answer(lambda: get(sqlite_server, path), lambda m: "loss.trainer1" in m["series"])
         assert (found["series"]["loss"]["value"], found["series"]["loss.trainer1"]["value"]) == ([0.5], [0.75])
 
 
@@ -256,7 +257,7 @@ async def test_stalled_browser_is_closed_and_slows_no_other(tmp_path: Path) -> N
                 value: float = server.runtime.meters.slow_closed._value.get()
                 return value
 
-            await until(closed, lambda n: n == 1.0)
+            await until_answer(closed, lambda n: n == 1.0)
             assert server.runtime.meters.dropped._value.get() > 0
             with pytest.raises(ConnectionClosed) as ended:
                 await drain(stalled)
@@ -284,7 +285,7 @@ async def test_frame_of_an_unknown_stream_is_counted_and_dropped(sqlite_server: 
             value: float = refused.get()
             return value
 
-        await until(count, lambda n: n == 1.0)
+        await until_answer(count, lambda n: n == 1.0)
 
 
 async def drain(ws: ClientConnection) -> None:

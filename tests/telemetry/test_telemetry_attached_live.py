@@ -7,12 +7,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.waiting import until
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
@@ -33,14 +34,6 @@ class Source:
         op = np.arange(3)
         start = time.time_ns() + op * 1000
         return {"start_ns": start, "duration_ns": op + 900, "op": op, "step": op * 0, "thread": op % 2, "lost": 0}
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition; it failing for `WAIT_S` fails the test."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
 
 
 def mark(step: int) -> dict[str, Any]:

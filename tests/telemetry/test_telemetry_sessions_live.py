@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.yardstick import slowdown
+from tests.support.waiting import until
+from tests.support.yardstick import slowdown
 
 from penstock.protocol.contract import Managed
 from penstock.protocol.frames import COLUMNS, Column, Frame, Kind, decode
@@ -112,14 +113,6 @@ class Agent:
 
     def counted(self) -> int:
         return sum(int(frame.columns[Column.COUNT].sum()) for frame in self.of(Kind.OP_SUMS))
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition; it failing for `WAIT_S` fails the test."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
 
 
 @pytest.fixture

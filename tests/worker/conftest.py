@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from tests.support.waiting import until_async
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.http11 import Request
 
@@ -114,14 +114,6 @@ class FakeServer:
 Until = Callable[..., Awaitable[None]]
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
-    """Wait for a condition of the world outside; fail with its source when it does not come."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"did not come true within {timeout_s} s"
-        await asyncio.sleep(0.02)
-
-
 class AgentProcess:
     """Starts, kills and restarts one agent on one state folder."""
 
@@ -172,7 +164,7 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
 
 @pytest.fixture(name="until")
 def until_fixture() -> Until:
-    return until
+    return until_async
 
 
 @pytest.fixture

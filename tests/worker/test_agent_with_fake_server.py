@@ -135,7 +135,7 @@ async def test_undesired_replicas_end_with_detached_grandchildren(
     await until(lambda: server.logs.get("r1", b"").count(b"\n") == 2)
     pids = [int(word) for word in server.logs["r1"].split()]
     await server.want()
-    await until(lambda: "KILLED" in server.states("r1"), timeout_s=5)
+    await until(lambda: "KILLED" in server.states("r1"), limit_s=5)
     assert all(gone(pid) for pid in pids)
     assert server.last("r1")["detail"] == "stopped"
 
@@ -226,7 +226,7 @@ async def test_without_its_agent_a_replica_ends_when_the_grace_is_over(
     await until(lambda: "RUNNING" in server.states("r1"))
     pid = server.last("r1")["pid"]
     agent.kill()
-    await until(lambda: gone(pid), timeout_s=6)
+    await until(lambda: gone(pid), limit_s=6)
     await until((agent.state_dir / "replicas" / "r1" / "exit.json").exists)
     outcome = json.loads((agent.state_dir / "replicas" / "r1" / "exit.json").read_text())
     assert (outcome["state"], outcome["detail"]) == ("KILLED", "lease expired")
@@ -259,7 +259,7 @@ async def test_a_signalled_agent_ends_stubborn_replicas_within_10_s(
     await until(lambda: server.logs.get("r1") == b"up\n")
     pid = server.last("r1")["pid"]
     process.send_signal(signal.SIGTERM)
-    await until(lambda: process.poll() is not None, timeout_s=10)
+    await until(lambda: process.poll() is not None, limit_s=10)
     assert process.returncode == 0
     assert gone(pid)
     assert server.last("r1")["state"] == "KILLED"
@@ -273,7 +273,7 @@ async def test_a_stop_does_not_wait_for_a_download_that_hangs(
     await server.want(order("r1", "python", "-c", SLEEPER, snapshot="0" * 64))
     await until(lambda: bool(server.downloads))
     process.send_signal(signal.SIGTERM)
-    await until(lambda: process.poll() is not None, timeout_s=4)
+    await until(lambda: process.poll() is not None, limit_s=4)
     assert process.returncode == 0
     assert server.states("r1") == ["PREPARING", "KILLED"]
 

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 from penstock.process import proc
 from penstock_worker import guard, lease
@@ -57,13 +57,6 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
     if made.process is not None and made.process.poll() is None:
         made.process.send_signal(signal.SIGUSR1)
         made.process.wait(10)
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"did not come true within {timeout_s} s"
-        time.sleep(0.02)
 
 
 def test_the_exit_code_is_written_when_the_entrypoint_returns(guarded: Guarded) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.capabilities import pretend_cores
 from tests.property.networks import Feed, Network
 from tests.property.oracle import assert_engine_equals_interpreter, copy_of, same_bits, started, value
+from tests.support.capabilities import pretend_cores
 
 import penstock as fluid
 from penstock.errors import Bug

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.nursery import Forked, Nursery
+from tests.support.nursery import Forked, Nursery
 
 
 class Process(Forked):

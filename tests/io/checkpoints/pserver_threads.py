@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.endpoints import free_endpoints
+from tests.support.endpoints import free_endpoints
 
 import penstock as fluid
 from penstock.errors import PenstockError

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.distributed import nccl2_job
-from tests.endpoints import free_endpoints
 from tests.io.checkpoints import collective_job
 from tests.io.checkpoints.conftest import Process, Start
+from tests.support.endpoints import free_endpoints
 
 import penstock as fluid
 from penstock.errors import SpecError

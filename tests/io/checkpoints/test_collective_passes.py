@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.distributed.test_datasets_of_jobs import written
-from tests.endpoints import free_endpoints
 from tests.io.checkpoints.conftest import Start
 from tests.io.checkpoints.test_collective_checkpoints import Values, end_well
+from tests.support.endpoints import free_endpoints
 
 from penstock.io.checkpoints.layout import Place
 from penstock.io.checkpoints.reading import opened

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.endpoints import free_endpoints
 from tests.io.checkpoints.conftest import Process, Start
+from tests.support.endpoints import free_endpoints
 
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest

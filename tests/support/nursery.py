@@ -1,9 +1,9 @@
 """Processes forked from one that has imported what a job needs, so that each costs a third of an import of torch.
 
-`python -m tests.nursery` serves: one JSON line in, one out. {"argv": [script, …], ["-m", module, …] or ["-c", code, …],
-"environ": {…}, "cwd": path or null, "out": path, "errors": path, "limits": {name: bytes}} starts a process, and gives
-its pid; an environment variable that is null is taken away. {"reap": pid} waits for its end, and gives how it ended;
-{"children": true} gives who is there, what processes left behind included (this one is a subreaper).
+`python -m tests.support.nursery` serves: one JSON line in, one out. {"argv": [script, …], ["-m", module, …] or
+["-c", code, …], "environ": {…}, "cwd": path or null, "out": path, "errors": path, "limits": {name: bytes}} starts a
+process, and gives its pid; an environment variable that is null is taken away. {"reap": pid} waits for its end, and
+gives how it ended; {"children": true} gives the processes that are there, orphans included (this one is a subreaper).
 It has no threads and has computed nothing when it forks, so a script finds what it would have imported itself. When its
 input ends, or it is killed, everybody that it started is killed.
 """
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BOUND_S = 120.0  # for what takes a few seconds on a machine with nothing else to do
 Environ = Mapping[str, str | None]
 _WARM = (
@@ -46,7 +46,7 @@ class Nursery:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.nursery"],
+            [sys.executable, "-m", "tests.support.nursery"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

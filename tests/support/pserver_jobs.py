@@ -1,4 +1,4 @@
-"""Jobs of parameter servers whose processes are told what `launch_ps` would tell them, and forked (tests.nursery).
+"""Jobs of parameter servers whose processes get the environment of `launch_ps`, and are forked (tests.support.nursery).
 
 tests/distributed has its own for what the launcher does besides.
 """
@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.nursery import Forked, Nursery
+from tests.support.nursery import Forked, Nursery
 
 from penstock.distributed import launch_ps
 from penstock.distributed.arguments import hosts_of
