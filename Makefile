@@ -187,7 +187,7 @@ format: setup-dev ## Rewrite Python, C++ and web sources in the house format
 	$(BIN)/clang-format -i $(CPP_SOURCES)
 	cd web && npm run format
 
-constraints: setup-dev ## Pin in constraints.txt what .venv holds now (after a dependency was added or upgraded)
+constraints: setup-dev $(STAMPS)/install-docs ## Pin in constraints.txt what .venv holds now (after a dependency was added or upgraded)
 	@{ sed -n '/^#/p' constraints.txt; $(PIP) freeze --all --exclude-editable | sed -E '/^(pip|penstock)\b/d; s/\+.*//'; } \
 	  > build-constraints.tmp && mv build-constraints.tmp constraints.txt
 

@@ -27,18 +27,18 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
-def direct_requirements() -> list[Requirement]:
+def direct_requirements(without: frozenset[str] = frozenset()) -> list[Requirement]:
     table = project()
     texts = [*table["build-system"]["requires"], *table["project"]["dependencies"]]
-    for extra in table["project"]["optional-dependencies"].values():
-        texts += extra
+    for name, extra in table["project"]["optional-dependencies"].items():
+        texts += [] if name in without else extra
     return [Requirement(text) for text in texts]
 
 
 def closure() -> set[str]:
-    """Every distribution that an installation with all extras has, by the metadata of what is installed here."""
+    """Every distribution that `make setup-dev` installs, by the metadata of what is installed here."""
     found: set[str] = set()
-    waiting = [(requirement, "") for requirement in direct_requirements()]
+    waiting = [(requirement, "") for requirement in direct_requirements(without=frozenset({"docs"}))]
     while waiting:
         requirement, extra = waiting.pop()
         if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
