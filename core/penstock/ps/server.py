@@ -7,10 +7,10 @@ was acknowledged, and a server that is started again continues from there.
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Self
 
@@ -39,8 +39,26 @@ SIGNAL_S = 0.5  # at most so much later than it came is a signal handled
 
 
 def serve(settings: ServerSettings, storage: Storage) -> None:
-    """Serve until every trainer has left. Raises Unavailable, SpecError, PeerError, OSError."""
-    with ParameterServer(settings, storage) as server:
+    """Serve until every trainer has left. Raises Unavailable, SpecError, PeerError, OSError.
+
+    The server starts and stops on a thread of its own: Python runs handlers of signals in the main thread, between any
+    two of its instructions, and one that raised while a transport starts would leave that open for ever.
+    """
+    server = ParameterServer(settings, storage)
+    with ThreadPoolExecutor(1, thread_name_prefix="ps-server") as thread:
+        try:
+            served = thread.submit(_serve, server)
+            # A signal that another thread receives, or this one just before it sleeps, does not wake this one.
+            while not wait([served], SIGNAL_S).done:
+                pass
+        except BaseException:
+            server.interrupt()
+            raise
+    served.result()
+
+
+def _serve(server: ParameterServer) -> None:
+    with server:
         server.start()
         server.wait()
 
@@ -52,6 +70,7 @@ class ParameterServer:
         self._state = ServerState(settings, storage)
         self.settings, self.counters = settings, self._state.counters
         self._ended, self._stopping = threading.Event(), threading.Event()
+        self._has_finished = False
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._transports: list[LocalServer | RemoteServer] = []
@@ -94,7 +113,7 @@ class ParameterServer:
             self.snapshotter.take()  # the next start goes on from here, whatever becomes of the other servers' state
         self._stragglers = Stragglers(settings, self._dispatcher, time.monotonic())
         if members.all_left:  # it was killed between the last leave and its end
-            self._ended.set()
+            self.finished()
         self._listen()
         for name, run in (("ps-tick", self._tick), ("ps-snapshot", self._snapshots)):
             self._threads.append(threading.Thread(target=run, name=name, daemon=True))
@@ -138,15 +157,14 @@ class ParameterServer:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all trainers have left; return whether they have. Raises what ended the server early."""
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        # Python's signal handlers run in the main thread, and a signal that another thread receives, or this one just
-        # before it sleeps, does not wake it: an endless wait would never handle it.
-        while not (ended := self._ended.wait(max(0.0, min(SIGNAL_S, until - time.monotonic())))):
-            if time.monotonic() >= until:
-                break
+        self._ended.wait(timeout_s)
         if self._failure is not None:
             raise self._failure
-        return ended
+        return self._has_finished
+
+    def interrupt(self) -> None:
+        """Let `wait` return, from any thread, though trainers have not left."""
+        self._ended.set()
 
     def close(self) -> None:
         """End: stop listening, and release files and threads. A second call does nothing.
@@ -159,13 +177,13 @@ class ParameterServer:
         self._is_open = False
         self._stopping.set()
         if hasattr(self, "_dispatcher"):
-            self._dispatcher.stop("the server has ended", refuses=self._ended.is_set())
+            self._dispatcher.stop("the server has ended", refuses=self._has_finished)
         for transport in self._transports:
             transport.close()
         for thread in self._threads:
             thread.join()
         try:
-            if self._ended.is_set() and self._failure is None:
+            if self._has_finished and self._failure is None:
                 self._state.log.append(Message("finished", {}))
                 self.snapshotter.take(is_finished=True)
         finally:
@@ -252,6 +270,7 @@ class ParameterServer:
 
     def finished(self) -> None:
         """Every trainer has left."""
+        self._has_finished = True
         self._ended.set()
 
     def failed(self, error: BaseException) -> None:
