@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.machine.capability import capability
 from penstock.process.end import open_process_end
 from penstock.process.group import LoggedGroup, ProcessGroup, stop, wait_for_an_end
 
@@ -91,6 +93,63 @@ def test_wait_returns_at_the_first_end() -> None:
     wait_for_an_end([quick, slow], BOUND_S)
     assert (quick.status(), slow.status()) == (0, None)
     stop([quick, slow], BOUND_S)
+
+
+@pytest.fixture
+def kernel_reaps() -> Iterator[None]:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("kernel_reaps")
+def test_stop_ends_all_where_sigchld_is_ignored() -> None:
+    groups = [
+        ProcessGroup(["sleep", seconds], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for seconds in ("0", "600", "600")
+    ]
+    assert groups[0].wait() == 0
+    wait_for_an_end(groups[:1], BOUND_S)
+    stop(groups, BOUND_S)
+    assert not [one.pid for one in groups if Path(f"/proc/{one.pid}").exists()]
+
+
+@pytest.mark.usefixtures("kernel_reaps")
+def test_process_reaped_by_the_kernel_has_ended() -> None:
+    one = ProcessGroup(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = open_process_end(one.pid)
+    one.signal_all(signal.SIGKILL)
+    assert has_ended(end)
+    assert one.wait() == one.status() == 0
+    one.signal_all(signal.SIGKILL)
+    one.reap()
+
+
+def test_stop_waits_where_no_descriptor_is_left(parent: ProcessGroup) -> None:
+    capability("pidfd")  # whose probe needs descriptors
+    assert first_line(parent)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        stop([parent], BOUND_S)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert parent.status() == -signal.SIGTERM
+
+
+def test_stop_kills_all_before_it_raises() -> None:
+    class Failing(ProcessGroup):
+        def reap(self) -> None:
+            super().reap()
+            raise PermissionError
+
+    first = Failing(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    second = ProcessGroup(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with pytest.raises(PermissionError):
+        stop([first, second], BOUND_S)
+    assert not Path(f"/proc/{second.pid}").exists()
 
 
 def test_group_ends_when_its_parent_is_killed() -> None:

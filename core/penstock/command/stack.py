@@ -142,10 +142,12 @@ class Stack:
         ignore_signals()
         if self._profile is not None:
             profile.remove(self._profile)
-        if self._agent is not None:
-            group.stop([self._agent], AGENT_STOP_S)
-        if self._server is not None:
-            group.stop([self._server], SERVER_STOP_S)
+        try:
+            if self._agent is not None:
+                group.stop([self._agent], AGENT_STOP_S)
+        finally:
+            if self._server is not None:
+                group.stop([self._server], SERVER_STOP_S)
         if hasattr(self, "client"):
             self.client.close()
 

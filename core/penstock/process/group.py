@@ -1,7 +1,8 @@
 """A process with everything that it starts: a process group in a session of its own.
 
 A process that has ended is not reaped before `reap`, so that its number, which is the group's, is no other process's
-when the group is signalled. What has left the group (setsid) is not signalled.
+when the group is signalled. What has left the group (setsid) is not signalled. Where SIGCHLD is ignored, the kernel
+reaps: an ended process has no status that is known (0, as for `subprocess`), and its group is not signalled any more.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import IO
 from penstock.process.end import open_process_end
 from penstock.process.proc import end_with_parent
 
+POLL_S = 0.05  # between looks at processes for whose ends no descriptor is left
 _CHUNK = 1 << 16  # bytes of `new_output` at once
 Output = IO[bytes] | int
 
@@ -64,7 +66,10 @@ class ProcessGroup:
     def fileno(self) -> int:
         """Return a descriptor that is readable from the end of the process on, until `reap`."""
         if self._end < 0:
-            self._end = open_process_end(self.pid)
+            try:
+                self._end = open_process_end(self.pid)
+            except ProcessLookupError:  # reaped by the kernel
+                self._end = _readable()
         return self._end
 
     def status(self) -> int | None:
@@ -80,7 +85,10 @@ class ProcessGroup:
     def _status(self, option: int) -> int | None:
         if self._process.returncode is not None:
             return self._process.returncode
-        seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | option)
+        try:
+            seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | option)
+        except ChildProcessError:  # reaped by the kernel
+            return self._process.wait()
         if seen is None:
             return None
         return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
@@ -88,6 +96,7 @@ class ProcessGroup:
     def signal_all(self, number: signal.Signals) -> None:
         """Send a signal to the process and to what it has started, unless it was reaped."""
         with self._lock, contextlib.suppress(ProcessLookupError):
+            self.status()  # reaped by the kernel: the number may be another's
             if self._process.returncode is None:
                 os.killpg(self.pid, number)
 
@@ -134,13 +143,35 @@ def wait_for_an_end(groups: Sequence[ProcessGroup], timeout_s: float) -> None:
     ends.poll(timeout_s * 1000)
 
 
+def _readable() -> int:
+    """Return a descriptor that is readable at once."""
+    readable, writable = os.pipe2(os.O_CLOEXEC)
+    os.close(writable)
+    return readable
+
+
 def stop(groups: Sequence[ProcessGroup], timeout_s: float) -> None:
-    """End groups together: SIGTERM, and SIGKILL for what is left after `timeout_s`. Returns when they are reaped."""
-    for group in groups:
-        group.signal_all(signal.SIGTERM)
-    until = time.monotonic() + timeout_s
-    while (running := [group for group in groups if group.status() is None]) and time.monotonic() < until:
-        wait_for_an_end(running, max(0.0, until - time.monotonic()))
-    for group in groups:
-        group.signal_all(signal.SIGKILL)  # also where the process has ended: what it has started may not have
-        group.reap()
+    """End groups together: SIGTERM, and SIGKILL for what is left after `timeout_s`. Returns when they are reaped.
+
+    On failure: raises what went wrong after each group was sent SIGKILL.
+    """
+    with contextlib.ExitStack() as ends:
+        for group in reversed(groups):
+            ends.callback(_kill, group)
+        for group in groups:
+            group.signal_all(signal.SIGTERM)
+        until = time.monotonic() + timeout_s
+        while (running := [group for group in groups if group.status() is None]) and time.monotonic() < until:
+            _wait_a_while(running, max(0.0, until - time.monotonic()))
+
+
+def _wait_a_while(running: Sequence[ProcessGroup], timeout_s: float) -> None:
+    try:
+        wait_for_an_end(running, timeout_s)
+    except OSError:  # EMFILE: the processes still have their time to end
+        time.sleep(min(POLL_S, timeout_s))
+
+
+def _kill(group: ProcessGroup) -> None:
+    group.signal_all(signal.SIGKILL)  # also where the process has ended: what it has started may not have
+    group.reap()
