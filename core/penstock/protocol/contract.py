@@ -6,13 +6,17 @@ A process with none of these runs exactly the same, unwatched. A process that a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Literal
 
 from penstock import identity
+from penstock.errors import SpecError
 from penstock.identity import JobIdentity, Role, Variables
 from penstock.settings import PS_STATE_DIR, PS_TOKEN, SELECTED_GPUS, TOKEN, URL
+
+_log = logging.getLogger("penstock.protocol")
 
 Mode = Literal["local", "pserver", "collective", "command"]
 
@@ -154,7 +158,7 @@ def from_environ(
     """Read the contract from `environ`, by default the process's environment. Raises SpecError.
 
     An agent's variables win over a user's. A managed process has the number of its replica, which may run a launcher;
-    an attached one that of its `JobIdentity`.
+    an attached one that of PENSTOCK_ROLE and PENSTOCK_INDEX, else of its `JobIdentity`.
     """
     variables = Variables(environ)
     name = variables.optional(identity.JOB_NAME)
@@ -167,6 +171,21 @@ def from_environ(
         )  # fmt: skip
     url, token = URL.read(environ), TOKEN.read(environ)
     if url and token:
-        found = JobIdentity.from_environ(environ)
-        return Attached(url.rstrip("/"), token, name or default_name, found.role, found.index)
+        return Attached(url.rstrip("/"), token, name or default_name, *_attached_as(variables))
     return Unwatched()
+
+
+def _attached_as(variables: Variables) -> tuple[Role, int]:
+    """Return role and index of an attached process. Variables of launchers that are wrong cost it no telemetry."""
+    role = variables.role((identity.REPLICA_ROLE,)) if variables.has(identity.REPLICA_ROLE) else None
+    index = variables.number(identity.REPLICA_INDEX) if variables.has(identity.REPLICA_INDEX) else None
+    if role is not None and index is not None:
+        return role, index
+    try:
+        found = JobIdentity.from_environ(variables.environ)
+    except SpecError as error:
+        found = JobIdentity()
+        _log.warning("%s. Telemetry continues as %s %d.", error, role or found.role, index or found.index)
+    if index is None:
+        index = found.index if role in (None, found.role) else 0
+    return role or found.role, index
