@@ -88,6 +88,12 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         numbers(tmp_path)
 
 
+def test_drop_without_a_folder_counts_back() -> None:
+    log = WriteAheadLog(None, next_sequence=3)
+    log.drop(log.append(update(3)))
+    assert log.next_sequence == 3
+
+
 def test_a_record_may_be_longer_than_4_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values: Any = np.empty((1 << 30) + 1, np.float32)  # memory that nobody touches is none
     sent: list[bytes | memoryview] = []

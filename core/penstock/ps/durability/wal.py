@@ -91,6 +91,9 @@ class WriteAheadLog:
     def drop(self, sequence: int) -> None:
         """Take a record of the open file out again; those after it move up. Raises OSError."""
         with self._lock:
+            if not self.is_kept:
+                self._next -= 1
+                return
             later = self._cut_off(sequence)
             self._next = sequence
             for message in later:
