@@ -14,13 +14,14 @@ from penstock.protocol.agent import ReplicaReport
 from penstock.protocol.frames import Frame, Kind, decode_header, encode
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import CHUNK_BYTES, WINDOW_BYTES, LogTail
-from penstock_worker.outgoing import FRAMES_A_TURN, LOG_BEFORE_END_S, Outgoing
+from penstock_worker.outgoing import BEFORE_END_S, FRAMES_A_TURN, Outgoing
 
 
 @dataclass
 class Source:
     log: LogTail
     report: ReplicaReport = field(default_factory=lambda: ReplicaReport(replica_id="r1", epoch=1, state="RUNNING"))
+    end_due_at: float | None = None
     confirmed: bool = False
     frames: FrameBuffer = field(default_factory=lambda: FrameBuffer(stream=7, epoch=1))
 
@@ -54,14 +55,34 @@ def test_an_end_goes_out_after_its_log(source: Source, tmp_path: Path) -> None:
     assert [message["type"] for message in turn(outgoing, 1e9)] == ["replica"]
 
 
-def test_an_end_goes_out_after_all_its_frames(source: Source) -> None:
-    for seq in range(2 * FRAMES_A_TURN):
+def push(source: Source, turns: int) -> None:
+    for seq in range(turns * FRAMES_A_TURN):
         frame = Frame(Kind.SCALARS, 7, 1, seq, body={})
         source.frames.push(decode_header(encode(frame)), encode(frame))
+
+
+def test_an_end_goes_out_after_all_its_frames(source: Source) -> None:
+    push(source, turns=2)
     ended(source)
-    outgoing, late_s = Outgoing({"r1": source}, {}), 2 * LOG_BEFORE_END_S
-    sent = [message for number in range(3) for message in outgoing.turn(number * late_s)]
+    outgoing = Outgoing({"r1": source}, {})
+    sent = [message for number in range(3) for message in outgoing.turn(1e9 + 0.4 * number * BEFORE_END_S)]
     assert [isinstance(message, bytes) for message in sent] == [True] * 2 * FRAMES_A_TURN + [False]
+
+
+def test_an_end_waits_a_bounded_time_for_its_frames(source: Source) -> None:
+    push(source, turns=100)
+    ended(source)
+    outgoing = Outgoing({"r1": source}, {})
+    assert turn(outgoing, 5.0) == []
+    assert [message["type"] for message in turn(outgoing, 5.0 + BEFORE_END_S)] == ["replica"]
+
+
+def test_a_reconnect_does_not_delay_an_end_further(source: Source) -> None:
+    push(source, turns=100)
+    ended(source)
+    connections = [Outgoing({"r1": source}, {}) for _ in range(3)]
+    sent = [len(turn(connection, 5.0 + 0.5 * number * BEFORE_END_S)) for number, connection in enumerate(connections)]
+    assert sent == [0, 0, 1]
 
 
 def test_an_end_waits_a_bounded_time_for_its_log(source: Source, tmp_path: Path) -> None:
@@ -70,7 +91,7 @@ def test_an_end_waits_a_bounded_time_for_its_log(source: Source, tmp_path: Path)
     outgoing = Outgoing({"r1": source}, {})
     for _ in range(100):  # the server acknowledges nothing
         assert "replica" not in [message["type"] for message in turn(outgoing, 5.0)]
-    assert [message["type"] for message in turn(outgoing, 5.0 + LOG_BEFORE_END_S)] == ["replica"]
+    assert [message["type"] for message in turn(outgoing, 5.0 + BEFORE_END_S)] == ["replica"]
 
 
 def test_a_log_goes_on_from_what_the_server_holds(source: Source, tmp_path: Path) -> None:

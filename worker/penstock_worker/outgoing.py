@@ -2,8 +2,9 @@
 
 What is true (each replica's report, log and frames) is compared with what this connection has carried, so that a
 reconnect needs no replay list: a fresh `Outgoing` sends every report again, logs from the offset that the server
-holds, and frames that were never confirmed. The report of a replica's end follows all of its frames, and its log unless
-the server has not taken that within `LOG_BEFORE_END_S` of this connection.
+holds, and frames that were never confirmed. The report of a replica's end follows all of its frames and its log, unless
+the server has not taken them within `BEFORE_END_S` of the first turn in which it was due, however often the
+connection breaks.
 
 The server reads a connection in order and answers every beat, so an answer to a beat confirms all that was sent
 before the beat. That is how a replica's end becomes confirmed, and its folder may go.
@@ -21,7 +22,7 @@ from penstock_worker import messages
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import LogTail
 
-LOG_BEFORE_END_S = 10.0  # longest delay of the report of an end by a log that the server does not acknowledge
+BEFORE_END_S = 10.0  # longest delay of the report of an end by a log and frames that the server does not take
 FRAMES_A_TURN = 16
 
 
@@ -29,6 +30,7 @@ class Source(Protocol):
     """What a replica has to say."""
 
     report: ReplicaReport
+    end_due_at: float | None  # first turn in which the report of its end was due
     confirmed: bool
     log: LogTail
     frames: FrameBuffer
@@ -47,7 +49,6 @@ class Outgoing:
     def __init__(self, sources: Mapping[str, Source], log_offsets: Mapping[str, int]) -> None:
         self._sources = sources
         self._reported: dict[str, ReplicaReport] = {}
-        self._held_since: dict[str, float] = {}  # replica id -> first turn in which the report of its end was due
         self._beats: deque[_Beat] = deque()
         for replica_id, source in sources.items():
             source.log.rewind(log_offsets.get(replica_id, 0))
@@ -72,8 +73,9 @@ class Outgoing:
 
     def _may_end(self, source: Source, now: float) -> bool:
         # Not from the end itself: an agent that was stopped or disconnected meanwhile has had no turn to send anything.
-        since = self._held_since.setdefault(source.report.replica_id, now)
-        return source.frames.empty and (source.log.drained or now - since >= LOG_BEFORE_END_S)
+        if source.end_due_at is None:
+            source.end_due_at = now
+        return (source.frames.empty and source.log.drained) or now - source.end_due_at >= BEFORE_END_S
 
     def _log(self, source: Source) -> Iterator[str]:
         piece = source.log.next_chunk()

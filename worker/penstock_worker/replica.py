@@ -58,6 +58,7 @@ class Replica:
             detail="",
         )
         self.ended_at = 0.0
+        self.end_due_at: float | None = None
         self.confirmed = False
         self.stopping = False
         self.log = LogTail(folder / guard.LOG)
