@@ -149,20 +149,24 @@ class JobIdentity:
         `reader`: the prefix of errors. `by_server_id`: PADDLE_PSERVER_ID wins over POD_IP:PADDLE_PORT.
         """
         variables = Variables(environ, reader)
-        family = next(f for f in FAMILIES if all(map(variables.has, f.chosen_by)))
-        listed = variables.endpoints(TRAINER_ENDPOINTS) if family is COLLECTIVE else ()
+        family = _family(variables)
         servers = variables.endpoints(SERVERS) if variables.has(SERVERS) else ()
-        role = variables.role(ROLES)
+        if variables.role(ROLES) == "trainer":
+            return _trainer(variables, family, servers)
+        listed = variables.endpoints(TRAINER_ENDPOINTS) if family is COLLECTIVE else ()
         num = _num_trainers(variables, family, listed)
-        if role == "pserver":
-            index = _server_index(variables, servers, by_server_id=by_server_id)
-            return JobIdentity(role, index, num or 1, listed, servers)
-        index = _trainer_index(variables, family, num, listed)
-        if family is not TORCHRUN:
-            return JobIdentity(role, index, num or 1, listed, servers, listed[0] if listed else "")
-        meeting = f"{variables.optional(MASTER_ADDR)}:{variables.number(MASTER_PORT, least=1)}"
-        is_served = variables.optional(AGENT_STORE) == "True"
-        return JobIdentity(role, index, num or 1, meeting=meeting, is_served=is_served)
+        index = _server_index(variables, servers, by_server_id=by_server_id)
+        return JobIdentity("pserver", index, num or 1, listed, servers)
+
+    @staticmethod
+    def of_meeting(environ: Mapping[str, str] | None = None) -> JobIdentity | None:
+        """Return the identity of a trainer that meets others without servers; None if no launcher has set where.
+
+        Its role is not read. Raises SpecError.
+        """
+        variables = Variables(environ)
+        family = _family(variables)
+        return _trainer(variables, family, ()) if family in (COLLECTIVE, TORCHRUN) else None
 
     @staticmethod
     def from_mpi(environ: Mapping[str, str] | None = None, *, reader: str = "") -> JobIdentity:
@@ -186,6 +190,16 @@ class JobIdentity:
         servers = _mpi_servers(variables, size, family.local)
         role: Role = "trainer" if rank % _MPI_PER_NODE else "pserver"
         return JobIdentity(role, rank // _MPI_PER_NODE, size // _MPI_PER_NODE, (), servers)
+
+
+def num_trainers(environ: Mapping[str, str] | None = None) -> int:
+    """Return the number of trainers in `environ`, whatever it has about this process. Raises SpecError."""
+    variables = Variables(environ)
+    family = _family(variables)
+    name = variables.first(family.num)
+    if name:
+        return variables.number(name, least=1)
+    return len(variables.endpoints(TRAINER_ENDPOINTS)) if family is COLLECTIVE else 1
 
 
 class Variables:
@@ -269,6 +283,21 @@ def endpoints_problem(endpoints: Sequence[str]) -> str:
     return f"{twice[0]!r} is listed twice" if twice else ""
 
 
+def _family(variables: Variables) -> Family:
+    return next(f for f in FAMILIES if all(map(variables.has, f.chosen_by)))
+
+
+def _trainer(variables: Variables, family: Family, servers: tuple[str, ...]) -> JobIdentity:
+    listed = variables.endpoints(TRAINER_ENDPOINTS) if family is COLLECTIVE else ()
+    num = _num_trainers(variables, family, listed)
+    index = _trainer_index(variables, family, num, listed)
+    if family is not TORCHRUN:
+        return JobIdentity("trainer", index, num or 1, listed, servers, listed[0] if listed else "")
+    meeting = f"{variables.optional(MASTER_ADDR)}:{variables.number(MASTER_PORT, least=1)}"
+    is_served = variables.optional(AGENT_STORE) == "True"
+    return JobIdentity("trainer", index, num or 1, meeting=meeting, is_served=is_served)
+
+
 def _num_trainers(variables: Variables, family: Family, listed: Sequence[str]) -> int | None:
     """Return the number of trainers; None if no variable has it."""
     name = variables.first(family.num)
@@ -293,8 +322,9 @@ def _trainer_index(variables: Variables, family: Family, num: int | None, listed
     if name == TRAINER_ID and current and listed.index(current) != index:
         expected = f"entry {index} ({TRAINER_ID}) of {TRAINER_ENDPOINTS}={','.join(listed)}"
         raise variables.wrong(CURRENT_ENDPOINT, expected)
-    if num is not None and index >= num:
-        reason = variables.first(family.num) or TRAINER_ENDPOINTS
+    reason = variables.first(family.num) or TRAINER_ENDPOINTS
+    is_of_num = family is not BY_HAND or ((name == RANK) == (reason == WORLD_SIZE) and name != REPLICA_INDEX)
+    if num is not None and index >= num and is_of_num:
         raise variables.wrong(name, f"a number from 0 to {num - 1}, as {reason} is {variables.optional(reason)}")
     return index
 

@@ -59,7 +59,7 @@ def of_role_maker(maker: RoleMakerBase) -> Answer:
 
 
 def of_ranks() -> Answer:
-    ranks = ranks_in(JobIdentity.from_environ())
+    ranks = ranks_in(JobIdentity.of_meeting())
     return (None, None, None) if ranks is None else ("trainer", ranks.rank, ranks.num_ranks)
 
 
@@ -81,7 +81,7 @@ def of_checkpoints() -> Answer:
         if found is None:
             raise
         return None, int(found[1]), int(found[2])
-    return None, None, 1 if not os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST") else None
+    return None, None, None
 
 
 def of_telemetry() -> Answer:
@@ -107,6 +107,10 @@ CONSUMERS = (
 )
 
 
+WITHOUT_ROLE = (of_ranks, of_checkpoints)
+"""Consumers that read where trainers meet, for which there are no servers."""
+
+
 def identity_or_none() -> JobIdentity | None:
     try:
         return JobIdentity.from_environ()
@@ -123,10 +127,9 @@ def test_all_consumers_agree_on_any_environment(variables: dict[str, str]) -> No
             try:
                 answer = consumer()
             except SpecError:
-                continue  # of all consumers, or of a role maker that requires more variables
-            if set(answer) == {None}:
-                continue
-            assert found is not None, consumer
+                continue  # of all consumers, or of one that requires more variables
+            if found is None or (found.role == "pserver" and consumer in WITHOUT_ROLE):
+                continue  # for one that reads less: without the role, or the number of trainers alone
             mine = (found.role, found.index, found.num_trainers)
             assert [a for a, b in zip(answer, mine, strict=True) if a not in (None, b)] == [], (consumer, answer, mine)
 
@@ -190,6 +193,36 @@ def test_telemetry_survives_variables_of_launchers_that_are_wrong(
     found = attached(**variables)
     assert (found.role, found.index) == ("trainer", 0)
     assert "Telemetry continues as trainer 0" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"TRAINING_ROLE": "WORKER"}, 1),
+        ({"WORLD_SIZE": "1", "MASTER_ADDR": "h"}, 1),
+        ({"WORLD_SIZE": "1", "PENSTOCK_INDEX": "2"}, 1),
+        ({"PADDLE_TRAINERS_NUM": "2", "RANK": "3"}, 2),
+        ({"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "2"}, 2),
+    ],
+)
+def test_a_data_set_reads_the_number_of_trainers_alone(variables: dict[str, str], expected: int) -> None:
+    with environment(**variables):
+        assert of_data_set() == (None, None, expected)
+
+
+@pytest.mark.parametrize(
+    "variables", [{"PADDLE_TRAINERS_NUM": "2"}, {"TRAINING_ROLE": "WORKER"}, {"WORLD_SIZE": "1", "PENSTOCK_INDEX": "2"}]
+)
+def test_a_checkpoint_without_a_meeting_is_saved(variables: dict[str, str]) -> None:
+    with environment(**variables):
+        assert isinstance(team_of(fluid.Program(), Path()), Alone)
+
+
+@pytest.mark.parametrize(
+    "variables", [{"WORLD_SIZE": "1", "PENSTOCK_INDEX": "2"}, {"PADDLE_TRAINERS_NUM": "2", "RANK": "2"}]
+)
+def test_a_number_is_not_compared_with_another_launchers_size(variables: dict[str, str]) -> None:
+    assert JobIdentity.from_environ(variables).index == 2
 
 
 def test_torchruns_agent_serves_the_meeting() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.errors import SpecError
-from penstock.identity import JobIdentity
+from penstock.identity import num_trainers
 
 
 class Peers(Protocol):
@@ -80,7 +80,7 @@ def peers_of(fleet: Any, what: str) -> Peers | None:
     """
     if fleet is not None:
         return FleetPeers(fleet) if int(fleet.worker_num()) > 1 else None
-    if _group is None and (num := JobIdentity.from_environ().num_trainers) > 1:
+    if _group is None and (num := num_trainers()) > 1:
         raise SpecError(
             f"{what}: the launcher has started {num} trainers, but they have not met. Run the startup program before, "
             f"or give {what} the fleet",

@@ -318,7 +318,7 @@ def group_of(num_trainers: int, trainer_id: int, endpoints: list[str], *, num_ri
     if group is None and endpoints:
         group = meet(trainer_id, tuple(endpoints), num_rings=num_rings, inter=inter)
     if group is None:
-        ranks = ranks_in(JobIdentity.from_environ())
+        ranks = ranks_in(JobIdentity.of_meeting())
         if ranks is None:
             raise SpecError(
                 f"num_trainers is {num_trainers}, but nobody has said where the trainers are: run the startup program "

@@ -39,9 +39,9 @@ def ranks_of(rank: int, endpoints: tuple[str, ...], *, num_rings: int = 1, inter
     return Ranks(rank, len(endpoints), endpoints[0], endpoints, attempt=attempt, num_rings=num_rings, inter=inter)
 
 
-def ranks_in(job: JobIdentity) -> Ranks | None:
+def ranks_in(job: JobIdentity | None) -> Ranks | None:
     """Return the ranks of a job whose trainers meet; None if no launcher has set where."""
-    if not job.meeting:
+    if job is None or not job.meeting:
         return None
     attempt = Incarnation.from_environ().attempt
     return Ranks(job.index, job.num_trainers, job.meeting, job.trainer_endpoints, job.is_served, attempt)

@@ -126,12 +126,11 @@ def team_of(program: Program, folder: Path) -> Team:
         from penstock.io.checkpoints.ranks_team import RanksTeam  # loads torch.distributed
 
         return RanksTeam(group)
-    found = JobIdentity.from_environ()
-    if found.num_trainers > 1 and not found.server_endpoints:
+    found = JobIdentity.of_meeting()
+    if found is not None and found.num_trainers > 1:
         raise SpecError(
             f"this process is trainer {found.index} of {found.num_trainers}, but has not met the others, so it cannot "
             "save or restore with them. Transpile the program, or make the ParallelExecutor, before. If each process "
-            "trains independently, take PADDLE_TRAINER_ENDPOINTS, PADDLE_TRAINERS_NUM and WORLD_SIZE out of its "
-            "environment"
+            "trains independently, take PADDLE_TRAINER_ENDPOINTS and WORLD_SIZE out of its environment"
         )
     return Alone()
