@@ -142,21 +142,20 @@ class JobIdentity:
 
     @staticmethod
     def from_environ(
-        environ: Mapping[str, str] | None = None, *, reader: str = "", by_server_id: bool = False
-    ) -> JobIdentity:
+        environ: Mapping[str, str] | None = None, *, reader: str = "", with_servers: bool = False,
+        by_server_id: bool = False,
+    ) -> JobIdentity:  # fmt: skip
         """Return the identity in `environ`, by default the process's environment. Raises SpecError.
 
-        `reader`: the prefix of errors. `by_server_id`: PADDLE_PSERVER_ID wins over POD_IP:PADDLE_PORT.
+        `reader`: the prefix of errors. `with_servers`: the list of servers, if set, wins over that of trainers, which
+        is then only passed on. `by_server_id`: PADDLE_PSERVER_ID wins over POD_IP:PADDLE_PORT.
         """
         variables = Variables(environ, reader)
-        family = _family(variables)
         servers = variables.endpoints(SERVERS) if variables.has(SERVERS) else ()
         if variables.role(ROLES) == "trainer":
-            return _trainer(variables, family, servers)
-        listed = variables.endpoints(TRAINER_ENDPOINTS) if family is COLLECTIVE else ()
-        num = _num_trainers(variables, family, listed)
+            return _trainer(variables, WITH_SERVERS if with_servers and servers else _family(variables), servers)
         index = _server_index(variables, servers, by_server_id=by_server_id)
-        return JobIdentity("pserver", index, num or 1, listed, servers)
+        return JobIdentity("pserver", index, num_trainers(variables.environ), (), servers)
 
     @staticmethod
     def of_meeting(environ: Mapping[str, str] | None = None) -> JobIdentity | None:
@@ -288,11 +287,12 @@ def _family(variables: Variables) -> Family:
 
 
 def _trainer(variables: Variables, family: Family, servers: tuple[str, ...]) -> JobIdentity:
-    listed = variables.endpoints(TRAINER_ENDPOINTS) if family is COLLECTIVE else ()
-    num = _num_trainers(variables, family, listed)
-    index = _trainer_index(variables, family, num, listed)
+    listed = variables.endpoints(TRAINER_ENDPOINTS) if variables.has(TRAINER_ENDPOINTS) else ()
+    members = listed if family is COLLECTIVE else ()
+    num = _num_trainers(variables, family, members)
+    index = _trainer_index(variables, family, num, members)
     if family is not TORCHRUN:
-        return JobIdentity("trainer", index, num or 1, listed, servers, listed[0] if listed else "")
+        return JobIdentity("trainer", index, num or 1, listed, servers, members[0] if members else "")
     meeting = f"{variables.optional(MASTER_ADDR)}:{variables.number(MASTER_PORT, least=1)}"
     is_served = variables.optional(AGENT_STORE) == "True"
     return JobIdentity("trainer", index, num or 1, meeting=meeting, is_served=is_served)

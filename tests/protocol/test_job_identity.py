@@ -97,12 +97,16 @@ def attached(**variables: str) -> contract.Attached:
     return found
 
 
+def of_servers_role_maker() -> Answer:
+    return of_role_maker(PaddleCloudRoleMaker())
+
+
 CONSUMERS = (
     of_ranks,
     of_data_set,
     of_checkpoints,
     of_telemetry,
-    lambda: of_role_maker(PaddleCloudRoleMaker()),
+    of_servers_role_maker,
     lambda: of_role_maker(PaddleCloudRoleMaker(is_collective=True)),
 )
 
@@ -111,9 +115,9 @@ WITHOUT_ROLE = (of_ranks, of_checkpoints)
 """Consumers that read where trainers meet, for which there are no servers."""
 
 
-def identity_or_none() -> JobIdentity | None:
+def identity_or_none(*, with_servers: bool = False) -> JobIdentity | None:
     try:
-        return JobIdentity.from_environ()
+        return JobIdentity.from_environ(with_servers=with_servers)
     except SpecError:
         return None
 
@@ -122,8 +126,8 @@ def identity_or_none() -> JobIdentity | None:
 @given(st.fixed_dictionaries(_VALUES))
 def test_all_consumers_agree_on_any_environment(variables: dict[str, str]) -> None:
     with environment(**variables):
-        found = identity_or_none()
         for consumer in CONSUMERS:
+            found = identity_or_none(with_servers=consumer is of_servers_role_maker)
             try:
                 answer = consumer()
             except SpecError:
@@ -187,7 +191,7 @@ def test_an_attached_process_is_what_its_own_variables_name(
 @pytest.mark.parametrize(
     "variables", [{"WORLD_SIZE": "1", "RANK": "1"}, {"TRAINING_ROLE": "WORKER"}, {"TRAINING_ROLE": "trainer"}]
 )
-def test_telemetry_survives_variables_of_launchers_that_are_wrong(
+def test_telemetry_survives_wrong_variables_of_launchers(
     variables: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     found = attached(**variables)
@@ -233,6 +237,24 @@ def test_torchruns_agent_serves_the_meeting() -> None:
 
 def test_a_process_without_variables_is_the_only_trainer() -> None:
     assert (JobIdentity.from_environ({}), Incarnation.from_environ({})) == (JobIdentity(), Incarnation())
+
+
+_BOTH_LISTS = {
+    "PADDLE_PSERVERS_IP_PORT_LIST": ENDPOINTS, "PADDLE_TRAINER_ENDPOINTS": ENDPOINTS, "PADDLE_TRAINERS_NUM": "3",
+    "PADDLE_CURRENT_ENDPOINT": "10.0.0.9:1",
+}  # fmt: skip
+
+
+def test_a_trainer_with_servers_may_be_outside_the_list() -> None:
+    with environment(**_BOTH_LISTS, TRAINING_ROLE="TRAINER", PADDLE_TRAINER_ID="2"):
+        assert of_servers_role_maker() == ("trainer", 2, 3)
+
+
+@pytest.mark.parametrize("listed", [ENDPOINTS, "not a list"])
+def test_a_server_does_not_read_the_list_of_trainers(listed: str) -> None:
+    server = {"TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.2", "PADDLE_PORT": "6170"}
+    with environment(**{**_BOTH_LISTS, **server, "PADDLE_TRAINER_ENDPOINTS": listed}):
+        assert of_servers_role_maker() == ("pserver", 1, 3)
 
 
 def test_a_general_role_maker_prefers_the_server_number() -> None:

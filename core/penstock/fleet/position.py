@@ -43,7 +43,7 @@ def from_environ(environ: Mapping[str, str] | None, reader: str, *, by_server_id
     variables = Variables(environ, reader)
     for names in ((identity.SERVERS,), (identity.NUM_TRAINERS,), identity.ROLES):
         variables.require(*names)
-    found = JobIdentity.from_environ(environ, reader=reader, by_server_id=by_server_id)
+    found = JobIdentity.from_environ(environ, reader=reader, with_servers=True, by_server_id=by_server_id)
     if found.role == "trainer":
         variables.require(identity.TRAINER_ID, identity.REPLICA_INDEX)
     else:
