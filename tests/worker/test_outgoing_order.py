@@ -21,6 +21,7 @@ from penstock_worker.outgoing import BEFORE_END_S, FRAMES_A_TURN, Outgoing
 class Source:
     log: LogTail
     report: ReplicaReport = field(default_factory=lambda: ReplicaReport(replica_id="r1", epoch=1, state="RUNNING"))
+    draining: bool = False
     end_due_at: float | None = None
     confirmed: bool = False
     frames: FrameBuffer = field(default_factory=lambda: FrameBuffer(stream=7, epoch=1))
@@ -92,6 +93,23 @@ def test_an_end_waits_a_bounded_time_for_its_log(source: Source, tmp_path: Path)
     for _ in range(100):  # the server acknowledges nothing
         assert "replica" not in [message["type"] for message in turn(outgoing, 5.0)]
     assert [message["type"] for message in turn(outgoing, 5.0 + BEFORE_END_S)] == ["replica"]
+
+
+def test_an_end_waits_for_the_reading_of_its_socket(source: Source) -> None:
+    ended(source)
+    source.draining = True
+    outgoing = Outgoing({"r1": source}, {})
+    assert turn(outgoing) == []
+    source.draining = False
+    assert [message["type"] for message in turn(outgoing)] == ["replica"]
+
+
+def test_an_end_waits_for_nothing_while_the_agent_stops(source: Source) -> None:
+    push(source, turns=2)
+    ended(source)
+    outgoing = Outgoing({"r1": source}, {})
+    outgoing.ends_first = True
+    assert [message["type"] for message in turn(outgoing)] == ["replica"]
 
 
 def test_a_log_goes_on_from_what_the_server_holds(source: Source, tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from penstock.protocol.agent import Desired
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.relay import MAX_SOCKET_PATH, Relay, socket_path
+from penstock_worker.replica import Replica
 
 
 def prefixed(payload: bytes) -> bytes:
@@ -120,6 +122,33 @@ async def test_close_waits_a_bounded_time_for_an_open_peer(
     monkeypatch.setattr("penstock_worker.relay.DRAIN_S", 0.05)
     _, writer = await asyncio.open_unix_connection(listening.relay.path)
     await asyncio.wait_for(listening.relay.close(), 5)
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.asyncio
+async def test_close_does_not_wait_for_a_full_buffer(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_worker.relay.DRAIN_S", 60.0)
+    sent_and_closed(listening, 200)
+    await asyncio.wait_for(listening.relay.close(), 20)
+    assert listening.frames.full
+
+
+@pytest.mark.asyncio
+async def test_an_end_is_known_though_its_task_is_cancelled(tmp_path: Path) -> None:
+    order = Desired(
+        replica_id="r1", job_id="j", job_name="j", role="trainer", index=0, epoch=1, stream=7, entrypoint=["x"]
+    )
+    replica = Replica(order, tmp_path, changed=lambda: None, wake=lambda: None)
+    await replica.relay.open()
+    _, writer = await asyncio.open_unix_connection(replica.relay.path)
+    ending = asyncio.create_task(replica.refuse("no"))
+    await asyncio.sleep(0)
+    assert (replica.report.state, replica.draining) == ("EXITED", True)
+    ending.cancel()
+    await asyncio.wait([ending])
+    assert (replica.report.state, replica.draining, replica.relay.path.exists()) == ("EXITED", False, False)
+    replica.relay.abandon()
     writer.close()
     await writer.wait_closed()
 

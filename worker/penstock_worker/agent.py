@@ -39,8 +39,9 @@ from penstock_worker.snapshots import SnapshotCache
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.2, 5.0
 IDLE_S = 0.1  # how often a quiet sender looks whether a log has grown
-# Of a signalled stop, together below 10 s: SIGTERM's turn, SIGKILL's, telling the server, closing the connection.
-STOP_GRACE_MAX_S, KILL_MAX_S, FAREWELL_S, CLOSE_S = 5.0, 2.0, 1.0, 0.5
+# Of a signalled stop, together below 10 s: SIGTERM's turn, SIGKILL's, reading the telemetry sockets, reporting the ends
+# after their last frames, then without, closing the connection.
+STOP_GRACE_MAX_S, KILL_MAX_S, DRAIN_S, FAREWELL_S, CLOSE_S = 5.0, 2.0, 0.5, 0.5, 0.5
 KEEP_UNACKED_S = 600.0  # a server that no longer knows a replica never acknowledges its log
 MAX_MESSAGE_BYTES = 16 << 20
 _log = logging.getLogger(__name__)
@@ -184,10 +185,17 @@ class Agent:
         if not await self._until_all_ended(STOP_GRACE_MAX_S):
             self._stop_all(now=True)
             await self._until_all_ended(KILL_MAX_S)
+        await self._until(lambda: not any(r.draining for r in self._replicas.values()), DRAIN_S)
+        if not await self._confirm_ends() and self._outgoing is not None:
+            self._outgoing.ends_first = True
+            await self._confirm_ends()
+
+    async def _confirm_ends(self) -> bool:
         self._beat_at = 0.0  # its answer confirms the ends
         self._wake.set()
-        if self._outgoing is not None:
-            await self._until(lambda: all(r.confirmed for r in self._replicas.values()), FAREWELL_S)
+        return self._outgoing is not None and await self._until(
+            lambda: all(r.confirmed for r in self._replicas.values()), FAREWELL_S
+        )
 
     async def _until_all_ended(self, timeout_s: float) -> bool:
         return await self._until(lambda: all(r.report.terminal for r in self._replicas.values()), timeout_s)

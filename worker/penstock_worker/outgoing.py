@@ -30,6 +30,7 @@ class Source(Protocol):
     """What a replica has to say."""
 
     report: ReplicaReport
+    draining: bool  # it has ended, and its telemetry socket is still read
     end_due_at: float | None  # first turn in which the report of its end was due
     confirmed: bool
     log: LogTail
@@ -49,6 +50,7 @@ class Outgoing:
     def __init__(self, sources: Mapping[str, Source], log_offsets: Mapping[str, int]) -> None:
         self._sources = sources
         self._reported: dict[str, ReplicaReport] = {}
+        self.ends_first = False  # reports of ends go out without the log and the frames: the agent stops
         self._beats: deque[_Beat] = deque()
         for replica_id, source in sources.items():
             source.log.rewind(log_offsets.get(replica_id, 0))
@@ -75,7 +77,9 @@ class Outgoing:
         # Not from the end itself: an agent that was stopped or disconnected meanwhile has had no turn to send anything.
         if source.end_due_at is None:
             source.end_due_at = now
-        return (source.frames.empty and source.log.drained) or now - source.end_due_at >= BEFORE_END_S
+        if self.ends_first or now - source.end_due_at >= BEFORE_END_S:
+            return True
+        return not source.draining and source.frames.empty and source.log.drained
 
     def _log(self, source: Source) -> Iterator[str]:
         piece = source.log.next_chunk()

@@ -8,6 +8,7 @@ socket buffer fills, and the trainer drops by itself.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -26,7 +27,7 @@ MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, its end included
 FULL_WAIT_S = 0.05
 BACKLOG = 100
 ACCEPT_AGAIN_S = 1.0
-DRAIN_S = 2.0  # a full buffer is not read on, and its replica has to end all the same
+DRAIN_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -80,15 +81,20 @@ class Relay:
         """Read what was sent until now, then stop listening and remove the socket.
 
         Waits for the ends of all connections, at most `DRAIN_S`: those of processes that have ended are there already.
+        Does not wait while the buffer is full; what is left is read when there is room.
         """
         if self._listener is not None:
             self._accept(self._listener)
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
-        if self._reading:
-            await asyncio.wait(self._reading, timeout=DRAIN_S)
-        self.path.unlink(missing_ok=True)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_S):
+                    while self._reading and not self._frames.full:
+                        await asyncio.wait(self._reading, timeout=FULL_WAIT_S)
+        finally:
+            self.path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Close the connections that `close` has not seen the ends of."""

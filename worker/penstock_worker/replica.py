@@ -59,6 +59,7 @@ class Replica:
         )
         self.ended_at = 0.0
         self.end_due_at: float | None = None
+        self.draining = False
         self.confirmed = False
         self.stopping = False
         self.log = LogTail(folder / guard.LOG)
@@ -178,10 +179,15 @@ class Replica:
                 lease.write_json(self.folder / guard.EXIT, fields)
         except OSError as error:  # a full disk must not take the agent down; only its memory knows the end then
             _log.warning("the end of replica %s could not be written: %s", self.desired.replica_id, error)
-        await self.relay.close()
         self.ended_at = lease.now()
+        self.draining = True
         update = {name: fields[name] for name in ("state", "exit_code", "signal", "detail")}
-        self._set(self.report.model_copy(update=update))
+        self._set(self.report.model_copy(update=update))  # before the first await: a cancelled task must not lose it
+        try:
+            await self.relay.close()
+        finally:
+            self.draining = False
+            self._changed()
 
     def _set(self, report: ReplicaReport) -> None:
         self.report = report
