@@ -157,6 +157,7 @@ def count(name: str, shown: str, meaning: str, kind: Kind, shown_default: str) -
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 SECONDS = Values("s", "a number of seconds above 0", lambda text: _if(0 < float(text) < math.inf, float(text)))
+SECONDS_OR_INF = Values("s; inf: never", SECONDS.expected, lambda text: _if(float(text) > 0, float(text)))
 SWITCH = Values("0, 1", "1 or 0", lambda text: _if(text.lower() in _TRUE + _FALSE, text.lower() in _TRUE))
 ZERO_OR_ONE = Values("0, 1", "0 or 1", lambda text: _if(text in ("0", "1"), int(text)))
 NAMES = Values("names, comma-separated", "names", lambda text: tuple(filter(None, map(str.strip, text.split(",")))))
@@ -204,7 +205,9 @@ PS_TLS_KEY = path("PENSTOCK_PS_TLS_KEY", "PEM file", "the key of a server's cert
 PS_TOKEN = text("PENSTOCK_PS_TOKEN", "token", "opens the ports of a job's servers", SECRET, "made by the server")
 PS_STATE_DIR = path("PENSTOCK_PS_STATE_DIR", "folder", "snapshots and log of a server", PLACE, "none")
 
-COLLECTIVE_LEASE_S = seconds("PENSTOCK_COLLECTIVE_LEASE_S", 5.0, "a silent rank is lost after this time")
+COLLECTIVE_LEASE_S = Setting(
+    "PENSTOCK_COLLECTIVE_LEASE_S", SECONDS_OR_INF, 5.0, "a silent rank is lost after this time"
+)
 COLLECTIVE_START_S = seconds("PENSTOCK_COLLECTIVE_START_S", 300.0, "how long ranks wait for each other at the start")
 COLLECTIVE_TRANSPORT = Setting(
     "PENSTOCK_COLLECTIVE_TRANSPORT", choice("auto", "shared_memory", "gloo"), "auto", "how ranks exchange gradients"

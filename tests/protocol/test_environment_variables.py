@@ -25,6 +25,7 @@ from penstock.ps.runtime_config import SERVER_KEYS, TRAINER_KEYS
 from penstock.settings import (
     CHECK_NAN,
     CHECKPOINT_KEEP,
+    COLLECTIVE_LEASE_S,
     CPU_NUM,
     FUSE_MEMORY_SIZE,
     MAX_JOBS,
@@ -274,6 +275,13 @@ def test_a_wrong_value_is_refused_in_one_form(setting: Setting[Any], text: str) 
     with pytest.raises(SpecError, match=re.escape(expected)) as raised:
         setting.read({setting.name: f" {text} "})
     assert (raised.value.pointer, raised.value.got) == (setting.name, text)
+
+
+def test_the_lease_of_ranks_may_have_no_limit() -> None:
+    assert COLLECTIVE_LEASE_S.read({COLLECTIVE_LEASE_S.name: "inf"}) == float("inf")
+    for text in ("0", "nan", "-inf"):
+        with pytest.raises(SpecError, match="expected a number of seconds above 0"):
+            COLLECTIVE_LEASE_S.read({COLLECTIVE_LEASE_S.name: text})
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
