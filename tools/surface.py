@@ -21,6 +21,7 @@ from typing import Any
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "surface.txt"
 PLAIN = (bool, int, float, str, bytes, type(None))
 IMPORTED = (
+    "penstock.client",
     "penstock.errors",
     "penstock.incubate.fleet.base.role_maker",
     "penstock.incubate.fleet.parameter_server.distribute_transpiler",

@@ -11,26 +11,33 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypedDict, cast
 from urllib.parse import urlsplit
 
 import httpx
 
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, UserError
+from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
-    Exchange,
     Job,
-    LogChunk,
     Node,
+    NodeFinding,
     NodeJoin,
-    NodeJoined,
-    OneTimeToken,
+    Progress,
+    Replica,
     Series,
     Snapshot,
     Token,
     TokenMade,
 )
+from penstock.protocol.rest import LogChunk as LogPiece
+from penstock.protocol.rest import NodeJoined as NodeGrant
+from penstock.protocol.rest import OneTimeToken as JoinToken
 
+__all__ = [
+    "AuthError", "Client", "Conflict", "Exchange", "Job", "JoinToken", "LogPiece", "Node", "NodeFinding", "NodeGrant",
+    "NotFound", "Progress", "Replica", "Series", "Snapshot", "Token", "is_loopback", "problem",
+]  # fmt: skip
 TIMEOUT_S = 15.0
 VERSION_TIMEOUT_S = 3.0
 UPLOAD_TIMEOUT_S = 120.0
@@ -52,6 +59,16 @@ class Conflict(UserError):
     """The call contradicts the present state of the thing."""
 
     code = "conflict"
+
+
+class Exchange(TypedDict):
+    """The exchange with the parameter servers of a job's newest attempt. `pservers`: endpoints, by index."""
+
+    job_id: str
+    attempt: int
+    pservers: list[str]
+    steps: dict[str, int]
+    cells: list[Cell]
 
 
 def is_loopback(url: str) -> bool:
@@ -112,10 +129,10 @@ class Client:
         """Ask for the end of a job; a job that has ended stays as it is."""
         return cast(Job, self._json("POST", f"/jobs/{_segment(job_id)}:cancel"))
 
-    def logs(self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20) -> LogChunk:
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20) -> LogPiece:
         """Return a piece of a replica's log from a byte offset."""
         params = {"replica_id": replica_id, "offset": offset, "limit": limit}
-        return cast(LogChunk, self._json("GET", f"/jobs/{_segment(job_id)}/logs", params=params))
+        return cast(LogPiece, self._json("GET", f"/jobs/{_segment(job_id)}/logs", params=params))
 
     def metrics(self, job_id: str, *names: str, max_points: int = 2000) -> dict[str, Series]:
         """Return metric series; names that the job does not have are left out."""
@@ -125,7 +142,8 @@ class Client:
 
     def exchange(self, job_id: str) -> Exchange:
         """Return what the trainers and pservers of a job have exchanged."""
-        return cast(Exchange, self._json("GET", f"/jobs/{_segment(job_id)}/exchange"))
+        answer = self._json("GET", f"/jobs/{_segment(job_id)}/exchange")
+        return cast(Exchange, {**answer, "cells": [cell_of(cell) for cell in answer["cells"]]})
 
     # Snapshots
 
@@ -161,13 +179,13 @@ class Client:
         for item in self._pages("/nodes", {}):
             yield cast(Node, item)
 
-    def register_node(self, node: NodeJoin) -> NodeJoined:
+    def register_node(self, node: NodeJoin) -> NodeGrant:
         """Register a node with its join token."""
-        return cast(NodeJoined, self._json("POST", "/nodes", json=node))
+        return cast(NodeGrant, self._json("POST", "/nodes", json=node))
 
-    def join_token(self, *, expires_in_s: int = 300) -> OneTimeToken:
+    def join_token(self, *, expires_in_s: int = 300) -> JoinToken:
         """Make a one-time token for a node."""
-        return cast(OneTimeToken, self._json("POST", "/join-tokens", json={"expires_in_s": expires_in_s}))
+        return cast(JoinToken, self._json("POST", "/join-tokens", json={"expires_in_s": expires_in_s}))
 
     def create_token(self, name: str, scopes: list[str], *, expires_in_s: int | None = None) -> TokenMade:
         """Make an API token; the answer is the only place where its secret stands."""

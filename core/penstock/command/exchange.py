@@ -9,7 +9,7 @@ from penstock.command.jobs import find
 from penstock.command.options import JobName, Json, Token, Url
 from penstock.command.output import emit_json, emit_table
 from penstock.command.profile import connect
-from penstock.protocol.exchange import Cell, Sums, cell_of
+from penstock.protocol.exchange import Cell, Sums
 
 HEAD = ["TRAINER", "PSERVER", "SENT_BYTES", "RECEIVED_BYTES", "WAIT_S", "RETRIES", "STALENESS", "CALLS"]
 
@@ -18,11 +18,10 @@ def exchange(job: JobName, url: Url = None, token: Token = None, json: Json = Fa
     """Show what each trainer and pserver of a job exchanged since its attempt began; --json: of each block."""
     with connect(url, token) as client:
         found = client.exchange(find(client, job)["id"])
-    cells = [cell_of(cell) for cell in found["cells"]]
     if json:
-        emit_json({**found, "cells": [asdict(cell) for cell in cells]})
+        emit_json({**found, "cells": [asdict(cell) for cell in found["cells"]]})
         return
-    emit_table(HEAD, rows_of(cells), empty="nothing has been exchanged with parameter servers")
+    emit_table(HEAD, rows_of(found["cells"]), empty="nothing has been exchanged with parameter servers")
 
 
 def rows_of(cells: list[Cell]) -> list[list[str]]:

@@ -5,28 +5,6 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 
-class Exchange(TypedDict):
-    attempt: int
-    cells: list[ExchangeCell]
-    job_id: str
-    pservers: list[str]
-    steps: dict[str, int]
-
-
-class ExchangeCell(TypedDict):
-    block: str
-    calls: int
-    joined: int
-    merges: int
-    pserver: int
-    received_bytes: int
-    retries: int
-    sent_bytes: int
-    staleness: int
-    trainer: int
-    wait_ns: int
-
-
 class Job(TypedDict):
     attempt: int
     created_at: str
