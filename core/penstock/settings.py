@@ -9,6 +9,7 @@ PENSTOCK_ABSENT too. Server and agent have settings of their own besides (`penst
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
@@ -100,8 +101,9 @@ class Setting(Generic[T]):
         os.environ[self.name] = text
 
 
+@functools.cache
 def warn_deprecated(name: str, instead: str) -> None:
-    """Warn once per place of call that a name of ours is deprecated."""
+    """Warn once per process that a name of ours is deprecated."""
     warnings.warn(f"{name} is deprecated: use {instead}", FutureWarning, stacklevel=4)
 
 

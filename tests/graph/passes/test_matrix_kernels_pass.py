@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from typing import Any
@@ -28,7 +29,7 @@ from penstock.native.matrix_kernels import Conditions, KernelTimes, Product
 from penstock.program.ir import Ref
 from penstock.program.program import Program
 from penstock.scope import Scope
-from penstock.settings import MATRIX_KERNELS
+from penstock.settings import MATRIX_KERNELS, warn_deprecated
 
 ONEDNN = PassChoice(matrix=MatrixKernels(forced="onednn"))
 # float32 sums of up to 128 terms in another order, carried through a few steps of training.
@@ -313,15 +314,27 @@ def test_set_flags_overrides_the_environment_and_checks_values(monkeypatch: pyte
 
 def test_the_former_name_of_the_flag_is_deprecated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "_set", {})
+    warn_deprecated.cache_clear()
     with pytest.warns(FutureWarning, match="FLAGS_matrix_kernels is deprecated: use PENSTOCK_MATRIX_KERNELS"):
         flags.set_flags({"FLAGS_matrix_kernels": "onednn"})
     assert flags.value_of(MATRIX_KERNELS) == "onednn"
 
 
 def test_the_former_name_of_the_variable_is_deprecated() -> None:
+    warn_deprecated.cache_clear()
     with pytest.warns(FutureWarning, match="FLAGS_matrix_kernels is deprecated"):
         assert MATRIX_KERNELS.read({"FLAGS_matrix_kernels": "torch"}) == "torch"
     assert MATRIX_KERNELS.read({"FLAGS_matrix_kernels": "torch", "PENSTOCK_MATRIX_KERNELS": "onednn"}) == "onednn"
+
+
+def test_a_former_name_is_warned_of_once_per_process() -> None:
+    warn_deprecated.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            MATRIX_KERNELS.read({"FLAGS_matrix_kernels": "torch"})
+            flags.get_flags("FLAGS_matrix_kernels")
+    assert [one.category for one in caught] == [FutureWarning]
 
 
 def test_gpus_keep_their_own_kernels() -> None:
