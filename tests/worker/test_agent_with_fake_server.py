@@ -118,6 +118,26 @@ async def test_an_unreadable_order_is_reported_and_others_are_served(
 
 
 @pytest.mark.asyncio
+async def test_an_order_of_no_epoch_costs_the_connection_alone(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    process = agent.start(server.port)
+    await server.want(order("bad", "true", epoch=-1))
+    await until(lambda: len(server.hellos) > 1)
+    await server.want(order("r1", "true"))
+    await until(lambda: "EXITED" in server.states("r1"))
+    assert process.poll() is None
+
+
+@pytest.mark.asyncio
+async def test_an_unsendable_address_leaves_the_agent_running(server: Server, agent: Agent, until: Until) -> None:
+    process = agent.start(server.port, PENSTOCK_NODE_ADDRESS="x" * 256)
+    log = agent.state_dir / "agent.log"
+    await until(lambda: "this node cannot register" in log.read_text())
+    assert process.poll() is None
+
+
+@pytest.mark.asyncio
 async def test_undesired_replicas_end_with_detached_grandchildren(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:

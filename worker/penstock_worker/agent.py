@@ -22,7 +22,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from penstock.backoff import Backoff
 from penstock.client import AuthError, Client, is_loopback
-from penstock.errors import PeerError
+from penstock.errors import PeerError, UserError
 from penstock.machine import memory
 from penstock.machine.findings import Finding
 from penstock.process import proc
@@ -256,7 +256,7 @@ class Agent:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._send(websocket, outgoing, ttl_s))
                     tasks.create_task(self._receive(websocket, outgoing, ttl_s))
-            except* (OSError, WebSocketException, PeerError) as group:
+            except* (OSError, WebSocketException, PeerError, UserError) as group:
                 _log.warning("connection to %s ended: %s", self._identity.url, group.exceptions[0])
         return welcomed
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.errors import PeerError
+from penstock.errors import PeerError, UserError
 from penstock.machine.findings import Finding
 from penstock.protocol.agent import (
     FROM_SERVER,
@@ -29,6 +29,7 @@ from penstock.protocol.agent import (
     ReplicaReport,
     RunningReplica,
 )
+from penstock.settings import NODE_ADDRESS
 
 
 def parse(text: str) -> FromServer:
@@ -87,17 +88,24 @@ def hello(
 ) -> Hello:
     """Return the agent's first message: what runs here, how the node is reached, which ports pservers may get.
 
-    `findings`: those about the machine that are not ok; long texts are cut to what the server takes.
+    `findings`: those about the machine that are not ok; long texts are cut to what the server takes. Raises UserError
+    for an address that no server takes.
     """
     found = [{name: _sendable(text) for name, text in asdict(one).items()} for one in findings[:MAX_FINDINGS]]
-    return Hello(
-        version=version,
-        boot_id=boot_id,
-        replicas=[RunningReplica.model_validate(report.model_dump()) for report in reports],
-        address=address,
-        ports=list(ports),
-        findings=[MachineFinding.model_validate(one) for one in found],
-    )
+    try:
+        return Hello(
+            version=version,
+            boot_id=boot_id,
+            replicas=[RunningReplica.model_validate(report.model_dump()) for report in reports],
+            address=address,
+            ports=list(ports),
+            findings=[MachineFinding.model_validate(one) for one in found],
+        )
+    except ValidationError as error:
+        raise UserError(
+            f"this node cannot register with the address {address[:80]!r} ({NODE_ADDRESS.name} if it is set): "
+            f"{_words(error)}"
+        ) from error
 
 
 def _sendable(text: str) -> str:

@@ -125,7 +125,7 @@ class Desired(Message):
     job_name: Text
     role: Role
     index: int
-    epoch: int
+    epoch: Epoch
     attempt: int = 1
     stream: int
     entrypoint: list[Text] = Field(min_length=1)
@@ -161,7 +161,7 @@ class Refused(Message):
     """A replica that the server wants on the node and whose order the agent cannot read, and why."""
 
     replica_id: _FolderName
-    epoch: int
+    epoch: Epoch
     detail: str = ""
 
 
