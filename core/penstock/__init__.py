@@ -67,7 +67,13 @@ _MODULES = {
 }
 
 
+_READS = ("program.", "io", "captured")
+"""Where programs are read and extended."""
+
+
 def __getattr__(name: str) -> Any:
+    if {"data": "program.layers", "embedding": "program.layers", **_WHERE, **_MODULES}.get(name, "").startswith(_READS):
+        importlib.import_module("penstock.operators")  # which a program that was saved may call
     if name in _WHERE:
         value = getattr(importlib.import_module(f"penstock.{_WHERE[name]}"), name)
     elif name in _MODULES:

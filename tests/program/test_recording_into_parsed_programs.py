@@ -117,3 +117,26 @@ def test_first_call_on_a_parsed_program_gives_a_variable() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     assert (ended.stdout, ended.stderr) == ("Variable\n", "")
+
+
+FRESH = """
+import sys
+import penstock as fluid
+program = fluid.Program.parse(sys.stdin.read())
+from penstock.program.kernels import check_writes
+check_writes(program)
+assert "grpc" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("which", ["trainer", "pserver"])
+def test_a_saved_program_of_servers_is_checked_by_a_fresh_process(which: str) -> None:
+    main, startup = Program(), Program()
+    with fluid.program_guard(main, startup):
+        loss = L.mean(L.fc(L.data("x", [4]), 1))
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    transpiler = fluid.DistributeTranspiler()
+    transpiler.transpile(0, program=main, pservers="127.0.0.1:6174", trainers=1, startup_program=startup)
+    trainer = which == "trainer"
+    program = transpiler.get_trainer_program() if trainer else transpiler.get_pserver_program("127.0.0.1:6174")
+    subprocess.run([sys.executable, "-c", FRESH], input=str(program), text=True, check=True, timeout=60)
