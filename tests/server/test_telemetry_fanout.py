@@ -275,6 +275,12 @@ async def test_subscription_to_a_job_that_is_not_there_is_refused(sqlite_server:
     assert "no job 'nope'" in closed.value.rcvd.reason
 
 
+async def test_credit_of_an_older_dashboard_is_accepted(sqlite_server: Server) -> None:
+    async with sqlite_server.browser() as browser:
+        await browser.ws.send(json.dumps({"type": "credit", "rendered_seq": 7, "lag_ms": 3}))
+        assert (await browser.subscribe(1, topic="jobs"))["type"] == "snapshot"
+
+
 async def test_frame_of_an_unknown_stream_is_counted_and_dropped(sqlite_server: Server) -> None:
     async with sqlite_server.attached() as trainer:
         foreign = Frame(Kind.PROGRESS, 999_999, 1, 0, body={"done": 1, "total": 2})

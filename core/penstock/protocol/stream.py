@@ -46,9 +46,15 @@ class Unsubscribe(Message):
     id: int
 
 
+class Credit(Message):
+    """How far an older dashboard has painted: accepted, and ignored."""
+
+    type: Literal["credit"]
+
+
 Subscribe = Annotated[SubscribeJobs | SubscribeJob, Field(discriminator="topic")]
-FromBrowser = Annotated[Subscribe | Unsubscribe, Field(union_mode="left_to_right")]
-FROM_BROWSER: TypeAdapter[SubscribeJobs | SubscribeJob | Unsubscribe] = TypeAdapter(FromBrowser)
+FromBrowser = Annotated[Subscribe | Unsubscribe | Credit, Field(union_mode="left_to_right")]
+FROM_BROWSER: TypeAdapter[SubscribeJobs | SubscribeJob | Unsubscribe | Credit] = TypeAdapter(FromBrowser)
 
 # Server to browser
 

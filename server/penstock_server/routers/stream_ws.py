@@ -9,6 +9,7 @@ from penstock.protocol.frames import Kind
 from penstock.protocol.states import TERMINAL_JOB
 from penstock.protocol.stream import (
     FROM_BROWSER,
+    Credit,
     JobSnapshot,
     JobsSnapshot,
     Points,
@@ -69,6 +70,8 @@ async def _read(socket: WebSocket, runtime: Runtime, browser: Browser) -> None:
                 await _follow_job(runtime, browser, message)
             case Unsubscribe():
                 browser.unsubscribe(message.id)
+            case Credit():
+                continue
 
 
 async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
