@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from penstock_server.services.downsample import min_max
 from penstock_server.streams.live import LiveJob
 from penstock_server.streams.logstore import LogStore, whole_characters
 from penstock_server.streams.queue import BrowserQueue
+from penstock_server.streams.recorder import Recorder
 from penstock_server.streams.segments import MAGIC, Segments
 
 
@@ -130,6 +132,21 @@ def test_last_frames_bring_the_graph_that_they_rest_on(tmp_path: Path) -> None:
     write(store, [graph, *frames])
     chosen = store.last({Kind.OP_SUMS}, limit_bytes=len(frames[0]) * 3)
     assert list(store.read(chosen)) == [graph, *frames[-3:]]
+
+
+@pytest.mark.asyncio
+async def test_job_that_ends_while_its_files_are_read_is_closed(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, segment_bytes=1 << 16, quota_bytes=1 << 24)
+    async with asyncio.TaskGroup() as group:
+        for one in (frame(0), frame(1)):
+            group.create_task(recorder.append("j", decode_header(one), one))
+        await asyncio.sleep(0)  # the first reads the files, the second waits for it
+        recorder.release("j")
+    await asyncio.sleep(0)
+    await recorder.append("j", decode_header(frame(2)), frame(2))
+    recorder.close()
+    found = [[entry.segment, entry.seq] for entry in segments(tmp_path / "j" / "segments").entries]
+    assert found == [[1, 0], [1, 1], [2, 2]], "a job that was closed begins a file"
 
 
 def test_foreign_file_is_left_alone(tmp_path: Path) -> None:

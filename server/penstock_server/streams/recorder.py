@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -26,6 +27,8 @@ class Recorder:
         self._root, self._segment_bytes, self._quota_bytes = root, segment_bytes, quota_bytes
         self._jobs: dict[str, Segments] = {}
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._waiting: Counter[str] = Counter()  # calls of `_of` by job
+        self._ended: set[str] = set()  # to be released when no call of `_of` is left
         self._failed: set[str] = set()
 
     async def append(self, job_id: str, header: Header, frame: bytes) -> None:
@@ -59,7 +62,13 @@ class Recorder:
         return await asyncio.to_thread(lambda: list(segments.read(entries)))
 
     def release(self, job_id: str) -> None:
-        """Close a job that ended; its index is read again if somebody asks."""
+        """Close a job that ended, after what is under way; its index is read again if somebody asks."""
+        if self._waiting[job_id]:
+            self._ended.add(job_id)
+        else:
+            self._close(job_id)
+
+    def _close(self, job_id: str) -> None:
         segments = self._jobs.pop(job_id, None)
         if segments is not None:
             segments.close()
@@ -67,10 +76,20 @@ class Recorder:
     def close(self) -> None:
         """Close every file."""
         for job_id in list(self._jobs):
-            self.release(job_id)
+            self._close(job_id)
 
     async def _of(self, job_id: str) -> Segments:
         """Return a job's recording. Its files, which may be hundreds of MiB, are read beside the event loop."""
+        self._waiting[job_id] += 1
+        try:
+            return await self._opened(job_id)
+        finally:
+            self._waiting -= Counter([job_id])  # drops a count of zero
+            if job_id in self._ended and job_id not in self._waiting:
+                self._ended.discard(job_id)
+                asyncio.get_running_loop().call_soon(self.release, job_id)  # after the caller's append
+
+    async def _opened(self, job_id: str) -> Segments:
         async with self._opening.setdefault(job_id, asyncio.Lock()):
             found = self._jobs.get(job_id)
             if found is None:
@@ -79,6 +98,6 @@ class Recorder:
                     Segments, folder, segment_bytes=self._segment_bytes, quota_bytes=self._quota_bytes
                 )
                 while len(self._jobs) >= MAX_OPEN:
-                    self.release(next(iter(self._jobs)))
+                    self._close(next(iter(self._jobs)))
                 self._jobs[job_id] = found
             return found
