@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,16 @@ def test_pins_are_what_is_tested_here() -> None:
 def test_pins_satisfy_the_requirements() -> None:
     for requirement in direct_requirements():
         assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)]), str(requirement)
+
+
+def test_build_requirements_hold_what_the_build_imports() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import penstock.native.build; "
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    required = {canonicalize_name(Requirement(text).name) for text in project()["build-system"]["requires"]}
+    assert {canonicalize_name(name) for name in done.stdout.split()} - required == {"penstock"}
 
 
 def test_torch_is_pinned_without_a_build_of_it() -> None:
