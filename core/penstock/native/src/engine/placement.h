@@ -1,6 +1,6 @@
 // Where the tensors of a plan lie: blocks of an arena, handed out while the plan's instructions run.
 //
-// Who may share memory is decided outside (penstock/graph/passes/buffers.py) and not believed here:
+// Who may share memory is decided outside (penstock/graph/analysis/buffers.py) and not believed here:
 //  * A block is handed out only while nobody has a tensor in it, nor in the blocks before it that it overlaps (its
 //    `checks`); else the allocation is the ordinary one and the block is *blocked* for the rest of the run, so that
 //    later blocks, which check only their nearest predecessors, see it. So is a block that an operator does not ask
