@@ -130,7 +130,7 @@ assert "grpc" not in sys.modules
 
 
 @pytest.mark.parametrize("which", ["trainer", "pserver"])
-def test_a_saved_program_of_servers_is_checked_by_a_fresh_process(which: str) -> None:
+def test_a_fresh_process_checks_a_saved_program_of_servers(which: str) -> None:
     main, startup = Program(), Program()
     with fluid.program_guard(main, startup):
         loss = L.mean(L.fc(L.data("x", [4]), 1))
