@@ -50,19 +50,32 @@ class PeerFailed(Exception):
 class Remote:
     """A contender in its own process. Not thread-safe. `column`: who answers MKL's vendor check.
 
+    With `checkout` it runs the sources and the `.venv` of another checkout of the project. `label`: its key in results.
     The constructor returns at once; `wait_ready` returns when the contender can run. Raises PeerMissing.
     """
 
-    def __init__(self, key: str, *, workload: Path, folder: Path, cores: int, column: Column) -> None:
-        self.key = key
+    def __init__(
+        self,
+        key: str,
+        *,
+        workload: Path,
+        folder: Path,
+        cores: int,
+        column: Column,
+        checkout: Path | None = None,
+        label: str | None = None,
+    ) -> None:
+        self.key = label or key
+        self._spins = CONTENDERS[key].spins
         self.versions: dict[str, str] = {}
         self.losses: list[float] = []
         self.movements: dict[str, Movement] = {}
         self._is_stopped = False
-        self._log = folder / f"{key}.log"
-        meet = folder / key
+        self._log = folder / f"{self.key}.log"
+        meet = folder / self.key
         meet.mkdir()
-        command = [str(environment(CONTENDERS[key].environment)), "-m", "bench.peers.serve", key]
+        python = checkout / ".venv/bin/python" if checkout else environment(CONTENDERS[key].environment)
+        command = [str(python), "-m", "bench.peers.serve", key]
         command += ["--workload", str(workload), "--folder", str(meet), "--cores", str(cores)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -70,7 +83,7 @@ class Remote:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                cwd=ROOT,
+                cwd=checkout or ROOT,
                 # times of matrix kernels are of this run, not of another day's load
                 env=child_environment(os.environ, column) | {"PENSTOCK_CACHE": str(meet)},
                 start_new_session=True,
@@ -106,7 +119,7 @@ class Remote:
 
     def rest(self) -> None:
         """Between turns: stop it if it spins. The next command wakes it."""
-        if CONTENDERS[self.key].spins:
+        if self._spins:
             self._signal(signal.SIGSTOP)
             self._is_stopped = True
 
