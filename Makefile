@@ -169,8 +169,8 @@ mutants: setup-dev ## Wrong edits of the product, which tests have to notice; mi
 	$(BIN)/python tools/mutants.py $(ARGS)
 
 sanitize: $(STAMPS)/build-tools ## Stress tests of the C++ that needs no torch, under the address and thread sanitizers (minutes)
-	PYTHONPATH=core $(BIN)/python -m penstock.native.build --sanitize address $(ARGS)
-	PYTHONPATH=core $(BIN)/python -m penstock.native.build --sanitize thread $(ARGS)
+	PYTHONPATH=core $(BIN)/python -m tools.sanitize address $(ARGS)
+	PYTHONPATH=core $(BIN)/python -m tools.sanitize thread $(ARGS)
 
 emulate: setup-dev ## Native libraries, operators and training on emulated older processors, 8 minutes (ARGS="--cpu MODEL")
 	$(BIN)/python tools/emulate.py $(ARGS)

@@ -4,8 +4,6 @@
 `src/ops/**/*.cpp`, `_table` and `_feed` (Python modules without torch) from `src/table/*.cpp` and `src/feed/*.cpp`.
 Ninja rebuilds only what changed; a library is replaced by rename, so that a process that has the old one loaded keeps
 running; two builds at once wait for each other.  Needs torch, ninja and a C++20 compiler.
-`stress.cpp`, of which several folders have one, is part of no library: `--sanitize` builds each with what of its folder
-needs no torch, and runs it (see `sanitize`).
 The code has to run on any x86-64 or Arm core: no `-march`; a kernel that wants more uses target attributes.
 What is in the checkout is named from its root, so that a copy of one with its `build/native` compiles nothing again.
 On failure: `UserError` with the compiler's output; libraries already built stay as they were.
@@ -41,14 +39,6 @@ ROOT = NATIVE.parents[2]
 SOURCES = NATIVE / "src"
 RECORD = NATIVE / "_built.json"
 PRECOMPILED = SOURCES / "precompiled.h"
-STRESS = "stress.cpp"
-STRESSED = {
-    "engine": ("engine/clock.cpp", "engine/engine.cpp", "engine/host.cpp", "engine/schedule.cpp"),
-    "table": ("table/batch.cpp", "table/index.cpp", "table/pool.cpp", "table/table.cpp", "ops/initial.cpp"),
-    "feed": ("feed/blocks.cpp", "feed/line.cpp", "feed/rows.cpp", "feed/store.cpp", "feed/stream.cpp"),
-    "ops/ring": ("ops/ring/memory.cpp", "ops/ring/ring.cpp", "ops/ring/sums.cpp"),
-}
-"""Torch-free parts, by the folder of their stress test, with what goes into it besides."""
 STANDARD = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 JOB_BYTES = 2 << 30  # a file with torch's headers takes up to 1.6 GiB to compile
@@ -85,7 +75,7 @@ def libraries() -> list[Library]:
 
 
 def _sources(folder: str) -> tuple[Path, ...]:
-    return tuple(path for path in sorted((SOURCES / folder).rglob("*.cpp")) if path.name != STRESS)
+    return tuple(sorted((SOURCES / folder).rglob("*.cpp")))
 
 
 def compiler() -> str:
@@ -117,11 +107,7 @@ def build(*, jobs: int | None = None, debug: bool = False, verbose: bool = False
 
     folder = build_folder()
     wanted = libraries()
-    with _locked(folder):
-        script = folder / "build.ninja"
-        flags, link_flags = _torch_flags(debug=debug), _torch_link_flags()
-        _write_if_changed(script, _ninja_script(wanted, folder, flags, link_flags))
-        _run_ninja(script, jobs=jobs or default_jobs(), verbose=verbose)
+    with compiled(wanted, folder, _torch_flags(debug=debug), _torch_link_flags(), jobs=jobs, verbose=verbose):
         names = [library.name for library in wanted]
         record = {"torch": torch.__version__, "abi": python_abi(), "libraries": names}
         _write_if_changed(RECORD, json.dumps(record) + "\n")
@@ -139,9 +125,21 @@ def default_jobs() -> int:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def compiled(
+    wanted: Sequence[Library],
+    folder: Path,
+    flags: Sequence[str],
+    link_flags: Sequence[str],
+    *,
+    jobs: int | None = None,
+    verbose: bool = False,
+) -> Iterator[None]:
+    """Bring libraries or programs up to date, with their objects in `folder`, which is locked during the block."""
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):
+        script = folder / "build.ninja"
+        _write_if_changed(script, _ninja_script(wanted, folder, flags, link_flags))
+        _run_ninja(script, jobs=jobs or default_jobs(), verbose=verbose)
         yield
 
 
@@ -202,7 +200,8 @@ def _ninja_script(wanted: Sequence[Library], folder: Path, flags: Sequence[str],
     for library in wanted:
         objects = []
         for source in library.sources:
-            unit = folder / library.name / source.relative_to(SOURCES).with_suffix(".o")
+            place = source.relative_to(SOURCES) if source.is_relative_to(SOURCES) else source.name
+            unit = (folder / library.name / place).with_suffix(".o")
             objects.append(_named(unit))
             torch = _includes_torch(source)
             lines += [f"build {objects[-1]}: compile {_named(source)}{f' | {precompiled}' if torch else ''}"]
@@ -246,53 +245,16 @@ def _bundled_ninja() -> str:
     return str(Path(ninja.BIN_DIR) / "ninja")
 
 
-def sanitize(kind: str, part: str = "engine", *, seconds: float = 5.0) -> str:
-    """Build the stress test of a part with a sanitizer, run it, and return what it printed.
-
-    `kind` is "thread" or "address" (with undefined behaviour), `part` one of STRESSED.  Raises: UserError if the
-    compiler cannot, or if the run found something; the text holds the sanitizer's report.
-    """
-    checks = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]}
-    folder = build_folder() / f"stress-{kind}" / part
-    sources = tuple(SOURCES / name for name in (*STRESSED[part], f"{part}/{STRESS}"))
-    program = Library("stress", sources, folder / "run-stress", ("-pthread",), ())
-    # The loader would choose among clones of a function before the sanitizer is ready: there are none here.
-    no_clones = "'-Dtarget_clones(...)='"
-    flags = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", no_clones, *WARNINGS, *checks[kind]]
-    with _locked(folder):
-        script = folder / "build.ninja"
-        _write_if_changed(script, _ninja_script([program], folder, flags, checks[kind]))
-        _run_ninja(script, jobs=default_jobs(), verbose=False)
-        # Address randomisation beyond what thread-sanitizer can map makes it stop at random; setarch turns it off.
-        setarch = shutil.which("setarch")
-        prefix = [setarch, "-R"] if setarch and kind == "thread" else []
-        return _run_stress([*prefix, str(program.output), str(seconds)], kind)
-
-
-def _run_stress(command: list[str], kind: str) -> str:
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != 0:
-        raise UserError(f"the stress test failed under --sanitize={kind} with status {done.returncode}:\n{done.stdout}")
-    return done.stdout
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status is 1 after a failure."""
     parser = argparse.ArgumentParser(prog="python -m penstock.native.build", description="Build the native libraries.")
     parser.add_argument("--jobs", type=int, help="files to compile at once")
     parser.add_argument("--debug", action="store_true", help="with symbols")
     parser.add_argument("--verbose", action="store_true", help="show every command")
-    parser.add_argument("--sanitize", choices=["thread", "address"], help="build and run the stress tests instead")
-    parser.add_argument("--part", choices=list(STRESSED), help="the stress test of this part alone")
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long each stress test runs, at least")
     options = parser.parse_args(arguments)
     try:
-        if options.sanitize:
-            for part in [options.part] if options.part else STRESSED:
-                print(sanitize(options.sanitize, part, seconds=options.seconds), end="", flush=True)
-        else:
-            for path in build(jobs=options.jobs, debug=options.debug, verbose=options.verbose):
-                print(path)
+        for path in build(jobs=options.jobs, debug=options.debug, verbose=options.verbose):
+            print(path)
     except UserError as error:
         print(error, file=sys.stderr)
         return 1

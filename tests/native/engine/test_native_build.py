@@ -5,30 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tools.sanitize import PARTS, sanitize
 
 from penstock import native
 from penstock.errors import UserError
 from penstock.native import build
 
-SAYS = {"engine": "4 workers: ", "table": "rounds of 4 threads", "feed": "feed: ", "ops/ring": "runs of 1 to 4 ranks"}
+SAYS = {"engine": "4 workers: ", "table": "rounds of 4 threads", "feed": "feed: ", "ring": "runs of 1 to 4 ranks"}
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["address", "thread"])
-@pytest.mark.parametrize("part", build.STRESSED)
+@pytest.mark.parametrize("part", PARTS)
 def test_what_needs_no_torch_is_clean_under_a_sanitizer(part: str, kind: str) -> None:
-    assert SAYS[part] in build.sanitize(kind, part, seconds=1.0)
+    assert SAYS[part] in sanitize(kind, part, seconds=1.0)
 
 
 def test_what_a_stress_test_finds_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    source = tmp_path / "src" / "part" / "stress.cpp"
-    source.parent.mkdir(parents=True)
-    source.write_text("int main(int, char** given) { return given[1][1000000]; }")
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
-    monkeypatch.setattr(build, "STRESSED", {"part": ()})
+    (tmp_path / "broken.cpp").write_text("int main(int, char** given) { return given[1][1000000]; }")
+    monkeypatch.setitem(PARTS, "broken", ())
     monkeypatch.setattr(build, "build_folder", lambda: tmp_path / "objects")
     with pytest.raises(UserError, match="AddressSanitizer"):
-        build.sanitize("address", "part")
+        sanitize("address", "broken", tests=tmp_path)
 
 
 def test_a_missing_compiler_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-// A stress test of the torch-free core, for the sanitizers: `python -m penstock.native.build --sanitize=thread`.
+// A stress test of the torch-free core, for the sanitizers: `make sanitize`.
 //
 // Random graphs run on engines of one to four workers. The kernel's values are plain memory, so that a missing
 // happens-before edge between two instructions is a data race that the thread sanitizer reports, and each value is

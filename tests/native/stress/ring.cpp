@@ -1,4 +1,4 @@
-// A stress test of the ring, for the sanitizers: `python -m penstock.native.build --sanitize=thread`.
+// A stress test of the ring, for the sanitizers: `make sanitize`.
 //
 // Ranks are threads over one piece of memory, so that a slot that is written before everybody has read it is a data
 // race that the thread sanitizer reports.  They make the same calls, drawn at random, some of them late; every result

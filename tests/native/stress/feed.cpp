@@ -1,4 +1,4 @@
-// A stress test of the data feed, for the sanitizers: `python -m penstock.native.build --sanitize=thread`.
+// A stress test of the data feed, for the sanitizers: `make sanitize`.
 //
 // Files of good lines, some of them spoilt at a random byte, are read by several producers into one queue, from which
 // several consumers take: every good line arrives once, whatever the batch size, and nothing is read beyond its end.

@@ -1,4 +1,4 @@
-// A stress test of the sparse table, for the sanitizers: `python -m penstock.native.build --sanitize=thread`.
+// A stress test of the sparse table, for the sanitizers: `make sanitize`.
 //
 // First several threads push ones, pull, copy and ask at the same time, and every id must end with as many as were
 // pushed.  Then rows are made, written, admitted, expired and copied at random, and the table's own counts must agree.
