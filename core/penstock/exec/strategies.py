@@ -22,22 +22,14 @@ class ExecutionStrategy(StrictFields):
     It is read when an executor is made; what is changed later is for the next one.
     """
 
-    num_threads: int
-    use_cuda: bool
-    num_iteration_per_drop_scope: int
-    num_iteration_per_run: int
-    use_thread_barrier: bool
-
-    _defaults: ClassVar[dict[str, Any]] = {
-        "num_threads": 0,
-        "use_cuda": False,
-        "allow_op_delay": False,
-        "num_iteration_per_drop_scope": 1,
-        "num_iteration_per_run": 1,
-        "use_thread_barrier": False,
-        "use_experimental_executor": True,
-        "_dry_run": False,
-    }
+    num_threads: int = 0
+    use_cuda: bool = False
+    allow_op_delay: bool = False
+    num_iteration_per_drop_scope: int = 1
+    num_iteration_per_run: int = 1
+    use_thread_barrier: bool = False
+    use_experimental_executor: bool = True
+    _dry_run: bool = False
     _least: ClassVar[dict[str, int]] = {"num_iteration_per_drop_scope": 1, "num_iteration_per_run": 1}
     _without_effect: ClassVar[Mapping[str, str]] = {
         "allow_op_delay": "operators start as soon as their inputs are there",
@@ -69,52 +61,34 @@ class BuildStrategy(StrictFields):
 
     ReduceStrategy: ClassVar[type[_Reduce]] = _Reduce
     GradientScaleStrategy: ClassVar[type[_Scale]] = _Scale
-    reduce_strategy: _Reduce
-    gradient_scale_strategy: _Scale
-    debug_graphviz_path: str
-    enable_sequential_execution: bool
-    fuse_elewise_add_act_ops: bool
-    fuse_all_optimizer_ops: bool
-    fuse_broadcast_ops: bool
-    sync_batch_norm: bool
-    memory_optimize: bool | None
-    enable_inplace: bool
-    async_mode: bool
-    num_trainers: int
-    trainer_id: int
-    trainers_endpoints: list[str]
-    nccl_comm_num: int
-    use_hierarchical_allreduce: bool
-    hierarchical_allreduce_inter_nranks: int
 
+    reduce_strategy: _Reduce = _Reduce.AllReduce
+    gradient_scale_strategy: _Scale = _Scale.CoeffNumDevice
+    debug_graphviz_path: str = ""
+    enable_sequential_execution: bool = False
+    remove_unnecessary_lock: bool = True
+    enable_backward_optimizer_op_deps: bool = True
+    cache_runtime_context: bool = False
+    fuse_elewise_add_act_ops: bool = False
+    fuse_bn_act_ops: bool = False
+    fuse_relu_depthwise_conv: bool = False
+    enable_auto_fusion: bool = False
+    fuse_all_optimizer_ops: bool = False
+    fuse_broadcast_ops: bool = False
+    sync_batch_norm: bool = False
+    memory_optimize: bool | None = None
+    enable_inplace: bool = True
+    is_distribution: bool = False
+    async_mode: bool = False
+    num_trainers: int = 1
+    trainer_id: int = 0
+    trainers_endpoints: list[str]
+    nccl_comm_num: int = 1
+    use_hierarchical_allreduce: bool = False
+    hierarchical_allreduce_inter_nranks: int = 0
     _defaults: ClassVar[dict[str, Any]] = {
-        "reduce_strategy": _Reduce.AllReduce,
-        "gradient_scale_strategy": _Scale.CoeffNumDevice,
-        "debug_graphviz_path": "",
-        "enable_sequential_execution": False,
-        "remove_unnecessary_lock": True,
-        "enable_backward_optimizer_op_deps": True,
-        "cache_runtime_context": False,
-        "fuse_elewise_add_act_ops": False,
-        "fuse_bn_act_ops": False,
-        "fuse_relu_depthwise_conv": False,
-        "enable_auto_fusion": False,
-        "fuse_all_optimizer_ops": False,
-        "fuse_all_reduce_ops": None,
-        "fuse_broadcast_ops": False,
-        "sync_batch_norm": False,
-        "memory_optimize": None,
-        "enable_inplace": True,
-        "is_distribution": False,
-        "async_mode": False,
-        "num_trainers": 1,
-        "trainer_id": 0,
-        "trainers_endpoints": [],
-        "nccl_comm_num": 1,
-        "use_hierarchical_allreduce": False,
-        "hierarchical_allreduce_inter_nranks": 0,
-        "mkldnn_enabled_op_types": [],
-    }
+        "fuse_all_reduce_ops": None, "trainers_endpoints": [], "mkldnn_enabled_op_types": [],
+    }  # fmt: skip
     _least: ClassVar[dict[str, int]] = {"num_trainers": 1, "nccl_comm_num": 1}
     _without_effect: ClassVar[Mapping[str, str]] = {
         "remove_unnecessary_lock": "the engine takes no lock for an operator",

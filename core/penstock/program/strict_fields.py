@@ -25,11 +25,21 @@ def say_once(text: str) -> None:
 
 
 class StrictFields:
-    """Base: see the module. The type of a default is that of the field; None means True, False or None."""
+    """Base: see the module. Fields are a class's annotated names with a default, and those of its `_defaults`, which
+    stand behind properties or are lists. The type of a default is that of the field; None means True, False or None.
+    """
 
-    _defaults: ClassVar[dict[str, Any]]
+    _defaults: ClassVar[dict[str, Any]] = {}
     _least: ClassVar[dict[str, int]] = {}
     _without_effect: ClassVar[Mapping[str, str]] = {}  # field -> why, in half a sentence
+
+    def __init_subclass__(cls) -> None:
+        plain = [
+            name for name, kind in cls.__annotations__.items() if name in vars(cls) and "ClassVar" not in str(kind)
+        ]
+        cls._defaults = {**cls._defaults, **{name: getattr(cls, name) for name in plain}}
+        for name in plain:
+            delattr(cls, name)  # an unset field is not found in the class
 
     def __init__(self) -> None:
         self.__dict__.update({k: list(v) if isinstance(v, list) else v for k, v in self._defaults.items()})

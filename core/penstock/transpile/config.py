@@ -19,39 +19,22 @@ COLLECTIVE_MODES = ("grad_allreduce", "local_sgd", "single_process_multi_thread"
 class DistributeTranspilerConfig(StrictFields):
     """How a program is distributed. Raises SpecError by the field's name for what cannot be."""
 
-    slice_var_up: bool
-    min_block_size: int
-    enable_dc_asgd: bool
-    mode: str
-    print_log: bool
-    wait_port: bool
-    half_async: bool
-    completely_not_async: bool
-    geo_sgd_mode: bool
-    geo_sgd_need_push_nums: int
-    nccl_comm_num: int
-    use_hierarchical_allreduce: bool
-    hierarchical_allreduce_inter_nranks: int
-
+    slice_var_up: bool = True
+    min_block_size: int = MIN_BLOCK_SIZE
+    enable_dc_asgd: bool = False
+    mode: str = "pserver"
+    print_log: bool = False
+    wait_port: bool = True
+    half_async: bool = False
+    completely_not_async: bool = False
+    geo_sgd_mode: bool = False
+    geo_sgd_need_push_nums: int = 100
+    nccl_comm_num: int = 1
+    use_hierarchical_allreduce: bool = False
+    hierarchical_allreduce_inter_nranks: int = 0
     _defaults: ClassVar[dict[str, Any]] = {
-        "slice_var_up": True,
-        "split_method": RoundRobin,
-        "min_block_size": MIN_BLOCK_SIZE,
-        "enable_dc_asgd": False,
-        "mode": "pserver",
-        "collective_mode": "",
-        "print_log": False,
-        "wait_port": True,
-        "sync_mode": True,
-        "runtime_split_send_recv": False,
-        "half_async": False,
-        "completely_not_async": False,
-        "geo_sgd_mode": False,
-        "geo_sgd_need_push_nums": 100,
-        "nccl_comm_num": 1,
-        "use_hierarchical_allreduce": False,
-        "hierarchical_allreduce_inter_nranks": 0,
-    }
+        "split_method": RoundRobin, "collective_mode": "", "sync_mode": True, "runtime_split_send_recv": False,
+    }  # fmt: skip
     _least: ClassVar[dict[str, int]] = {"geo_sgd_need_push_nums": 1, "nccl_comm_num": 1}
 
     def __setattr__(self, name: str, value: Any) -> None:
