@@ -148,7 +148,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 def commands() -> Iterator[str]:
     """Name each command with its options."""
-    typer, app = importlib.import_module("typer"), importlib.import_module("penstock.command.app")
+    typer, app = importlib.import_module("typer"), importlib.import_module("penstock.cli")
     yield from _command("penstock", typer.main.get_command(app.app))
 
 

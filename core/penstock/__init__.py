@@ -28,7 +28,7 @@ _WHERE = {
     "ParallelExecutor": "exec.parallel",
     "CompiledProgram": "exec.parallel",
     "BuildStrategy": "exec.strategies",
-    "DatasetFactory": "dataset.factory",
+    "DatasetFactory": "dataset",
     "InMemoryDataset": "dataset.memory",
     "QueueDataset": "dataset.streaming",
     "DistributeTranspiler": "transpile.transpiler",

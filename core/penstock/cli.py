@@ -1,14 +1,58 @@
-"""`penstock`: the command line. Commands live in `penstock.command`; this turns their errors into one message and an
-exit code (docs/cli.md). Imports no torch.
+"""`penstock`: the tree of the commands in `penstock.command`, whose errors become one message and an exit code
+(docs/cli.md). Imports no torch.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
-from penstock.command.app import app
+import typer
+
+from penstock.command import doctor, jobs, nodes, serve
 from penstock.command.exits import exit_of
 from penstock.errors import PenstockError
+from penstock.version import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train with Penstock, and watch it.\n\nExit codes: 0 ok, 1 job failed, 2 usage, 3 not found, 4 auth, "
+    "5 conflict, 6 unavailable, 7 timeout.",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+app.command("up")(serve.up)
+app.command("demo")(serve.demo)
+app.command("submit")(jobs.submit)
+app.command("jobs")(jobs.list_jobs)
+app.command("job")(jobs.show_job)
+app.command("logs")(jobs.logs)
+app.command("cancel")(jobs.cancel)
+app.command("wait")(jobs.wait_for)
+app.command("exchange")(jobs.exchange)
+app.command("nodes")(nodes.nodes)
+app.command("doctor")(doctor.doctor)
+app.command("login-link")(nodes.login_link)
+app.add_typer(nodes.token_commands, name="token")
+app.add_typer(nodes.agent_commands, name="agent")
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 `write()` commits explicitly at its end, or rolls everything back; after the commit (never before) the
 effects that it gathered go to `on_commit`, which wakes pipelines and subscribers. On SQLite a write
-begins IMMEDIATE, so that a read followed by a write never fails half way with SQLITE_BUSY.
+begins IMMEDIATE, so that a read followed by a write never fails half way with SQLITE_BUSY. Migrations run when the
+server starts, under an advisory lock on PostgreSQL; on SQLite the lock of the state folder (`statedir`) serves.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from alembic import command
+from alembic.config import Config
 from sqlalchemy import event, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from penstock.errors import Unavailable
+from penstock.errors import Bug, Unavailable
 from penstock_server.tables import EventRow
 
 BUSY_TIMEOUT_MS = 30_000
@@ -144,3 +148,38 @@ def _on_sqlite_begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     if not options.get("penstock_single", False):
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("penstock_write", False) else "BEGIN")
+
+
+_ADVISORY_KEY = 0x50454E53544F434B  # "PENSTOCK"
+
+
+def script_location() -> Path:
+    """Return the folder of the migrations: packaged in a wheel, `alembic/` in a checkout."""
+    here = Path(__file__).resolve()
+    for folder in (here.parent / "migrations", here.parents[2] / "alembic"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise Bug(f"no migrations beside {here.parent}: the package is incomplete; install it again")
+
+
+async def upgrade(database: Database, revision: str = "head") -> None:
+    """Run the migrations up to `revision`, in one transaction."""
+    await _run(database, lambda config: command.upgrade(config, revision))
+
+
+async def downgrade(database: Database, revision: str) -> None:
+    """Run the migrations down to `revision`, in one transaction."""
+    await _run(database, lambda config: command.downgrade(config, revision))
+
+
+async def _run(database: Database, action: Callable[[Config], None]) -> None:
+    def on_connection(connection: Connection) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(script_location()).replace("%", "%%"))
+        config.attributes["connection"] = connection
+        action(config)
+
+    async with database.engine.execution_options(penstock_write=True).connect() as connection, connection.begin():
+        if not database.is_sqlite:
+            await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_KEY})
+        await connection.run_sync(on_connection)

@@ -2,16 +2,29 @@
 
 Deny by default: an endpoint that declares no scope is open to nobody. What is open to everybody says so
 with `@unauthenticated`; static files are such an endpoint. Nothing is decided by how a path looks.
+A browser sends a cookie on its own, so a write or a websocket that rests on one must come from our own pages: every
+browser that we support sends an Origin with those, so a missing one is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from starlette.requests import HTTPConnection
 
-from penstock_server.auth.origin import SAFE_METHODS, origin_allowed
 from penstock_server.auth.principal import OPEN, Principal, scopes_of
 from penstock_server.problems import Problem
 from penstock_server.runtime import Runtime
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def origin_allowed(origin: str | None, *, scheme: str, host: str | None, extra: Collection[str]) -> bool:
+    """Whether `origin` is the server's own address as the request names it, or one that was configured."""
+    if origin is None:
+        return False
+    own = {"ws": "http", "wss": "https"}.get(scheme, scheme)
+    return origin in extra or (host is not None and origin == f"{own}://{host}")
 
 
 async def guard(conn: HTTPConnection) -> None:

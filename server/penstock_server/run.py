@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import signal
 import socket
 import sys
@@ -19,7 +20,6 @@ from penstock.errors import PenstockError, Unavailable
 from penstock.machine.network import family_of
 from penstock.protocol.frames import MAX_FRAME_BYTES
 from penstock_server.app import app_of
-from penstock_server.logsetup import configure_logging
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
 from penstock_server.statedir import write_address
@@ -107,3 +107,40 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+
+
+def configure_logging(settings: Settings) -> None:
+    """Set up logging for the whole process; the standard library's loggers go the same way."""
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.typing.Processor
+    if settings.log_format == "json":
+        shared.append(structlog.processors.format_exc_info)
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            exception_formatter=structlog.dev.plain_traceback,  # the rich one prints locals, secrets among them
+        )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for quiet in ("uvicorn", "uvicorn.error", "alembic", "aiosqlite", "asyncio"):
+        logging.getLogger(quiet).setLevel(max(level, logging.WARNING))

@@ -8,12 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.protocol.states import TERMINAL_JOB
-from penstock_server.auth.held import Held
-from penstock_server.auth.tokens import Tokens
+from penstock_server.auth.tokens import Held, Tokens
 from penstock_server.clock import Clock, SystemClock
-from penstock_server.db import Database, Effects
+from penstock_server.db import Database, Effects, upgrade
 from penstock_server.instruments import Instruments
-from penstock_server.migrate import upgrade
 from penstock_server.pipelines.leases import LeaseWatch
 from penstock_server.pipelines.loop import Loop
 from penstock_server.pipelines.publisher import Publisher

@@ -14,9 +14,9 @@ import pytest
 from tests.support.endpoints import free_endpoint
 from typer.testing import CliRunner
 
+from penstock.cli import app
 from penstock.client import AuthError
 from penstock.command import profile
-from penstock.command.app import app
 from penstock.command.output import duration
 
 

@@ -29,8 +29,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 REPORT = """
 import sys
 from pathlib import Path
-from penstock_worker.machine_report import look
-print([found.level for found in look(Path(sys.argv[1])) if found.name == "state folder"])
+from penstock_worker.agent import look_at_machine
+print([found.level for found in look_at_machine(Path(sys.argv[1])) if found.name == "state folder"])
 """
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.command.exchange import HEAD, rows_of
+from penstock.command.jobs import HEAD, rows_of
 from penstock.protocol.exchange import Cell
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.command.fit import clamp, fits
+from penstock.command.demo import clamp, fits
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.rest import Node
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock.command.follow import AWAY_S, Away
-from penstock.command.logreader import Lines, LogReader
+from penstock.command.jobs import Lines, LogReader
 from penstock.errors import Unavailable
 from penstock.protocol.rest import Job, LogChunk, Replica
 

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.command.describe import describe, figures
 from penstock.command.follow import Lines
+from penstock.command.output import describe, figures
 from penstock.command.progress import Bar
 from penstock.protocol.rest import Job
 

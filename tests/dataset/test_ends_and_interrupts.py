@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.dataset.oracle import batches, dataset_of, drained, rows
 
-from penstock.dataset import DataError, memory, pipes, streaming
+from penstock.dataset import DataError, memory, sources, streaming
 from penstock.dataset.sources import Source, opened
 from penstock.errors import SpecError
 
@@ -107,7 +107,7 @@ def test_a_last_line_without_newline_is_read_if_the_command_ends(tmp_path: Path,
 def test_background_processes_of_a_command_are_not_awaited(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipes, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(sources, "_TRAILING_S", 0.3)
     dataset = piped(numbers(tmp_path / "part", 5), f"cat; sleep 1000 >&- & echo $! >{tmp_path}/pid", kind)
     if kind == "InMemoryDataset":
         dataset.load_into_memory()

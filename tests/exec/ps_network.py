@@ -17,8 +17,7 @@ from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import Placed, Placement
-from penstock.transpile.pserver import pserver_program
-from penstock.transpile.pserver_startup import pserver_startup
+from penstock.transpile.pserver import pserver_program, pserver_startup
 from penstock.transpile.slicing import VarBlock, slice_variable
 
 HEIGHT, WIDTH, OUT, ROWS = 23, 5, 3, 6

@@ -23,8 +23,7 @@ from penstock.ps.table import SparseTable, TableFull
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
-from penstock.transpile.pserver import pserver_program
-from penstock.transpile.pserver_startup import pserver_startup
+from penstock.transpile.pserver import pserver_program, pserver_startup
 from penstock.transpile.tables import capacity_of
 
 OPT: Any = fluid.optimizer

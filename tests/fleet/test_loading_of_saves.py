@@ -11,7 +11,7 @@ import torch
 
 import penstock as fluid
 from penstock.errors import ProgramError, UserError
-from penstock.fleet import loading
+from penstock.fleet import saving
 from penstock.fleet.saving import SERVERS
 from penstock.io.saves.manifest import ServersPart
 from penstock.io.saves.variables import manifest_path, persistables, write_variables
@@ -71,7 +71,7 @@ class Model:
     def load(self, folder: Path) -> None:
         """Begin from a save."""
         for storage, program in zip(self.storages, self.programs, strict=True):
-            loading.load(folder, storage, program, self.origin)
+            saving.load(folder, storage, program, self.origin)
 
     def value(self, block: str) -> torch.Tensor:
         """Return a block of whichever server has it."""

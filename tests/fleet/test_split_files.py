@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SpecError
-from penstock.fleet.files import split_files
+from penstock.fleet.parameter_server import split_files
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,7 @@ from penstock.ps.storage import Gradient
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
-from penstock.transpile.pserver import pserver_program
-from penstock.transpile.pserver_startup import pserver_startup
+from penstock.transpile.pserver import pserver_program, pserver_startup
 
 
 def storage_of(mode: Mode, **kept: Any) -> ProgramStorage:

@@ -23,7 +23,7 @@ BARE_PROGRAMS = ("sh", "env", "uname")  # no compiler, no Node, no ninja, no git
 FIT_A_LINE = """
 import numpy as np
 import penstock as fluid
-from penstock_server import migrate
+from penstock_server import db
 import penstock_worker
 
 x = fluid.layers.data(name="x", shape=[2], dtype="float32")
@@ -35,7 +35,7 @@ trainer = fluid.ParallelExecutor(use_cuda=False, loss_name=loss.name)
 rows = np.random.default_rng(0).random((64, 2), dtype=np.float32)
 feed = {"x": rows, "y": rows.sum(1, keepdims=True)}
 losses = [float(np.mean(trainer.run(fetch_list=[loss.name], feed=feed)[0])) for _ in range(200)]
-print(fluid.__file__, penstock_worker.__file__, migrate.__file__, losses[-1] < losses[0] / 100, sep="\\n")
+print(fluid.__file__, penstock_worker.__file__, db.__file__, losses[-1] < losses[0] / 100, sep="\\n")
 """
 
 

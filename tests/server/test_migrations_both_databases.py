@@ -16,8 +16,7 @@ from sqlalchemy.engine import Connection
 from tests.server.harness import settings_for
 
 from penstock.errors import Unavailable
-from penstock_server.db import Database
-from penstock_server.migrate import downgrade, script_location, upgrade
+from penstock_server.db import Database, downgrade, script_location, upgrade
 from penstock_server.runtime import open_runtime
 from penstock_server.tables import Base
 

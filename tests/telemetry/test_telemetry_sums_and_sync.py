@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.protocol.frames import Column
 from penstock.protocol.graphdoc import GraphDocument, Op, RoleName, Sync, Value
-from penstock.telemetry.events import Events
-from penstock.telemetry.sums import op_sums
+from penstock.telemetry.events import Events, op_sums
 from penstock.telemetry.sync import SyncPlan
 
 MS = 1_000_000

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.protocol.contract import Managed
+from penstock.telemetry.metrics import checked_count, checked_scalars
 from penstock.telemetry.sessions import Watched
-from penstock.telemetry.words import checked_count, checked_scalars
 
 
 def test_integers_of_any_kind_are_counts() -> None:

@@ -15,8 +15,7 @@ from penstock.program.memory_optimize import releases
 from penstock.transpile.config import DistributeTranspilerConfig
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import place
-from penstock.transpile.pserver import describe, pserver_program
-from penstock.transpile.pserver_startup import pserver_startup
+from penstock.transpile.pserver import describe, pserver_program, pserver_startup
 
 ENDPOINTS = ["ps0:1", "ps1:2"]
 

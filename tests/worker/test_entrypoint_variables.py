@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.agent import Desired
 from penstock.protocol.contract import CollectiveJob, Mode, PserverJob, reserved
-from penstock_worker.environment import entrypoint_environment
+from penstock_worker.replica import entrypoint_environment
 
 PSERVER = PserverJob(endpoints=("127.0.0.1:1",), num_trainers=1, token="secret", address="127.0.0.1", port=1)
 COLLECTIVE = CollectiveJob(

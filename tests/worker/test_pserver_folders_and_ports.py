@@ -13,8 +13,7 @@ import pytest
 from penstock.errors import PeerError
 from penstock.protocol.agent import Checkpoint, Desired, DesiredSet
 from penstock_worker import messages, ports, statedirs
-from penstock_worker.environment import entrypoint_environment
-from penstock_worker.replica import NEVER_STARTED, Replica
+from penstock_worker.replica import NEVER_STARTED, Replica, entrypoint_environment
 from penstock_worker.snapshots import SnapshotCache
 
 

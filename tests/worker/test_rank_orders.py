@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.protocol.agent import Desired, DesiredSet
 from penstock_worker import messages
-from penstock_worker.environment import entrypoint_environment
+from penstock_worker.replica import entrypoint_environment
 
 
 def order(**fields: Any) -> dict[str, Any]:

@@ -24,12 +24,13 @@ from penstock.backoff import Backoff
 from penstock.client import AuthError, Client, is_loopback
 from penstock.errors import PeerError, UserError
 from penstock.machine import memory
-from penstock.machine.findings import Finding
+from penstock.machine.findings import Finding, to_mend
+from penstock.machine.survey import findings_of_machine, read_state_folder
 from penstock.process import proc
 from penstock.protocol.agent import Beat, Desired, DesiredSet, FromServer, LeaseRenewed, LogAck, Refused, Welcome
 from penstock.settings import NODE_ADDRESS
 from penstock.version import __version__
-from penstock_worker import lease, machine_report, messages, ports, statedirs
+from penstock_worker import lease, messages, ports, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.identity import Identity
 from penstock_worker.outgoing import Outgoing
@@ -83,7 +84,7 @@ class Agent:
     async def run(self) -> None:
         """Serve until `stop`. Raises AuthError if the server has refused this node for longer than the grace."""
         async with self._tasks:
-            self._findings = await in_thread(machine_report.look, self._settings.state_dir)
+            self._findings = await in_thread(look_at_machine, self._settings.state_dir)
             await self._adopt()
             connection = self._tasks.create_task(self._connect_forever())
             await self._stop.wait()
@@ -350,3 +351,16 @@ def _text(message: str | bytes) -> str:
     if isinstance(message, bytes):
         raise PeerError("the server sent a binary message; an agent expects JSON text")
     return message
+
+
+def look_at_machine(state_dir: Path) -> tuple[Finding, ...]:
+    """Return what `penstock doctor --no-torch` finds here and is not ok, and log it: sent with each hello. Some 30 ms.
+
+    Raises SpecError for a wrong PENSTOCK_ABSENT.
+    """
+    state = read_state_folder(state_dir, advice="give the agent another folder with --state-dir").finding()
+    found = to_mend((*findings_of_machine(), state))
+    for one in found:
+        level = logging.ERROR if one.level == "error" else logging.WARNING
+        _log.log(level, "this machine: %s: %s; %s", one.name, one.detail, one.advice)
+    return found

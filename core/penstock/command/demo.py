@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock.command import follow
-from penstock.command.describe import is_over
 from penstock.command.exits import Exit
-from penstock.command.fit import clamp, fits
-from penstock.command.output import emit_json, note
+from penstock.command.output import emit_json, is_over, note
 from penstock.command.passing import with_environment, without_settings
 from penstock.command.specfile import load, prepare
 from penstock.command.stack import Stack
 from penstock.errors import SpecError
 from penstock.machine.network import open_browser
 from penstock.process.signals import Stopped, stopped_by_signal
+from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
 
 if TYPE_CHECKING:
     from penstock.client import Client
@@ -188,3 +187,45 @@ def example() -> Path:
         if path.is_file():
             return path
     raise SpecError(f"the example is not installed: no {' and no '.join(str(path) for path in places)}")
+
+
+THREADS = "CPU_NUM"  # how many places a ParallelExecutor takes
+
+
+def clamp(spec: JobSpec, nodes: Sequence[Node]) -> tuple[JobSpec, list[str]]:
+    """Return the job with no trainer larger than the largest node, and a sentence for each figure that was lowered."""
+    if not nodes:
+        return spec, []
+    cpus, memory = max(node["cpus"] for node in nodes), max(node["memory_bytes"] for node in nodes)
+    trainers, env = spec.trainers, dict(spec.env)
+    said = []
+    if trainers.cpus > cpus:
+        said.append(f"this node has {cpus} CPU{'s' * (cpus != 1)}; trainers.cpus is lowered from {trainers.cpus}")
+        trainers = trainers.model_copy(update={"cpus": cpus})
+    if memory_bytes(trainers.memory) > memory:
+        said.append(f"this node has {memory / 2**30:.3g} GiB; trainers.memory is lowered from {trainers.memory}")
+        trainers = trainers.model_copy(update={"memory": str(memory)})
+    threads = env.get(THREADS, "")
+    most = trainers.cpus or cpus
+    if threads.isdecimal() and int(threads) > most:
+        said.append(f"{THREADS} is lowered from {threads} to {most}")
+        env[THREADS] = str(most)
+    return spec.model_copy(update={"trainers": trainers, "env": env}), said
+
+
+def fits(spec: JobSpec, nodes: Sequence[Node]) -> bool:
+    """True if the nodes that are there could hold the job. It may be placed or not; False: never, however it waits."""
+    roles = [role for role in (spec.trainers, spec.pservers) if role.count]
+    return all(any(_holds(node, role) for node in nodes) for role in roles) and _hold_together(roles, nodes)
+
+
+def _holds(node: Node, role: Resources) -> bool:
+    return role.cpus <= node["cpus"] and role.gpus <= node["gpus"] and memory_bytes(role.memory) <= node["memory_bytes"]
+
+
+def _hold_together(roles: Sequence[Resources], nodes: Sequence[Node]) -> bool:
+    return (
+        sum(role.count * role.cpus for role in roles) <= sum(node["cpus"] for node in nodes)
+        and sum(role.count * role.gpus for role in roles) <= sum(node["gpus"] for node in nodes)
+        and sum(role.count * memory_bytes(role.memory) for role in roles) <= sum(n["memory_bytes"] for n in nodes)
+    )

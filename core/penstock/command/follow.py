@@ -6,9 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.command.describe import describe, is_over
 from penstock.command.exits import Exit, TimedOut
-from penstock.command.output import note
+from penstock.command.output import describe, is_over, note
 from penstock.errors import Unavailable
 
 if TYPE_CHECKING:

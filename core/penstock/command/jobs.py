@@ -1,26 +1,28 @@
-"""submit, jobs, job, logs, cancel, wait."""
+"""submit, jobs, job, logs, cancel, wait, exchange."""
 
 from __future__ import annotations
 
 import os
 import time
 import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from penstock.command import follow
-from penstock.command.describe import describe, is_over, label, why_in_a_line
-from penstock.command.logreader import LogReader
 from penstock.command.options import Env, JobName, Json, NoEnv, Timeout, Token, Url
-from penstock.command.output import duration, emit_json, emit_table, note
+from penstock.command.output import describe, duration, emit_json, emit_table, is_over, label, note, why_in_a_line
 from penstock.command.profile import connect
 from penstock.errors import SpecError, Unavailable
+from penstock.protocol.exchange import Cell, Sums
 
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock.protocol.rest import Job, Replica
+    from penstock.protocol.rest import Job, LogChunk, Replica
 
 LOG_POLL_S = 0.3
 
@@ -199,3 +201,102 @@ def find(client: Client, name: str) -> Job:
         return client.job(name)
     except NotFound as error:
         raise NotFound(f"there is no job {name} on {client.url}; 'penstock jobs' lists them") from error
+
+
+HEAD = ["TRAINER", "PSERVER", "SENT_BYTES", "RECEIVED_BYTES", "WAIT_S", "RETRIES", "STALENESS", "CALLS"]
+
+
+def exchange(job: JobName, url: Url = None, token: Token = None, json: Json = False) -> None:
+    """Show what each trainer and pserver of a job exchanged since its attempt began; --json: of each block."""
+    with connect(url, token) as client:
+        found = client.exchange(find(client, job)["id"])
+    if json:
+        emit_json({**found, "cells": [asdict(cell) for cell in found["cells"]]})
+        return
+    emit_table(HEAD, rows_of(found["cells"]), empty="nothing has been exchanged with parameter servers")
+
+
+def rows_of(cells: list[Cell]) -> list[list[str]]:
+    """Return the table: one row for each trainer and pserver, its blocks summed."""
+    sums: dict[tuple[int, int], Sums] = defaultdict(Sums)
+    for cell in cells:
+        sums[cell.trainer, cell.pserver].add(cell)
+    return [[str(trainer), str(pserver), *_figures(sums[trainer, pserver])] for trainer, pserver in sorted(sums)]
+
+
+def _figures(sums: Sums) -> list[str]:
+    wait = f"{sums.wait_ns / 1e9:.3f}"
+    counts = (sums.sent_bytes, sums.received_bytes, wait, sums.retries, sums.staleness, sums.calls)
+    return [str(count) for count in counts]
+
+
+class Source(Protocol):
+    """Gives pieces of logs; `Client` does."""
+
+    def logs(self, job_id: str, replica_id: str, *, offset: int = 0) -> LogChunk:
+        """Return the piece that begins at a byte offset. Raises Unavailable."""
+        ...
+
+
+class Lines:
+    """Cuts the texts of several logs into lines: what has no end yet waits for it. No I/O."""
+
+    def __init__(self) -> None:
+        self._rest: dict[str, str] = {}
+
+    def add(self, name: str, text: str) -> list[str]:
+        """Return the lines that are whole now. A carriage return inside a line stays in it."""
+        *whole, rest = (self._rest.get(name, "") + text).split("\n")
+        self._rest[name] = rest
+        return whole
+
+    def flush(self) -> list[tuple[str, str]]:
+        """Return (name, what never got an end) of each log that has some."""
+        rest, self._rest = self._rest, {}
+        return [(name, text) for name, text in rest.items() if text]
+
+
+class LogReader:
+    """Prints what is new, from where it stopped; of a replica of an attempt before as well, until its log has ended."""
+
+    def __init__(self, client: Source, *, json: bool) -> None:
+        self._client = client
+        self._json = json
+        self._offsets: dict[str, int] = {}
+        self._known: dict[str, Replica] = {}
+        self._finished: set[str] = set()
+        self._lines = Lines()
+
+    def print_new(self, job: Job, chosen: Sequence[Replica]) -> bool:
+        """Print the next piece of each log; return whether there was any. Raises Unavailable in between."""
+        self._known.update({replica["id"]: replica for replica in chosen})
+        current = {replica["id"] for replica in chosen}
+        labelled = len(chosen) > 1
+        more = False
+        for replica_id, replica in self._known.items():
+            if replica_id in self._finished:
+                continue
+            offset = self._offsets.get(replica_id, 0)
+            piece = self._client.logs(job["id"], replica_id, offset=offset)
+            if piece["next_offset"] == offset:
+                if replica_id not in current and piece["eof"]:
+                    self._finished.add(replica_id)
+                continue
+            self._offsets[replica_id] = piece["next_offset"]
+            self._print(replica, piece, labelled=labelled)
+            more = True
+        return more
+
+    def close(self) -> None:
+        """Print lines that never got an end."""
+        for replica_id, text in self._lines.flush():
+            print(f"[{label(self._known[replica_id])}] {text}", flush=True)
+
+    def _print(self, replica: Replica, piece: LogChunk, *, labelled: bool) -> None:
+        if self._json:
+            emit_json({**piece, "role": replica["role"], "index": replica["index"]})
+        elif labelled:
+            for line in self._lines.add(replica["id"], piece["text"]):
+                print(f"[{label(replica)}] {line}", flush=True)
+        else:
+            print(piece["text"], end="", flush=True)

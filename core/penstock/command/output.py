@@ -1,11 +1,16 @@
-"""Print for a person or for a script. Results go to stdout, everything else to stderr."""
+"""Print for a person or for a script: results to stdout, everything else to stderr; a job in one line."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from penstock.protocol.states import TERMINAL_JOB
+
+if TYPE_CHECKING:
+    from penstock.protocol.rest import Job, Replica
 
 
 def emit_json(value: Any) -> None:
@@ -36,3 +41,43 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def is_over(job: Job) -> bool:
+    """True if the job is in a state that it does not leave."""
+    return job["state"] in TERMINAL_JOB
+
+
+def describe(job: Job) -> str:
+    """Return the state of a job in one line."""
+    parts = [f"{job['name']}: {job['state']}", *figures(job)]
+    if is_over(job) or job["progress"] is None:
+        parts.append(why_in_a_line(job))
+    return " · ".join(part for part in parts if part)
+
+
+def why_in_a_line(job: Job) -> str:
+    """Return why the job is where it is; of a log's end that follows, the last line, which has a traceback's error."""
+    sentence, *rest = [line.strip() for line in job["why"].splitlines() if line.strip()] or [""]
+    return f"{sentence}: {rest[-1]}" if rest else sentence
+
+
+def figures(job: Job) -> list[str]:
+    """Return progress, loss, rate and remaining time, as far as they are known."""
+    parts = []
+    progress, latest = job["progress"], job["latest"] or {}
+    if progress is not None and progress["total"]:
+        parts.append(f"{progress['done']:g}/{progress['total']:g} {progress['unit']}")
+    loss, rate = latest.get("loss"), latest.get("samples_per_s")
+    if loss is not None:
+        parts.append(f"loss {loss:.4f}")
+    if rate is not None:
+        parts.append(f"{rate:,.0f} samples/s")
+    if job["eta_s"] is not None and not is_over(job):
+        parts.append(f"{duration(job['eta_s'])} left")
+    return parts
+
+
+def label(replica: Replica) -> str:
+    """Return what a person calls a replica."""
+    return f"{replica['role']} {replica['index']}"

@@ -3,7 +3,6 @@
     slots        from a program's inputs to the columns of a line, and from a batch to a feed
     faults       a line that cannot be read: file, line, column, reason; the policy raise or skip, and its count
     sources      a file as a stream of text: plain, compressed, through a command
-    pipes        such a command, with all that it starts
     arrow        Parquet and Arrow files as the same columns
     position     how far each file has come, so that a resumed run sees each sample once
     settings     what Fluid's setters set
@@ -11,7 +10,7 @@
     memory       InMemoryDataset: load, shuffle, batches
     peers        the trainers of a job, as data sets need them
     exchange     samples from trainer to trainer: the global shuffle
-    loader       DataLoader: feeds made ahead (`background`), for whoever iterates or for a program that reads
+    loader       DataLoader: feeds made ahead, for whoever iterates or for a program that reads
     generator    MultiSlotDataGenerator: scripts that write the text format
 
 Text is parsed in C++ (`src/feed`) without the interpreter lock. Nothing is dropped silently: what is skipped
@@ -20,12 +19,12 @@ is counted. Nothing here knows graphs or executors; `penstock.exec.dataset_pass`
 
 from __future__ import annotations
 
-from penstock.dataset.factory import DatasetFactory
 from penstock.dataset.faults import DataError
 from penstock.dataset.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
 from penstock.dataset.memory import InMemoryDataset
 from penstock.dataset.settings import Dataset
 from penstock.dataset.streaming import QueueDataset
+from penstock.errors import SpecError
 
 __all__ = [
     "DataError",
@@ -36,3 +35,17 @@ __all__ = [
     "MultiSlotStringDataGenerator",
     "QueueDataset",
 ]
+
+_KINDS: dict[str, type[Dataset]] = {"QueueDataset": QueueDataset, "InMemoryDataset": InMemoryDataset}
+
+
+class DatasetFactory:
+    """Makes data sets by name."""
+
+    def create_dataset(self, datafeed_class: str = "QueueDataset") -> Dataset:
+        """Return a QueueDataset or an InMemoryDataset. Raises SpecError (a ValueError) for another name."""
+        if datafeed_class not in _KINDS:
+            raise SpecError(
+                f"datafeed class {datafeed_class} does not exist; expected {' or '.join(_KINDS)}", got=datafeed_class
+            )
+        return _KINDS[datafeed_class]()

@@ -25,8 +25,7 @@ from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
 from penstock.exec.shown_graphs import ShownGraphs, write_drawings
-from penstock.exec.statistics import Statistics, statistics
-from penstock.exec.temporaries import Retention, Temporaries
+from penstock.exec.temporaries import Retention, Statistics, Temporaries, statistics
 from penstock.exec.trainers import SharedSteps, Trainers, signature
 from penstock.graph.across import STEP
 from penstock.graph.operands import Shares

@@ -280,7 +280,7 @@ class ParallelExecutor:
         return not self._core.has_plans
 
     def statistics(self) -> dict[str, Any]:
-        """Return what the executor holds and has done, in plain types; the fields are those of `exec.statistics`."""
+        """Return what the executor holds and has done, in plain types; the fields are those of `exec.temporaries`."""
         return self._core.statistics().as_dict()
 
     def close(self) -> None:

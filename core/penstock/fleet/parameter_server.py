@@ -28,8 +28,7 @@ import torch
 from penstock.errors import SpecError
 from penstock.exec.executor import Executor
 from penstock.exec.places import CPUPlace
-from penstock.fleet import loading, saving
-from penstock.fleet.files import split_files
+from penstock.fleet import saving
 from penstock.fleet.order import Calls, OrderError
 from penstock.fleet.position import Position, Role
 from penstock.fleet.roles import PaddleCloudRoleMaker, RoleMakerBase
@@ -215,11 +214,11 @@ class ParameterServerFleet:
         The save may be of another number of servers. Raises SpecError for a folder that is not there or holds no save.
         """
         made = self._made("init_server")
-        folder = None if model_dir is None else loading.checked_folder(model_dir)
+        folder = None if model_dir is None else saving.checked_folder(model_dir)
         self._ran().run(made.startup)
         storage = prepare(made.main, global_scope())
         if folder is not None:
-            loading.load(folder, storage, made.main, made.origin)
+            saving.load(folder, storage, made.main, made.origin)
         self._storage = storage
         self._calls.note("init_server")
 
@@ -373,3 +372,15 @@ class DistributedOptimizer:
 
 
 fleet = ParameterServerFleet()
+
+
+def split_files(files: Sequence[str], index: int, num_workers: int) -> list[str]:
+    """Return the files of worker `index`: contiguous, in order, one more for the first workers where they do not fit.
+
+    Every file goes to exactly one worker: 5 files for 2 workers are [a, b, c] and [d, e]; 2 for 3 are [a], [b] and [].
+    """
+    if isinstance(files, str) or not all(isinstance(file, str) for file in files):
+        raise SpecError(f"split_files takes a list of file names; got {files!r}", got=files)
+    each, more = divmod(len(files), num_workers)
+    first = index * each + min(index, more)
+    return list(files[first : first + each + (index < more)])

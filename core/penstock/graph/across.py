@@ -5,7 +5,7 @@ lies in STEP, by which every exchange weighs: a rank counts as many times as it 
 one process with all rows. MINE is what this rank says; an executor sets it before each step. The meeting needs nothing
 that the step computes, so it is over long before the first gradient is there.
 Every handle here waits for other processes: it belongs on a thread that may wait, and its order over all ranks is made
-by `passes/order.py`.
+by `passes/exchanges.py`.
 """
 
 from __future__ import annotations

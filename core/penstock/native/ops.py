@@ -17,7 +17,6 @@ from torch import Tensor
 from penstock.compat.torch import check_value
 from penstock.native import load_operators
 from penstock.native import recurrent as _recurrent  # noqa: F401 - registers the recurrent layers
-from penstock.native.pass_shapes import PASS_FAKE_KERNELS
 
 load_operators()
 _OPS = torch.ops.penstock
@@ -304,6 +303,27 @@ def _accuracy(topk_indices: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tens
     return topk_indices.new_empty([], dtype=torch.float32), count, torch.empty_like(count)
 
 
+# Of operators that passes put into a graph: never recorded, so without a typed call and a derivative.
+def _writes_only(*arguments: Any) -> None:
+    """An operator that changes its operands and returns nothing."""
+
+
+def _channel_sums(x: Tensor, *rest: Tensor) -> Tensor:
+    return x.new_empty([3, x.shape[1]], dtype=torch.float64)
+
+
+def _gradient_sums(grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
+    return _channel_sums(x)
+
+
+def _normalised(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty([x.shape[1]]), x.new_empty([x.shape[1]])
+
+
+def _normalised_gradients(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _normalised(x)
+
+
 _FAKE_KERNELS: dict[str, Callable[..., Any]] = {
     "lookup_table": _lookup_table,
     "sparse_sgd_": _sparse_sgd,
@@ -322,8 +342,17 @@ _FAKE_KERNELS: dict[str, Callable[..., Any]] = {
     "accuracy": _accuracy,
     "truncated_normal": _normal,
     "uniform": _normal,
+    "fused_all_reduce_": _writes_only,
+    "fused_sgd_": _writes_only,
+    "fused_momentum_": _writes_only,
+    "fused_adagrad_": _writes_only,
+    "fused_adam_": _writes_only,
+    "batch_norm_stats": _channel_sums,
+    "sync_batch_norm": _normalised,
+    "batch_norm_grad_stats": _gradient_sums,
+    "sync_batch_norm_backward": _normalised_gradients,
 }
-for _name, _kernel in (*_FAKE_KERNELS.items(), *PASS_FAKE_KERNELS.items()):
+for _name, _kernel in _FAKE_KERNELS.items():
     torch.library.register_fake(f"penstock::{_name}", _kernel)
 
 
@@ -359,3 +388,29 @@ def _masked(ctx: Any, grad: Tensor | None) -> Tensor | None:
 
 torch.library.register_autograd("penstock::dropout", _dropout_derivative, setup_context=_dropout_context)
 torch.library.register_autograd("penstock::dropout_backward", _backward_derivative, setup_context=_backward_context)
+
+# ---------------------------------------------------------------- lengths of padded sequences, checked when fed
+
+_LIBRARY: Any = torch.library.Library("penstock", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
+_LIBRARY.define("checked_lengths(Tensor lengths, SymInt steps, str layer) -> Tensor")
+
+
+def _checked_lengths(lengths: Tensor, steps: int, layer: str) -> Tensor:
+    """Raises ValueError for a length below 0 or above the steps."""
+    flat = lengths.reshape(-1)
+    wrong = ((flat < 0) | (flat > steps)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ValueError(
+            f"penstock.checked_lengths: lengths of {layer} hold {flat[row].item()} at row {row}; "
+            f"expected 0 to {steps}, the steps of its input"
+        )
+    return lengths.clone(memory_format=torch.contiguous_format)
+
+
+def _lengths_shape(lengths: Tensor, steps: int, layer: str) -> Tensor:
+    return lengths.new_empty(lengths.shape)
+
+
+_LIBRARY.impl("checked_lengths", _checked_lengths, "CompositeExplicitAutograd")
+torch.library.register_fake("penstock::checked_lengths", _lengths_shape, lib=_LIBRARY)

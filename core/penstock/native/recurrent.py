@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import check_value
-from penstock.native import sequence_lengths as _lengths  # noqa: F401 - registers the check of lengths
 
 aten = torch.ops.aten
 _LSTM_MODE = 2  # torch's number of the cell, in aten::mkldnn_rnn_layer

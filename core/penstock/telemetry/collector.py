@@ -23,10 +23,9 @@ import numpy.typing as npt
 from penstock.ids import GraphHash
 from penstock.protocol.frames import COLUMNS, FLAG_WHOLE_STEP, HEADER_BYTES, Array, Column, Kind
 from penstock.protocol.graphdoc import GraphDocument
-from penstock.telemetry.events import Events, Index, Ints, Mask, concatenate
+from penstock.telemetry.events import Events, Index, Ints, Mask, concatenate, op_sums
 from penstock.telemetry.metrics import ROW, Rows
 from penstock.telemetry.sampling import Sampler, SlowSteps
-from penstock.telemetry.sums import op_sums
 from penstock.telemetry.sync import SyncPlan
 
 EVENT_BYTES = 12

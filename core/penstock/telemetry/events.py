@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.protocol.frames import Array, Column
+
 Ints = npt.NDArray[np.integer[Any]]
 Index = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
@@ -72,3 +74,21 @@ def concatenate(batches: Sequence[Events]) -> Events:
         np.concatenate([b.step for b in batches]),
         np.concatenate([b.thread for b in batches]),
     )
+
+
+def op_sums(op: Ints, duration_ns: Ints) -> dict[Column, Array]:
+    """Return the columns of an OP_SUMS frame: one row for each operator that ran, ascending.
+
+    Totals are summed as float64, which is exact below 2^53 ns (104 days of one operator in one interval).
+    """
+    count = np.bincount(op)
+    total_ns = np.bincount(op, weights=duration_ns)
+    max_ns = np.zeros(len(count), np.uint32)
+    np.maximum.at(max_ns, op, duration_ns)
+    ran = np.flatnonzero(count)
+    return {
+        Column.OP: ran,
+        Column.COUNT: count[ran],
+        Column.TOTAL_NS: total_ns[ran],
+        Column.MAX_NS: max_ns[ran],
+    }

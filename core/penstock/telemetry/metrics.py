@@ -1,4 +1,4 @@
-"""Rows of METRICS, thinned so that a fast step does not flood the database. Pure.
+"""Rows of METRICS, thinned so that a fast step does not flood the database, and checks of a script's own. Pure.
 
 A row stands for its step and the steps since the row before it: LOSS is the loss of exactly its step (NaN if it was not
 fetched), SAMPLES, STEP_NS, SYNC_BYTES and SYNC_NS are *means* over its steps, TIME_NS is the end of its step. So
@@ -9,7 +9,10 @@ of 100 ms that is at most 10 rows a second, and one a step for steps slower than
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -69,3 +72,36 @@ class Thinner:
 
 def _mean(values: npt.NDArray[Any]) -> Array:
     return np.array([round(float(values.mean()))])
+
+
+END = 2**63  # the server keeps counts as signed 64-bit numbers
+
+
+def checked_count(value: SupportsIndex, name: str) -> int:
+    """Return `value` as an int. Raises TypeError if it is no integer, ValueError if it is not in [0, 2**63)."""
+    try:
+        number = operator.index(value)
+    except TypeError as error:
+        raise TypeError(f"{name} is {value!r}; expected an integer") from error
+    if not 0 <= number < END:
+        raise ValueError(f"{name} is {number}; expected 0 or more, and less than 2**63")
+    return number
+
+
+def checked_scalars(values: Mapping[str, SupportsFloat]) -> dict[str, float | None]:
+    """Return finite numbers as floats, others as None. Raises TypeError, and ValueError for a name that is no text."""
+    return {_checked_name(name): _finite(value) for name, value in values.items()}
+
+
+def _finite(value: SupportsFloat) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond the range of floats
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _checked_name(name: str) -> str:
+    if not name or "\0" in name or any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"scalar name is {name!r}; expected text without NUL and without lone surrogates")
+    return name

@@ -31,12 +31,12 @@ from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
 from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch
 from penstock.telemetry.link import Identity, dialer
+from penstock.telemetry.metrics import checked_count, checked_scalars
 from penstock.telemetry.outbox import Outbox, Parcel, message, pack
 from penstock.telemetry.outcome import Outcome
 from penstock.telemetry.sampling import Sampler
 from penstock.telemetry.sender import Sender
 from penstock.telemetry.watch import LiveWatch, NullWatch, Watch
-from penstock.telemetry.words import checked_count, checked_scalars
 from penstock.version import __version__
 
 INTERVAL_S = 0.1

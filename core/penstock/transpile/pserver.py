@@ -1,4 +1,4 @@
-"""The program of one parameter server: what it keeps, and what it does with each gradient.
+"""The programs of one parameter server: what it keeps, what it does with each gradient, and what its blocks begin with.
 
 Block 0 is `listen_and_serv`, which serves the others. Block 1, in sync mode, is what a round does once: learning-rate
 schedule and step counters. Then one block for each parameter block: regulariser and update on its rows, as the
@@ -7,7 +7,10 @@ trainers, which is made by the round and not by operators, because who takes par
 
 In immediate modes (async, half_async) nothing is shared between blocks that an update writes: each block begins with
 its own copy of the schedule and counters that it needs. In GEO the trainers update, and a block adds their deltas.
-Invariant: the updates of all servers' blocks together are those of the program, row by row to the bit. Pure.
+Startup: random values follow from (seed, position), so they are made for the whole parameter, one at a time, and cut;
+constants are made at the size of the block. Tables that are spread by id begin on first touch, and have nothing there.
+Invariant: to the bit, startup values are those of a run on one machine, and the updates of all servers' blocks
+together those of the program, row by row. Pure.
 Source: get_pserver_program (Fluid 1.8), spec 3.3.
 """
 
@@ -21,12 +24,11 @@ from typing import Any
 from penstock.errors import ProgramError, SpecError
 from penstock.program.expr import Dim, sym
 from penstock.program.ir import Arg, Operator, Ref, Role, VarDesc
-from penstock.program.program import Program
+from penstock.program.program import MemoryMark, Program
 from penstock.ps.remote import LISTEN_AND_SERV, PsMode
 from penstock.transpile.partition import Partition, Update
 from penstock.transpile.placement import Placed, Placement
-from penstock.transpile.renaming import Renaming
-from penstock.transpile.tables import add_table, describe_table
+from penstock.transpile.tables import Renaming, add_table, describe_table
 
 _told: set[str] = set()  # servers without blocks; said once
 
@@ -327,3 +329,102 @@ def _reshaped(var: VarDesc, update: Update, one: Placed, sizes: dict[Dim, Dim]) 
     if var.shape and var.shape[0] in sizes:
         return (sizes[var.shape[0]], *var.shape[1:])
     return _block_shape(update, one) if var.shape == update.shape else var.shape
+
+
+_FULL = "aten.full.default"
+_CAPTURED = "penstock.captured"
+
+
+def pserver_startup(pserver: Program, startup: Program) -> Program:
+    """Return the startup program of a server's program. `startup`: that of the program before it was distributed.
+
+    Raises ProgramError for a variable that `startup` does not make.
+    """
+    description = describe(pserver)
+    if description is None:
+        raise ProgramError("a server's startup program is made for a pserver program; this one has no listen_and_serv")
+    builder = _StartupBuilder(startup)
+    for served in description.served:
+        builder.add(_kept_by(pserver, served.block), served, pserver)
+    if description.round_block:
+        shared = Served("", "", 0, description.round_block)
+        builder.add(_kept_by(pserver, description.round_block), shared, pserver)
+    return builder.finished()
+
+
+def _kept_by(program: Program, block: int) -> list[str]:
+    """Return the persistable variables that a block uses."""
+    operators = program.block(block).ops if block < program.num_blocks else []
+    variables = program.variables
+    used = dict.fromkeys(n for op in operators for n in (*op.input_names(), *op.output_names()))
+    return [n for n in dict.fromkeys(variables[n].storage for n in used) if variables[n].persistable]
+
+
+class _StartupBuilder:
+    """Collects which rows of which variable are kept, then records one variable after the other."""
+
+    def __init__(self, startup: Program) -> None:
+        self.startup = startup
+        self.program = Program(seed=startup.seed, memory_mark=MemoryMark(frozenset(), skip_grads=False))
+        self.wanted: dict[str, dict[str, tuple[int, VarDesc]]] = {}
+
+    def add(self, names: Iterable[str], served: Served, pserver: Program) -> None:
+        """Ask for the variables of a block."""
+        for name in names:
+            parts = self.wanted.setdefault(served.whole_name(name), {})
+            parts.setdefault(name, (served.first_row, pserver.variables[name]))
+
+    def finished(self) -> Program:
+        """Return the program."""
+        for whole, parts in self.wanted.items():
+            operators = needed(self.startup.operators, [whole], self.startup)
+            if not operators:
+                raise ProgramError(
+                    f"the startup program does not initialise {whole!r}; give transpile the startup program that "
+                    "belongs to the program",
+                    variable=whole,
+                )
+            if len(operators) == 1 and operators[0].type == _FULL:
+                self._constants(operators[0], parts)
+            else:
+                self._cut(whole, operators, parts)
+        return self.program
+
+    def _constants(self, op: Operator, parts: dict[str, tuple[int, VarDesc]]) -> None:
+        for number, (name, (_, var)) in enumerate(parts.items()):
+            self.program.add_variable(var)
+            args: tuple[Arg, ...] = (var.shape, *op.args[1:])
+            self.program.append(replace(op, name=_numbered(op.name, number), args=args, outputs=(name,)))
+
+    def _cut(self, whole: str, operators: tuple[Operator, ...], parts: dict[str, tuple[int, VarDesc]]) -> None:
+        # The whole variable has its own name, unless a block that is the whole variable has it.
+        own = self.startup.variables[whole]
+        only = list(parts) == [whole]
+        for op in operators:
+            for name in op.output_names():
+                var = self.startup.variables[name]
+                kept = only and name == whole
+                self.program.add_variable(parts[name][1] if kept else replace(var, persistable=False, parameter=False))
+            if op.type == _CAPTURED:
+                self.program.captured[str(op.args[0])] = self.startup.captured[str(op.args[0])]
+            self.program.append(op)
+        if not only:
+            for name, (first, var) in parts.items():
+                self._part(own, name, first, var)
+
+    def _part(self, whole: VarDesc, name: str, first: int, var: VarDesc) -> None:
+        """A copy of the rows that the block has: a view would keep the whole parameter alive."""
+        source = Ref(whole.name)
+        if var.shape != whole.shape:
+            view = f"{name}@VIEW"
+            self.program.add_variable(VarDesc(view, var.shape, var.dtype, storage=whole.name, source=var.source))
+            rows = int(str(var.shape[0]))
+            args: tuple[Arg, ...] = (source, 0, first, first + rows)
+            self.program.append(Operator(f"slice.{name}", "aten.slice.Tensor", args, (view,), source=var.source))
+            source = Ref(view)
+        self.program.add_variable(var)
+        self.program.append(Operator(f"clone.{name}", "aten.clone.default", (source,), (name,), source=var.source))
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}.{number}" if number else name

@@ -14,16 +14,17 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr, evaluate, sym
 from penstock.program.initializers import SEED
-from penstock.program.ir import Arg, Operator, Ref, Role, VarDesc
+from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
 from penstock.ps.remote import SPARSE_TABLE
+from penstock.transpile.joined_lookups import padding_of
 from penstock.transpile.partition import Partition, Update
-from penstock.transpile.renaming import Renaming
 
 Settings = tuple[tuple[str, Arg], ...]
 
@@ -32,6 +33,50 @@ _FIRST = {
     "penstock.normal.default": "normal",
     "penstock.truncated_normal.default": "truncated_normal",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """New names of variables, and new sizes."""
+
+    names: Mapping[str, str]
+    sizes: Mapping[Dim, Dim]
+
+    def name(self, name: str) -> str:
+        """Return the new name of a variable."""
+        return self.names.get(name, name)
+
+    def dim(self, dim: Dim) -> Dim:
+        """Return the new size for a size."""
+        return self.sizes.get(dim, dim)
+
+    def arg(self, value: Arg) -> Arg:
+        """Return an operand with the new names and sizes. Plain integers are no sizes."""
+        if isinstance(value, Ref):
+            return Ref(self.name(value.name))
+        if isinstance(value, Expr):
+            return self.dim(value)
+        if isinstance(value, tuple):
+            return tuple(self.arg(v) for v in value)
+        return value
+
+    def operator(self, op: Operator, name: str, block: int) -> Operator:
+        """Return the operator under another name, in another block; it updates no parameter of a trainer's program."""
+        return replace(
+            op,
+            name=name,
+            block=block,
+            args=tuple(self.arg(a) for a in op.args),
+            kwargs=tuple((k, self.arg(v)) for k, v in op.kwargs),
+            outputs=tuple(self._output(o) for o in op.outputs),
+            writes=tuple(self.name(w) for w in op.writes),
+            role_vars=(),
+        )
+
+    def _output(self, value: Output) -> Output:
+        if isinstance(value, tuple):
+            return tuple(self.name(v) for v in value)
+        return None if value is None else self.name(value)
 
 
 def capacity_of(dict_size: int, num_servers: int) -> int:
@@ -61,7 +106,7 @@ def describe_table(partition: Partition, startup: Program, update: Update, num_s
     """Return the arguments of a table's `sparse_table`. Raises ProgramError for what no table can do."""
     _check(update)
     kind, a, b, seed = _first_values(startup, update.parameter)
-    paddings = {_padding_of(op) for op in partition.lookups(update.parameter)}
+    paddings = {padding_of(op) for op in partition.lookups(update.parameter)}
     # Lookups that do not agree leave it to the trainers, whose gradient of a padded row is zero.
     padding = paddings.pop() if len(paddings) == 1 else -1
     said = partition.program.variables[update.parameter]
@@ -77,10 +122,6 @@ def describe_table(partition: Partition, startup: Program, update: Update, num_s
         ("admit_after", said.admit_after),
         ("expire_after_s", said.expire_after_s),
     )
-
-
-def _padding_of(lookup: Operator) -> Arg:
-    return lookup.args[2] if len(lookup.args) > 2 else dict(lookup.kwargs).get("padding_idx", -1)
 
 
 def kept_states(update: Update) -> list[str]:

@@ -1,14 +1,17 @@
-"""The trainer's program: forward, backward and clipping as recorded; gradients go to servers, parameters come back.
+"""The trainer's programs. Main: forward, backward, clipping as recorded; gradients go to servers, parameters come back.
 
 Each gradient is sent right after the operator that makes it. Sync: one barrier over all sends, then the parameters are
 pulled, then a barrier over all pulls. Asynchronous modes have no barriers: a parameter is pulled after its own send.
 A table with sparse gradients is looked up on the servers; this process never allocates it.
-Source: get_trainer_program (Fluid 1.8), spec 3.2 and 3.4; `recv` writes the parameter itself, so nothing is joined.
+GEO: it trains by itself, tables included; `geo` follows each update of a parameter, and the communicator behind it
+counts the steps, pushes the difference divided by the number of trainers, and adds what the others have changed.
+Startup: what the servers keep is not made here; what they share is pulled, so all trainers begin with the same values.
+Source: get_trainer_program, GeoSgdTranspiler (Fluid 1.8), spec 3.2, 3.4, 3.6; `recv` writes the parameter itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
 from penstock.errors import ProgramError
@@ -131,3 +134,54 @@ def _remove(program: Program, kept: Iterable[Operator]) -> set[str]:
     for name in gone - gradients:
         del variables[name]
     return persistable
+
+
+def make_geo_program(program: Program, partition: Partition, placement: Placement, descriptor: Descriptor) -> None:
+    """Rewrite `program` in place. Raises ProgramError, with `program` unchanged, for a distributed table."""
+    for update in partition.updates:
+        if update.distributed:
+            raise ProgramError(
+                f"table {update.parameter!r} is distributed, so no trainer has all of it; in GEO mode each trainer "
+                "trains a copy of its own. Use is_distributed=False, or another mode",
+                variable=update.parameter,
+            )
+    calls = RemoteCalls(program, placement, descriptor)
+    last = {u.operators[-1].name: u for u in partition.updates}
+    operators: list[Operator] = []
+    for op in partition.program.global_block().ops:
+        operators.append(op)
+        if op.name in last:
+            operators.append(calls.geo(last[op.name]))
+    program.operators[:] = operators
+    program.revision += 1
+
+
+def check_startup(startup: Program, updates: Iterable[Update]) -> None:
+    """Raise ProgramError if a parameter is not initialised by `startup`."""
+    made = {n for op in startup.operators for n in op.output_names()}
+    for update in updates:
+        if update.parameter not in made:
+            raise ProgramError(
+                f"parameter {update.parameter!r} is not initialised by the startup program that transpile was given. "
+                "Pass the one that belongs to the program: transpile(…, startup_program=…)",
+                variable=update.parameter,
+            )
+
+
+def make_trainer_startup(
+    startup: Program, gone: Set[str], partition: Partition, placement: Placement, descriptor: Descriptor
+) -> None:
+    """Rewrite `startup` in place: leave out the variables `gone`, and pull every parameter that is still there."""
+    startup.operators[:] = [
+        op for op in startup.operators if not gone & {*op.output_names(), *op.input_names(), *op.writes}
+    ]
+    for name in gone & startup.variables.keys():
+        del startup.variables[name]
+    calls = RemoteCalls(startup, placement, descriptor)
+    received: list[str] = []
+    for name in placement.parameters():
+        if name not in gone:
+            for op in calls.recv(partition.update(name), ()):
+                startup.append(op)
+            received += startup.operators[-1].output_names()
+    startup.append(calls.fetch_barrier(received))

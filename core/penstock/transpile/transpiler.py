@@ -20,14 +20,17 @@ from penstock.program.record.context import default_main_program, default_startu
 from penstock.ps.remote import Descriptor, PsMode
 from penstock.transpile.collective import make_collective
 from penstock.transpile.config import DistributeTranspilerConfig
-from penstock.transpile.geo import make_geo_program
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import Placement, place
-from penstock.transpile.pserver import describe, pserver_program
-from penstock.transpile.pserver_startup import pserver_startup
+from penstock.transpile.pserver import describe, pserver_program, pserver_startup
 from penstock.transpile.tables import check_tables
-from penstock.transpile.trainer import is_transpiled, make_trainer_program
-from penstock.transpile.trainer_startup import check_startup, make_trainer_startup
+from penstock.transpile.trainer import (
+    check_startup,
+    is_transpiled,
+    make_geo_program,
+    make_trainer_program,
+    make_trainer_startup,
+)
 
 
 class DistributeTranspiler:

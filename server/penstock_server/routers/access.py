@@ -6,9 +6,9 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import select
 
 from penstock.errors import Bug
-from penstock_server.auth.origin import origin_allowed
 from penstock_server.auth.principal import authenticated, scoped, unauthenticated
 from penstock_server.auth.tokens import LOGIN_S, SESSION_S, Minted
+from penstock_server.guard import origin_allowed
 from penstock_server.problems import Problem
 from penstock_server.routers.deps import Asker, Server
 from penstock_server.schemas import api

@@ -16,8 +16,7 @@ from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
 from penstock_server.services.attach import outcome
 from penstock_server.streams.ingest import Sender
-from penstock_server.streams.outbox import Outbox
-from penstock_server.streams.socket import close, converse, receive, send_outbox
+from penstock_server.streams.socket import Outbox, close, converse, receive, send_outbox
 
 router = APIRouter(prefix="/api/v1")
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +22,6 @@ from penstock_server.db import Database
 from penstock_server.instruments import Instruments
 from penstock_server.problems import NotFound, Problem
 from penstock_server.schemas import api
-from penstock_server.services.downsample import min_max
 from penstock_server.services.jobs import job_row
 from penstock_server.tables import GraphRow, JobGraphRow, JobRow, MetricRow, NodeRow, ReplicaRow, SnapshotRow
 
@@ -154,3 +153,22 @@ async def _series(session: AsyncSession, job_id: str, name: str, max_points: int
         value.extend(row.value for row in part)
     kept = await asyncio.to_thread(min_max, value, max_points)
     return api.Series(step=[step[i] for i in kept], time_ns=[time_ns[i] for i in kept], value=[value[i] for i in kept])
+
+
+def min_max(values: Sequence[float], max_points: int) -> list[int]:
+    """Return ascending indices of at most `max_points` values: first, last, and each bucket's extremes.
+
+    All indices if there are no more values than that. `max_points` below 4 counts as 4.
+    """
+    n = len(values)
+    limit = max(4, max_points)
+    if n <= limit:
+        return list(range(n))
+    buckets = (limit - 2) // 2
+    chosen = {0, n - 1}
+    for b in range(buckets):
+        start, stop = 1 + b * (n - 2) // buckets, 1 + (b + 1) * (n - 2) // buckets
+        if start < stop:
+            chosen.add(min(range(start, stop), key=values.__getitem__))
+            chosen.add(max(range(start, stop), key=values.__getitem__))
+    return sorted(chosen)

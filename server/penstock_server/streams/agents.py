@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock_server.streams.outbox import Outbox
+from penstock_server.streams.socket import Outbox
 
 REPLACED = 4409
 

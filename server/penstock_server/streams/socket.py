@@ -1,22 +1,52 @@
-"""The two sides of a websocket: one reads, one sends."""
+"""The two sides of a websocket: one reads, one sends. Messages never pile up: under one key only the newest waits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import json
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from penstock.errors import PeerError
 from penstock_server.problems import Problem
-from penstock_server.streams.outbox import Outbox
 
 MALFORMED = 4400
 REVOKED = 4401
 REFUSED = 4403
 SEND_DEADLINE_S = 10.0
 CLOSE_DEADLINE_S = 5.0
+
+
+class Outbox:
+    """What waits to be sent on one websocket. Bounded by the number of keys. One event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, str] = {}
+        self._event = asyncio.Event()
+        self.closed_with: tuple[int, str] | None = None
+
+    def put(self, key: str, message: Mapping[str, Any]) -> None:
+        """Queue a message; it replaces one of the same key that waits, and goes to the end."""
+        self._waiting.pop(key, None)
+        self._waiting[key] = json.dumps(message, separators=(",", ":"))
+        self._event.set()
+
+    def close(self, code: int, reason: str) -> None:
+        """Have the connection closed with this code, without sending what waits."""
+        self.closed_with = (code, reason)
+        self._event.set()
+
+    async def get(self) -> str | None:
+        """Return the next message, or None once the box is closed."""
+        while True:
+            if self.closed_with is not None:
+                return None
+            if self._waiting:
+                return self._waiting.pop(next(iter(self._waiting)))
+            self._event.clear()
+            await self._event.wait()
 
 
 async def receive(socket: WebSocket) -> str | bytes | None:

@@ -11,7 +11,7 @@ from tests.property.oracle import assert_passes_keep_results
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.passes import PLAIN, PassChoice
-from penstock.graph.passes.order import run_in_program_order
+from penstock.graph.passes.exchanges import run_in_program_order
 from penstock.graph.ssa import Graph, Mode
 
 

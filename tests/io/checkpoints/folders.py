@@ -10,12 +10,11 @@ from pathlib import Path
 
 import torch
 
-from penstock.io.checkpoints.clearing import clear_up
 from penstock.io.checkpoints.fence import Fence
 from penstock.io.checkpoints.fingerprint import fingerprint
 from penstock.io.checkpoints.reading import Checkpoint
 from penstock.io.checkpoints.record import RankState
-from penstock.io.checkpoints.writing import Contents, Retention, Writer
+from penstock.io.checkpoints.writing import Contents, Retention, Writer, clear_up
 
 TEXT = "program version=1 seed=1 symbols=[]\n"
 KEEP_TWO = Retention(keep=2)

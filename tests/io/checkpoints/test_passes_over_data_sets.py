@@ -16,10 +16,9 @@ import penstock as fluid
 from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError, UserError
 from penstock.exec.dataset_pass import Saves
-from penstock.io.checkpoints import positions
 from penstock.io.checkpoints.fingerprint import fingerprint, normal_text
 from penstock.io.checkpoints.record import RankState, rank_state
-from penstock.io.checkpoints.restoring import Target, restore
+from penstock.io.checkpoints.restoring import Target, of_files, of_rank, passes_of, restore
 from penstock.io.checkpoints.teams import Alone
 from penstock.io.checkpoints.values import values_of
 from penstock.io.checkpoints.writing import Contents
@@ -178,26 +177,26 @@ def place(path: str, offset: int) -> list[Any]:
 def test_files_go_to_other_readers_with_their_places() -> None:
     two = [{"kind": "files", "files": [place("a", 10), place("b", 0)]}, {"kind": "files", "files": [place("c", 30)]}]
     fresh = {"kind": "files", "files": [place("c", 0), place("a", 0)]}
-    assert positions.of_files(two, fresh) == {"kind": "files", "files": [place("c", 30), place("a", 10)]}
+    assert of_files(two, fresh) == {"kind": "files", "files": [place("c", 30), place("a", 10)]}
     with pytest.raises(UserError, match="'d' was no file"):
-        positions.of_files(two, {"kind": "files", "files": [place("d", 0)]})
+        of_files(two, {"kind": "files", "files": [place("d", 0)]})
     with pytest.raises(UserError, match=r"several of the 2 readers.*'a'"):
-        positions.of_files([two[0], two[0]], fresh)
+        of_files([two[0], two[0]], fresh)
     for wrong in (None, {"kind": "memory", "seeds": [], "samples": 3}):
         with pytest.raises(UserError, match="only a QueueDataset"):
-            positions.of_files([two[0], wrong], fresh)
-    assert positions.of_rank([1, 2], 1, 2) == 2
-    assert positions.of_rank([1, 2], 1, 3) is None
-    assert positions.of_rank([5, 5], 2, 3) == 5
+            of_files([two[0], wrong], fresh)
+    assert of_rank([1, 2], 1, 2) == 2
+    assert of_rank([1, 2], 1, 3) is None
+    assert of_rank([5, 5], 2, 3) == 5
 
 
 def test_a_rank_goes_on_in_its_own_pass() -> None:
     states = [rank_state(RankState(9, 1, passes, None, {}).text(), "") for passes in (1, 3, 2)]
-    assert [positions.passes_of(states, rank, 3) for rank in range(3)] == [1, 3, 2]
-    assert [positions.passes_of(states, rank, 2) for rank in range(2)] == [1, 1], "nothing of a pass is left out"
+    assert [passes_of(states, rank, 3) for rank in range(3)] == [1, 3, 2]
+    assert [passes_of(states, rank, 2) for rank in range(2)] == [1, 1], "nothing of a pass is left out"
     lost = [*states, rank_state("", "")]
-    assert [positions.passes_of(lost, rank, 4) for rank in range(4)] == [1, 3, 2, 1]
-    assert positions.passes_of([rank_state("", "")], 0, 2) == 0
+    assert [passes_of(lost, rank, 4) for rank in range(4)] == [1, 3, 2, 1]
+    assert passes_of([rank_state("", "")], 0, 2) == 0
 
 
 def test_ranks_of_unequal_data_restore_their_own_passes(tmp_path: Path) -> None:

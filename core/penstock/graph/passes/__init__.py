@@ -25,13 +25,18 @@ from collections.abc import Collection
 
 from penstock.graph.choice import PLAIN, Buckets, MatrixKernels, PassChoice
 from penstock.graph.operands import Shares
-from penstock.graph.passes.exchanges import fuse_broadcasts, fuse_exchanges, split_exchanges
+from penstock.graph.passes.exchanges import (
+    fuse_broadcasts,
+    fuse_exchanges,
+    order_exchanges,
+    run_in_program_order,
+    split_exchanges,
+)
 from penstock.graph.passes.fed_loss_gradient import feed_loss_gradient
 from penstock.graph.passes.fuse_add_act import fuse_add_act
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.passes.matrix_kernels import choose_matrix_kernels
-from penstock.graph.passes.order import order_exchanges, run_in_program_order
 from penstock.graph.passes.sync_batch_norm import synchronize_batch_norm
 from penstock.graph.ssa import Graph
 from penstock.program.program import Program

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from penstock.graph.analysis.readers import Readers, drop_unread_views
+from penstock.graph.analysis.liveness import Readers, drop_unread_views
 from penstock.graph.choice import MatrixKernels
 from penstock.graph.operands import Shares
 from penstock.graph.rewrite import Rewriter

@@ -78,7 +78,7 @@ def _path_of(folder: Path, place: Place) -> Path:
 
 
 def _opened_at(folder: Path, place: Place) -> Checkpoint:
-    """Open a checkpoint; if it was put back meanwhile (`clearing`), by its name then. Raises as `opened`."""
+    """Open a checkpoint; if it was put back meanwhile (`settle_replaced`), by its name then. Raises as `opened`."""
     path = _path_of(folder, place)
     try:
         return opened(path)

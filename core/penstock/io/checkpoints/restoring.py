@@ -1,13 +1,14 @@
 """From a checkpoint back into a scope, on every rank of a job.
 
 Everything is read and checked before anything changes. Ranks of a collective job get what rank 0 has read; trainers of
-a job with servers read for themselves, and ask the servers whether they have found the same.
+a job with servers read for themselves, and ask the servers whether they have found the same. Pure functions decide
+where readers go on if the job goes on with another number of trainers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ import torch
 from penstock.dataset import Dataset
 from penstock.dataset.shuffles import is_between
 from penstock.errors import PenstockError, UserError
-from penstock.io.checkpoints import fingerprint, generators, positions
+from penstock.io.checkpoints import fingerprint
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.io.checkpoints.record import Kind, RankState, rank_state
 from penstock.io.checkpoints.server_parts import copy_of
 from penstock.io.checkpoints.teams import Team
-from penstock.io.checkpoints.values import empty, put, wanted
+from penstock.io.checkpoints.values import empty, put, put_generators, wanted
 from penstock.program.program import Program
 from penstock.scope import Scope
 
@@ -129,16 +130,16 @@ def _take(said: _Said, values: Mapping[str, torch.Tensor], team: Team, target: T
     states = [rank_state(text, said.path) for text in said.states]
     mine = states[team.rank] if team.rank < len(states) else states[0]
     all_positions = tuple(state.position for state in states)
-    position = positions.of_rank(all_positions, team.rank, team.num_ranks)
+    position = of_rank(all_positions, team.rank, team.num_ranks)
     if target.dataset is not None and len(states) != team.num_ranks and not all(map(is_between, all_positions)):
-        position = positions.of_files(all_positions, target.dataset.position())
+        position = of_files(all_positions, target.dataset.position())
     if target.dataset is not None and position is not None:
         target.dataset.set_position(position)
     put(values, target.scope)
     _go_on(target, mine if mine.is_known else states[0])
-    passes, step = positions.passes_of(states, team.rank, team.num_ranks), said.step
+    passes, step = passes_of(states, team.rank, team.num_ranks), said.step
     if team.kind == "pserver":  # ranks of a collective job make each step together
-        step = positions.steps_of(states, team.rank, team.num_ranks, step)
+        step = steps_of(states, team.rank, team.num_ranks, step)
     return Restored(Path(said.path), step, passes, position, all_positions, said.metric)
 
 
@@ -146,4 +147,63 @@ def _go_on(target: Target, state: RankState) -> None:
     target.scope.set_steps(target.program, state.program_steps)
     if target.program.seed == 0:
         target.program.fresh_seed = state.seed
-    generators.put_back(state.generators)
+    put_generators(state.generators)
+
+
+def of_rank(positions: Sequence[Any], rank: int, num_ranks: int) -> Any:
+    """Return the position of a rank; None if the job had another number of ranks, which stood at different places."""
+    if len(positions) == num_ranks:
+        return positions[rank]
+    return positions[0] if all(one == positions[0] for one in positions) else None
+
+
+def passes_of(states: Sequence[RankState], rank: int, num_ranks: int) -> int:
+    """Return how many passes over its data a rank has finished: ranks whose data is unequal differ.
+
+    Of one whose state is not known, or if the job had another number of ranks: those that all had finished, so that
+    nobody leaves out what was left of a pass.
+    """
+    known = [state.passes for state in states if state.is_known]
+    if len(states) == num_ranks and states[rank].is_known:
+        return states[rank].passes
+    return min(known, default=0)
+
+
+def steps_of(states: Sequence[RankState], rank: int, num_ranks: int, step: int) -> int:
+    """Return how many steps a trainer of servers had made, each of which has a count of its own.
+
+    `step`: of trainer 0; of one whose count is not known, or if the job had another number of trainers.
+    """
+    return states[rank].steps if len(states) == num_ranks and states[rank].steps >= 0 else step
+
+
+def of_files(positions: Sequence[Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position of a reader whose files, those of `fresh`, were shared out differently before.
+
+    Each file is where whoever had it has left it. Raises UserError for a file that several had read, or nobody had,
+    and for readers that do not go file by file.
+    """
+    if fresh.get("kind") != "files" or any(not one or one.get("kind") != "files" for one in positions):
+        raise UserError(
+            f"the checkpoint is of {len(positions)} readers, whose data was shared out among them in memory; with "
+            "another number of trainers only a QueueDataset can go on in the middle of a pass. Restore without the "
+            "data set, and begin the pass anew"
+        )
+    places: dict[str, Sequence[Any]] = {}
+    for one in positions:
+        for place in one["files"]:
+            if place[0] in places:
+                raise UserError(
+                    f"several of the {len(positions)} readers of the checkpoint had read {place[0]!r}, so nobody can "
+                    "tell which lines are left of it for another number of trainers. Restore without the data set",
+                    file=place[0],
+                )
+            places[place[0]] = place
+    unknown = [place[0] for place in fresh["files"] if place[0] not in places]
+    if unknown:
+        raise UserError(
+            f"{unknown[0]!r} was no file of the {len(positions)} readers of the checkpoint; give the trainers together "
+            "the files that they had",
+            file=unknown[0],
+        )
+    return {"kind": "files", "files": [list(places[place[0]]) for place in fresh["files"]]}

@@ -30,19 +30,17 @@ from penstock.errors import PenstockError, SpecError, Unavailable, UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.exec.trainers import after_steps_without_rows
-from penstock.io.checkpoints import fingerprint, generators, shards
-from penstock.io.checkpoints.background import Background
-from penstock.io.checkpoints.clearing import clear_up
+from penstock.io.checkpoints import fingerprint
+from penstock.io.checkpoints.background import Background, Staging
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
 from penstock.io.checkpoints.layout import Best
 from penstock.io.checkpoints.record import Collect, RankState
 from penstock.io.checkpoints.restoring import Restored, Target, restore
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.servers import is_server, restore_server
-from penstock.io.checkpoints.staging import Staging
 from penstock.io.checkpoints.teams import Team, team_of
-from penstock.io.checkpoints.values import values_of
-from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer
+from penstock.io.checkpoints.values import generator_states, values_of
+from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer, check_dtypes, clear_up
 from penstock.io.saves.variables import Folder, plain
 from penstock.program.program import Program
 from penstock.scope import Scope, global_scope
@@ -244,7 +242,7 @@ class CheckpointManager:
 
     def _state(self, position: Any) -> RankState:
         steps, seed = self.scope.steps(self.program), resolved_seed(self.program)
-        return RankState(steps, seed, self._passes, position, generators.captured(), self._steps)
+        return RankState(steps, seed, self._passes, position, generator_states(), self._steps)
 
     def _begin(self, state: str, metric: float | None) -> None:
         writer, step, team = self._writer, self._steps, self.team
@@ -254,7 +252,7 @@ class CheckpointManager:
             if writer is None:
                 return
             tensors = values_of(self.program, self.scope, team.kind)
-            shards.check_dtypes(tensors)
+            check_dtypes(tensors)
             copies, text = self._staging.copy(tensors), self.program_text
         except (PenstockError, OSError) as error:
             if writer is not None:

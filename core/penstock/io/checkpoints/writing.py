@@ -2,34 +2,45 @@
 
 Everything is written into a folder whose name says that it is not finished, and brought to the disk; the manifest comes
 last; then one rename, which only the newest attempt may make (`fence`), commits it. What is needed no more is removed
-after that, and is renamed first, so that what has a checkpoint's name is whole.
+after that, and is renamed first, so that what has a checkpoint's name is whole: then no attempt takes its files for
+those of a checkpoint, and a writer that was taken over, but lives, finds its folder gone. Several processes may remove
+its files at once: what one of them does not get, the next start removes.
+
+Values are safetensors files of bounded size, written by hand because the library copies each tensor while it holds the
+interpreter's lock, which a training thread needs: here only headers are made under the lock, and data is written and
+its digest computed from the tensors' own memory. Reading goes through the library.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import os
+import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from penstock.errors import UserError
-from penstock.io.checkpoints import server_parts, shards
-from penstock.io.checkpoints.clearing import delete_removed, out_of_the_way, settle_replaced
+from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.fence import Fence
 from penstock.io.checkpoints.layout import (
+    REMOVED,
     REPLACED,
     Best,
     Place,
+    is_leftover,
     newest_first,
     to_remove,
     unfinished,
 )
 from penstock.io.checkpoints.record import MANIFEST, PROGRAM, Kind, Record, Shard, parse, rank_file, render
 from penstock.io.saves.files import digest_of, flush
-from penstock.io.saves.manifest import ServersPart, StoredFile
+from penstock.io.saves.manifest import ServersPart, StoredFile, StoredVariable
 
 PHASES = ("begin", "values", "ranks", "program", "manifest", "commit", "replace", "committed", "removal", "removed")
 """What `at_phase` is called with, before each: "values" for each shard; "replace" where the step has a checkpoint of
@@ -37,6 +48,83 @@ this attempt already; "committed" after the rename, before it is sure to be on d
 have lost their names, before their files go."""
 
 AtPhase = Callable[[str], None]
+
+
+SHARD_BYTES = 1 << 30
+"""Of a file, unless one tensor is larger."""
+_CHUNK = 1 << 20  # bytes written at once
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def check_dtypes(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise UserError for a tensor of a dtype that the format lacks."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise UserError(
+                f"variable {name!r} is {tensor.dtype}, which safetensors has not; expected one of "
+                f"{', '.join(str(d) for d in _NAMES)}",
+                variable=name,
+            )
+
+
+def shares(tensors: Mapping[str, torch.Tensor], limit: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Part tensors, in order, so that no part but one of a single tensor is larger than `limit` bytes."""
+    part: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if part and size + tensor.nbytes > limit:
+            yield part
+            part, size = {}, 0
+        part[name] = tensor
+        size += tensor.nbytes
+    yield part
+
+
+def write_shard(path: Path, tensors: Mapping[str, torch.Tensor]) -> StoredFile:
+    """Write contiguous tensors in the processor's memory, and bring them to the disk. Raises OSError."""
+    header: dict[str, object] = {}
+    at = 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes],
+        }  # fmt: skip
+        at += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # data begins at a multiple of 8 bytes
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb", buffering=0) as file:
+        for piece in _pieces(len(text).to_bytes(8, "little") + text, tensors):
+            digest.update(piece)
+            _write_all(file.fileno(), piece)
+            size += len(piece)
+        os.fsync(file.fileno())
+    return StoredFile(path.name, size, digest.hexdigest())
+
+
+def _pieces(header: bytes, tensors: Mapping[str, torch.Tensor]) -> Iterator[memoryview]:
+    yield memoryview(header)
+    for tensor in tensors.values():
+        if not tensor.nbytes:
+            continue
+        whole = tensor.reshape(-1).view(torch.uint8).numpy().data
+        for begin in range(0, len(whole), _CHUNK):
+            yield whole[begin : begin + _CHUNK]
+
+
+def _write_all(descriptor: int, piece: memoryview) -> None:
+    while len(piece):
+        piece = piece[os.write(descriptor, piece) :]
+
+
+def described(tensors: Mapping[str, torch.Tensor]) -> tuple[StoredVariable, ...]:
+    """Return what the manifest says of tensors."""
+    return tuple(
+        StoredVariable(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +156,7 @@ class Contents:
 class Writer:
     """Writes checkpoints of one attempt into its folder. One at a time."""
 
-    def __init__(
-        self, fence: Fence, retention: Retention, at_phase: AtPhase, shard_bytes: int = shards.SHARD_BYTES
-    ) -> None:
+    def __init__(self, fence: Fence, retention: Retention, at_phase: AtPhase, shard_bytes: int = SHARD_BYTES) -> None:
         self.folder, self._fence, self._retention = fence.folder, fence, retention
         self.at_phase, self._shard_bytes = at_phase, shard_bytes
 
@@ -124,11 +210,11 @@ class Writer:
     def _fill(self, work: Path, contents: Contents) -> None:
         files: list[StoredFile] = []
         listed: list[Shard] = []
-        for number, part in enumerate(shards.shares(contents.tensors, self._shard_bytes)):
+        for number, part in enumerate(shares(contents.tensors, self._shard_bytes)):
             self.at_phase("values")
             name = f"values-{number:05d}.safetensors"
-            files.append(shards.write(work / name, part))
-            listed.append(Shard(name, shards.described(part)))
+            files.append(write_shard(work / name, part))
+            listed.append(Shard(name, described(part)))
         self.at_phase("ranks")
         files += [_write_text(work / rank_file(rank), text) for rank, text in enumerate(contents.ranks)]
         self.at_phase("program")
@@ -179,3 +265,41 @@ def _write_text(path: Path, text: str) -> StoredFile:
     path.write_text(text, encoding="utf-8")
     flush(path)
     return StoredFile(path.name, path.stat().st_size, digest_of(path))
+
+
+def clear_up(fence: Fence) -> None:
+    """Remove what attempts up to this one have not finished, and put back what nothing has replaced.
+
+    Raises StaleAttempt, OSError.
+    """
+    with fence.committing():
+        for path in list(fence.folder.iterdir()):
+            if is_leftover(path.name, fence.claim.number):
+                out_of_the_way(path)
+        settle_replaced(fence.folder)
+    delete_removed(fence.folder)
+
+
+def settle_replaced(folder: Path) -> None:
+    """Decide on what was about to be replaced: it goes if that has happened, else it comes back. The fence is held."""
+    for path in list(folder.iterdir()):
+        if not path.name.startswith(REPLACED):
+            continue
+        target = folder / path.name.removeprefix(REPLACED)
+        if target.exists():
+            out_of_the_way(path)
+        else:
+            path.rename(target)
+
+
+def out_of_the_way(path: Path) -> None:
+    """Give a folder a name of those that are being removed. The fence is held."""
+    with contextlib.suppress(FileNotFoundError):  # unfinished, and removed by its own writer meanwhile
+        path.rename(path.with_name(f"{REMOVED}{path.name}.{secrets.token_hex(4)}"))
+
+
+def delete_removed(folder: Path) -> None:
+    """Remove the files of what is out of the way."""
+    for path in list(folder.iterdir()):
+        if path.name.startswith(REMOVED):
+            shutil.rmtree(path, ignore_errors=True)

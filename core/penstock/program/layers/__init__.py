@@ -30,8 +30,14 @@ from penstock.program.layers.elementwise import (
     exp,
     log,
     matmul,
+    mean,
     mul,
     pow,
+    reduce_max,
+    reduce_mean,
+    reduce_min,
+    reduce_prod,
+    reduce_sum,
     scale,
     sqrt,
     square,
@@ -40,6 +46,8 @@ from penstock.program.layers.elementwise import (
 )
 from penstock.program.layers.inputs import data, fluid_data
 from penstock.program.layers.losses import (
+    accuracy,
+    auc,
     cross_entropy,
     huber_loss,
     log_loss,
@@ -48,33 +56,28 @@ from penstock.program.layers.losses import (
     softmax_with_cross_entropy,
     square_error_cost,
 )
-from penstock.program.layers.metrics import accuracy, auc
 from penstock.program.layers.network import dropout, embedding, fc
 from penstock.program.layers.normalization import batch_norm, l2_normalize, layer_norm, lrn
-from penstock.program.layers.recurrent import dynamic_gru, dynamic_lstm, lstm
-from penstock.program.layers.reductions import mean, reduce_max, reduce_mean, reduce_min, reduce_prod, reduce_sum
-from penstock.program.layers.sequences import sequence_lengths, sequence_pool
-from penstock.program.layers.shapes import (
+from penstock.program.layers.recurrent import dynamic_gru, dynamic_lstm, lstm, sequence_lengths, sequence_pool
+from penstock.program.layers.tensor import (
+    argmax,
+    assign,
+    cast,
     concat,
+    create_global_var,
+    create_parameter,
     expand,
+    fill_constant,
     flatten,
+    one_hot,
     reshape,
     slice,
     split,
     squeeze,
     stack,
+    topk,
     transpose,
     unsqueeze,
-)
-from penstock.program.layers.tensor import (
-    argmax,
-    assign,
-    cast,
-    create_global_var,
-    create_parameter,
-    fill_constant,
-    one_hot,
-    topk,
 )
 from penstock.program.training.schedules import (
     cosine_decay,

@@ -1,4 +1,7 @@
-"""Losses in Fluid's shapes: one value a row is [n, 1]; a scalar is fetched as [1] a replica."""
+"""Losses in Fluid's shapes, and metrics: one value a row is [n, 1]; a scalar is fetched as [1] a replica.
+
+Counters of metrics are buffers: one set a replica, replica 0's are saved.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from penstock.program.layers.expected import expect_labels, expect_same_shape
+from penstock.errors import ProgramError
+from penstock.program.initializers import Constant
+from penstock.program.layers.expected import expect_ids, expect_labels, expect_same_shape
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
+from penstock.program.record.variable import recording_modes, wrap
+from penstock.program.training.parameters import create_persistable
 
 _TINY = 1e-20  # Fluid's TolerableValue: the logarithm of a probability that underflowed stays finite
 
@@ -83,3 +92,41 @@ def smooth_l1(x: Any, y: Any, inside_weight: Any = None, outside_weight: Any = N
         loss = F.smooth_l1_loss(difference, torch.zeros_like(difference), reduction="none", beta=beta)
         loss = loss if outside_weight is None else loss * outside_weight
         return loss.flatten(1).sum(1, keepdim=True)
+
+
+def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any = None) -> Any:
+    """Return the share of rows whose label is among the k largest. Shapes: input [n, classes], label [n, 1]."""
+    if correct is not None or total is not None:
+        raise ProgramError(f"{user_line()}: accuracy(correct=, total=) is not supported; fetch the result instead")
+    expect_ids("accuracy", label)
+    recording = recording_of(default_main_program())
+    with name_scope(default_main_program().unique("accuracy")), torch.no_grad(), recording_modes(recording):
+        indices = input.fake.detach().topk(k, -1).indices
+        return wrap(recording, torch.ops.penstock.accuracy(indices, label.fake)[0])
+
+
+def auc(
+    input: Any,
+    label: Any,
+    curve: str = "ROC",
+    num_thresholds: int = 2**12 - 1,
+    topk: int = 1,
+    slide_steps: int = 1,
+) -> tuple[Any, Any, list[Any]]:
+    """Return (auc over all rows so far, auc of this batch, their counters).
+
+    Shapes: input [n, 2] probabilities (column 1 counts) or [n, 1]; label int64 [n, 1]; result a scalar.
+    The counters stay until their variables are set to zero. Source: fluid.layers.auc.
+    """
+    if curve != "ROC":
+        raise ProgramError(f"{user_line()}: auc(curve={curve!r}): only 'ROC' is supported")
+    prefix = default_main_program().unique("auc")
+    zero = Constant(0)
+    states = [create_persistable(f"{prefix}.{s}", [num_thresholds + 1], "int64", zero) for s in ("pos", "neg")]
+    recording = recording_of(default_main_program())
+    with name_scope(prefix), torch.no_grad(), recording_modes(recording):
+        predict = input.fake.detach()
+        overall = torch.ops.penstock.auc(predict, label.fake, states[0].fake, states[1].fake)
+        fresh = [torch.zeros(num_thresholds + 1, dtype=torch.int64) for _ in range(2)]
+        batch = torch.ops.penstock.auc(predict, label.fake, *fresh)
+        return wrap(recording, overall), wrap(recording, batch), states

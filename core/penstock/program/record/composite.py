@@ -4,7 +4,7 @@ dropout                         -> penstock.dropout, whose `training` attribute 
 embedding(sparse=True)          -> penstock.lookup_table, with the tape cut at the rows (no sparse autograd)
 attention with dropout          -> products, softmax and penstock.dropout
 LSTM, GRU, RNN, cells           -> recurrent.py
-interpolate                     -> resizing.py
+interpolate                     -> the operator behind it: torch's entry reads sizes as numbers
 Other random calls are refused with a word on what to use.
 
 While a call is recorded, `torch.nn.functional`'s own override checks are off (`plain_functional`), so
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,11 +28,11 @@ from penstock.compat.torch import (
     CHECKPOINT_FUNCTION,
     CHECKPOINT_GENERATOR,
     FUNCTIONAL_CHECKS,
+    RESIZING_OPERATORS,
     qualified_name,
     tree_map,
 )
 from penstock.errors import ProgramError
-from penstock.program.record import resizing
 from penstock.program.record.recording import Recording, SparseLookup
 from penstock.program.record.recurrent import rewrites
 from penstock.program.record.source import user_line
@@ -243,6 +243,52 @@ def _refuse(name: str, instead: str) -> Callable[..., Any]:
     return refuse
 
 
+_ALIGNED = (
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    *(name for name in RESIZING_OPERATORS if "nearest" not in name),
+)  # fmt: skip
+_NEAREST = (
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    *(name for name in RESIZING_OPERATORS if "nearest" in name),
+)  # fmt: skip
+
+
+def _sizes(x: torch.Tensor, sizes: Sequence[Any] | None, scales: Sequence[float] | None) -> list[Any]:
+    if sizes is not None:
+        return list(sizes)
+    return [_scaled(size, scale) for size, scale in zip(x.shape[2:], scales or (), strict=True)]
+
+
+def _scaled(size: Any, scale: float) -> Any:
+    if not isinstance(size, torch.SymInt):
+        return math.floor(size * scale)
+    if scale != int(scale):
+        raise ProgramError(
+            f"{user_line()}: interpolate scales a size that is known only when it is fed by {scale}; use a whole "
+            "number, or give the size of the result"
+        )
+    return size * int(scale)
+
+
+def _resize(name: str, *, aligned: bool) -> Callable[..., Any]:
+    overload = getattr(torch.ops.aten, name).default
+
+    def resize(rec: Recording, x: torch.Tensor, sizes: Any, *rest: Any) -> Any:
+        scales = rest[-1]
+        if isinstance(scales, float) or len(rest) != (2 if aligned else 1):
+            return NotImplemented  # the operator itself
+        each = scales if scales is not None else [None] * (x.dim() - 2)
+        return overload(x, _sizes(x, sizes, scales), *rest[:-1], *each)
+
+    return resize
+
+
+_RESIZED: dict[str, Callable[..., Any]] = {
+    **{name: _resize(name, aligned=True) for name in _ALIGNED},
+    **{name: _resize(name, aligned=False) for name in _NEAREST},
+}
+
+
 _REWRITES: dict[str, Callable[..., Any]] = {
     "dropout": dropout,
     "dropout_": dropout_,
@@ -257,5 +303,5 @@ _REWRITES: dict[str, Callable[..., Any]] = {
     ),
     "rrelu": _refuse("rrelu in training", "use leaky_relu"),
     **rewrites(dropout),
-    **resizing.REWRITES,
+    **_RESIZED,
 }

@@ -190,11 +190,11 @@ def _name_gradients(
     pairs: dict[str, Gradient] = {}
     rows: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     modules = {look.table: look.module for look in lookups}
-    memories = Counter(_memory(grad) for grad in grads if grad is not None)
+    memories = Counter(storage_id(grad) for grad in grads if grad is not None)
     for name, grad in zip(dense, grads, strict=False):
         if grad is not None:
             # Where torch gives several parameters one memory each gets a copy, made before any is exchanged.
-            private = memories[_memory(grad)] == 1 and _private(recording, grad, before)
+            private = memories[storage_id(grad)] == 1 and _private(recording, grad, before)
             pairs[name] = _dense_gradient(recording, name, grad, private)
     for look, grad in zip(lookups, grads[len(dense) :], strict=True):
         if grad is not None:
@@ -207,10 +207,6 @@ def _name_gradients(
             pairs[table] = _sparse_gradient(recording, table, parts)
     order = {v.name: i for i, v in enumerate(recording.program.parameters())}
     return sorted(pairs.items(), key=lambda item: order[item[0]])
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return storage_id(tensor)
 
 
 def _dense_gradient(recording: Recording, name: str, grad: torch.Tensor, private: bool) -> Variable:
