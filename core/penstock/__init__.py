@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from penstock.log import set_up as _set_up_logging
 from penstock.version import __version__ as __version__
 
+_set_up_logging()
 _WHERE = {
     "Program": "program.record.opening",
     "default_main_program": "program.record.context",

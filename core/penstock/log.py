@@ -1,0 +1,57 @@
+"""Log lines of the library: loggers named after modules, written to stderr where an application configures no logging.
+
+A module logs to `logging.getLogger(__name__)`: INFO is progress, WARNING what a user should change, ERROR what failed.
+A record that another handler receives is left to it, so an application that configures logging gets every record, and
+none is written twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+
+_lock = threading.RLock()  # a collection of garbage within may end an owner that logs
+_warned: dict[int, set[str]] = {}  # id of an owner, as long as it lives -> subjects
+
+
+class FallbackHandler(logging.Handler):
+    """Writes `penstock: <message>` to the current `sys.stderr`, as `logging.lastResort` does, but from INFO on."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record that no other handler receives."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None:
+            if any(handler is not self for handler in logger.handlers):
+                return
+            logger = logger.parent if logger.propagate else None
+        try:
+            sys.stderr.write(f"penstock: {self.format(record)}\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001 - as in every handler: a line that cannot be written ends no training
+            self.handleError(record)
+
+
+def set_up() -> None:
+    """Give the logger `penstock` its handler, and the level INFO unless the application has set one."""
+    logger = logging.getLogger("penstock")
+    logger.addHandler(FallbackHandler())
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+
+
+def warn_once(logger: logging.Logger, text: str, owner: object = None, *, about: str = "") -> None:
+    """Log a warning, unless one with this text was logged for `owner` before; None: in this process. Thread-safe.
+
+    `owner`: a program, strategy, client, …; it is forgotten at its end. `about`: the subject, if its texts differ.
+    """
+    owner, about = logger if owner is None else owner, about or text
+    with _lock:
+        if id(owner) not in _warned:
+            _warned[id(owner)] = set()
+            weakref.finalize(owner, _warned.pop, id(owner)).atexit = False
+        is_new = about not in _warned[id(owner)]
+        _warned[id(owner)].add(about)
+    if is_new:
+        logger.warning(text, stacklevel=2)
