@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from tests.conformance.trainers import MEETING, MODES, Trainers, assert_near, pe
 from tests.property.networks import Network, conv_net, ctr_dnn, fit_a_line, transformer
 from tests.property.oracle import copy_of, same_bits, started
 from tests.support.capabilities import pretend_cores
+from tests.support.nursery import Forked, Nursery
 
 import penstock as fluid
-from penstock.exec import places
 from penstock.program.ir import Role
 from penstock.program.program import Program
 
@@ -74,17 +75,21 @@ def test_row_3_fifty_steps_in_any_order_equal_the_executor(make: Callable[[], Ne
 
 
 def test_row_6_replicas_default_to_cores_with_a_warning(
-    trainers: Trainers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trainers: Trainers, monkeypatch: pytest.MonkeyPatch, nursery: Nursery, tmp_path: Path
 ) -> None:
     network = fit_a_line()
     pretend_cores(monkeypatch, 5)
     monkeypatch.delenv("CPU_NUM", raising=False)
-    places._say_detected.cache_clear()
     executors = [fluid.ParallelExecutor(False, network.loss, network.main, scope=fluid.Scope()) for _ in range(2)]
     for executor in executors:
         executor.close()
     assert [executor.device_count for executor in executors] == [5, 5]
-    assert capsys.readouterr().err == "penstock: CPU_NUM is not set; 5 replicas run, one for each core\n"
+    code = "import penstock as fluid; print(len(fluid.cpu_places()), len(fluid.cpu_places()))"
+    process = Forked(nursery, tmp_path / "process", ["-c", code], {"CPU_NUM": None})
+    assert process.end() == 0
+    cores = process.output.split()[0]
+    assert process.output == f"{cores} {cores}\n"
+    assert process.errors == f"penstock: CPU_NUM is not set; {cores} replicas run, one for each core\n"
     assert "CPU_NUM" not in fluid.get_flags([])
 
 

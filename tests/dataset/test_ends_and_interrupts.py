@@ -253,7 +253,7 @@ def test_a_process_exits_cleanly_with_a_pass_and_load_running(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at_most", [0, 2, 3])
 def test_a_resumed_pass_of_fixed_length_has_the_rest_of_batches(
-    tmp_path: Path, kind: str, at_most: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, kind: str, at_most: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def made() -> Any:
         dataset = dataset_of([numbers(tmp_path / "part", 20)], SLOTS, kind, batch_size=4)
@@ -278,7 +278,7 @@ def test_a_resumed_pass_of_fixed_length_has_the_rest_of_batches(
     assert second.position() == first.position()
     assert before + trained(second) == list(range(12))
     assert trained(second) == list(range(12))  # the next pass is a whole one
-    assert "set_batches_per_pass has ended a pass after 3 batches" in capsys.readouterr().err
+    assert "set_batches_per_pass has ended a pass after 3 batches" in caplog.text
     second.set_batches_per_pass(6)
     assert len(trained(second)) == 20
-    assert "asks for 6 batches in a pass, and the data has fewer" in capsys.readouterr().err
+    assert "asks for 6 batches in a pass, and the data has fewer" in caplog.text

@@ -103,15 +103,14 @@ def test_row_87_settings_are_used_and_their_defaults_are_fluids(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
-def test_hints_that_have_no_effect_say_so_once(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hints_that_have_no_effect_say_so_once(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     dataset = fluid.DatasetFactory().create_dataset(kind)
     dataset.set_fleet_send_sleep_seconds(0)
-    assert capsys.readouterr().err == ""
+    assert caplog.messages == []
     for _ in range(2):
         dataset.set_queue_num(12)
         dataset.set_fleet_send_sleep_seconds(2)
-    said = capsys.readouterr().err.splitlines()
-    assert [re.match(r"penstock: (\w+) has no effect: ", line)[1] for line in said] == [  # type: ignore[index]
+    assert [re.match(r"(\w+) has no effect: ", line)[1] for line in caplog.messages] == [  # type: ignore[index]
         "set_queue_num", "set_fleet_send_sleep_seconds"
     ]  # fmt: skip
     with pytest.raises(SpecError, match="set_queue_num is given 0"):

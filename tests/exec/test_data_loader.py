@@ -84,7 +84,7 @@ def passed(run: Callable[[], float], loader: Any) -> list[float]:
 @pytest.mark.parametrize("kind", ["ParallelExecutor", "CompiledProgram"])
 @pytest.mark.parametrize("cpu_num", ["1", "2"])
 def test_row_35_a_run_is_several_reader_iterations_fetching_last(
-    model: Model, kind: str, cpu_num: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Model, kind: str, cpu_num: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CPU_NUM", cpu_num)
     loader = fluid.io.DataLoader.from_generator(model.use, capacity=2, iterable=False)
@@ -93,7 +93,7 @@ def test_row_35_a_run_is_several_reader_iterations_fetching_last(
     losses = stepwise()
     assert passed(run, loader) == pytest.approx([losses[4], losses[9]], rel=1e-4)
     assert len(passed(run, loader)) == 2  # another pass
-    assert "no effect" not in capsys.readouterr().err
+    assert "no effect" not in caplog.text
 
 
 def test_row_35_iterations_behind_the_last_batch_are_not_made(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,8 @@ def test_a_plain_program_and_its_clone_read_from_the_reader(model: Model) -> Non
 
 
 @pytest.mark.parametrize("setter", ["sample", "sample_list", "batch"])
-def test_an_iterable_loader_gives_feeds(model: Model, setter: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_iterable_loader_gives_feeds(model: Model, setter: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock")
     loader = fluid.io.DataLoader.from_generator(model.use, capacity=2)
     if setter == "sample":
         samples = [(x, y) for fed in map(batch, range(3)) for x, y in zip(fed["x"], fed["y"], strict=True)]
@@ -165,7 +166,7 @@ def test_an_iterable_loader_gives_feeds(model: Model, setter: str, capsys: pytes
     if setter == "sample":
         loader.set_sample_generator(lambda: iter(samples[:11]), batch_size=4)
         assert [len(feed["x"]) for feed in loader] == [4, 4]
-        assert "left out 3 samples that fill no batch of 4" in capsys.readouterr().err
+        assert "left out 3 samples that fill no batch of 4" in caplog.text
     loader.set_batches_per_pass(1)
     assert len(list(loader)) == 1
     with pytest.raises(SpecError, match="an iterable loader is not started"):

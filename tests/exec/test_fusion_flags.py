@@ -15,8 +15,7 @@ from penstock.errors import SpecError
 from penstock.exec import flags
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.pass_choice import refuse_on_gpus, say_what_has_no_effect
-from penstock.program import strict_fields
+from penstock.exec.pass_choice import refuse_on_gpus, warn_of_fields_without_effect
 from penstock.program.program import Program
 from penstock.scope import Scope
 
@@ -48,7 +47,7 @@ def run(network: Network, scope: Scope, build: fluid.BuildStrategy) -> tuple[dic
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_fusion_field_is_silent_and_does_what_it_says(field: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fusion_field_is_silent_and_does_what_it_says(field: str, caplog: pytest.LogCaptureFixture) -> None:
     network = NETWORKS["conv_net"]()
     start = started(network.startup)
     _, off = run(network, copy_of(start), strategy(**{field: False}))
@@ -56,7 +55,7 @@ def test_a_fusion_field_is_silent_and_does_what_it_says(field: str, capfd: pytes
     wanted = {"fuse_all_reduce_ops": "fused_all_reduce_", "fuse_all_optimizer_ops": "fused_sgd_"}
     assert wanted.get(field, "sync_batch_norm") in on
     assert wanted.get(field, "sync_batch_norm") not in off
-    assert field not in capfd.readouterr().err
+    assert field not in caplog.text
 
 
 def test_what_a_fused_update_would_not_make_can_be_fetched() -> None:
@@ -122,12 +121,11 @@ def test_a_flag_that_is_no_number_is_refused_and_nothing_set() -> None:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
-    """The lines about fields without effect, as in a new process."""
-    monkeypatch.setattr(strict_fields, "_said", set())
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The warnings of fields without effect."""
 
     def lines() -> list[str]:
-        return [line for line in capfd.readouterr().err.splitlines() if "has no effect" in line]
+        return [line for line in caplog.messages if "has no effect" in line]
 
     return lines
 
@@ -143,32 +141,33 @@ def made(make: Callable[[], fluid.optimizer.Optimizer], build: fluid.BuildStrate
 
 
 def test_fused_exchanges_in_reduce_mode_warn_of_no_effect(
-    said: Callable[[], list[str]],
+    warnings: Callable[[], list[str]],
 ) -> None:
-    for build in (fluid.BuildStrategy(), strategy(fuse_all_reduce_ops=True), strategy(fuse_all_reduce_ops=True)):
-        build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+    default, fused = fluid.BuildStrategy(), strategy(fuse_all_reduce_ops=True)
+    default.reduce_strategy = fused.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+    for build in (default, fused, fused):
         made(lambda: fluid.optimizer.SGD(0.1), build)
-    (line,) = said()
+    (line,) = warnings()
     assert "BuildStrategy.fuse_all_reduce_ops = True has no effect in Reduce mode" in line
 
 
-def test_an_optimizer_that_no_rule_fuses_is_said_to_stay(said: Callable[[], list[str]]) -> None:
+def test_an_optimizer_that_no_rule_fuses_is_warned_of(warnings: Callable[[], list[str]]) -> None:
     for make in (lambda: fluid.optimizer.SGD(0.1), lambda: fluid.optimizer.Adam(0.1)):
         made(make, strategy(fuse_all_optimizer_ops=True))
-    assert not said()
+    assert not warnings()
     made(lambda: fluid.optimizer.RMSProp(0.1), strategy(fuse_all_optimizer_ops=True))
-    (line,) = said()
+    (line,) = warnings()
     assert "BuildStrategy.fuse_all_optimizer_ops = True has no effect on this program" in line
 
 
-def test_what_devices_switch_off_is_named(said: Callable[[], list[str]]) -> None:
+def test_what_devices_switch_off_is_named(warnings: Callable[[], list[str]]) -> None:
     program = Program(seed=1)
     build = strategy(fuse_all_optimizer_ops=True, fuse_elewise_add_act_ops=True)
     memory = ReplicaMemory(Scope(), (torch.device("cpu"),) * 2)
     core = DataParallel(program, memory, mode="all_reduce", num_replicas=2)
-    say_what_has_no_effect(build, program, core.mode, memory.devices)
+    warn_of_fields_without_effect(build, program, core.mode, memory.devices)
     core.close()
-    assert [line.split()[1] for line in said()] == [
+    assert [line.split()[0] for line in warnings()] == [
         "BuildStrategy.fuse_all_optimizer_ops", "BuildStrategy.fuse_elewise_add_act_ops",
     ]  # fmt: skip
 

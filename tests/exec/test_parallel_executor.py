@@ -232,13 +232,13 @@ def test_reduce_updates_each_parameter_once_on_its_owner(make: Make, cpu_num: An
 
 
 def test_reduce_on_one_replica_warns_of_nothing_to_exchange(
-    make: Make, cpu_num: Any, capsys: pytest.CaptureFixture[str]
+    make: Make, cpu_num: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     cpu_num(1)
     network = fit_a_line()
     executor = make(network, started(network.startup), mode="Reduce")
     assert executor.run([network.loss], rows_of(2))[0].shape == (1,)
-    assert "runs as in AllReduce mode" in capsys.readouterr().err
+    assert "runs as in AllReduce mode" in caplog.text
 
 
 def test_gradient_scale_one_adds_the_replicas_gradients_up(make: Make, cpu_num: Any) -> None:

@@ -13,17 +13,14 @@ from tests.property.oracle import started
 
 import penstock as fluid
 from penstock.errors import FeedError, SpecError
-from penstock.program import strict_fields
 from penstock.scope import Scope
 
 CUSTOMIZED = fluid.BuildStrategy.GradientScaleStrategy.Customized
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two replicas; every line may be said again."""
+def two_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_NUM", "2")
-    monkeypatch.setattr(strict_fields, "_said", set())
 
 
 def build(**fields: Any) -> fluid.BuildStrategy:
@@ -131,9 +128,7 @@ def test_a_list_is_the_strategys_own() -> None:
 
 
 @pytest.mark.parametrize("kind", [fluid.BuildStrategy, fluid.ExecutionStrategy])
-def test_a_field_without_effect_warns_once_unless_at_default(
-    kind: type[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_field_without_effect_warns_once_unless_at_default(kind: type[Any], caplog: pytest.LogCaptureFixture) -> None:
     assert kind._without_effect.keys() <= kind._defaults.keys()
     others: dict[type, Callable[[Any], Any]] = {
         bool: lambda value: not value,
@@ -143,17 +138,17 @@ def test_a_field_without_effect_warns_once_unless_at_default(
     }
     for name, why in kind._without_effect.items():
         default = kind._defaults[name]
+        strategy = kind()
         for _ in range(2):
-            strategy = kind()
             setattr(strategy, name, default)
             setattr(strategy, name, others[type(default)](default))
-        said = capsys.readouterr().err
-        assert said.startswith(f"penstock: {kind.__name__}.{name} = ")
-        assert said.endswith(f"is stored but has no effect: {why}\n")
-        assert said.count("\n") == 1
+        (warning,) = caplog.messages
+        caplog.clear()
+        assert warning.startswith(f"{kind.__name__}.{name} = ")
+        assert warning.endswith(f"is stored but has no effect: {why}")
 
 
-def test_several_iterations_a_run_need_a_reader_and_warn_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_iterations_a_run_need_a_reader_and_warn_once(caplog: pytest.LogCaptureFixture) -> None:
     network = fit_a_line()
     execution = fluid.ExecutionStrategy()
     execution.num_iteration_per_run = 5
@@ -163,10 +158,10 @@ def test_several_iterations_a_run_need_a_reader_and_warn_once(capsys: pytest.Cap
         )
         assert executor.run([network.loss], network.feed(4, 0))[0].shape == (2,)
         executor.close()
-    assert capsys.readouterr().err == (
-        "penstock: ExecutionStrategy.num_iteration_per_run = 5 has no effect: it needs a reader in the program "
-        "(fluid.io.DataLoader, iterable=False); each run is one iteration on what is fed\n"
-    )
+    assert caplog.messages == [
+        "ExecutionStrategy.num_iteration_per_run = 5 has no effect: it needs a reader in the program "
+        "(fluid.io.DataLoader, iterable=False); each run is one iteration on what is fed"
+    ]
 
 
 @pytest.fixture

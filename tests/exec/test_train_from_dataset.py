@@ -275,7 +275,7 @@ def test_a_pass_that_cannot_begin_leaves_no_thread(model: Model) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_a_handler_that_fails_does_not_end_the_training(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_handler_that_fails_does_not_end_the_training(model: Model, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Seen):
         def handler(self, res_dict: dict[str, Any]) -> None:
             raise ValueError("no")
@@ -283,7 +283,7 @@ def test_a_handler_that_fails_does_not_end_the_training(model: Model, capsys: py
     model.exe.train_from_dataset(
         model.main, model.dataset(), scope=model.scope, fetch_handler=Failing({"loss": model.loss}, 0.001)
     )
-    assert "the fetch handler failed and is not called again: ValueError('no')" in capsys.readouterr().err
+    assert "the fetch handler failed and is not called again: ValueError('no')" in caplog.text
 
 
 @pytest.mark.parametrize("threads", [1, 3])

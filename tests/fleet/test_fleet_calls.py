@@ -16,7 +16,6 @@ from penstock.fleet.order import OrderError
 from penstock.fleet.parameter_server import ParameterServerFleet
 from penstock.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from penstock.fleet.strategy import StrategyFactory, StrategyTypeError
-from penstock.program import strict_fields
 from penstock.ps.communicator import descriptor_of
 from penstock.transpile import transpiler
 from penstock.transpile.pserver import describe
@@ -27,7 +26,6 @@ SERVERS = ["127.0.0.1:6174", "127.0.0.1:6175"]
 @pytest.fixture(autouse=True)
 def fresh_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CPU_NUM", "1")
-    monkeypatch.setattr(strict_fields, "_said", set())
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         yield
 

@@ -136,12 +136,12 @@ def test_local_values_with_another_number_of_rows_are_refused(tmp_path: Path, ro
         Model(rows=rows).load(tmp_path)
 
 
-def test_optimizer_state_missing_from_a_local_save_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_optimizer_state_missing_from_a_local_save_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     saved_on_one_machine(tmp_path, model, ["table", "w", "adam_0.moment1.w"])
     model.load(tmp_path)
     assert torch.equal(model.value("table.block1"), torch.full((1000, 16), 3.0))
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "adam_0.moment2.w" in said and "adam_0.moment1.table" in said and "which begin anew" in said
     assert "adam_0.moment1.w" not in said
 

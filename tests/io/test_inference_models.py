@@ -80,11 +80,11 @@ def test_a_model_whose_program_is_damaged_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_for_parameters_alone_is_said_to_have_no_effect(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     network = conv_net()
     scope, fetches = started(network.startup), [network.fetches[0]]
     fluid.io.save_inference_model(tmp_path, ["x"], fetches, None, network.main, "net", "weights", scope=scope)
-    assert "params_filename 'weights' has no effect" in capsys.readouterr().err
+    assert "params_filename 'weights' has no effect" in caplog.text
     program, _, _ = fluid.io.load_inference_model(tmp_path, None, "net", scope=Scope())
     assert program.is_test

@@ -130,16 +130,17 @@ def test_unmeasured_kernels_take_times_stored_by_other_processes() -> None:
     assert KernelTimes(store, overtaken).choose([PRODUCT], TWO) == {PRODUCT: "onednn"}
 
 
-def test_unmeasured_kernels_are_reported_and_measured_next_time() -> None:
-    other, store, said = Product(256, 400, 400), Memory(), list[str]()
+def test_unmeasured_kernels_are_reported_and_measured_next_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock")
+    other, store = Product(256, 400, 400), Memory()
     faster: dict[str, float | None] = {"torch": 1.0, "onednn": 0.5}
-    first = KernelTimes(store, Stopwatch(faster), said.append)
+    first = KernelTimes(store, Stopwatch(faster))
     assert first.choose([PRODUCT, other], TWO) == {PRODUCT: "onednn", other: "torch"}
-    assert len(said) == 1
-    assert "1 more stay with torch's" in said[0]
+    (logged,) = caplog.messages
+    assert "1 more stay with torch's" in logged
     later = Stopwatch(faster)
-    assert KernelTimes(store, later, said.append).choose([PRODUCT, other], TWO) == {PRODUCT: "onednn", other: "onednn"}
-    assert later.asked == len(said) == 1
+    assert KernelTimes(store, later).choose([PRODUCT, other], TWO) == {PRODUCT: "onednn", other: "onednn"}
+    assert later.asked == len(caplog.messages) == 1
 
 
 LAYOUTS = [
@@ -172,13 +173,14 @@ def test_no_time_measures_nothing() -> None:
     [(fails, "needs the cpu support avx512bw"), (in_bfloat16, "more than rounding"), (gives_nan, "more than rounding")],
 )
 @pytest.mark.parametrize("product", [*LAYOUTS, BATCH], ids=str)
-def test_a_kernel_that_fails_or_is_wrong_is_left_out(product: Product, by: Multiply, reason: str) -> None:
-    said: list[str] = []
-    times = measure([product], Conditions(1, 1), 30.0, KERNELS, by=by, say=said.append)[product]
+def test_a_kernel_that_fails_or_is_wrong_is_left_out(
+    product: Product, by: Multiply, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    times = measure([product], Conditions(1, 1), 30.0, KERNELS, by=by)[product]
     assert {kernel for kernel, seconds in times.items() if seconds is None} == set(product.candidates()) - {"torch"}
     assert decide(times) == "torch"
-    assert len(said) == len(product.candidates()) - 1
-    assert all(reason in line and "\n" not in line for line in said)
+    assert len(caplog.messages) == len(product.candidates()) - 1
+    assert all(reason in line and "\n" not in line for line in caplog.messages)
 
 
 def test_a_kernel_left_out_is_tried_again_by_another_process() -> None:
@@ -227,9 +229,8 @@ def test_onednn_is_forced_as_far_as_it_is_there(product: Product, kernels: tuple
 # ---------------------------------------------------------------- the file
 
 
-def cache(path: Path, said: list[str] | None = None, machine: str = "this one") -> CacheFile:
-    """Return a cache file whose warnings are collected."""
-    return CacheFile(path, machine, (said if said is not None else []).append)
+def cache(path: Path, machine: str = "this one") -> CacheFile:
+    return CacheFile(path, machine)
 
 
 def test_what_is_added_is_there_for_the_same_machine_only(tmp_path: Path) -> None:
@@ -250,25 +251,25 @@ def test_what_is_added_is_there_for_the_same_machine_only(tmp_path: Path) -> Non
         '{"version": 3, "machines": {"this one": {"a": {"torch": -1.0}}}}',
     ],
 )  # fmt: skip
-def test_a_damaged_file_is_said_once_ignored_and_rewritten(tmp_path: Path, text: str) -> None:
-    path, said = tmp_path / "times.json", list[str]()
+def test_a_damaged_file_is_logged_once_ignored_and_rewritten(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "times.json"
     path.write_text(text)
-    damaged = cache(path, said)
+    damaged = cache(path)
     assert damaged.load() == damaged.load() == {}
-    assert len(said) == 1
-    assert str(path) in said[0]
     damaged.add({"a": {"torch": 1.0}})
-    assert cache(path, said).load() == {"a": {"torch": 1.0}}
-    assert len(said) == 1
+    assert cache(path).load() == {"a": {"torch": 1.0}}
+    (logged,) = caplog.messages
+    assert str(path) in logged
 
 
-def test_an_unwritable_folder_is_reported_and_changes_nothing(tmp_path: Path) -> None:
-    blocked, said = tmp_path / "file", list[str]()
+def test_an_unwritable_folder_is_reported_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    closed = cache(blocked / "times.json", said)
-    closed.add({"a": {"torch": 1.0}})
-    assert len(said) == 1
-    assert "cannot remember" in said[0]
+    cache(blocked / "times.json").add({"a": {"torch": 1.0}})
+    (logged,) = caplog.messages
+    assert "cannot remember" in logged
 
 
 def test_what_was_stored_first_holds(tmp_path: Path) -> None:
@@ -281,28 +282,30 @@ def test_what_was_stored_first_holds(tmp_path: Path) -> None:
     assert cache(path).add(more) == {**expected, **more}
 
 
-def test_a_file_that_cannot_be_read_is_left_as_it_is(tmp_path: Path) -> None:
-    path, said = tmp_path / "times.json", list[str]()
+def test_a_file_that_cannot_be_read_is_left_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "times.json"
     path.symlink_to(path)  # a loop: no reader gets anywhere, root neither
-    closed = cache(path, said)
+    closed = cache(path)
     assert closed.load() == {}
     assert closed.add({"a": {"torch": 1.0}}) == {"a": {"torch": 1.0}}
     assert path.is_symlink()
-    assert len(said) == 1
-    assert "cannot read" in said[0]
+    (logged,) = caplog.messages
+    assert "cannot read" in logged
 
 
-def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
-    path, said = tmp_path / "times.json", list[str]()
+def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "times.json"
     cache(path).add({"a": {"torch": 1.0}})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
     try:
-        cache(path, said).add({"b": {"torch": 2.0}})
+        cache(path).add({"b": {"torch": 2.0}})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert len(said) == 1
-    assert "cannot remember" in said[0]
+    (logged,) = caplog.messages
+    assert "cannot remember" in logged
     assert cache(path).load() == {"a": {"torch": 1.0}}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["times.json", "times.lock"]
 

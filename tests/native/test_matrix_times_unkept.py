@@ -11,11 +11,11 @@ from penstock.native.matrix_cache import CacheFile, Unkept, store_of_machine
 
 
 @pytest.mark.parametrize("name", ["cache_folder", "file_locks"])
-def test_without_a_folder_or_locks_times_live_with_the_process(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_folder_or_locks_times_live_with_the_process(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with absent(name):
         store = store_of_machine()
     assert isinstance(store, Unkept)
-    assert "penstock: times of matrix kernels live as long as this process" in capfd.readouterr().err
+    assert "times of matrix kernels live as long as this process" in caplog.text
 
 
 def test_without_a_home_folder_times_live_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ logging.getLogger({logger!r}).addHandler(handler)"""
     assert stderr_of(configure + LINES) == received
 
 
-def test_handlers_that_a_logger_does_not_propagate_to_receive_nothing() -> None:
+def test_a_logger_that_does_not_propagate_writes_to_stderr() -> None:
     configure = "import penstock; logging.basicConfig(); logging.getLogger('penstock').propagate = False"
     assert stderr_of(configure + LINES) == "penstock: progress\npenstock: advice 7\n"
 

@@ -196,7 +196,7 @@ def test_a_server_that_stays_away_is_named_within_the_bound(rig: Rig) -> None:
     assert servers[0].endpoint not in str(caught.value)
 
 
-def test_a_socket_that_breaks_is_replaced_by_tcp(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_socket_that_breaks_is_replaced_by_tcp(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     server = rig.server({"w": torch.zeros(2)})
     client = rig.client(server.endpoint)
     server.close_socket()
@@ -204,7 +204,7 @@ def test_a_socket_that_breaks_is_replaced_by_tcp(rig: Rig, capsys: pytest.Captur
     client.send_barrier()
     assert server.values["w"].tolist() == [-1, -1]
     assert not client.links[0].route.is_local
-    assert "TCP is used" in capsys.readouterr().err
+    assert "TCP is used" in caplog.text
 
 
 def test_beats_keep_a_slow_trainer_a_member(rig: Rig) -> None:
@@ -242,7 +242,7 @@ def test_beats_go_out_while_a_barrier_waits_for_others(rig: Rig) -> None:
     assert server.requests.count("barrier") == 2, "nothing was asked twice"
 
 
-def test_a_trainer_that_was_lost_joins_again_and_goes_on(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trainer_that_was_lost_joins_again_and_goes_on(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, fanin=2)
     lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose beats are too slow
     other = rig.client(server.endpoint, trainer=1, of=2, lease_s=2.0)
@@ -255,10 +255,9 @@ def test_a_trainer_that_was_lost_joins_again_and_goes_on(rig: Rig, capsys: pytes
     for _ in range(2):
         steps = [in_background(partial(_step, client)) for client in (lost, other)]
         assert steps[0]() == steps[1]()
-    said = [line for line in capsys.readouterr().err.splitlines() if "trainer 0" in line and "joined again" in line]
-    assert len(said) == 1
-    assert "trainer 0: it was declared lost by" in said[0]
-    assert "round 0 may have gone on without its gradients, and it takes part from round 1 on" in said[0]
+    (said,) = [line for line in caplog.messages if "trainer 0" in line and "joined again" in line]
+    assert "trainer 0: it was declared lost by" in said
+    assert "round 0 may have gone on without its gradients, and it takes part from round 1 on" in said
     assert lost.links[0].round == other.links[0].round == 3
 
 
@@ -292,12 +291,13 @@ def test_close_leaves_every_server_once(rig: Rig) -> None:
     assert [s.requests.count("leave") for s in servers] == [2, 2]
 
 
-def test_the_start_waits_for_servers_and_says_for_which(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_start_waits_for_servers_and_says_for_which(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock")
     server = rig.server({"w": torch.zeros(2)})
     late = free_endpoint()
     client = rig.client(server.endpoint, late, connect=False, start_s=30.0)
     connected = in_background(client.connect)
-    until(lambda: f"waiting for the parameter servers {late} to start" in capsys.readouterr().err)
+    until(lambda: f"waiting for the parameter servers {late} to start" in caplog.text)
     rig.server({"w": torch.zeros(2)}, address=late)
     connected()
     client.send_barrier()
@@ -368,7 +368,7 @@ def test_rejoining_counts_towards_the_unreachable_deadline(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_a_trainer_that_was_lost_leaves_at_once(rig: Rig, capsys: pytest.CaptureFixture[str], forgets: bool) -> None:
+def test_a_trainer_that_was_lost_leaves_at_once(rig: Rig, caplog: pytest.LogCaptureFixture, forgets: bool) -> None:
     server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, fanin=2)
     rig.client(server.endpoint, trainer=1, of=2, lease_s=2.0)
     lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose beats are too slow
@@ -378,7 +378,7 @@ def test_a_trainer_that_was_lost_leaves_at_once(rig: Rig, capsys: pytest.Capture
             server.machine.members._newest.clear()
     lost.close()
     assert server.requests.count("leave") == 1
-    assert "leaves without notifying its server" not in capsys.readouterr().err
+    assert "leaves without notifying its server" not in caplog.text
 
 
 def test_a_leave_waits_for_a_join_on_its_way(rig: Rig) -> None:
@@ -411,14 +411,13 @@ def test_a_leave_waits_for_a_join_on_its_way(rig: Rig) -> None:
         assert server.machine.members.all_left
 
 
-def test_an_unconfirmed_round_is_reported_as_uncertain(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unconfirmed_round_is_reported_as_uncertain(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     server = rig.server({"w": torch.zeros(2)}, local=False)
     proxy = rig.proxy(server)
     client = rig.client(proxy.endpoint)
     client.send("w", ["w"], [0], [torch.ones(2)])
     unanswered(proxy, client.send_barrier, when=lambda: server.num_applied == 1)
-    said = capsys.readouterr().err
-    assert "round 0 may have gone on without its gradients" in said
+    assert "round 0 may have gone on without its gradients" in caplog.text
 
 
 def test_backoff_grows_is_jittered_and_ends() -> None:

@@ -12,7 +12,6 @@ from tests.ps.fake_servers import FakeServers
 from tests.support.waiting import until
 
 from penstock.errors import Unavailable
-from penstock.program import strict_fields
 from penstock.ps.communicators import half_async
 from penstock.ps.communicators.half_async import HalfAsyncCommunicator
 
@@ -126,17 +125,16 @@ def test_close_sends_a_round_that_was_not_complete(opened: Make) -> None:
 
 
 def test_an_announced_thread_that_never_starts_is_an_error(
-    opened: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    opened: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(half_async, "_REPORT_MISSING_S", 0.0)
     monkeypatch.setattr(half_async, "MISSING_S", 0.0)
-    monkeypatch.setattr(strict_fields, "_said", set())
     trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()))
     trainer.set_participants(3)
     trainer.send("w@GRAD", ["w"], [0], ones())
     with pytest.raises(Unavailable, match=r"2 of the 3 training threads .* have not begun within 0 s"):
         trainer.recv("w", ["w"], [0], ones(0.0))
-    assert "2 of the 3 training threads" in capsys.readouterr().err
+    assert "2 of the 3 training threads" in caplog.text
 
 
 def test_threads_that_all_arrived_are_awaited_without_limit(opened: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 from tests.ps.fake_servers import FakeServers
 
 from penstock.errors import SpecError
-from penstock.program import strict_fields
 from penstock.program.ir import Operator
 from penstock.program.program import Program
 from penstock.ps import communicator
@@ -21,11 +20,10 @@ from penstock.ps.runtime_config import MODE_KEYS, TRAINER_KEYS, RuntimeConfig, S
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take out what the machine's environment says, and what was said before."""
+    """Take out what the machine's environment says."""
     for name in TRAINER_KEYS:
         monkeypatch.delenv(f"FLAGS_{name}", raising=False)
     monkeypatch.setenv("CPU_NUM", "4")
-    monkeypatch.setattr(strict_fields, "_said", set())
 
 
 def test_the_keys_and_defaults_are_fluids() -> None:
@@ -108,23 +106,22 @@ def test_it_prints_as_a_table_of_all_settings() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "half_async"])
-def test_lock_step_modes_merge_one_gradient_a_thread_and_warn(mode: PsMode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lock_step_modes_merge_one_gradient_a_thread_and_warn(mode: PsMode, caplog: pytest.LogCaptureFixture) -> None:
     config = TrainerRuntimeConfig.from_dict({"communicator_max_merge_var_num": 20, "communicator_send_queue_size": 9})
     for _ in range(2):
         settings = config.settings(mode, num_threads=4)
     assert (settings.max_merge_var_num, settings.send_queue_size) == (4, 4)
-    said = capsys.readouterr().err
-    assert said.count("WARNING") == 2  # one for each key
-    assert "communicator_max_merge_var_num is 20" in said
+    assert len(caplog.messages) == 2  # one for each key
+    assert "communicator_max_merge_var_num is 20" in caplog.text
 
 
-def test_async_takes_every_setting_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_async_takes_every_setting_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     config = TrainerRuntimeConfig.from_dict(
         {"communicator_max_merge_var_num": 20, "communicator_send_queue_size": 9, "communicator_send_wait_times": 3}
     )
     settings = config.settings("async")
     assert (settings.max_merge_var_num, settings.send_queue_size, settings.merge_wait_s) == (20, 9, 0.03)
-    assert not capsys.readouterr().err
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -136,20 +133,18 @@ def test_async_takes_every_setting_as_it_is(capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_keys_of_a_mode_that_nothing_goes_by_are_said(
-    mode: PsMode, idle: set[str], capsys: pytest.CaptureFixture[str]
+    mode: PsMode, idle: set[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ("communicator_send_wait_times", "communicator_thread_pool_size")
     TrainerRuntimeConfig.from_dict(dict.fromkeys(names, 7)).settings(mode)
-    said = capsys.readouterr().err
-    assert {name for name in names if f"{name} = 7 has no effect in {mode} mode" in said} == idle
+    assert {name for name in names if f"{name} = 7 has no effect in {mode} mode" in caplog.text} == idle
 
 
-def test_what_a_mode_does_not_use_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_mode_does_not_use_is_said(caplog: pytest.LogCaptureFixture) -> None:
     config = TrainerRuntimeConfig.from_dict({"communicator_send_queue_size": 9, "rpc_deadline": 1000})
     config.settings("geo")
-    said = capsys.readouterr().err
-    assert "communicator_send_queue_size = 9 has no effect in geo mode" in said
-    assert "PENSTOCK_PS_DEADLINE_S" in said
+    assert "communicator_send_queue_size = 9 has no effect in geo mode" in caplog.text
+    assert "PENSTOCK_PS_DEADLINE_S" in caplog.text
     assert set(config.communicator_flags("geo")) == set(MODE_KEYS["geo"])
 
 

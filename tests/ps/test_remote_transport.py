@@ -104,14 +104,14 @@ def test_a_wrong_token_is_refused_and_nothing_is_handled(serve: Serve) -> None:
     assert seen == []
 
 
-def test_a_fault_of_the_handler_is_an_answer(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_the_handler_is_an_answer(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     def fail(message: Message) -> Message:
         raise OSError(28, "No space left on device")
 
     _, client = serve(fail)
     with client.call(push(np.ones(3)), deadline_s=10) as answer:
         assert "OSError: [Errno 28] No space left on device" in str(answer.fields["reason"])
-    assert capfd.readouterr().err.count("Traceback") == 1
+    assert caplog.text.count("Traceback") == 1
 
 
 def test_a_handler_that_is_unavailable_breaks_the_call(serve: Serve) -> None:

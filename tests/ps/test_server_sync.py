@@ -123,7 +123,7 @@ def test_the_mean_is_over_all_members_not_those_who_pushed(start: Start) -> None
     assert torch.equal(storage.rows_of["t"][5], mirror.rows_of["t"][5])
 
 
-def test_a_lost_trainer_leaves_the_mean_to_the_others(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_trainer_leaves_the_mean_to_the_others(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     _, storage, endpoint = start(fanin=2, lease_s=2.0)
     a, b = Trainer(endpoint, 0), Trainer(endpoint, 1)
     a.join(), b.join()
@@ -143,7 +143,7 @@ def test_a_lost_trainer_leaves_the_mean_to_the_others(start: Start, capfd: pytes
     stop.set()
     beating.join()
     assert torch.equal(storage.values["b"], before - torch.ones(5) * (0.1 / 2))
-    assert capfd.readouterr().err.count("trainer 1 is lost: no message from it for 2 s") == 1
+    assert caplog.text.count("trainer 1 is lost: no message from it for 2 s") == 1
     with pytest.raises(Refused) as refused:
         b.barrier(0)
     assert refused.value.rejoin
@@ -300,21 +300,21 @@ def test_serving_ends_when_all_have_left_and_leaves_no_thread() -> None:
     assert not left
 
 
-def test_nobody_comes(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_comes(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.ps.dispatcher.REPORT_EVERY_S", 0.3)
     with pytest.raises(Unavailable, match=r"trainers 0, 1 of 2 did not join 127.0.0.1:0 within 1 s"):
         serve(replace(SETTINGS, fanin=2, start_s=1.0), TorchStorage(SHAPES))
-    assert "waits for trainers 0, 1 of 2 to join" in capfd.readouterr().err
+    assert "waits for trainers 0, 1 of 2 to join" in caplog.text
 
 
-def test_everybody_is_lost_and_nobody_comes_back(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_everybody_is_lost_and_nobody_comes_back(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     server, _, endpoint = start(lease_s=2.0, start_s=1.0)
     Trainer(endpoint, 0).join()
     with pytest.raises(
         Unavailable, match=r"every trainer was lost, and none came back within 1 s.*PENSTOCK_PS_START_S"
     ):
         server.wait(60)
-    assert "every trainer is lost; waits 1 s for one to come back" in capfd.readouterr().err
+    assert "every trainer is lost; waits 1 s for one to come back" in caplog.text
 
 
 def reason_of(call: Callable[[], Any]) -> str:

@@ -7,7 +7,7 @@ given is unknown.
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Literal
@@ -16,6 +16,7 @@ from penstock.dataset.slots import Slot
 from penstock.errors import UserError
 from penstock.native import _feed
 
+_log = logging.getLogger(__name__)
 Policy = Literal["raise", "skip"]
 POLICIES: tuple[Policy, ...] = ("raise", "skip")
 KEPT = 10
@@ -53,7 +54,7 @@ class Skipped:
         self._lock = threading.Lock()
         self.count = 0
         self.first: list[DataError] = []
-        self._said = 0
+        self._num_logged = 0
 
     def add(self, count: int, first: list[DataError]) -> None:
         """Count lines; keep some."""
@@ -61,11 +62,9 @@ class Skipped:
             self.count += count
             self.first += first[: KEPT - len(self.first)]
 
-    def say(self) -> None:
-        """Tell the user on stderr what was skipped since the last time."""
+    def log(self) -> None:
+        """Log what was skipped since the last time."""
         with self._lock:
-            new, self._said = self.count - self._said, self.count
+            new, self._num_logged = self.count - self._num_logged, self.count
         if new:
-            print(
-                f"penstock: {new} bad lines were left out (policy 'skip'); the first: {self.first[0]}", file=sys.stderr
-            )
+            _log.warning("%d bad lines were left out (policy 'skip'); the first: %s", new, self.first[0])

@@ -10,8 +10,8 @@ for, since a generator may wait for anything. Source: fluid.io.DataLoader, PyRea
 
 from __future__ import annotations
 
+import logging
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from penstock.dataset.settings import Dataset, at_least_one
 from penstock.dataset.slots import feed_of
 from penstock.errors import EOFException, FeedError, SpecError
 
+_log = logging.getLogger(__name__)
 _AHEAD = 4
 Feed = dict[str, Any]
 Reader = Callable[[], Iterable[Any]]
@@ -233,7 +234,7 @@ class GeneratorLoader(DataLoader):
     def set_sample_generator(
         self, reader: Reader, batch_size: int, drop_last: bool = True, places: object = None
     ) -> GeneratorLoader:
-        """Set a generator of samples: a value for each input. `drop_last`: leave out a short last batch, and say so."""
+        """Set a generator of samples: a value for each input. `drop_last`: leave out a short last batch, and log it."""
         at_least_one("batch_size", batch_size)
         return self._set(lambda: _stacked(reader(), batch_size, drop_last=drop_last))
 
@@ -319,7 +320,7 @@ def _stacked(samples: Iterable[Any], batch_size: int, *, drop_last: bool) -> Ite
             yield _columns(batch)
             batch = []
     if batch and drop_last:
-        _say_left_out(len(batch), batch_size)
+        _log_left_out(len(batch), batch_size)
     elif batch:
         yield _columns(batch)
 
@@ -330,7 +331,7 @@ def _batches_of(dataset: Dataset, program: Any, *, drop_last: bool) -> Iterator[
     try:
         while (batch := run.take()) is not None:
             if drop_last and len(batch) < dataset.batch_size:
-                _say_left_out(len(batch), dataset.batch_size)
+                _log_left_out(len(batch), dataset.batch_size)
                 run.used(batch)
                 continue
             yield _Made(feed_of(batch, run.slots, wanted), partial(run.used, batch))
@@ -338,8 +339,5 @@ def _batches_of(dataset: Dataset, program: Any, *, drop_last: bool) -> Iterator[
         run.close()
 
 
-def _say_left_out(count: int, batch_size: int) -> None:
-    print(
-        f"penstock: a DataLoader left out {count} samples that fill no batch of {batch_size} (drop_last=True)",
-        file=sys.stderr,
-    )
+def _log_left_out(count: int, batch_size: int) -> None:
+    _log.info("a DataLoader left out %d samples that fill no batch of %d (drop_last=True)", count, batch_size)

@@ -357,7 +357,7 @@ class _Loading:
                 pass
         finally:  # an interrupt ends what it has waited for
             self.stop()
-        self._skipped.say()
+        self._skipped.log()
         if self._errors:
             raise self._errors[min(self._errors)]
         store = _feed.Store([slot.native for slot in self._reading.slots])

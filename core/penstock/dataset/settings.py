@@ -1,14 +1,14 @@
 """What Fluid's setters set: the base of both data sets. Source: fluid/dataset.py of Fluid 1.8.
 
 A setting of Fluid that is not supported is refused where it is set, never ignored; of two that only tune what is done
-in another way here it is said once that they have no effect.
+in another way here it is logged once that they have no effect.
 """
 
 from __future__ import annotations
 
 import glob
+import logging
 import os
-import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,10 @@ from penstock.dataset.faults import POLICIES, DataError, Policy, Skipped
 from penstock.dataset.slots import Slot, slots_of
 from penstock.dataset.sources import CAT, is_columnar
 from penstock.errors import SpecError
+from penstock.log import warn_once
 from penstock.native import _feed
 
+_log = logging.getLogger(__name__)
 _REFUSED = {
     "set_hdfs_config": "files are read from mounted file systems; mount it, or read it with "
     "set_filelist([a local list]) and set_pipe_command('xargs hadoop fs -cat')",
@@ -82,18 +84,17 @@ class Run(Protocol):
         ...
 
     def close(self) -> None:
-        """End the readers, finished or not, and say what was skipped. Idempotent."""
+        """End the readers, finished or not, and log what was skipped. Idempotent."""
         ...
 
 
 class Limited(Run):
-    """A pass that ends after some batches, and says so. `used_before`: those of this pass before it was resumed."""
+    """A pass that ends after some batches, and logs it. `used_before`: those of this pass before it was resumed."""
 
     def __init__(self, run: Run, num_batches: int, used_before: int) -> None:
         self.slots, self._run, self._num_batches = run.slots, run, num_batches
         self._lock = threading.Lock()
         self._taken = self.num_used = used_before
-        self._is_said = False
 
     def take(self) -> _feed.Batch | None:
         with self._lock:
@@ -101,19 +102,15 @@ class Limited(Run):
             self._taken += not is_over
         batch = None if is_over else self._run.take()
         if batch is None:
-            self._say(is_over=is_over)
+            self._warn_of_end(is_over=is_over)
         return batch
 
-    def _say(self, *, is_over: bool) -> None:
-        with self._lock:
-            is_said, self._is_said = self._is_said, True
-        if is_said:
-            return
+    def _warn_of_end(self, *, is_over: bool) -> None:
         if is_over:
             text = f"has ended a pass after {self._num_batches} batches; whatever data is left is not trained on"
         else:
             text = f"asks for {self._num_batches} batches in a pass, and the data has fewer"
-        print(f"penstock: set_batches_per_pass {text}", file=sys.stderr)
+        warn_once(_log, f"set_batches_per_pass {text}", self, about="end")
 
     def used(self, batch: _feed.Batch) -> None:
         self._run.used(batch)
@@ -142,7 +139,6 @@ class Dataset(ABC):
         self._limited: Limited | None = None
         self._used_before = 0
         self._policy: Policy = "raise"
-        self._said: set[str] = set()
         self.skipped = Skipped()
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -184,26 +180,23 @@ class Dataset(ABC):
     def set_batches_per_pass(self, num_batches: int | None) -> None:
         """Let a pass of training end after so many batches (None: all), the same number for each trainer of a job.
 
-        What is left is not trained on, and that is said.
+        What is left is not trained on, and that is logged.
         """
         self._batches_per_pass = None if num_batches is None else at_least_one("set_batches_per_pass", num_batches)
 
     def set_queue_num(self, queue_num: int) -> None:
-        """Take Fluid's number of channels between readers and trainers, which has no effect; that is said once."""
+        """Take Fluid's number of channels between readers and trainers, which has no effect; a warning says so."""
         at_least_one("set_queue_num", queue_num)
-        self._say_no_effect("set_queue_num", "readers put batches into one queue, of four a reader")
+        text = "set_queue_num has no effect: readers put batches into one queue, of four a reader"
+        warn_once(_log, text, self)
 
     def set_fleet_send_sleep_seconds(self, fleet_send_sleep_seconds: int = 0) -> None:
-        """Take Fluid's pause between messages of a shuffle, which has no effect; that is said once, if it is not 0."""
+        """Take Fluid's pause between messages of a shuffle, which has no effect; a warning says so, if it is not 0."""
         if isinstance(fleet_send_sleep_seconds, bool) or not isinstance(fleet_send_sleep_seconds, int | float):
             raise SpecError(f"set_fleet_send_sleep_seconds is given {fleet_send_sleep_seconds!r}; expected seconds")
         if fleet_send_sleep_seconds:
-            self._say_no_effect("set_fleet_send_sleep_seconds", "global_shuffle waits for whoever is slower by itself")
-
-    def _say_no_effect(self, setter: str, why: str) -> None:
-        if setter not in self._said:
-            self._said.add(setter)
-            print(f"penstock: {setter} has no effect: {why}", file=sys.stderr)
+            why = "global_shuffle waits for slower trainers by itself"
+            warn_once(_log, f"set_fleet_send_sleep_seconds has no effect: {why}", self)
 
     @property
     def thread_num(self) -> int:

@@ -136,7 +136,7 @@ class StreamingRun(Run):
         for thread in self._threads:
             thread.join()
         atexit.unregister(self.close)
-        self._skipped.say()
+        self._skipped.log()
 
     # -- readers -----------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 Trainers exchange gradients at each step. One whose data has ended *joins*: until all have ended it takes part without
 rows, so that nobody waits for it for ever and its parameters stay those of the others. Joining happens at the end of
-the process by itself, and is said on stderr. Whoever dies, fails or stands still ends the exchange of all others with
+the process by itself, and is logged. Whoever dies, fails or stands still ends the exchange of all others with
 an error that names it. Nothing here knows programs: an executor says how it takes part without rows (`Idle`).
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -34,6 +35,7 @@ from penstock.errors import SpecError, Unavailable
 from penstock.identity import JobIdentity, checked_endpoints
 from penstock.settings import COLLECTIVE_TRANSPORT
 
+_log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _MOST_RINGS = 64  # each has a thread that waits, of which an engine has a limited number
 
@@ -59,7 +61,7 @@ class Group:
         self._knows = threading.Event()
         self._watch = Watch(meeting, self._on_lost, self._on_left)
         self._steppers: dict[int, Idle] = {}
-        self._told: set[int] = set()
+        self._logged_ends: set[int] = set()
         self._over = False
         try:
             self._rings = _rings(meeting, label, transport)
@@ -124,14 +126,12 @@ class Group:
         self._steppers[signature] = idle
 
     def note(self, step: Tensor, steps: int) -> None:
-        """Say once who has ended, from what the ranks have said of a step."""
+        """Log once which ranks have ended, from what they have sent of a step."""
         for rank in (int(r) for r in torch.nonzero(step[:, ENDED])):
-            if rank not in self._told:
-                self._told.add(rank)
-                _say(
-                    f"{self.ranks.name(rank)} has no more data after {steps} steps; the others go on, and gradients "
-                    "are means over their rows"
-                )
+            if rank not in self._logged_ends:
+                self._logged_ends.add(rank)
+                text = "%s has no more data after %d steps; the others go on, and gradients are means over their rows"
+                _log.info(text, self.ranks.name(rank), steps)
 
     def step_failed(self, error: BaseException) -> None:
         """Tell the others that this rank has not finished a step that they may be in."""
@@ -152,7 +152,7 @@ class Group:
 
         Then all may go on together, with another pass over the data.
         """
-        told = False
+        is_logged = False
         mine = torch.zeros(3, dtype=torch.int64)
         mine[ENDED] = HAS_ENDED
         while True:
@@ -160,14 +160,13 @@ class Group:
             self._check_begun(step)
             at_work = [r for r in range(self.ranks.num_ranks) if not step[r, ENDED]]
             if not at_work:
-                self._told.clear()
+                self._logged_ends.clear()
                 return
-            if not told:
-                told = True
-                _say(
-                    f"{self.ranks.name(self.ranks.rank)} has no more data; it takes part without rows until "
-                    f"{', '.join(self.ranks.name(r) for r in at_work)} too ha{'s' if len(at_work) == 1 else 've'} ended"
-                )
+            if not is_logged:
+                is_logged = True
+                others = f"{', '.join(map(self.ranks.name, at_work))} too ha{'s' if len(at_work) == 1 else 've'} ended"
+                text = "%s has no more data; it takes part without rows until %s"
+                _log.info(text, self.ranks.name(self.ranks.rank), others)
             stepper = self._steppers.get(int(step[at_work[0], SIGNATURE]))
             if stepper is None:
                 error = SpecError(f"{self.ranks.name(at_work[0])} runs a program that this rank has never run")
@@ -243,8 +242,8 @@ class Group:
             return
         try:
             self.join()
-        except Exception as lost:  # noqa: BLE001 - the process's boundary: it is printed, and the status says so
-            _say(f"the job has ended badly: {lost}")
+        except Exception as lost:  # noqa: BLE001 - the process's boundary: it is logged, and the status says so
+            _log.error("the job has ended badly: %s", lost)
             self._watch.linger()
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
@@ -254,24 +253,20 @@ class Group:
         self._rings.close()
 
 
-def _say(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr, flush=True)
-
-
 def _rings(meeting: Rendezvous, label: str, wanted: str) -> SharedRings | ProcessGroups:
     one_host = all(other.host == this_host() for other in meeting.present)
     if wanted == "shared_memory" and not one_host:
         raise SpecError(f"{COLLECTIVE_TRANSPORT} is 'shared_memory', but the trainers are on several hosts", got=wanted)
     if wanted != "gloo" and one_host:
         if meeting.ranks.inter:
-            _say("hierarchical all-reduce has one level here: all trainers are on one host, and share its memory")
+            _log.info("hierarchical all-reduce has one level here: all trainers are on one host, and share its memory")
         try:
             return SharedRings(meeting, label)
         except NoSharedMemory as error:
             if wanted == "shared_memory":
                 raise NoSharedMemory(f"{error}; {COLLECTIVE_TRANSPORT} is {wanted!r}, 'gloo' does without") from error
             if meeting.ranks.rank == 0:
-                _say(f"the trainers exchange by Gloo, since shared memory cannot be used: {error}")
+                _log.warning("the trainers exchange by Gloo, since shared memory cannot be used: %s", error)
     return ProcessGroups(meeting, label, "gloo")
 
 

@@ -39,7 +39,7 @@ from penstock.distributed.rank_plan import (
     on_ports,
     planned_ranks,
 )
-from penstock.distributed.supervisor import Manner, say, supervise
+from penstock.distributed.supervisor import Manner, print_line, supervise
 from penstock.errors import SpecError
 from penstock.identity import PORT
 from penstock.machine.cores import usable_cores
@@ -159,9 +159,9 @@ def plan_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     check_free(layout.local)
     doubtful = doubt(environ, layout)
     if doubtful:
-        say(doubtful)
+        print_line(doubtful)
     if chosen is None and args.gpus is not None:
-        say(
+        print_line(
             f"this host shows no GPU: what --gpus {num_local} starts computes on CPU (--nproc_per_node says so at once)"
         )
     return planned_ranks(layout, args.log_dir, environ, gpus=chosen, num_cores=usable_cores())
@@ -173,7 +173,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     plan = plan_of(args, environ)
     is_told = args.log_level <= logging.INFO
     if args.print_config and is_told:
-        say(f"{' '.join([str(args.script), *args.script_args])}\n{plan.described()}")
+        print_line(f"{' '.join([str(args.script), *args.script_args])}\n{plan.described()}")
     command = [sys.executable, str(args.script), *args.script_args]
     return supervise(plan, command, environ, Manner(stop_s=args.stop_s, shows_ends=is_told))
 
@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args, os.environ)
     except SpecError as error:
-        say(f"launch: {error}")
+        print_line(f"launch: {error}")
         return _USAGE
 
 

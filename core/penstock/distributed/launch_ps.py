@@ -28,7 +28,7 @@ from penstock.distributed.arguments import Hosts, add_hosts, add_running, check_
 from penstock.distributed.arguments import parser as empty_parser
 from penstock.distributed.local_job import Plan, Share, planned
 from penstock.distributed.ports import check_free, free_ports
-from penstock.distributed.supervisor import Manner, say, supervise
+from penstock.distributed.supervisor import Manner, print_line, supervise
 from penstock.errors import SpecError
 from penstock.identity import endpoints_problem
 from penstock.settings import PS_SAVE_DIRS, PS_TOKEN
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     hosts = hosts_of(args.cluster_node_ips, args.node_ip)
     plan = plan_of(args, hosts, environ)
     if args.print_config:
-        say(f"{' '.join([str(args.script), *args.script_args])}\n{plan.described()}")
+        print_line(f"{' '.join([str(args.script), *args.script_args])}\n{plan.described()}")
     grace_s = args.server_grace_s
     if grace_s is None:
         grace_s = math.inf if hosts.are_several else _SERVER_GRACE_S
@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(args, os.environ)
     except SpecError as error:
-        say(f"launch_ps: {error}")
+        print_line(f"launch_ps: {error}")
         return _USAGE
 
 

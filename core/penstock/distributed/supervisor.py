@@ -74,15 +74,15 @@ class _Job:
             pass
 
     def report(self, found: Failed | Finished) -> int:
-        """Say how the job ended, and return the exit status."""
+        """Print how the job ended, and return the exit status."""
         if isinstance(found, Failed):
             process, how = self.plan.processes[found.place], status_text(found.status)
             tail = "\n".join(f"  {line}" for line in self._groups[found.place].tail(_TAIL_LINES))
             log = f"the end of {process.log}:\n{tail}" if tail else f"it wrote nothing to {process.log}"
-            say(f"{process.name} failed with {how}; {log}")
+            print_line(f"{process.name} failed with {how}; {log}")
             return found.exit_status
         for place in found.lingering:
-            say(
+            print_line(
                 f"{self.plan.processes[place].name} still served {self._manner.server_grace_s:g} s after the last "
                 "trainer had ended, and was stopped. Do the trainers call fleet.stop_worker() or exe.close()?"
             )
@@ -103,7 +103,7 @@ class _Job:
             if self._manner.shows_ends:
                 seconds = time.monotonic() - self._started
                 how = "has finished" if status == 0 else f"ended with {status_text(status)}"
-                say(f"{self.plan.processes[place].name} {how} after {seconds:.1f} s")
+                print_line(f"{self.plan.processes[place].name} {how} after {seconds:.1f} s")
 
     def _pass_on(self) -> int:
         first = next(place for place, p in enumerate(self.plan.processes) if p.kind == "trainer")
@@ -116,8 +116,8 @@ class _Job:
         return len(output)
 
 
-def say(text: str) -> None:
-    """Tell the person at the launcher."""
+def print_line(text: str) -> None:
+    """Print a launcher's own line on stderr."""
     try:
         print(text, file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -152,6 +152,6 @@ def _supervise(job: _Job, manner: Manner) -> int:
                 job.stop()
                 reaper.dismiss()
     except Stopped as stopped:
-        say(f"stopped by {stopped}")
+        print_line(f"stopped by {stopped}")
         return 128 + signal.Signals[str(stopped)].value
     return job.report(found)

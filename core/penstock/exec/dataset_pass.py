@@ -15,6 +15,7 @@ Source: Executor.train_from_dataset of Fluid 1.8; hogwild_worker.cc.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +36,14 @@ from penstock.exec.pass_choice import choice_of
 from penstock.exec.places import CUDAPlace, gpus_for, num_cores
 from penstock.exec.rows_ahead import RowsAhead
 from penstock.exec.strategies import BuildStrategy
+from penstock.log import warn_once
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
-from penstock.program.strict_fields import say_once
 from penstock.ps.remote import REMOTE_TYPES
 from penstock.scope import Scope, global_scope
+
+_log = logging.getLogger(__name__)
 
 
 class Checkpoints(Protocol):
@@ -188,13 +191,12 @@ def _allowed_threads(program: Program, num_threads: int, *, is_compiled: bool) -
     if num_threads == 1:
         return 1
     if is_compiled:
-        say_once("train_from_dataset: a CompiledProgram runs each batch on its replicas, one batch at a time")
+        text = "train_from_dataset: a CompiledProgram runs each batch on its replicas, one batch at a time"
+        warn_once(_log, text, program)
         return 1
     if any(op.type in REMOTE_TYPES or op.role & (Role.RPC | Role.DIST) for op in program.operators):
-        say_once(
-            f"train_from_dataset: this program exchanges gradients with other processes, so one thread trains, on all "
-            f"cores; {num_threads} threads were asked for"
-        )
+        why = "this program exchanges gradients with other processes, so one thread trains, on all cores"
+        warn_once(_log, f"train_from_dataset: {why}; {num_threads} threads were asked for", program)
         return 1
     return num_threads
 

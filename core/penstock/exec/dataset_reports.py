@@ -6,6 +6,7 @@ progress to stderr.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from penstock.exec.data_parallel import DataParallel
 from penstock.exec.feeding import fetch_names
 from penstock.program.program import Program
 
+_log = logging.getLogger(__name__)
 _SHOWN_VALUES = 20
 _PROFILED_STEPS = 100
 _SHOWN_OPERATORS = 15
@@ -62,7 +64,7 @@ class Fetches:
 class FetchHandler:
     """Override `handler`; it is given the newest values of `var_dict`'s variables every `period_secs`, and at the end.
 
-    It runs on a thread of its own; training does not wait for it. An exception in it ends its calls and is printed.
+    It runs on a thread of its own; training does not wait for it. An exception in it ends its calls and is logged.
     """
 
     def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60) -> None:
@@ -107,7 +109,7 @@ class HandlerThread:
             try:
                 self._handler.handler(dict(zip(self._handler.var_dict, self._newest, strict=True)))
             except Exception as error:  # noqa: BLE001 - a user's code; training goes on
-                print(f"penstock: the fetch handler failed and is not called again: {error!r}", file=sys.stderr)
+                _log.error("the fetch handler failed and is not called again: %r", error)
                 return
 
 

@@ -6,8 +6,7 @@ torch's own number of intra-op threads.
 
 from __future__ import annotations
 
-import sys
-import weakref
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from penstock.exec.feeding import (
 )
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.places import CPUPlace, Place, device_of
+from penstock.log import warn_once
 from penstock.program import legality
 from penstock.program.eager import advice
 from penstock.program.initializers import SEED
@@ -44,8 +44,7 @@ from penstock.ps.remote import LISTEN_AND_SERV
 from penstock.scope import Scope, global_scope, tensor_of
 from penstock.serving.remote_use import RemoteUse
 
-_warned: weakref.WeakSet[Program] = weakref.WeakSet()  # their variables were overwritten; one warning each
-
+_log = logging.getLogger(__name__)
 Hook = Callable[[Operator, list[Any], Callable[[], Any]], Any]
 """Called for each operator with its operands and a function that runs it; returns the result."""
 
@@ -270,13 +269,10 @@ def _store(program: Program, name: Any, value: Any, values: dict[str, Any], scop
     elif program.variables[name].persistable:
         scope.set(name, value)
         other = scope.initialised_by(program, name)
-        if other is not None and other not in _warned:
-            _warned.add(other)
-            print(
-                f"penstock: variable {name!r} of another program is made anew in the same scope. "
-                "If they are two models, give each its own fluid.Scope() or name their parameters",
-                file=sys.stderr,
-            )
+        if other is not None:
+            advice = "If they are two models, give each its own fluid.Scope() or name their parameters"
+            text = f"variable {name!r} of another program is made anew in the same scope. {advice}"
+            warn_once(_log, text, other, about="same scope")
     else:
         values[name] = value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from penstock.exec.data_parallel import DataParallel, results
 from penstock.exec.devices import Devices, devices_of
 from penstock.exec.feeding import takes_from_reader
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.pass_choice import choice_of, refuse_on_gpus, say_what_has_no_effect
+from penstock.exec.pass_choice import choice_of, refuse_on_gpus, warn_of_fields_without_effect
 from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, gpus_for
 from penstock.exec.strategies import (
     BuildStrategy,
@@ -26,14 +26,16 @@ from penstock.exec.strategies import (
 from penstock.exec.temporaries import retention
 from penstock.exec.trainers import Trainers, trainers_of
 from penstock.graph.ssa import Mode
+from penstock.log import warn_once
 from penstock.program.eager import advice
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
 from penstock.program.record.variable import Variable
-from penstock.program.strict_fields import say_once
 from penstock.ps.remote import REMOTE_TYPES
 from penstock.scope import Scope, global_scope
+
+_log = logging.getLogger(__name__)
 
 
 def _check_arguments(program: object, loss_name: object, build: object, execution: object) -> None:
@@ -78,9 +80,8 @@ def _check_fields_of_trainers(program: Program, build: BuildStrategy, execution:
             "are exchanged in every step"
         )
     if execution.use_thread_barrier:
-        say_once(
-            "ExecutionStrategy.use_thread_barrier = True has no effect: this program talks to no parameter servers"
-        )
+        text = "ExecutionStrategy.use_thread_barrier = True has no effect: this program talks to no parameter servers"
+        warn_once(_log, text, execution)
 
 
 def _run_fed(
@@ -100,22 +101,16 @@ def _run_fed(
     return fetched
 
 
-def _print(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr)
-
-
 def _mode(build: BuildStrategy, num_replicas: int, program: Program) -> Mode:
     trains = any(op.role & Role.BACKWARD for op in program.operators)
     if num_replicas > 1 and any(op.role & Role.RPC for op in program.operators):
         if build.reduce_strategy != ReduceStrategy.Reduce:
-            say_once(
-                "reduce_strategy AllReduce is run as Reduce: the program sends to parameter servers, and one replica "
-                "sends what all have summed"
-            )
+            why = "the program sends to parameter servers, and one replica sends what all have summed"
+            warn_once(_log, f"reduce_strategy AllReduce is run as Reduce: {why}", program)
         return "reduce"
     if build.reduce_strategy == ReduceStrategy.Reduce:
         if num_replicas == 1 and trains:
-            _print(
+            _log.warning(
                 "reduce_strategy Reduce has nothing to exchange on one replica; the program runs as in AllReduce mode"
             )
         return "reduce"
@@ -137,10 +132,10 @@ def _data_parallel(
         gpus_for("ExecutionStrategy.use_cuda=True")
         raise SpecError("ExecutionStrategy.use_cuda=True: give ParallelExecutor use_cuda=True, or CUDA places")
     if execution.num_iteration_per_run > 1 and program.reader is None:
-        say_once(
-            f"ExecutionStrategy.num_iteration_per_run = {execution.num_iteration_per_run} has no effect: it needs a "
-            "reader in the program (fluid.io.DataLoader, iterable=False); each run is one iteration on what is fed"
-        )
+        field = f"ExecutionStrategy.num_iteration_per_run = {execution.num_iteration_per_run}"
+        why = "it needs a reader in the program (fluid.io.DataLoader, iterable=False)"
+        text = f"{field} has no effect: {why}; each run is one iteration on what is fed"
+        warn_once(_log, text, execution)
     trains = any(op.role & Role.BACKWARD for op in program.operators)
     if trains and not loss_name and needs_loss:
         raise ProgramError(
@@ -169,11 +164,11 @@ def _data_parallel(
         loss_name=loss_name,
         scale_loss=build.gradient_scale_strategy == GradientScaleStrategy.CoeffNumDevice,
         choice=choice_of(build),
-        retention=retention(execution.num_iteration_per_drop_scope),
+        retention=retention(execution),
         name=name,
         trainers=trainers if trains else None,
     )
-    say_what_has_no_effect(build, program, core.mode, memory.devices)
+    warn_of_fields_without_effect(build, program, core.mode, memory.devices)
     return core
 
 
@@ -239,7 +234,7 @@ class ParallelExecutor:
             raise SpecError(f"share_vars_from is a {type(share_vars_from).__name__}; expected a ParallelExecutor")
         memory = _shared_memory(share_vars_from._core if share_vars_from._ran else None, num_replicas, gpus)
         if scope is not None:
-            _print("scope is ignored because share_vars_from is given")
+            _log.warning("scope is ignored because share_vars_from is given")
         return memory
 
     @property

@@ -1,11 +1,12 @@
 """Choice of passes: what a BuildStrategy asks for, what of it holds for an executor, and warnings for the rest.
 
 A field may have no effect because of what it is used with: GPUs, a mode, an optimizer. That is known when an executor
-is made, and printed then, once in a process and on stderr.
+is made, and logged then, once for a strategy.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from penstock.errors import SpecError
@@ -17,11 +18,12 @@ from penstock.graph.passes import Buckets, PassChoice
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.sync_batch_norm import has_batch_norm
 from penstock.graph.ssa import Mode
+from penstock.log import warn_once
 from penstock.program.ir import Role
 from penstock.program.program import Program
-from penstock.program.strict_fields import say_once
 from penstock.settings import FUSE_GROUPS_SIZE, FUSE_MEMORY_SIZE, MATRIX_KERNELS
 
+_log = logging.getLogger(__name__)
 # Fields that `settled` switches off on devices.
 _CPU_ONLY = ("fuse_all_reduce_ops", "fuse_all_optimizer_ops", "fuse_elewise_add_act_ops", "memory_optimize")
 
@@ -79,25 +81,27 @@ def refuse_on_gpus(build: BuildStrategy, program: Program, devices: Devices) -> 
         )
 
 
-def say_what_has_no_effect(build: BuildStrategy, program: Program, mode: Mode, devices: Devices) -> None:
-    """Print a line for each field that was set and does nothing for this program in this mode on these devices."""
+def warn_of_fields_without_effect(build: BuildStrategy, program: Program, mode: Mode, devices: Devices) -> None:
+    """Warn of each field that was set and does nothing for this program in this mode on these devices."""
     if devices:
         for name in _CPU_ONLY:
             if build.__dict__[name] is True:
-                say_once(f"BuildStrategy.{name} = True has no effect on GPUs: it is made for CPU and off there")
+                _warn_of(build, name, "on GPUs: it is made for CPU and off there")
         return
     if build.fuse_broadcast_ops:
-        say_once("BuildStrategy.fuse_broadcast_ops = True has no effect on CPU: replicas share parameters")
+        _warn_of(build, "fuse_broadcast_ops", "on CPU: replicas share parameters")
     if build.__dict__["fuse_all_reduce_ops"] is True and mode == "reduce":
-        say_once(
-            "BuildStrategy.fuse_all_reduce_ops = True has no effect in Reduce mode: each gradient goes to its "
-            "parameter's owner by itself"
-        )
+        _warn_of(build, "fuse_all_reduce_ops", "in Reduce mode: each gradient goes to its parameter's owner by itself")
     if build.fuse_all_optimizer_ops and not _fuses_updates(program):
-        say_once(
-            "BuildStrategy.fuse_all_optimizer_ops = True has no effect on this program: no two of its updates are of "
-            "a kind that is fused (SGD, Momentum, Adagrad or Adam with equal settings, on dense gradients)"
+        why = (
+            "on this program: no two of its updates are of a kind that is fused (SGD, Momentum, Adagrad or Adam with "
+            "equal settings, on dense gradients)"
         )
+        _warn_of(build, "fuse_all_optimizer_ops", why)
+
+
+def _warn_of(build: BuildStrategy, field: str, why: str) -> None:
+    warn_once(_log, f"BuildStrategy.{field} = True has no effect {why}", build)
 
 
 def _fuses_updates(program: Program) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import sys
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from penstock.errors import SpecError
+from penstock.log import warn_once
 from penstock.machine.cores import usable_cores
 from penstock.settings import CPU_NUM, SELECTED_GPUS, VISIBLE_GPUS
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +35,12 @@ def num_cores() -> int:
     return usable_cores()
 
 
-@functools.cache
-def _say_detected(cores: int) -> None:
-    print(f"penstock: CPU_NUM is not set; {cores} replicas run, one for each core", file=sys.stderr)
-
-
 def cpu_num() -> int:
     """Return the number of CPU replicas: the environment's CPU_NUM, else the number of cores. Raises SpecError."""
     num = CPU_NUM.read()
     if num is None:
         num = num_cores()
-        _say_detected(num)
+        warn_once(_log, f"CPU_NUM is not set; {num} replicas run, one for each core")
     return num
 
 

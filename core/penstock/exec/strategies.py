@@ -2,8 +2,8 @@
 
 A field that has no effect here is stored, with one warning that gives the reason when it is set to something else than
 its default. Unknown fields, values of the wrong type and relations that cannot hold are refused by name. A
-BuildStrategy that an executor has used does not change any more: a change would be ignored. Pure data; prints one line
-to stderr at most. Source: spec rows 1.3 and 1.4; where Fluid's documents and code disagree, the documents win.
+BuildStrategy that an executor has used does not change any more: a change would be ignored. Pure data.
+Source: spec rows 1.3 and 1.4; where Fluid's documents and code disagree, the documents win.
 """
 
 from __future__ import annotations

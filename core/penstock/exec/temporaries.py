@@ -8,6 +8,7 @@ tests; bytes are of CPU memory unless stated.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,19 +17,21 @@ from penstock.compat.torch import schema_of
 from penstock.errors import Unavailable
 from penstock.exec.flags import value_of
 from penstock.exec.lowering import Lowered
+from penstock.exec.strategies import ExecutionStrategy
 from penstock.graph.analysis.buffers import Buffers, plan
 from penstock.graph.analysis.liveness import Allocation, staying
 from penstock.graph.passes import PassChoice
 from penstock.graph.ssa import Graph, OpHandle
+from penstock.log import warn_once
 from penstock.machine.memory import usable_bytes
 from penstock.native.engine import Arena
 from penstock.program.ir import Arg, Ref
 from penstock.program.kernels import resolve
 from penstock.program.memory_optimize import kept_names
 from penstock.program.program import Program
-from penstock.program.strict_fields import say_once
 from penstock.settings import EAGER_DELETE
 
+_log = logging.getLogger(__name__)
 Seen = tuple[int, int, int, list[tuple[int, int]], bool, list[int]]
 """An allocation in the native plan's words: instruction, bytes, occurrence, results, freed, twins."""
 
@@ -41,17 +44,16 @@ class Retention:
     every: int = 1
 
 
-def retention(every: int) -> Retention:
-    """Return the setting of FLAGS_eager_delete_tensor_gb now (below 0: nothing is released in a run), and `every`.
+def retention(execution: ExecutionStrategy) -> Retention:
+    """Return the strategy's setting, and FLAGS_eager_delete_tensor_gb now (below 0: nothing is released in a run).
 
-    Says once that `every` has no effect, where that is so and it is not the default.
+    Warns once if the strategy's has no effect, and is not the default.
     """
-    eager = value_of(EAGER_DELETE) >= 0
+    eager, every = value_of(EAGER_DELETE) >= 0, execution.num_iteration_per_drop_scope
     if eager and every != Retention().every:
-        say_once(
-            f"ExecutionStrategy.num_iteration_per_drop_scope = {every} has no effect: eager deletion leaves no "
-            "temporary between runs; FLAGS_eager_delete_tensor_gb below 0 turns it off"
-        )
+        why = "eager deletion leaves no temporary between runs; FLAGS_eager_delete_tensor_gb below 0 turns it off"
+        text = f"ExecutionStrategy.num_iteration_per_drop_scope = {every} has no effect: {why}"
+        warn_once(_log, text, execution)
     return Retention(eager, every)
 
 

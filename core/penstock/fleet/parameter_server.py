@@ -305,7 +305,7 @@ class ParameterServerFleet:
         """
         made = self._made("save_persistables")
         program = saving.checked_arguments("save_persistables", executor, main_program or made.main)
-        if saving.saves(self.worker_index(), "save_persistables"):
+        if saving.saves(self.worker_index(), "save_persistables", self):
             saving.save_persistables(Path(dirname), program, made.startup, made.origin)
 
     def save_inference_model(
@@ -324,7 +324,7 @@ class ParameterServerFleet:
         """
         made = self._made("save_inference_model")
         program = saving.checked_arguments("save_inference_model", executor, main_program or made.main)
-        if saving.saves(self.worker_index(), "save_inference_model"):
+        if saving.saves(self.worker_index(), "save_inference_model", self):
             saving.save_inference_model(
                 Path(dirname), feeded_var_names, target_vars, program, made.startup, made.origin
             )

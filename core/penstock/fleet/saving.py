@@ -13,9 +13,9 @@ is missing begins anew, and is named.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,8 +31,8 @@ from penstock.io.saves.files import flush, read_manifest, read_tensors
 from penstock.io.saves.manifest import Manifest, ServersPart
 from penstock.io.saves.prune import pruned
 from penstock.io.saves.variables import manifest_path, persistables, write_variables
+from penstock.log import warn_once
 from penstock.program.program import Program
-from penstock.program.strict_fields import say_once
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of
 from penstock.ps.durability.snapshots import ServerSnapshot
@@ -42,6 +42,7 @@ from penstock.scope import Scope, global_scope
 from penstock.serving.storage import NUMBERS, ProgramStorage
 from penstock.transpile.remote_variables import RemoteVariable, remote_variables
 
+_log = logging.getLogger(__name__)
 SERVERS = "servers"
 _ROWS_AT_ONCE = 1 << 16
 
@@ -61,10 +62,10 @@ def checked_arguments(call: str, executor: object, main_program: object) -> Prog
     return main_program
 
 
-def saves(worker: int, call: str) -> bool:
-    """Return whether this worker saves: the first one does, for all."""
+def saves(worker: int, call: str, fleet: object) -> bool:
+    """Return whether this worker saves: the first one does, for all. Another one logs once a fleet that it does not."""
     if worker:
-        say_once(f"fleet.{call}: worker {worker} saves nothing; worker 0 saves for the whole job")
+        warn_once(_log, f"fleet.{call}: worker {worker} saves nothing; worker 0 saves for the whole job", fleet)
     return worker == 0
 
 
@@ -185,7 +186,7 @@ def _check_rows(
         wanted = _num_rows(origin.variables[name].shape)
         if served.block in tables:
             if found is None:
-                _say(f"{place} has no rows of table {name!r}, which begins anew")
+                _log.warning("%s has no rows of table %r, which begins anew", place, name)
         elif found is None:
             raise UserError(
                 f"{place} has no variable {name!r}, which the program trains; it has {sorted(filter(None, rows))[:5]}",
@@ -196,10 +197,6 @@ def _check_rows(
                 f"{place} has {found} rows of {name!r}, but the program gives it {wanted}: another program wrote it",
                 variable=name,
             )
-
-
-def _say(what: str) -> None:
-    print(f"penstock: {what}", file=sys.stderr)
 
 
 def _parts(folder: Path, servers: ServersPart) -> list[Path]:
@@ -227,4 +224,4 @@ def _load_values(manifest: Manifest, place: Path, storage: ProgramStorage, progr
     keeps_state = storage.description.mode != "geo"
     missing = [v.name for v in persistables(origin) if v.name not in values and keeps_state]
     if missing:
-        _say(f"{place} has no values of {', '.join(missing)}, which begin anew")
+        _log.warning("%s has no values of %s, which begin anew", place, ", ".join(missing))

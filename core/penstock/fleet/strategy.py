@@ -11,6 +11,7 @@ known by `completely_not_async`. Source: spec 1.9.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -18,10 +19,11 @@ from typing import Any, Literal, TypeVar
 from penstock.errors import SpecError
 from penstock.exec.places import cpu_num
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy, ReduceStrategy
-from penstock.program.strict_fields import say_once
+from penstock.log import warn_once
 from penstock.ps.runtime_config import ServerRuntimeConfig, TrainerRuntimeConfig
 from penstock.transpile.config import DistributeTranspilerConfig
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DEBUG_OPTIONS: Mapping[str, type | tuple[type, ...]] = {
@@ -158,7 +160,7 @@ class DistributedStrategy:
                 raise StrategyTypeError(f"debug option {name!r} is {value!r}; expected {_names(kind)}", got=value)
         self._debug_opt = {"dump_file_num": 16, **opt_info} if opt_info else {}
         if opt_info:
-            say_once("debug options are stored but dump nothing: they are for training from a dataset")
+            warn_once(_log, "debug options are stored but dump nothing: they are for training from a dataset", self)
 
     def for_transpiler(self) -> DistributeTranspilerConfig:
         """Return a copy of the transpiler's config as it is now, with what the mode decides."""
@@ -179,9 +181,10 @@ class DistributedStrategy:
         asked = given if isinstance(given, Mapping) else {}
         defaults = type(config)._defaults
         for name, value in fields.items():
-            said = asked.get(name, getattr(config, name))
-            if said != value and (name in asked or said != defaults[name]):
-                say_once(f"{name} = {said!r} is not taken: {type(self).__name__} keeps {name} = {value!r}")
+            asked_for = asked.get(name, getattr(config, name))
+            if asked_for != value and (name in asked or asked_for != defaults[name]):
+                text = f"{name} = {asked_for!r} is not taken: {type(self).__name__} keeps {name} = {value!r}"
+                warn_once(_log, text, self)
             if getattr(config, name) != value:
                 setattr(config, name, value)
 

@@ -4,18 +4,18 @@
 that changes the times but is not in an entry: processor, torch, how MKL's vendor check is answered, and the settings of
 MKL and oneDNN in the environment. Any number of processes may add to it at once: the first to add an entry wins. Its
 name holds the version of what is written, so that two installations do not take each other's files for damaged.
-On failure: a damaged file is said once, ignored, and replaced by the next addition; a file that cannot be read is said
-once and left as it is; a folder that cannot be written is said once, and times live as long as the process.
+On failure, which is logged once: a damaged file is ignored, and replaced by the next addition; a file that cannot be
+read is left as it is; in a folder that cannot be written nothing is stored, and times live as long as the process.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
-import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from penstock.log import warn_once
 from penstock.machine.cache import cache_folder
 from penstock.machine.capability import capability
 from penstock.native.fused_ops import mkl_vendor_check
 from penstock.settings import with_prefixes
 
+_log = logging.getLogger(__name__)
 VERSION = 3
 """Of what is written and of how it is measured. 3: a third kernel."""
 FILE_NAME = f"matrix-kernels-{VERSION}.json"
@@ -58,23 +60,18 @@ def _processor() -> str:
     return " ".join(found[k] for k in wanted if k in found) or f"{platform.machine()} {platform.processor()}".strip()
 
 
-def _to_stderr(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr)
-
-
 class CacheFile:
     """A `Store` in a file. `machine`: the section that is read and added to."""
 
-    def __init__(self, path: Path, machine: str, say: Callable[[str], None] = _to_stderr) -> None:
-        self._path, self._machine, self._say = path, machine, say
-        self._said = False
+    def __init__(self, path: Path, machine: str) -> None:
+        self._path, self._machine = path, machine
 
     def load(self) -> Times:
         """Return the section of this machine; nothing if there is no file, or none that can be read."""
         try:
             return self._read().get(self._machine, {})
         except OSError as error:
-            self._say_once(f"cannot read {self._path}: {error.strerror}; matrix kernels are measured again")
+            self._warn(f"cannot read {self._path}: {error.strerror}; matrix kernels are measured again")
             return {}
 
     def add(self, found: Mapping[str, Mapping[str, float]]) -> Times:
@@ -95,7 +92,7 @@ class CacheFile:
                     self._replace(text + "\n")
                 return section
         except OSError as error:
-            self._say_once(f"cannot remember the times of matrix kernels in {self._path}: {error.strerror}")
+            self._warn(f"cannot remember the times of matrix kernels in {self._path}: {error.strerror}")
             return mine
 
     def _replace(self, text: str) -> None:
@@ -115,13 +112,11 @@ class CacheFile:
         except FileNotFoundError:
             return {}
         except (ValueError, RecursionError) as error:
-            self._say_once(f"{self._path} is damaged ({error}); matrix kernels are measured again")
+            self._warn(f"{self._path} is damaged ({error}); matrix kernels are measured again")
             return {}
 
-    def _say_once(self, text: str) -> None:
-        if not self._said:
-            self._said = True
-            self._say(text)
+    def _warn(self, text: str) -> None:
+        warn_once(_log, text, self, about="file")
 
 
 class Unkept:
@@ -137,11 +132,11 @@ class Unkept:
 
 
 def store_of_machine() -> CacheFile | Unkept:
-    """Return the file in the cache folder; where the folder or locks cannot be used, which is said, no file."""
+    """Return the file in the cache folder; where the folder or locks cannot be used, which is logged, no file."""
     for name in ("cache_folder", "file_locks"):
         found = capability(name)
         if not found.present:
-            _to_stderr(f"times of matrix kernels live as long as this process: {found.detail}")
+            _log.warning("times of matrix kernels live as long as this process: %s", found.detail)
             return Unkept()
     return CacheFile(cache_folder() / FILE_NAME, machine())
 

@@ -9,13 +9,14 @@ Decision: another kernel than torch's is taken only if it is 3 % faster; one tha
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+_log = logging.getLogger(__name__)
 KERNELS = ("torch", "onednn", "onednn_matmul")
 """In the order of preference. `onednn` is an operator that torch registers, `onednn_matmul` a private function."""
 LEAST_GAIN = 0.03
@@ -24,7 +25,7 @@ LEAST_FLOP = 1 << 19
 MOST_FLOP = 1 << 31
 """A larger product is measured on a part of it."""
 BUDGET_S = 2.0
-SAY_AFTER_S = 1.0
+LOG_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,6 @@ Measure = Callable[[list[Product], Conditions, float, Collection[str]], dict[Pro
 """Measure products by some kernels within a number of seconds; one that the time did not allow is left out."""
 
 
-def _to_stderr(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr)
-
-
 class KernelTimes:
     """The times of kernels, as far as they are known. Thread-safe; one thread measures at a time.
 
@@ -143,13 +140,9 @@ class KernelTimes:
     """
 
     def __init__(
-        self,
-        store: Store,
-        measure: Measure,
-        say: Callable[[str], None] = _to_stderr,
-        available: Callable[[], Collection[str]] = lambda: KERNELS,
+        self, store: Store, measure: Measure, available: Callable[[], Collection[str]] = lambda: KERNELS
     ) -> None:
-        self._store, self._measure, self._say, self._available = store, measure, say, available
+        self._store, self._measure, self._available = store, measure, available
         self._lock = threading.Lock()
         self._decided: dict[tuple[Product, Conditions], str] = {}
 
@@ -188,11 +181,10 @@ class KernelTimes:
         start = time.monotonic()
         found = self._measure(missing, conditions, BUDGET_S, available)
         took, left = time.monotonic() - start, len(missing) - len(found)
-        if took > SAY_AFTER_S or left:
+        if took > LOG_AFTER_S or left:
             later = f"; {left} more stay with torch's until another run measures them" if left else ""
-            self._say(
-                f"measured the kernels of {len(found)} matrix products in {took:.1f} s, which the next run knows{later}"
-            )
+            text = "measured the kernels of %d matrix products in %.1f s, which the next run knows%s"
+            _log.info(text, len(found), took, later)
         stored = self._store.add({f"{p}, {conditions}": _that_worked(times) for p, times in found.items()})
         # What failed here is tried again by the next process: it may have been short of memory.
         failed = {f"{p}, {conditions}": times.keys() - _that_worked(times).keys() for p, times in found.items()}

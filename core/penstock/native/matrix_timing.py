@@ -3,28 +3,26 @@
 Each kernel runs in a plan of its own: on every replica a chain of equal products on operands of the replica's own.
 Kernels take turns; the time of a kernel is the lower quartile of its calls, from the engine's own trace: a process that
 comes between does not count, nor does a call that ran while the other core was idle. Operands are warm, as in a step.
-A kernel that fails on a product, or differs from torch's beyond rounding, takes no part; one line gives the reason.
+A kernel that fails on a product, or differs from torch's beyond rounding, takes no part; a warning gives the reason.
 """
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from penstock.log import warn_once
 from penstock.native.engine import Engine, TorchPlan
 from penstock.native.matrix_kernels import Conditions, Product
 from penstock.native.matrix_probe import Multiply, Operands, multiply, operands_of, why_wrong
 
+_log = logging.getLogger(__name__)
 PER_PRODUCT_S = 0.05
 _TURN_S = 0.001
 _LEAST_TURNS, _MOST_TURNS = 3, 16
 _LONGEST_CHAIN = 32
-
-
-def _to_stderr(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr)
 
 
 def measure(
@@ -34,16 +32,14 @@ def measure(
     available: Collection[str],
     *,
     by: Multiply = multiply,
-    say: Callable[[str], None] = _to_stderr,
 ) -> dict[Product, dict[str, float | None]]:
     """Return seconds by kernel for each product, the longest products first; those beyond the budget are left out.
 
-    None in the place of seconds: the kernel fails on this product or gives wrong results; a line a kernel says why.
+    None in the place of seconds: the kernel fails on this product or gives wrong results; a warning says why.
     `by`: how one product is made for that comparison.
     Cost: PER_PRODUCT_S for each product, or five turns where those take longer. Threads of its own; torch's allocator.
     """
     found: dict[Product, dict[str, float | None]] = {}
-    said: set[str] = set()
     stop = time.monotonic() + budget_s
     engine = Engine(conditions.at_once, max_running=conditions.at_once, intra_op_threads=conditions.intra_op)
     try:
@@ -54,9 +50,8 @@ def measure(
             left_out = _left_out(product, available, operands[0], by)
             racing = [k for k in product.candidates() if k in available and k not in left_out]
             found[product] = {**_times(engine, product, racing, operands, stop), **dict.fromkeys(left_out)}
-            for kernel in left_out.keys() - said:
-                say(f"the matrix kernel {kernel} is left out for {product}: {left_out[kernel]}")
-                said.add(kernel)
+            for kernel, why in left_out.items():
+                warn_once(_log, f"the matrix kernel {kernel} is left out for {product}: {why}", engine, about=kernel)
     finally:
         engine.close()
     return found

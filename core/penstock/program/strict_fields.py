@@ -1,27 +1,20 @@
 """Settings as objects with known fields: an unknown name, or a value of another type, is refused by name.
 
-A field that has no effect is stored, and says once why when it is set to something else than its default. Pure data;
-prints one line to stderr at most.
+A field that has no effect is stored, and logs once why when it is set to something else than its default. Pure data.
 """
 
 from __future__ import annotations
 
 import difflib
-import sys
+import logging
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, ClassVar, Self
 
 from penstock.errors import SpecError
+from penstock.log import warn_once
 
-_said: set[str] = set()
-
-
-def say_once(text: str) -> None:
-    """Print a line about a setting to stderr, unless it was printed before in this process."""
-    if text not in _said:
-        _said.add(text)
-        print(f"penstock: {text}", file=sys.stderr)
+_log = logging.getLogger(__name__)
 
 
 class StrictFields:
@@ -61,7 +54,8 @@ class StrictFields:
             expected = _expected(default, self._least.get(name, 0))
             raise SpecError(f"{kind}.{name} is {value!r}; expected {expected}", got=value, expected=expected)
         if name in self._without_effect and value != default:
-            say_once(f"{kind}.{name} = {value!r} is stored but has no effect: {self._without_effect[name]}")
+            why = self._without_effect[name]
+            warn_once(_log, f"{kind}.{name} = {value!r} is stored but has no effect: {why}", self)
         self.__dict__[name] = list(value) if isinstance(default, list) else value
 
     def __copy__(self) -> Self:

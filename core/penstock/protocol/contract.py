@@ -16,7 +16,7 @@ from penstock.errors import SpecError
 from penstock.identity import JobIdentity, Role, Variables
 from penstock.settings import PS_STATE_DIR, PS_TOKEN, SELECTED_GPUS, TOKEN, URL
 
-_log = logging.getLogger("penstock.protocol")
+_log = logging.getLogger(__name__)
 
 Mode = Literal["local", "pserver", "collective", "command"]
 

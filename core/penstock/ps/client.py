@@ -7,7 +7,7 @@ rows         duplicates are summed before they travel; each server gets its part
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +30,7 @@ from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_ba
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.wire import Message, WireTensor, bytes_of, from_wire
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -92,7 +93,7 @@ class TrainerClient:
         self._closed = False
 
     def connect(self) -> None:
-        """Join every server. Prints every 3 s which are not ready. Raises Unavailable naming them, PeerError."""
+        """Join every server. Logs every 3 s which are not ready. Raises Unavailable naming them, PeerError."""
         limit_s = self.settings.start_s
         joining = {self._pool.submit(link.join, limit_s): link.endpoint for link in self.links}
         waiting = set(joining)
@@ -105,7 +106,7 @@ class TrainerClient:
                 failed[0].result()
             if not done:
                 names = ", ".join(sorted(joining[f] for f in waiting))
-                print(f"penstock: waiting for the parameter servers {names} to start", file=sys.stderr)
+                _log.info("waiting for the parameter servers %s to start", names)
         failed_at = [joining[f] for f in joining if f.exception() is not None]
         if failed_at:
             raise Unavailable(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -38,6 +38,7 @@ from penstock.ps.transport.remote import Tls
 from penstock.ps.transport.route import Address, Route
 from penstock.ps.wire import Message, Value, WireTensor, from_wire, to_wire
 
+_log = logging.getLogger(__name__)
 WAIT_S = 600.0  # of one attempt; then it is repeated. Heartbeats detect a silent server before
 LEAVE_S = 5.0  # the last server may end before its answer arrives
 _MAX_REJOINS = 20
@@ -238,7 +239,7 @@ class ServerLink:
         self.route.close()
 
     def leave(self) -> None:
-        """Leave the job, and end. Says on stderr if the server does not answer."""
+        """Leave the job, and end. Logs a warning if the server does not answer."""
         limit_s = min(LEAVE_S, self._settings.deadline_s)
         self._end_joining(limit_s)
         try:
@@ -246,9 +247,7 @@ class ServerLink:
                 message = self._message("leave")
                 self._retry(lambda left: self._leave(message, left), "to let go", limit_s, since_answer=False)
         except (Unavailable, PeerError) as error:
-            print(
-                f"penstock: trainer {self.sender.trainer} leaves without notifying its server: {error}", file=sys.stderr
-            )
+            _log.warning("trainer %d leaves without notifying its server: %s", self.sender.trainer, error)
         finally:
             self._ended.set()
             self.route.close()
@@ -399,7 +398,7 @@ class ServerLink:
         self._report_rejoin(_missed(number, first))
 
     def _report_rejoin(self, missed: str) -> None:
-        """Say so, once for each time, and what it means for the results."""
+        """Log it, once for each time, and what it means for the results."""
         if not self._num_joins:
             return
         was_lost, self._was_lost = self._was_lost, False
@@ -411,7 +410,7 @@ class ServerLink:
             )
         else:
             why = f"its connection to {self.endpoint} had failed,"
-        print(f"penstock: trainer {self.sender.trainer}: {why} and it has joined again{missed}", file=sys.stderr)
+        _log.warning("trainer %d: %s and it has joined again%s", self.sender.trainer, why, missed)
 
     def _lost(self, joined_as: int, *, breaks: bool) -> None:
         """A call under this join has failed: the next one joins anew. `breaks`: calls in progress fail too."""
@@ -455,7 +454,7 @@ class HeartbeatThread:
             link.heartbeat()
         except PeerError as error:  # the next call is refused as well, and raises it to the program
             self._refused.add(index)
-            print(f"penstock: {error}", file=sys.stderr)
+            _log.error("%s", error)
         finally:
             self._busy.discard(index)
 

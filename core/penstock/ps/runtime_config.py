@@ -8,16 +8,18 @@ Decimal text counts as a number, because that is what the environment and Fluid'
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from penstock.errors import SpecError
+from penstock.log import warn_once
 from penstock.machine.cores import usable_cores
-from penstock.program.strict_fields import say_once
 from penstock.ps.remote import PsMode
 from penstock.settings import COMMUNICATOR, CPU_NUM, PS_DEADLINE_S, SERVER_THREADS, ZERO_OR_ONE, Setting
 
+_log = logging.getLogger(__name__)
 Key = Setting[int | None]
 """One setting. Its default None: the number of training threads (CPU_NUM)."""
 TRAINER_KEYS: Mapping[str, Key] = {key.name.removeprefix("FLAGS_"): key for key in COMMUNICATOR}
@@ -178,15 +180,14 @@ class TrainerRuntimeConfig(RuntimeConfig):
         threads = num_threads or num_training_threads()
         for name in sorted(self._given):
             if name in _WITHOUT_EFFECT:
-                say_once(f"{name} = {values[name]} is stored but has no effect: {_WITHOUT_EFFECT[name]}")
+                text = f"{name} = {values[name]} is stored but has no effect: {_WITHOUT_EFFECT[name]}"
+                warn_once(_log, text, self)
             elif name not in MODE_KEYS[mode] - _IDLE[mode]:
-                say_once(f"{name} = {values[name]} has no effect in {mode} mode")
+                warn_once(_log, f"{name} = {values[name]} has no effect in {mode} mode", self)
         for name in _FORCED if mode in ("sync", "half_async") else ():
             if values[name] != threads:
-                say_once(
-                    f"WARNING: {name} is {values[name]}, but {mode} mode merges one gradient of each training thread: "
-                    f"{threads} (CPU_NUM) is used"
-                )
+                text = f"{name} is {values[name]}, but {mode} mode merges one gradient of each training thread: "
+                warn_once(_log, f"WARNING: {text}{threads} (CPU_NUM) is used", self)
                 values[name] = threads
         return CommunicatorSettings(
             max_merge_var_num=values["communicator_max_merge_var_num"],
@@ -208,7 +209,8 @@ class ServerRuntimeConfig(RuntimeConfig):
         """Return how many updates a server makes at the same time; None: the default. Warns of what was set in vain."""
         for name in ("_rpc_get_thread_num", "_rpc_prefetch_thread_num"):
             if name in self._given:
-                say_once(f"{name} = {self[name]} has no effect: reads are answered by whichever thread is free")
+                text = f"{name} = {self[name]} has no effect: reads are answered by whichever thread is free"
+                warn_once(_log, text, self)
         return self["_rpc_send_thread_num"] if "_rpc_send_thread_num" in self._given else None
 
     def _set(self, name: object, value: object) -> None:

@@ -7,7 +7,7 @@ was acknowledged, and a server that is started again continues from there.
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -34,6 +34,7 @@ from penstock.ps.transport.remote import RemoteServer, Tls
 from penstock.ps.updates import Updates
 from penstock.ps.wire import Message
 
+_log = logging.getLogger(__name__)
 TICK_S = 0.25
 SIGNAL_S = 0.5  # at most so much later than it came is a signal handled
 
@@ -123,7 +124,7 @@ class ParameterServer:
     def _recover(self) -> tuple[Recovered, bool]:
         settings, state, folder = self.settings, self._state, self.settings.folder
         if folder is None:
-            self._warn("no PENSTOCK_PS_STATE_DIR is set: a server that is started again begins anew")
+            self._report(logging.WARNING, "no PENSTOCK_PS_STATE_DIR is set: a server that is started again begins anew")
             return Recovered(), False
         others = other_state(folder) if settings.num_servers else []
         if others:
@@ -131,11 +132,11 @@ class ParameterServer:
             if any(cut.job != settings.job for cut in cuts):
                 raise SpecError(f"{settings.state_dir} has the state of job {cuts[0].job!r}, not {settings.job!r}")
             state.applied.round = max(cut.round for cut in cuts)
-            self._warn(f"goes on from what {len(others)} servers left in {settings.state_dir}")
+            self._report(logging.INFO, f"goes on from what {len(others)} servers left in {settings.state_dir}")
             return Recovered(), True
         found = recover_server(folder, state.storage, state.applied, job=settings.job, blocks=list(state.specs))
         if found.next_sequence:
-            self._warn(f"goes on from {folder}, with {found.num_records} updates of its log")
+            self._report(logging.INFO, f"goes on from {folder}, with {found.num_records} updates of its log")
         return found, False
 
     def _listen(self) -> None:
@@ -211,7 +212,7 @@ class ParameterServer:
                 self.failed(error)
                 return
             if report:
-                self._warn(report)
+                self._report(logging.WARNING, report)
 
     def _snapshots(self) -> None:
         while not self._stopping.wait(self.settings.snapshot_every_s):
@@ -219,7 +220,7 @@ class ParameterServer:
                 self._expire()  # before: what a snapshot holds and what is logged after it are within capacity
                 self.snapshotter.take()
             except (OSError, PenstockError) as error:  # the log still has everything
-                self._warn(f"the snapshot failed, the one before holds: {error}")
+                self._report(logging.ERROR, f"the snapshot failed, the one before holds: {error}")
             except Exception as error:  # noqa: BLE001  # recorded, and raised by `wait`
                 self.failed(error)
                 return
@@ -231,12 +232,11 @@ class ParameterServer:
             with self._state.locks.of([name]):
                 dropped = self._state.storage.expire(name)
             if dropped:
-                self._warn(
-                    f"dropped {dropped} rows of table {name!r}, which were unused for as long as the program allows"
-                )
+                text = f"dropped {dropped} rows of table {name!r}, which were unused for as long as the program allows"
+                self._report(logging.INFO, text)
 
-    def _warn(self, what: str) -> None:
-        print(f"penstock: parameter server {self.settings.index} at {self.settings.endpoint}: {what}", file=sys.stderr)
+    def _report(self, level: int, what: str) -> None:
+        _log.log(level, "parameter server %d at %s: %s", self.settings.index, self.settings.endpoint, what)
 
     # -- effects of instructions (dispatcher.Actions) --------------------------------------------
 
@@ -265,8 +265,8 @@ class ParameterServer:
 
     def lost(self, trainer: int) -> None:
         """Report a lost trainer."""
-        lease_s = self.settings.lease_s
-        self._warn(f"trainer {trainer} is lost: no message from it for {lease_s:g} s. The others go on without it")
+        silent = f"no message from it for {self.settings.lease_s:g} s"
+        self._report(logging.WARNING, f"trainer {trainer} is lost: {silent}. The others go on without it")
 
     def finished(self) -> None:
         """Every trainer has left."""

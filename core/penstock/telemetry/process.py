@@ -17,7 +17,7 @@ from penstock.telemetry.exchange import ExchangeSource
 from penstock.telemetry.outcome import ExitWatch
 from penstock.telemetry.sessions import Session, Unwatched, Watched
 
-_log = logging.getLogger("penstock.telemetry")
+_log = logging.getLogger(__name__)
 _exits = ExitWatch()
 _lock = threading.Lock()
 _session: Watched | Unwatched | None = None

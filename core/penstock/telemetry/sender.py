@@ -20,7 +20,7 @@ from penstock.telemetry.outbox import Outbox, Parcel
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0
-_log = logging.getLogger("penstock.telemetry")
+_log = logging.getLogger(__name__)
 
 
 class Sender:
@@ -33,7 +33,7 @@ class Sender:
         self._changed = threading.Condition()
         self._closing = False
         self._redial = False
-        self._told = False
+        self._is_logged = False
         self._thread = threading.Thread(target=self._run, name="penstock-telemetry-send", daemon=True)
 
     def start(self) -> None:
@@ -90,9 +90,9 @@ class Sender:
 
     def _rest(self, error: Unavailable, pause_s: float, *, last: bool) -> bool:
         """Wait before the next dial, or until the session closes; return True if there is none."""
-        if not self._told:
+        if not self._is_logged:
             _log.warning("%s. Training goes on; telemetry is kept and sent when it is back.", error)
-            self._told = True
+            self._is_logged = True
         with self._changed:
             if not last:
                 self._changed.wait_for(lambda: self._closing, pause_s)
@@ -103,7 +103,7 @@ class Sender:
         with self._changed:
             self._outbox.connected(stream=link.stream, epoch=link.epoch, keeps=link.confirms)
             self._redial = False
-        self._told = False
+        self._is_logged = False
         try:
             while True:
                 item, done = self._next(link.idle_s, link.stored_seq)
@@ -114,7 +114,7 @@ class Sender:
                 else:
                     link.idle()
         except Unavailable as error:
-            _log.info("%s. Training goes on; dialling again.", error)
+            _log.debug("%s. Training goes on; dialling again.", error)
             time.sleep(FIRST_PAUSE_S)  # a peer that accepts and hangs up at once must not make this thread spin
             return False
         finally:

@@ -41,7 +41,7 @@ from penstock.version import __version__
 
 INTERVAL_S = 0.1
 CLOSE_S = 2.0
-_log = logging.getLogger("penstock.telemetry")
+_log = logging.getLogger(__name__)
 
 
 class Session(Protocol):

@@ -16,12 +16,13 @@ Source: get_pserver_program (Fluid 1.8), spec 3.3.
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import ProgramError, SpecError
+from penstock.log import warn_once
 from penstock.program.expr import Dim, sym
 from penstock.program.ir import Arg, Operator, Ref, Role, VarDesc
 from penstock.program.program import MemoryMark, Program
@@ -30,7 +31,7 @@ from penstock.transpile.partition import Partition, Update
 from penstock.transpile.placement import Placed, Placement
 from penstock.transpile.tables import Renaming, add_table, describe_table
 
-_told: set[str] = set()  # servers without blocks; said once
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def pserver_program(
 ) -> Program:
     """Return the program of the server at `endpoint`. `startup`: the program's own, which says how tables begin.
 
-    A server without blocks serves none, which is said once. Raises SpecError for an endpoint that is no server and for
+    A server without blocks serves none, which is logged. Raises SpecError for an endpoint that is no server and for
     `dc_asgd` outside async mode, ProgramError for a table that no server can keep.
     """
     if endpoint not in placement.endpoints:
@@ -111,13 +112,9 @@ def pserver_program(
     if dc_asgd and mode != "async":
         raise SpecError(f"enable_dc_asgd compensates for the delay of async updates; the mode is {mode!r}", got=mode)
     placed = placement.on(endpoint)
-    if not placed and endpoint not in _told:
-        _told.add(endpoint)
-        print(
-            f"penstock: server {endpoint} gets no parameter block: there are {len(placement.blocks)} blocks for "
-            f"{len(placement.endpoints)} servers",
-            file=sys.stderr,
-        )
+    if not placed:
+        counts = f"{len(placement.blocks)} blocks for {len(placement.endpoints)} servers"
+        warn_once(_log, f"server {endpoint} gets no parameter block: there are {counts}", partition)
     return _Builder(partition, startup, mode, dc_asgd=dc_asgd).build(placement, endpoint, num_trainers, placed)
 
 

@@ -9,7 +9,7 @@ Source: DistributeTranspiler (Fluid 1.8), spec 1.8 and 3; where Fluid's document
 from __future__ import annotations
 
 import copy
-import sys
+import logging
 
 from penstock.errors import ProgramError, SpecError
 from penstock.identity import checked_endpoints
@@ -31,6 +31,8 @@ from penstock.transpile.trainer import (
     make_trainer_program,
     make_trainer_startup,
 )
+
+_log = logging.getLogger(__name__)
 
 
 class DistributeTranspiler:
@@ -95,7 +97,7 @@ class DistributeTranspiler:
         make_trainer_startup(startup, gone, partition, placement, descriptor)
         self._done = _Transpiled(main, startup, origin_startup, partition, placement, descriptor, config)
         if config.print_log:
-            _print_placement(placement)
+            _log_placement(placement)
 
     # -- what came of it ---------------------------------------------------------------------------
 
@@ -268,7 +270,7 @@ def _check_frozen_tables(program: Program, partition: Partition) -> None:
             )
 
 
-def _print_placement(placement: Placement) -> None:
+def _log_placement(placement: Placement) -> None:
     for endpoint in placement.endpoints:
         names = ", ".join(f"{p.name} ({p.block.numel})" for p in placement.on(endpoint)) or "nothing"
-        print(f"penstock: server {endpoint} has {names}", file=sys.stderr)
+        _log.info("server %s has %s", endpoint, names)

@@ -34,7 +34,7 @@ def test_a_checkpoint_has_exactly_the_files_damaged_below(tmp_path: Path) -> Non
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", ["truncated", "bit", "missing", "empty"])
 def test_a_damaged_file_is_named_and_an_older_checkpoint_used(
-    file: str, damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: str, damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = writer(tmp_path)
     made.write(contents(1))
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named_and_an_older_checkpoint_used(
     with pytest.raises(UserError, match=file):
         newest(tmp_path, strict=True, sets_aside=False)
     assert is_of_step(newest(tmp_path, strict=False, sets_aside=True), 1)
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "is damaged and is passed over" in said
     assert str(path) in said
     assert [name.partition(".")[0] for name in names(tmp_path)] == ["checkpoint", "damaged"]

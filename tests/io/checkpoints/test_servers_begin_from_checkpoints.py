@@ -100,8 +100,9 @@ def test_what_another_optimizer_has_kept_is_refused(
 
 
 def test_a_server_with_a_state_of_its_own_goes_on_from_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "penstock")
     model = Model()
     checkpoint(tmp_path / "saves", model)
     monkeypatch.setenv("PENSTOCK_PS_STATE_DIR", str(tmp_path / "state"))
@@ -111,7 +112,7 @@ def test_a_server_with_a_state_of_its_own_goes_on_from_that(
     path.parent.mkdir(parents=True)
     SnapshotWriter(path).finish(Cut("local", 0, "sync", 0, []), {})
     assert manager.restore() is None
-    assert "which is newer than any checkpoint" in capsys.readouterr().err
+    assert "which is newer than any checkpoint" in caplog.text
 
 
 def test_servers_neither_restore_a_local_training_nor_save(tmp_path: Path) -> None:

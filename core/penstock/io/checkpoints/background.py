@@ -5,13 +5,14 @@ Each job has its own thread, which is not a daemon: a process that ends waits un
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 
 import torch
 
+_log = logging.getLogger(__name__)
 _SIGNAL_S = 0.5  # longest delay of a signal's handler
 
 
@@ -80,7 +81,7 @@ class Background:
             try:
                 job()
             except Exception as error:  # noqa: BLE001 - the thread's boundary: the next call raises it
-                print(f"penstock: {name} has failed: {error}", file=sys.stderr, flush=True)
+                _log.error("%s has failed: %s", name, error)
                 self._error = error
             finally:
                 ended.set()

@@ -5,8 +5,8 @@ Every byte is checked against sizes and digests before anything is restored.
 
 from __future__ import annotations
 
+import logging
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from penstock.io.checkpoints.layout import DAMAGED, REPLACED, Place, newest_firs
 from penstock.io.checkpoints.record import MANIFEST, PROGRAM, RankState, Record, parse, rank_file, rank_state
 from penstock.io.saves.files import not_read, read_tensors, verify
 from penstock.io.saves.manifest import Damaged, check_wanted
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _opened_at(folder: Path, place: Place) -> Checkpoint:
 def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None:
     """Return the newest checkpoint that is whole; None if there is none at all.
 
-    A damaged one is named on stderr, and the one before it tried; `sets_aside`: it gets another name, so that it is
+    A damaged one is logged, and the one before it tried; `sets_aside`: it gets another name, so that it is
     not met again. Raises UserError for a damaged one if `strict`, and if all are damaged; and for one that cannot be
     read, which may be whole: nothing is set aside for that, nor an older one taken.
     """
@@ -106,7 +108,7 @@ def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None
             if strict:
                 raise
             damaged.append(str(error))
-            _say(f"the checkpoint {path} is damaged and is passed over: {error}")
+            _log.warning("the checkpoint %s is damaged and is passed over: %s", path, error)
             if sets_aside and len(damaged) < len(found):  # the last one stays, to be named again at the next start
                 _set_aside(path)
         except UserError as error:
@@ -128,7 +130,3 @@ def _set_aside(path: Path) -> None:
     aside = path.with_name(DAMAGED + path.name)
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
-
-
-def _say(text: str) -> None:
-    print(f"penstock: {text}", file=sys.stderr, flush=True)

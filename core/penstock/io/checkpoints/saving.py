@@ -9,12 +9,13 @@
 
 The training thread copies tensors; everything else is done by a thread that writes. There is one checkpoint under way
 at a time: where the next is due before it is written, the training waits, and the wait is counted. What the writer
-meets is said on stderr at once, and raised by the next call. Owner: the training thread.
+meets is logged at once, and raised by the next call. Owner: the training thread.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -42,9 +43,12 @@ from penstock.io.checkpoints.teams import Team, team_of
 from penstock.io.checkpoints.values import generator_states, values_of
 from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer, check_dtypes, clear_up
 from penstock.io.saves.variables import Folder, plain
+from penstock.log import warn_once
 from penstock.program.program import Program
 from penstock.scope import Scope, global_scope
 from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -115,7 +119,7 @@ class CheckpointManager:
         step, by every process of the job; servers take what they keep. From here on attempts before this one are
         refused.
 
-        A damaged checkpoint is named on stderr, and the one before it taken; with `strict`, or if none is whole, it is
+        A damaged checkpoint is logged, and the one before it taken; with `strict`, or if none is whole, it is
         a UserError. One of another program is a UserError. Nothing has changed then.
         """
         if is_server(self.program):
@@ -160,7 +164,7 @@ class CheckpointManager:
         try:
             self.step(position=self._position)
         except Unavailable as error:  # a checkpoint that was not written ends no training
-            print(f"penstock: {error}", file=sys.stderr, flush=True)
+            _log.error("%s", error)
 
     def _at_exit(self) -> None:
         """Close, so that the others do not wait for this rank's part; not where an error ends the process."""
@@ -170,7 +174,7 @@ class CheckpointManager:
             job().current().check()
             self.close()
         except PenstockError as error:
-            print(f"penstock: {error}", file=sys.stderr, flush=True)
+            _log.error("%s", error)
 
     @property
     def scope(self) -> Scope:
@@ -281,7 +285,7 @@ class CheckpointManager:
         try:
             self.team.outcome(error)
         except Unavailable as lost:  # whoever is to be told is gone, which the training meets by itself
-            print(f"penstock: {lost}", file=sys.stderr, flush=True)
+            _log.error("%s", lost)
 
     @property
     def is_writing(self) -> bool:
@@ -304,8 +308,13 @@ class CheckpointManager:
             team = self._team_found
             if team is not None:
                 first = team.rank == 0 and team.kind == "collective"
-                after_steps_without_rows(self.program, team, _Says(self.directory) if first else None)
+                after_steps_without_rows(self.program, team, self._warn_closed if first else None)
                 team.close(self._state(self._position).text())
+
+    def _warn_closed(self) -> None:
+        closed = f"rank 0 has closed its CheckpointManager of {self.directory}, and others go on"
+        text = f"{closed}: nothing is saved of their steps. Call collective.join() before close()"
+        warn_once(_log, text, self)
 
     def __enter__(self) -> Self:
         return self
@@ -315,22 +324,6 @@ class CheckpointManager:
     ) -> None:
         if error is None:
             self.close()
-
-
-class _Says:
-    """Says once that others go on although this process, which writes their checkpoints, has closed its manager."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._is_said = folder, False
-
-    def __call__(self) -> None:
-        if not self._is_said:
-            print(
-                f"penstock: rank 0 has closed its CheckpointManager of {self._folder}, and others go on: nothing is "
-                "saved of their steps. Call collective.join() before close()",
-                file=sys.stderr, flush=True,
-            )  # fmt: skip
-        self._is_said = True
 
 
 def _checked(writer: Writer | None) -> Writer:

@@ -5,7 +5,7 @@ A server that was started again in its place has a newer state of its own, its s
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from penstock.ps.remote import LISTEN_AND_SERV, SPARSE_TABLE
 from penstock.scope import Scope
 from penstock.serving.storage import NUMBERS, ProgramStorage, prepared_storage
 from penstock.transpile.tables import is_state
+
+_log = logging.getLogger(__name__)
 
 
 def is_server(program: Program) -> bool:
@@ -36,7 +38,7 @@ def restore_server(directory: Path, program: Program, scope: Scope, *, strict: b
     storage = prepared_storage(program, scope)
     own = settings_of(storage).folder
     if own is not None and has_state(own):
-        print(f"penstock: goes on from {own}, which is newer than any checkpoint", file=sys.stderr, flush=True)
+        _log.info("goes on from %s, which is newer than any checkpoint", own)
         return None
     found = newest(directory, strict=strict, sets_aside=False)
     if found is None:

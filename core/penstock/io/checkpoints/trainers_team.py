@@ -13,10 +13,10 @@ In the other modes trainers have no common step, so the latest text of each is t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +37,7 @@ from penstock.ps.opening import incarnation, opened_client
 from penstock.ps.origin import Copy, check_origins
 from penstock.ps.remote_ops import remotes
 
+_log = logging.getLogger(__name__)
 FOLDER = "servers"
 WAIT_S = 60.0
 """So long a trainer may be behind trainer 0 when it hands in its text."""
@@ -107,10 +108,9 @@ class TrainersTeam:
                 break
             _pause.wait(_POLL_S)
         for rank in sorted(set(missing) - self._gone) if self._is_sync else ():
-            print(
-                f"penstock: trainer {rank} has not handed in its part of a checkpoint, which is without the position "
-                "of its reader; was it lost, or does it not call step() after each step?",
-                file=sys.stderr, flush=True,
+            _log.warning(
+                "trainer %d has not handed in its part of a checkpoint, which is without the position of its reader; "
+                "was it lost, or does it not call step() after each step?", rank,
             )  # fmt: skip
         self._gone = set(missing)
         texts = [mine, *(_read(found[rank])["state"] if rank in found else "" for rank in others)]

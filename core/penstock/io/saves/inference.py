@@ -6,7 +6,7 @@ manifest. Nothing in a model is executed while it is loaded.
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.scope import Scope
 
+_log = logging.getLogger(__name__)
 MODEL_NAME = "__model__"
 
 
@@ -84,10 +85,8 @@ def _at_rest(program: Program, targets: Sequence[str]) -> Program:
 
 def _place(dirname: Folder, model_filename: str | None, params_filename: str | None) -> Path:
     if params_filename is not None:
-        print(
-            f"penstock: params_filename {params_filename!r} has no effect; values are part of the model's own save",
-            file=sys.stderr,
-        )
+        text = "params_filename %r has no effect; values are part of the model's own save"
+        _log.warning(text, params_filename)
     return manifest_path(dirname, model_filename or MODEL_NAME)
 
 

@@ -11,6 +11,7 @@ after MISSING_S.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,14 @@ from typing import Any
 import torch
 
 from penstock.errors import Unavailable
-from penstock.program.strict_fields import say_once
+from penstock.log import warn_once
 from penstock.ps.communicators.base import LocalGradient, Location, OverServers, Servers
 from penstock.ps.communicators.queues import LockStep
 from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor
 from penstock.ps.runtime_config import CommunicatorSettings
 
+_log = logging.getLogger(__name__)
 _CHECK_S = 1.0  # only while a thread waits
 _REPORT_MISSING_S = 10.0
 MISSING_S = 600.0  # as long as servers and trainers wait for each other at the start
@@ -109,7 +111,7 @@ class HalfAsyncCommunicator(OverServers):
         what = (
             f"{absent} of the {self._num_announced} training threads that were announced (set_threads) have not begun"
         )
-        say_once(f"{what}; the others wait for them")
+        warn_once(_log, f"{what}; the others wait for them", self)
         if waited_s >= MISSING_S:
             raise Unavailable(f"{what} within {MISSING_S:g} s")
 

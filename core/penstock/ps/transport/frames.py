@@ -14,21 +14,22 @@ import array
 import contextlib
 import errno
 import fcntl
-import functools
+import logging
 import mmap
 import os
 import socket
 import struct
-import sys
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from penstock.errors import PeerError, Unavailable
+from penstock.log import warn_once
 from penstock.machine.capability import capability
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, decode, encode
 
+_log = logging.getLogger(__name__)
 _LARGE = 256 << 10  # bytes
 _STEP = 1 << 20  # bytes; regions grow in whole ones
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -116,13 +117,6 @@ _LONGEST_S = 1 << 30
 _DIRECTIONS = (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)
 
 
-@functools.cache  # once for a reason
-def _warn_no_memory(why: str) -> None:
-    print(
-        f"penstock: bodies of messages go through the socket, since shared memory cannot be had: {why}", file=sys.stderr
-    )
-
-
 class Closed(Unavailable):
     """The other side has closed the connection."""
 
@@ -179,7 +173,8 @@ class Line:
             try:
                 larger = make_region(length)
             except OSError as error:
-                _warn_no_memory(error.strerror or str(error))
+                why = error.strerror or str(error)
+                warn_once(_log, f"bodies of messages go through the socket, since shared memory cannot be had: {why}")
                 return 0, []
             if self._mine is not None:
                 self._mine.close()

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import functools
 import hmac
+import logging
 import secrets
 import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ from pathlib import Path
 from penstock.errors import PeerError, PenstockError, Unavailable
 from penstock.ps.transport.frames import Closed, Line
 from penstock.ps.wire import Message, WireError
+
+_log = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -60,11 +62,12 @@ def refusal(reason: str, *, rejoin: bool = False) -> Message:
 
 
 def refused(error: Exception) -> Message:
-    """Return the answer to a request that has failed. A fault of the server is printed, and sent with its type."""
+    """Return the answer to a request that has failed. A fault of the server is logged, and sent with its type."""
     if isinstance(error, PenstockError):
         return refusal(str(error))
-    traceback.print_exception(error)
-    return refusal(f"the server failed with {type(error).__name__}: {error}")
+    reason = f"the server failed with {type(error).__name__}: {error}"
+    _log.error(reason, exc_info=error)
+    return refusal(reason)
 
 
 class LocalServer:

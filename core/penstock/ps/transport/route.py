@@ -5,16 +5,18 @@ A route is found at the first call, and again after `drop`: a server that was st
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 import time
 from dataclasses import dataclass, field
 
 from penstock.errors import Unavailable
+from penstock.log import warn_once
 from penstock.ps.transport.local import Answered, LocalClient, host_id
 from penstock.ps.transport.remote import RemoteClient, Tls
 from penstock.ps.wire import Message
 
+_log = logging.getLogger(__name__)
 WHERE_S = 5.0  # for a server's answer to `where`
 
 Client = LocalClient | RemoteClient
@@ -39,7 +41,6 @@ class Route:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._closed = False
-        self._warned = False
 
     @property
     def is_local(self) -> bool:
@@ -89,13 +90,8 @@ class Route:
             local.call(Message("where", {}), deadline_s=min(_left(deadline), WHERE_S)).release()
         except Unavailable as error:
             local.close()
-            if not self._warned:
-                self._warned = True
-                print(
-                    f"penstock: {self.address.endpoint} is on this host, but its socket cannot be reached ({error}); "
-                    "TCP is used",
-                    file=sys.stderr,
-                )
+            text = f"{self.address.endpoint} is on this host, but its socket cannot be reached ({error}); TCP is used"
+            warn_once(_log, text, self, about="socket")
             return None
         except BaseException:
             local.close()
