@@ -72,10 +72,6 @@ class Runtime:
         rows = await self.reports.recent_on(node_id)
         return {replica_id: self.logs.size(job_id, replica_id) for replica_id, job_id in rows}
 
-    async def job_of_replica(self, node_id: str, replica_id: str, epoch: int) -> str | None:
-        """Return the job of a replica, if it is of this node and epoch."""
-        return await self.reports.job_of(node_id, replica_id, epoch)
-
 
 @asynccontextmanager
 async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncIterator[Runtime]:

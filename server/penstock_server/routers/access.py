@@ -12,6 +12,7 @@ from penstock_server.guard import origin_allowed
 from penstock_server.problems import Problem
 from penstock_server.routers.deps import Asker, Server
 from penstock_server.schemas import api
+from penstock_server.services.views import columns
 from penstock_server.tables import TokenRow
 
 router = APIRouter(prefix="/api/v1", tags=["access"])
@@ -32,7 +33,7 @@ async def create_token(server: Server, body: api.TokenRequest) -> api.TokenMade:
     """Make a token; its secret is in this answer and nowhere else."""
     async with server.database.write() as tx:
         minted = server.tokens.mint(tx, "user", body.name, body.scopes, expires_in_s=body.expires_in_s)
-    return api.TokenMade(**_fields(minted.row), token=minted.secret)
+    return api.TokenMade(**columns(api.Token, minted.row), token=minted.secret)
 
 
 @router.get("/tokens", operation_id="listTokens")
@@ -42,7 +43,7 @@ async def list_tokens(server: Server) -> api.Items[api.Token]:
     statement = select(TokenRow).where(TokenRow.kind.in_(["user", "node"])).order_by(TokenRow.id)
     async with server.database.read() as session:
         rows = (await session.execute(statement)).scalars().all()
-    return api.Items(items=[api.Token(**_fields(row)) for row in rows])
+    return api.Items(items=[api.Token(**columns(api.Token, row)) for row in rows])
 
 
 @router.delete("/tokens/{token_id}", status_code=204, operation_id="revokeToken")
@@ -111,7 +112,3 @@ def _expiry(minted: Minted) -> api.Timestamp:
     if minted.row.expires_at is None:
         raise Bug("a one-time token was made without an expiry: report it")
     return minted.row.expires_at
-
-
-def _fields(row: TokenRow) -> dict[str, object]:
-    return {name: getattr(row, name) for name in api.Token.model_fields}

@@ -117,7 +117,7 @@ async def _report(runtime: Runtime, link: AgentLink, message: ReplicaReport) -> 
 
 
 async def _log(runtime: Runtime, link: AgentLink, message: LogBytes) -> None:
-    job_id = await runtime.job_of_replica(link.node_id, message.replica_id, message.epoch)
+    job_id = await runtime.reports.job_of(link.node_id, message.replica_id, message.epoch)
     if job_id is None:
         runtime.meters.refused.labels("foreign_log").inc()
         return

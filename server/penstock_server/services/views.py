@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.schemas import api
 from penstock_server.streams.live import Live, LiveJob
 from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
@@ -16,25 +18,19 @@ from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
 _BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 
 
+def columns(model: type[BaseModel], row: object) -> dict[str, Any]:
+    """Return the model's fields that a row has by the same names."""
+    return {name: getattr(row, name) for name in model.model_fields if hasattr(row, name)}
+
+
 def replica_view(row: ReplicaRow) -> api.Replica:
     """Show a replica."""
-    return api.Replica(**{name: getattr(row, name) for name in api.Replica.model_fields})
+    return api.Replica(**columns(api.Replica, row))
 
 
 def event_view(row: EventRow) -> api.Event:
     """Show an event."""
-    return api.Event.model_validate(
-        {
-            "id": row.id,
-            "at": row.at,
-            "kind": row.kind,
-            "subject": row.subject,
-            "from": row.from_state,
-            "to": row.to_state,
-            "reason": row.reason,
-            "detail": row.detail,
-        }
-    )
+    return api.Event.model_validate({**columns(api.Event, row), "from": row.from_state, "to": row.to_state})
 
 
 async def job_views(session: AsyncSession, rows: Sequence[JobRow], live: Live) -> list[api.Job]:
@@ -66,18 +62,8 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api
     )
     used = {node_id: int(cpus) for node_id, cpus in await session.execute(statement)}
     return [
-        api.Node(
-            id=row.id,
-            name=row.name,
-            host=row.host,
-            state=NodeState(row.state),
-            cpus=row.cpus,
-            gpus=row.gpus,
-            memory_bytes=row.memory_bytes,
-            cpus_used=used.get(row.id, 0),
-            last_seen_at=row.last_seen_at,
-            version=row.agent_version,
-            findings=[api.NodeFinding.model_validate(found) for found in row.findings],
+        api.Node.model_validate(
+            {**columns(api.Node, row), "cpus_used": used.get(row.id, 0), "version": row.agent_version}
         )
         for row in rows
     ]
@@ -88,26 +74,12 @@ def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None) 
     ended = row.finished_at is not None
     return api.Job.model_validate(
         {
-            "id": row.id,
-            "name": row.name,
-            "kind": row.kind,
-            "state": row.state,
-            "reason": row.reason,
-            "reason_detail": row.reason_detail,
-            "spec": row.spec,
-            "epoch": row.epoch,
-            "attempt": row.attempt,
-            "restarts": row.restarts,
+            **columns(api.Job, row),
             "restarts_left": max(0, row.spec.get("restart", {}).get("max_restarts", 0) - row.restarts),
             "next_attempt_at": row.next_attempt_at if row.state == JobState.RECOVERING else None,
-            "created_at": row.created_at,
-            "started_at": row.started_at,
-            "finished_at": row.finished_at,
             "progress": progress,
             "eta_s": None if ended else (now.eta_s if now is not None else row.eta_s),
             "latest": {**row.latest, **(now.latest if now is not None else {})},
-            "why": row.why,
             "replicas": [replica_view(r) for r in replicas],
-            "version": row.version,
         }
     )
