@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import pytest
 from tests.support.capabilities import absent
 
-from penstock.process.proc import open_process_end
+from penstock.process.end import open_process_end
 
 BOUND_S = 30.0
 

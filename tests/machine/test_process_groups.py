@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from penstock.machine.capability import capability
+from penstock.process.end import open_process_end
 from penstock.process.group import LoggedGroup, ProcessGroup, stop, wait_for_an_end
-from penstock.process.proc import open_process_end
 
 BOUND_S = 30.0
 PARENT = "sleep 600 & echo $!; wait"

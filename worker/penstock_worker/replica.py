@@ -23,8 +23,8 @@ from pydantic import ValidationError
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.process import proc
+from penstock.process.end import open_process_end
 from penstock.process.group import ProcessGroup
-from penstock.process.proc import open_process_end
 from penstock.protocol import contract
 from penstock.protocol.agent import Desired, ReplicaReport
 from penstock.protocol.environment import passes_from_node

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # publi
 
 from penstock.distributed.rendezvous import Rendezvous, this_host
 from penstock.errors import Unavailable
-from penstock.process.proc import open_process_end
+from penstock.process.end import open_process_end
 from penstock.settings import COLLECTIVE_LEASE_S
 
 _BEAT_S = 0.5

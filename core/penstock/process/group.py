@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from penstock.process.proc import end_with_parent, open_process_end
+from penstock.process.end import open_process_end
+from penstock.process.proc import end_with_parent
 
 POLL_S = 0.05  # between looks at processes for whose ends no descriptor is left
 _CHUNK = 1 << 16  # bytes of `new_output` at once

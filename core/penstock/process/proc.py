@@ -1,22 +1,18 @@
-"""Processes as /proc shows them: start times, descendants, environment; the end of one as a descriptor.
+"""Processes as /proc shows them: start times, descendants, environment. Standard library only.
 
 A pid alone does not name a process, since pids are reused; (pid, start time in clock ticks, boot id) does.
-Reads race with exits: a process that goes away while it is looked at counts as gone. Its end makes a pidfd readable
-where the kernel has one, else a pipe that a thread closes when /proc shows it; nothing is reaped.
+Reads race with exits: a process that goes away while it is looked at counts as gone.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.machine.capability import capability
 from penstock.process.signals import SIGNALS
 
 PR_SET_PDEATHSIG = 1
@@ -134,40 +130,3 @@ def end_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], Non
             os._exit(1)
 
     return call
-
-
-POLL_S = 0.05
-
-
-def open_process_end(pid: int) -> int:
-    """Return a descriptor, the caller's to close, that is readable once `pid` has ended (a zombie has ended).
-
-    Raises ProcessLookupError if there is no such process.
-    """
-    if capability("pidfd").present:
-        return os.pidfd_open(pid)
-    return _polled_end(pid)
-
-
-def _polled_end(pid: int) -> int:
-    started = start_ticks(pid)
-    if started is None and not Path(f"/proc/{pid}").exists():
-        raise ProcessLookupError(f"there is no process {pid}")
-    readable, writable = os.pipe2(os.O_CLOEXEC)
-    if started is None:
-        os.close(writable)
-        return readable
-    is_alive = lambda: start_ticks(pid) == started  # noqa: E731 - a name for what the thread asks
-    threading.Thread(target=_close_at_end, args=(writable, is_alive), name="penstock-end", daemon=True).start()
-    return readable
-
-
-def _close_at_end(writable: int, is_alive: Callable[[], bool]) -> None:
-    """Close the pipe when the process has ended, or nothing reads the pipe any more."""
-    watched = select.poll()
-    watched.register(writable, 0)  # POLLERR, which comes unasked: the reader has closed
-    try:
-        while is_alive() and not watched.poll(POLL_S * 1000):
-            pass
-    finally:
-        os.close(writable)
