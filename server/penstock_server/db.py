@@ -19,12 +19,12 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import event, text
+from sqlalchemy import event, text, update
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from penstock.errors import Bug, Unavailable
-from penstock_server.tables import EventRow
+from penstock_server.tables import CounterRow, EventRow
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.01
@@ -183,3 +183,17 @@ async def _run(database: Database, action: Callable[[Config], None]) -> None:
         if not database.is_sqlite:
             await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_KEY})
         await connection.run_sync(on_connection)
+
+
+async def next_numbers(tx: Tx, name: str, count: int) -> int:
+    """Reserve `count` numbers in a row; return the first. A rolled back transaction gives them back."""
+    statement = (
+        update(CounterRow)
+        .where(CounterRow.name == name)
+        .values(value=CounterRow.value + count)
+        .returning(CounterRow.value)
+    )
+    last = (await tx.session.execute(statement)).scalar_one_or_none()
+    if last is None:
+        raise Bug(f"counter {name!r} is missing: the migrations did not run")
+    return last - count + 1

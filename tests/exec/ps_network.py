@@ -15,10 +15,10 @@ from penstock.ps.remote import PsMode
 from penstock.ps.storage import Gradient
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage
+from penstock.transpile.dispatch import VarBlock, slice_variable
 from penstock.transpile.partition import Partition
 from penstock.transpile.placement import Placed, Placement
 from penstock.transpile.pserver import pserver_program, pserver_startup
-from penstock.transpile.slicing import VarBlock, slice_variable
 
 HEIGHT, WIDTH, OUT, ROWS = 23, 5, 3, 6
 Make = Callable[[], Any]

@@ -14,8 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SpecError
-from penstock.transpile.dispatch import HashName, PSDispatcher, RoundRobin, dispatched
-from penstock.transpile.slicing import check_min_block_size, slice_variable
+from penstock.transpile.dispatch import (
+    HashName,
+    PSDispatcher,
+    RoundRobin,
+    check_min_block_size,
+    dispatched,
+    slice_variable,
+)
 
 SERVERS = ["10.0.0.1:6170", "10.0.0.2:6170", "10.0.0.3:6170"]
 

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 
 from penstock.errors import SpecError
 from penstock.program.strict_fields import StrictFields
-from penstock.transpile.dispatch import PSDispatcher, RoundRobin
-from penstock.transpile.slicing import MIN_BLOCK_SIZE, check_min_block_size
+from penstock.transpile.dispatch import MIN_BLOCK_SIZE, PSDispatcher, RoundRobin, check_min_block_size
 
 MODES = ("pserver", "nccl2", "collective")
 COLLECTIVE_MODES = ("grad_allreduce", "local_sgd", "single_process_multi_thread")

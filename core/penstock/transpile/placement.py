@@ -15,9 +15,8 @@ import numpy as np
 
 from penstock.errors import SpecError
 from penstock.transpile.config import DistributeTranspilerConfig
-from penstock.transpile.dispatch import dispatched
+from penstock.transpile.dispatch import VarBlock, dispatched, slice_variable
 from penstock.transpile.partition import Partition, Update
-from penstock.transpile.slicing import VarBlock, slice_variable
 
 
 @dataclass(frozen=True, slots=True)

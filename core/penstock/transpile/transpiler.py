@@ -13,9 +13,8 @@ import logging
 
 from penstock.errors import ProgramError, SpecError
 from penstock.identity import checked_endpoints
-from penstock.program.clone import copy_structure
 from penstock.program.eager import advice
-from penstock.program.program import Program
+from penstock.program.program import Program, copy_structure
 from penstock.program.record.context import default_main_program, default_startup_program
 from penstock.ps.remote import Descriptor, PsMode
 from penstock.transpile.collective import make_collective

@@ -12,9 +12,8 @@ from penstock.protocol.attach import Register, Registered
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.clock import Clock
-from penstock_server.db import Database, Tx
+from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.problems import Conflict
-from penstock_server.services.counters import next_numbers
 from penstock_server.services.leases import Leases, Standing
 from penstock_server.services.lifecycle import CLOSED, FAILED
 from penstock_server.services.settle import LogTail, locked_job, settle

@@ -12,9 +12,8 @@ from sqlalchemy import ColumnElement, func, select, update
 from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, NodeState, ReplicaState
 from penstock_server.clock import Clock
-from penstock_server.db import Database, Tx
+from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.services.addresses import Site, addresses, endpoint
-from penstock_server.services.counters import next_numbers
 from penstock_server.services.placement import Amounts, Need, Placed, Room, behind, place, take
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow

@@ -8,9 +8,8 @@ from datetime import datetime
 from sqlalchemy import select
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
-from penstock_server.db import Tx
+from penstock_server.db import Tx, next_numbers
 from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS, Life, starts_at
-from penstock_server.services.counters import next_numbers
 from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, watching
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow

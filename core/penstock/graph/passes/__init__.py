@@ -6,22 +6,23 @@ with `graph.rewrite.Rewriter`; edges are derived again, never carried over.
 
 | round | pass | file | BuildStrategy |
 |---|---|---|---|
-| graph | gradient of the loss from the feed | fed_loss_gradient.py | gradient_scale_strategy Customized |
+| graph | gradient of the loss from the feed | here | gradient_scale_strategy Customized |
 | graph | batch-norm over all replicas | sync_batch_norm.py | sync_batch_norm |
 | graph | buckets of gradients | exchanges.py | fuse_all_reduce_ops |
 | graph | parts of large exchanges | exchanges.py | (always, on CPU) |
-| graph | order of exchanges with other processes | order.py | num_trainers |
+| graph | order of exchanges with other processes | exchanges.py | num_trainers |
 | graph | one broadcast an owner | exchanges.py | fuse_broadcast_ops (GPU, Reduce) |
 | graph | one push and one pull a step | fuse_remote.py | (sync mode, servers of this host) |
 | sizes | updates of one kind | fuse_optimizer.py | fuse_all_optimizer_ops |
 | sizes | sum and activation in one operator | fuse_add_act.py | fuse_elewise_add_act_ops |
 | sizes | kernels of matrix products | matrix_kernels.py | (PENSTOCK_MATRIX_KERNELS) |
-| sizes | sequential order | order.py | enable_sequential_execution |
+| sizes | sequential order | exchanges.py | enable_sequential_execution |
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from penstock.graph.choice import PLAIN, Buckets, MatrixKernels, PassChoice
 from penstock.graph.operands import Shares
@@ -32,12 +33,12 @@ from penstock.graph.passes.exchanges import (
     run_in_program_order,
     split_exchanges,
 )
-from penstock.graph.passes.fed_loss_gradient import feed_loss_gradient
 from penstock.graph.passes.fuse_add_act import fuse_add_act
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.passes.matrix_kernels import choose_matrix_kernels
 from penstock.graph.passes.sync_batch_norm import synchronize_batch_norm
+from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph
 from penstock.program.program import Program
 
@@ -78,3 +79,18 @@ def run_sized_passes(
     if choice.sequential:  # after what takes handles away: an edge to one would be lost
         graph = run_in_program_order(graph)
     return graph
+
+
+def feed_loss_gradient(graph: Graph) -> Graph:
+    """Drop the operators that make a loss's gradient, and declare what they made as inputs, which each replica is fed.
+
+    Source: gradient_scale_strategy Customized, multi_devices_graph_pass.cc (Fluid 1.8): it inserts no scale operator.
+    """
+    rewriter = Rewriter(graph)
+    for handle in graph.handles:
+        if handle.kind == "scale_loss_grad":
+            for name in handle.makes():
+                rewriter.declare(replace(graph.variables[name], feed=True))
+        else:
+            rewriter.keep(handle)
+    return rewriter.finish()

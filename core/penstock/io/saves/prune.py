@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.errors import UserError
-from penstock.program.clone import copy_structure
 from penstock.program.ir import Operator, unknown_variable
-from penstock.program.program import Program
+from penstock.program.program import Program, copy_structure
 
 
 def pruned(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> Program:
