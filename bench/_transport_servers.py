@@ -16,7 +16,7 @@ from typing import Any, Self
 import grpc
 
 from penstock.ps.transport.local import LocalServer
-from penstock.ps.transport.remote import RemoteServer
+from penstock.ps.transport.tcp import TcpServer
 from penstock.ps.wire import Message, WireTensor
 
 JOB, TOKEN = "bench", "token"
@@ -44,7 +44,7 @@ def serve(largest: int, parent: Connection) -> None:
 
     answers = {size: bytes(memory[:size]) for size in {0, *(1 << k for k in range(10, 40) if 1 << k <= largest)}}
     local = LocalServer(handler, job=JOB, token=TOKEN)
-    remote = RemoteServer(handler, address="127.0.0.1:0", job=JOB, token=TOKEN)
+    remote = TcpServer(handler, address="127.0.0.1:0", job=JOB, token=TOKEN)
     plain = grpc.server(ThreadPoolExecutor(2), options=UNLIMITED)
     method: Any = grpc.unary_unary_rpc_method_handler(unary)  # no serialisers: raw bytes, as fast as it goes
     plain.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {"Call": method}),))

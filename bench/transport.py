@@ -24,7 +24,7 @@ from bench._transport_servers import JOB, TOKEN, UNLIMITED, Servers, message
 from bench.engine import alternating_blocks, timed
 from bench.report import Report, quartiles
 from penstock.ps.transport.local import LocalClient
-from penstock.ps.transport.remote import RemoteClient
+from penstock.ps.transport.tcp import TcpClient
 
 ROUNDS = 15
 MIB = 1 << 20
@@ -38,7 +38,7 @@ Call = Callable[[memoryview, int], int]
 """Sends bytes, asks for so many, returns how many came."""
 
 
-def ours(client: LocalClient | RemoteClient) -> Call:
+def ours(client: LocalClient | TcpClient) -> Call:
     """Return the call over one of our transports."""
 
     def call(data: memoryview, asked: int) -> int:
@@ -58,7 +58,7 @@ def body(size: int, asked: int) -> bytes:
 def calls(servers: Servers) -> Iterator[dict[str, Call]]:
     """Connect to all of them."""
     local = LocalClient(servers.local, job=JOB, token=TOKEN)
-    remote = RemoteClient(servers.remote, job=JOB, token=TOKEN)
+    remote = TcpClient(servers.remote, job=JOB, token=TOKEN)
     with grpc.insecure_channel(servers.plain, UNLIMITED) as channel:
         unary: Any = channel.unary_unary("/bench/Call")
 

@@ -24,8 +24,8 @@ from bench.peers.contender import CONTENDERS, Options, fetches
 from bench.peers.serve import end_with_parent
 from bench.workloads.fingerprint import Movement, looked_up, movements
 from bench.workloads.workload import Array, Workload
+from penstock.ps.communicator import remotes
 from penstock.ps.remote import PREFETCH
-from penstock.ps.remote_ops import remotes
 from penstock.scope import Scope
 
 

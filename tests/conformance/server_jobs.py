@@ -24,7 +24,7 @@ from tests.support.nursery import Forked, Nursery
 import penstock as fluid
 from penstock.distributed.ports import free_ports
 from penstock.protocol.exchange import Sums
-from penstock.ps.opening import opened_counters
+from penstock.ps.communicator import remotes
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 100.0
@@ -122,7 +122,7 @@ def train(
     scope, exe = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
     exe.run(model.startup, scope=scope)
     losses = [float(exe.run(model.main, feed, [model.loss], scope=scope)[0].item()) for feed in feeds]
-    rows = opened_counters()[str(transpiler.descriptor)]
+    rows = remotes.client(str(transpiler.descriptor)).counters.rows()
     more = after(exe, model, scope) if after else None
     exe.close()
     return Trained(losses, scope, rows, more)

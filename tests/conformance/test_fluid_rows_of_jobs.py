@@ -25,9 +25,8 @@ import penstock as fluid
 from penstock.fleet.parameter_server import ParameterServerFleet
 from penstock.fleet.roles import Role, UserDefinedRoleMaker
 from penstock.fleet.strategy import StrategyFactory
-from penstock.ps.runtime_config import ServerRuntimeConfig
 from penstock.ps.server import ParameterServer
-from penstock.ps.settings import ServerSettings
+from penstock.ps.settings import ServerRuntimeConfig, ServerSettings
 from penstock.ps.table import FirstValues, SparseTable, TableSettings
 from penstock.transpile.config import DistributeTranspilerConfig
 from penstock.transpile.pserver import describe

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.remotes import remotes_of_a_test
 
 from penstock.compat.torch import schema_of
 from penstock.exec.executor import Executor
 from penstock.exec.parallel import CompiledProgram
 from penstock.program.ir import Operator, VarDesc
 from penstock.program.program import Program
+from penstock.ps.communicator import remotes
 from penstock.ps.remote import REMOTE_TYPES, SEND_BARRIER, Descriptor
-from penstock.ps.remote_ops import remotes
 from penstock.scope import Scope
 
 DESCRIPTOR = "async 0/1 127.0.0.1:1"
@@ -34,16 +35,14 @@ class Recorded:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Recorded]]:
+def opened() -> Iterator[dict[str, Recorded]]:
     found: dict[str, Recorded] = {}
 
     def open_one(descriptor: Descriptor) -> Any:
         return found.setdefault(str(descriptor), Recorded())
 
-    monkeypatch.setattr(remotes, "opener", open_one)
-    yield found
-    for descriptor in remotes.opened():
-        remotes.close(descriptor)
+    with remotes_of_a_test(open_one):
+        yield found
 
 
 def program_with_a_barrier() -> Program:

@@ -16,7 +16,7 @@ from penstock.fleet.strategy import (
     StrategyFactory,
     strategy_of,
 )
-from penstock.ps.runtime_config import ServerRuntimeConfig, TrainerRuntimeConfig
+from penstock.ps.settings import ServerRuntimeConfig, TrainerRuntimeConfig
 from penstock.transpile.config import DistributeTranspilerConfig
 
 MAKERS: dict[str, Callable[[], DistributedStrategy]] = {

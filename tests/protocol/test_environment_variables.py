@@ -21,7 +21,7 @@ from penstock.protocol.environment import (
     kind_of,
     passes_from_node,
 )
-from penstock.ps.runtime_config import SERVER_KEYS, TRAINER_KEYS
+from penstock.ps.settings import SERVER_KEYS, TRAINER_KEYS
 from penstock.settings import (
     CHECK_NAN,
     CHECKPOINT_KEEP,

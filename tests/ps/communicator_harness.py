@@ -16,7 +16,7 @@ from penstock.ps.communicators.geo import GeoCommunicator
 from penstock.ps.communicators.half_async import HalfAsyncCommunicator
 from penstock.ps.counters import Counters
 from penstock.ps.remote import Descriptor, Remote
-from penstock.ps.runtime_config import CommunicatorSettings
+from penstock.ps.settings import CommunicatorSettings
 
 SETTINGS = CommunicatorSettings(
     max_merge_var_num=1,

@@ -15,10 +15,10 @@ from penstock.errors import PeerError
 from penstock.ps.rounds import messages
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership
-from penstock.ps.rounds.messages import Applied, AppliedPush, Apply, Close, Incarnation, Refuse, Release, Reply
+from penstock.ps.rounds.messages import Applied, AppliedPush, Apply, Close, Refuse, Release, Reply, TrainerIncarnation
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.transport.local import LocalServer, host_id, refusal
-from penstock.ps.transport.remote import RemoteServer
+from penstock.ps.transport.tcp import TcpServer
 from penstock.ps.wire import Message, WireTensor, from_wire, to_wire
 
 Payload = tuple[Tensor | None, Tensor]
@@ -44,7 +44,7 @@ class SmallServer:
         self._closing = threading.Event()
         self._local = LocalServer(self.handle, job="local", token="") if local else None
         self.address = self._local.address if self._local else ""
-        self._remote = RemoteServer(self.handle, address=address or free_endpoint(), job="local", token="")
+        self._remote = TcpServer(self.handle, address=address or free_endpoint(), job="local", token="")
         self.port = self._remote.port
         self.endpoint = f"127.0.0.1:{self.port}"
         self._ticking = threading.Thread(target=self._tick, daemon=True)
@@ -91,7 +91,7 @@ class SmallServer:
 
     def _event(self, message: Message, ticket: int) -> messages.Event:
         fields: Any = message.fields
-        sender = Incarnation(fields["trainer"], fields["epoch"])
+        sender = TrainerIncarnation(fields["trainer"], fields["epoch"])
         if message.kind == "push":
             tensors = [from_wire(t).clone() for t in message.tensors]
             self.payloads[ticket] = (tensors[0] if len(tensors) > 1 else None, tensors[-1])

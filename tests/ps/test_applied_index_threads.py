@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.ps.durability.wal import AppliedIndex
-from penstock.ps.rounds.messages import Incarnation
+from penstock.ps.rounds.messages import TrainerIncarnation
 
 
 class Interrupted(int):
@@ -17,7 +17,7 @@ class Interrupted(int):
     index: AppliedIndex
 
     def __eq__(self, other: object) -> bool:
-        self.index.apply(Incarnation(0, 0), 1, f"w{len(self.index.applied)}", None)
+        self.index.apply(TrainerIncarnation(0, 0), 1, f"w{len(self.index.applied)}", None)
         return int(self) == other
 
     __hash__ = int.__hash__
@@ -26,7 +26,7 @@ class Interrupted(int):
 def test_a_trainer_leaves_while_the_pushes_of_others_are_applied() -> None:
     index = AppliedIndex(trainers=2, keeps_changes=False)
     for trainer in (0, 1):
-        index.apply(Incarnation(trainer, 0), 1, "w", None)
+        index.apply(TrainerIncarnation(trainer, 0), 1, "w", None)
     index.leave(Interrupted(1, index))
     assert {trainer for trainer, _ in index.applied} == {0}
     assert len(index.applied) > 1, "pushes were applied meanwhile"

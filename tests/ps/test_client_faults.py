@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.client import TrainerClient
-from penstock.ps.opening import open_remote
+from penstock.ps.communicator import remotes
 from penstock.ps.remote import Descriptor, PsMode
 from penstock.ps.retry import FIRST_S, LARGEST_S
 from penstock.ps.settings import TrainerSettings
@@ -308,7 +308,7 @@ def test_servers_that_never_start_are_named(rig: Rig, monkeypatch: pytest.Monkey
     server = rig.server({})
     missing = free_endpoint()
     with pytest.raises(Unavailable, match=rf"{missing} did not start within 0 s|{missing} did not start") as caught:
-        open_remote(Descriptor("sync", 0, 1, (server.endpoint, missing)))
+        remotes.connect(Descriptor("sync", 0, 1, (server.endpoint, missing)))
     assert server.endpoint not in str(caught.value)
 
 

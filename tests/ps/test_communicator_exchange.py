@@ -13,10 +13,9 @@ from torch import Tensor
 
 from penstock.errors import Unavailable
 from penstock.ps.client import TrainerClient
-from penstock.ps.opening import communicate
+from penstock.ps.communicator import communicate
 from penstock.ps.remote import Descriptor, PsMode, Remote
-from penstock.ps.runtime_config import TrainerRuntimeConfig
-from penstock.ps.settings import TrainerSettings
+from penstock.ps.settings import TrainerRuntimeConfig, TrainerSettings
 
 Serve = Callable[..., SmallServer]
 Join = Callable[..., tuple[Any, TrainerClient]]

@@ -15,10 +15,10 @@ import pytest
 import torch
 from tests.ps.communicator_harness import in_thread, joined
 from tests.support.endpoints import free_endpoints
+from tests.support.remotes import remotes_of_a_test
 
 import penstock as fluid
 from penstock.ps.communicator import Communicator
-from penstock.ps.remote_ops import remotes
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 from penstock.scope import Scope
@@ -117,8 +117,6 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("PENSTOCK_PS_START_S", "20")
     monkeypatch.setenv("PENSTOCK_PS_LEASE_S", "20")
     monkeypatch.delenv("PENSTOCK_PS_STATE_DIR", raising=False)
-    monkeypatch.setattr(remotes, "opener", remotes.opener)
-    monkeypatch.setattr(remotes, "openers", {})
     jobs: list[Job] = []
 
     def begin(num_servers: int, num_trainers: int, optimizer: Any = None, **fields: Any) -> Job:
@@ -129,9 +127,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         jobs[-1].serve()
         return jobs[-1]
 
-    yield begin
-    for descriptor in remotes.opened():
-        remotes.close(descriptor)
+    with remotes_of_a_test():
+        yield begin
     for job in jobs:
         for server in job.servers:
             server.close()

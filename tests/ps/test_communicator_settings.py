@@ -7,15 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 from tests.ps.fake_servers import FakeServers
+from tests.support.remotes import remotes_of_a_test
 
 from penstock.errors import SpecError
 from penstock.program.ir import Operator
 from penstock.program.program import Program
-from penstock.ps import communicator
 from penstock.ps.communicator import Communicator, DistributedMode
-from penstock.ps.remote import PsMode
-from penstock.ps.remote_ops import remotes
-from penstock.ps.runtime_config import MODE_KEYS, TRAINER_KEYS, RuntimeConfig, ServerRuntimeConfig, TrainerRuntimeConfig
+from penstock.ps.remote import Descriptor, PsMode
+from penstock.ps.settings import MODE_KEYS, TRAINER_KEYS, RuntimeConfig, ServerRuntimeConfig, TrainerRuntimeConfig
 
 
 @pytest.fixture(autouse=True)
@@ -162,17 +161,17 @@ def trainer_program(mode: str = "geo") -> Program:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeServers]]:
+def opened() -> Iterator[list[FakeServers]]:
     """Servers in memory instead of a connection."""
     made: list[FakeServers] = []
 
-    def open_with_fakes(*arguments: object) -> FakeServers:
+    def open_with_fakes(descriptor: Descriptor) -> FakeServers:
         made.append(FakeServers({}))
         return made[-1]
 
-    monkeypatch.setattr(communicator, "open_communicator", open_with_fakes)
-    yield made
-    assert not remotes.openers
+    with remotes_of_a_test(open_with_fakes) as remotes:
+        yield made
+        assert not remotes.configs
 
 
 def test_it_starts_stops_and_says_whether_it_runs(opened: list[FakeServers]) -> None:

@@ -11,7 +11,6 @@ from penstock.ps.rounds.messages import (
     AllLeft,
     AppliedPush,
     Apply,
-    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -22,6 +21,7 @@ from penstock.ps.rounds.messages import (
     Release,
     Reply,
     Tick,
+    TrainerIncarnation,
 )
 
 LEASE_S = 10.0
@@ -37,18 +37,18 @@ class World:
         self.open: set[int] = set()
         self.held: dict[int, Push] = {}
         self.applying: dict[str, int] = {}
-        self.applied: list[tuple[Incarnation, int, str]] = []
+        self.applied: list[tuple[TrainerIncarnation, int, str]] = []
         self.past: list[Push] = []
         self.acknowledged: set[int] = set()
         for trainer in range(num_trainers):
-            self.carry_out(self.machine.handle(Join(self.ticket(), Incarnation(trainer, 0)), 0.0))
+            self.carry_out(self.machine.handle(Join(self.ticket(), TrainerIncarnation(trainer, 0)), 0.0))
 
     def ticket(self) -> int:
         self.next_id += 1
         self.open.add(self.next_id)
         return self.next_id
 
-    def push(self, sender: Incarnation, step: int, block: str) -> int:
+    def push(self, sender: TrainerIncarnation, step: int, block: str) -> int:
         self.next_id += 1
         event = Push(self.ticket(), sender, step, block, self.next_id + 1_000_000)
         self.held[event.payload] = event
@@ -87,7 +87,7 @@ def test_every_push_is_applied_exactly_once(data: st.DataObject, num_trainers: i
             key = data.draw(st.sampled_from(sorted(steps)))
             if last.get(key) in world.open:
                 continue  # a trainer pushes the next step of a block after the one before is acknowledged
-            last[key] = world.push(Incarnation(key[0], 0), steps[key], key[1])
+            last[key] = world.push(TrainerIncarnation(key[0], 0), steps[key], key[1])
             steps[key] += 1
         elif action == "repeat" and world.past:
             old = data.draw(st.sampled_from(world.past))
@@ -98,16 +98,16 @@ def test_every_push_is_applied_exactly_once(data: st.DataObject, num_trainers: i
         for block in BLOCKS:
             world.apply(block)
     assert sorted(map(str, world.applied)) == sorted(
-        str((Incarnation(t, 0), step, b)) for (t, b), count in steps.items() for step in range(count)
+        str((TrainerIncarnation(t, 0), step, b)) for (t, b), count in steps.items() for step in range(count)
     )
     assert not world.open, "every ticket is answered"
     assert not world.held, "every payload comes back"
 
 
-def joined(num_trainers: int) -> tuple[ImmediateUpdates, list[Incarnation]]:
+def joined(num_trainers: int) -> tuple[ImmediateUpdates, list[TrainerIncarnation]]:
     """Return a machine that all trainers have joined."""
     machine = ImmediateUpdates(Membership(expected=num_trainers, lease_s=LEASE_S))
-    senders = [Incarnation(t, 0) for t in range(num_trainers)]
+    senders = [TrainerIncarnation(t, 0) for t in range(num_trainers)]
     for ticket, sender in enumerate(senders):
         machine.handle(Join(ticket, sender), 0.0)
     return machine, senders
@@ -144,7 +144,7 @@ def test_a_new_incarnation_restarts_its_steps_and_fences_the_old() -> None:
     machine, (a,) = joined(1)
     machine.handle(Push(1, a, 5, "w", 100), 0.0)
     machine.handle(AppliedPush(100), 0.0)
-    again = Incarnation(0, 1)
+    again = TrainerIncarnation(0, 1)
     machine.handle(Join(2, again), 0.0)
     assert machine.handle(Push(3, again, 0, "w", 101), 0.0) == [Apply(101, "w", again, 0, 0)]
     (refused, released) = machine.handle(Push(4, a, 6, "w", 102), 0.0)
@@ -155,7 +155,7 @@ def test_a_new_incarnation_restarts_its_steps_and_fences_the_old() -> None:
 
 def test_what_was_applied_before_a_restart_is_not_applied_again() -> None:
     machine = ImmediateUpdates(Membership(expected=1, lease_s=LEASE_S), applied={(0, "w"): (0, 7)})
-    a = Incarnation(0, 0)
+    a = TrainerIncarnation(0, 0)
     assert machine.handle(Join(1, a), 0.0) == [Reply(1, 7)]
     assert machine.handle(Push(2, a, 7, "w", 100), 0.0) == [Reply(2, 7), Release(100)]
     assert machine.handle(Push(3, a, 8, "w", 101), 0.0) == [Apply(101, "w", a, 8, 0)]
@@ -167,7 +167,7 @@ def test_a_join_returns_the_incarnations_newest_applied_step() -> None:
         machine.handle(Push(10 + number, sender, step, block, 100 + number), 0.0)
         machine.handle(AppliedPush(100 + number), 0.0)
     assert machine.handle(Join(20, a), 0.0) == [Reply(20, 5)]
-    assert machine.handle(Join(21, Incarnation(1, 1)), 0.0) == [Reply(21, 0)]
+    assert machine.handle(Join(21, TrainerIncarnation(1, 1)), 0.0) == [Reply(21, 0)]
     machine.handle(Leave(22, a), 0.0)
     assert machine.handle(Join(23, a), 0.0) == [Reply(23, 0)]
 

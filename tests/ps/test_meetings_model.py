@@ -16,7 +16,6 @@ from penstock.ps.rounds.messages import (
     Event,
     FailedRound,
     Heartbeat,
-    Incarnation,
     Join,
     Leave,
     Lost,
@@ -27,6 +26,7 @@ from penstock.ps.rounds.messages import (
     Refuse,
     Reply,
     Tick,
+    TrainerIncarnation,
 )
 from penstock.ps.rounds.sync import SyncRounds
 
@@ -37,7 +37,7 @@ LEASE_S = 10.0
 class Trainer:
     """Meets `todo` times, one request at a time, then leaves. `seen`: number of a meeting -> what it was told."""
 
-    sender: Incarnation
+    sender: TrainerIncarnation
     todo: int
     phase: str = "join"
     number: int = -1
@@ -129,7 +129,7 @@ class World:
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), num_trainers=st.integers(1, 4))
 def test_all_at_a_meeting_get_the_same_parts_and_none_hangs(data: st.DataObject, num_trainers: int) -> None:
-    world = World([Trainer(Incarnation(t, 0), data.draw(st.integers(0, 4))) for t in range(num_trainers)])
+    world = World([Trainer(TrainerIncarnation(t, 0), data.draw(st.integers(0, 4))) for t in range(num_trainers)])
     everybody = list(world.trainers)
     for _ in range(data.draw(st.integers(0, 40), label="faulty steps")):
         action = data.draw(st.sampled_from(["send", "send", "send", "lose", "away", "kill", "time"]))
@@ -143,7 +143,7 @@ def test_all_at_a_meeting_get_the_same_parts_and_none_hangs(data: st.DataObject,
             victim = data.draw(st.sampled_from(world.trainers))
             world.kill(victim)
             if not world.machine.members.started or data.draw(st.booleans(), label="started again"):
-                world.trainers.append(Trainer(Incarnation(victim.sender.trainer, victim.sender.epoch + 1), 1))
+                world.trainers.append(Trainer(TrainerIncarnation(victim.sender.trainer, victim.sender.epoch + 1), 1))
                 everybody.append(world.trainers[-1])
     world.run_to_the_end()
     world.pass_lease()  # of whoever was killed and not started again
@@ -153,11 +153,11 @@ def test_all_at_a_meeting_get_the_same_parts_and_none_hangs(data: st.DataObject,
     assert not world.open, "every ticket is answered"
 
 
-def started(num_trainers: int, *, sync: bool = False) -> tuple[RoundMachine, list[Incarnation]]:
+def started(num_trainers: int, *, sync: bool = False) -> tuple[RoundMachine, list[TrainerIncarnation]]:
     """Return a machine that all trainers have joined."""
     members = Membership(expected=num_trainers, lease_s=LEASE_S)
     machine: RoundMachine = SyncRounds(members) if sync else ImmediateUpdates(members)
-    senders = [Incarnation(t, 0) for t in range(num_trainers)]
+    senders = [TrainerIncarnation(t, 0) for t in range(num_trainers)]
     for ticket, sender in enumerate(senders):
         machine.handle(Join(ticket, sender), 0.0)
     return machine, senders
@@ -175,7 +175,7 @@ def test_a_lost_trainer_is_waited_for_until_its_lease_ends() -> None:
 
 def test_a_meeting_starts_only_once_all_trainers_have_joined() -> None:
     machine = ImmediateUpdates(Membership(expected=2, lease_s=LEASE_S))
-    a, b = Incarnation(0, 0), Incarnation(1, 0)
+    a, b = TrainerIncarnation(0, 0), TrainerIncarnation(1, 0)
     machine.handle(Join(1, a), 0.0)
     assert machine.handle(Meet(2, a, 0, "a"), 0.0) == []
     machine.handle(Join(3, b), 0.0)
@@ -185,7 +185,7 @@ def test_a_meeting_starts_only_once_all_trainers_have_joined() -> None:
 def test_a_new_incarnation_replaces_the_one_that_waited() -> None:
     machine, (a, b) = started(2)
     machine.handle(Meet(10, a, 0, "old"), 0.0)
-    again = Incarnation(0, 1)
+    again = TrainerIncarnation(0, 1)
     joined = machine.handle(Join(11, again), 0.0)
     assert [type(one) for one in joined] == [Reply, Refuse]
     assert machine.handle(Meet(12, again, -1), 0.0) == [Reply(12, 0)]
@@ -216,7 +216,7 @@ def test_after_a_restart_numbers_continue_and_lost_answers_fail() -> None:
 def test_round_and_meeting_waits_do_not_block_each_other() -> None:
     machine, (a, b, _) = started(3, sync=True)
     machine.handle(Barrier(10, b, 0), 0.0)
-    late = Incarnation(2, 1)
+    late = TrainerIncarnation(2, 1)
     assert machine.handle(Join(11, late), 0.0) == [Reply(11, 1)], "it counts from the next round"
     assert machine.handle(Pull(12, late, 1), 0.0) == []
     assert machine.handle(Leave(13, b), 0.0)[-1] == Reply(13, 0)
@@ -232,15 +232,15 @@ class Plans:
         self.machine, senders = started(len(plans), sync=True)
         self.todo = {sender: list(plan) for sender, plan in zip(senders, plans, strict=True)}
         self.rounds, self.numbers = dict.fromkeys(senders, 0), dict.fromkeys(senders, 0)
-        self.waiting: dict[int, Incarnation] = {}
+        self.waiting: dict[int, TrainerIncarnation] = {}
         self.closing: list[int] = []
         self.ticket = 0
         self.applied: list[int] = []
 
-    def idle(self) -> list[Incarnation]:
+    def idle(self) -> list[TrainerIncarnation]:
         return [sender for sender in self.todo if sender not in self.waiting.values()]
 
-    def go_on(self, sender: Incarnation) -> None:
+    def go_on(self, sender: TrainerIncarnation) -> None:
         self.ticket += 2
         ticket, plan = self.ticket, self.todo[sender]
         self.waiting[ticket] = sender

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.endpoints import free_endpoint
+from tests.support.remotes import remotes_of_a_test
 
 import penstock as fluid
 from penstock.dataset.prefetch import RunAhead
@@ -20,9 +21,7 @@ from penstock.dataset.slots import feed_of
 from penstock.errors import UserError
 from penstock.exec.rows_ahead import RowsAhead
 from penstock.ps.client import TrainerClient
-from penstock.ps.communicator import Communicator
-from penstock.ps.opening import opened_client
-from penstock.ps.remote_ops import remotes
+from penstock.ps.communicator import Communicator, remotes
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 from penstock.scope import Scope
@@ -102,11 +101,8 @@ class Job:
 def _settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PENSTOCK_PS_START_S", "60")
     monkeypatch.delenv("PENSTOCK_PS_STATE_DIR", raising=False)
-    monkeypatch.setattr(remotes, "opener", remotes.opener)
-    monkeypatch.setattr(remotes, "openers", {})
-    yield
-    for descriptor in remotes.opened():
-        remotes.close(descriptor)
+    with remotes_of_a_test():
+        yield
 
 
 class Watched:
@@ -202,7 +198,7 @@ def test_a_pass_that_ends_early_discards_prefetched_rows(tmp_path: Path, monkeyp
     with pytest.raises(Exception, match="enough"):
         job.exe.train_from_dataset(job.trainer, job.dataset(), scope=job.scope)
     assert watched.asked[4] == 1
-    assert not opened_client(job.descriptor)._prefetcher._waiting
+    assert not remotes.client(job.descriptor)._prefetcher._waiting
     job.close()
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.ps.storage import BlockSpec, gradient_of, gradients_of, looked_up
+from penstock.ps.requests import gradient_of, gradients_of, looked_up
+from penstock.ps.storage import BlockSpec
 from penstock.ps.wire import Message, to_wire
 
 SPECS = {"w": BlockSpec(torch.float32, torch.Size((3, 2)), is_table=False)}

@@ -10,7 +10,7 @@ from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Trainer
 
 from penstock.native.intra_op import intra_op_threads_here
-from penstock.ps import updates as cores
+from penstock.ps import state as cores
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 from penstock.ps.storage import Gradient

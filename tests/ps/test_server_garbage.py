@@ -125,7 +125,7 @@ def check(server: ParameterServer, storage: TorchStorage, before: dict[str, torc
 def test_a_stranger_is_not_heard(served: tuple[ParameterServer, TorchStorage]) -> None:
     server, _ = served
     client = connect(f"127.0.0.1:{server.port}", local=False)
-    client._metadata = (("authorization", "Bearer x"), ("penstock-job", "j"))  # type: ignore[union-attr]  # a RemoteClient
+    client._metadata = (("authorization", "Bearer x"), ("penstock-job", "j"))  # type: ignore[union-attr]  # a TcpClient
     with pytest.raises(PenstockError, match="the job or its token is wrong"):
         client.call(Message("where", {}), deadline_s=5)
     client.close()

@@ -15,8 +15,9 @@ from torch import Tensor
 import penstock as fluid
 from penstock.ps.durability.recovery import recover_server
 from penstock.ps.durability.wal import AppliedIndex
+from penstock.ps.remote import PsMode
 from penstock.ps.server import ParameterServer
-from penstock.ps.settings import Mode, ServerSettings
+from penstock.ps.settings import ServerSettings
 from penstock.ps.storage import Gradient
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage
@@ -24,7 +25,7 @@ from penstock.transpile.partition import Partition
 from penstock.transpile.pserver import pserver_program, pserver_startup
 
 
-def storage_of(mode: Mode, **kept: Any) -> ProgramStorage:
+def storage_of(mode: PsMode, **kept: Any) -> ProgramStorage:
     """Return what the only server of a network with a distributed table begins with."""
     net = network(lambda: fluid.optimizer.Adam(0.05), is_sparse=True)
     main = net.main.clone()
@@ -51,7 +52,7 @@ def everything(storage: ProgramStorage) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_updates_during_a_snapshot_are_recovered_bit_for_bit(tmp_path: Path, mode: Mode) -> None:
+def test_updates_during_a_snapshot_are_recovered_bit_for_bit(tmp_path: Path, mode: PsMode) -> None:
     storage = storage_of(mode)
     settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
     dense = [b for b in storage.blocks() if b != "table"]
@@ -90,7 +91,7 @@ def test_updates_during_a_snapshot_are_recovered_bit_for_bit(tmp_path: Path, mod
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_full_table_refuses_new_rows_and_a_restart_recovers(tmp_path: Path, mode: Mode) -> None:
+def test_a_full_table_refuses_new_rows_and_a_restart_recovers(tmp_path: Path, mode: PsMode) -> None:
     settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
     storage = storage_of(mode)
 
@@ -122,7 +123,7 @@ def test_a_full_table_refuses_new_rows_and_a_restart_recovers(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_ids_seen_before_a_restart_are_admitted_as_without_it(tmp_path: Path, mode: Mode) -> None:
+def test_ids_seen_before_a_restart_are_admitted_as_without_it(tmp_path: Path, mode: PsMode) -> None:
     settings = ServerSettings("127.0.0.1:0", 0, 1, mode, job="j", token="t", state_dir=tmp_path)
     straight, storage = (storage_of(mode, admit_after=3) for _ in range(2))
     pushes = [[1, 2**62], [1, 2**62], [1], [1, 2**62, -4]]

@@ -11,12 +11,12 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.ps.rounds.machine import Membership, Roster
-from penstock.ps.rounds.messages import Barrier, Close, Incarnation, Join, Lost, Refuse, Release, Reply, Tick
+from penstock.ps.rounds.messages import Barrier, Close, Join, Lost, Refuse, Release, Reply, Tick, TrainerIncarnation
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.rows import server_of
 from penstock.ps.settings import ServerSettings, TlsFiles, TrainerSettings
+from penstock.ps.state import mean
 from penstock.ps.storage import Gradient
-from penstock.ps.updates import mean
 
 THIS: dict[str, Any] = {"started_ns": 7, "endpoint": "h:1", "index": 1, "fanin": 2, "mode": "sync", "num_servers": 3}
 
@@ -97,14 +97,14 @@ def test_a_mean_is_over_members_also_of_those_who_sent_nothing() -> None:
     assert mixed.values.flatten().tolist() == [1, 1, 1, 3]
 
 
-def restarted() -> tuple[SyncRounds, Incarnation, Incarnation]:
+def restarted() -> tuple[SyncRounds, TrainerIncarnation, TrainerIncarnation]:
     """Return a machine of a server that was killed while two trainers were in round 5."""
     before = Membership(expected=2, lease_s=10)
     for trainer in range(2):
-        before.join(Incarnation(trainer, 0), 0.0, 3)
+        before.join(TrainerIncarnation(trainer, 0), 0.0, 3)
     members = Membership(expected=2, lease_s=10)
     members.restore(before.roster(), 100.0)
-    return SyncRounds(members, round=5), Incarnation(0, 0), Incarnation(1, 0)
+    return SyncRounds(members, round=5), TrainerIncarnation(0, 0), TrainerIncarnation(1, 0)
 
 
 def test_a_restarted_server_has_its_members_join_again() -> None:
@@ -143,9 +143,9 @@ def test_a_restored_started_job_has_no_missing_trainer() -> None:
 def test_a_restarted_server_waits_a_lease_for_lost_members() -> None:
     before = Membership(expected=2, lease_s=10)
     for trainer in range(2):
-        before.join(Incarnation(trainer, 0), 0.0, 0)
+        before.join(TrainerIncarnation(trainer, 0), 0.0, 0)
     before.expire(11.0)
-    before.join(Incarnation(0, 0), 12.0, 0)
+    before.join(TrainerIncarnation(0, 0), 12.0, 0)
     before.leave(0)
     members = Membership(expected=2, lease_s=10)
     members.restore(before.roster(), 100.0)

@@ -17,7 +17,6 @@ from penstock.ps.rounds.messages import (
     Event,
     FailedRound,
     Heartbeat,
-    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -28,6 +27,7 @@ from penstock.ps.rounds.messages import (
     Release,
     Reply,
     Tick,
+    TrainerIncarnation,
 )
 from penstock.ps.rounds.sync import SyncRounds
 
@@ -43,7 +43,7 @@ class Trainer:
     Who is lost in the middle of a step joins again and pushes again, to the round that it was in, what it had pushed.
     """
 
-    sender: Incarnation
+    sender: TrainerIncarnation
     rounds_to_do: int
     phase: str = "join"
     round: int = 0
@@ -110,11 +110,11 @@ class World:
         self.now = 0.0
         self.tickets: dict[int, Trainer | None] = {}  # open requests; None: nobody waits for the answer any more
         self.waiting: set[int] = set()  # trainers (by identity) with an open request
-        self.payloads: dict[int, tuple[Incarnation, int, str]] = {}  # handed in and not given back yet
+        self.payloads: dict[int, tuple[TrainerIncarnation, int, str]] = {}  # handed in and not given back yet
         self.past: list[Push] = []
         self.closed: list[Close] = []
         self.to_apply: list[int] = []
-        self.applied_pushes: set[tuple[Incarnation, int, str]] = set()
+        self.applied_pushes: set[tuple[TrainerIncarnation, int, str]] = set()
         self.finished = 0
         self.next_id = 0
 
@@ -163,7 +163,7 @@ class World:
     def close(self, close: Close) -> None:
         assert close.round == len(self.closed), "rounds close in order, one at a time"
         assert not self.to_apply
-        incarnations: set[Incarnation] = set()
+        incarnations: set[TrainerIncarnation] = set()
         for block, payloads in close.contributions.items():
             owners = [self.payloads.pop(p) for p in payloads]
             incarnations |= {o[0] for o in owners}
@@ -227,7 +227,7 @@ def test_every_round_is_closed_once_over_those_who_are_left(
     data: st.DataObject, num_trainers: int, num_rounds: int
 ) -> None:
     trainers = [
-        Trainer(Incarnation(t, 0), data.draw(st.integers(1, num_rounds), label=f"rounds of {t}"))
+        Trainer(TrainerIncarnation(t, 0), data.draw(st.integers(1, num_rounds), label=f"rounds of {t}"))
         for t in range(num_trainers)
     ]
     world = World(trainers, num_trainers)
@@ -252,7 +252,7 @@ def test_every_round_is_closed_once_over_those_who_are_left(
             victim = data.draw(st.sampled_from(world.trainers))
             world.kill(victim)
             if not world.machine.members.started or data.draw(st.booleans(), label="started again"):
-                world.trainers.append(Trainer(Incarnation(victim.sender.trainer, victim.sender.epoch + 1), 1))
+                world.trainers.append(Trainer(TrainerIncarnation(victim.sender.trainer, victim.sender.epoch + 1), 1))
     world.run_to_the_end()
     for _ in range(5):  # whoever was killed and not started again runs out of its lease
         world.now += LEASE_S
@@ -263,10 +263,10 @@ def test_every_round_is_closed_once_over_those_who_are_left(
     assert world.finished == (1 if world.trainers else world.finished)
 
 
-def started(num_trainers: int) -> tuple[SyncRounds, list[Incarnation]]:
+def started(num_trainers: int) -> tuple[SyncRounds, list[TrainerIncarnation]]:
     """Return a machine that all trainers have joined."""
     machine = SyncRounds(Membership(expected=num_trainers, lease_s=LEASE_S))
-    senders = [Incarnation(t, 0) for t in range(num_trainers)]
+    senders = [TrainerIncarnation(t, 0) for t in range(num_trainers)]
     for ticket, sender in enumerate(senders):
         machine.handle(Join(ticket, sender), 0.0)
     return machine, senders
@@ -282,12 +282,12 @@ def test_a_lost_trainer_closes_the_round_over_the_rest() -> None:
 
 def test_no_round_closes_before_all_trainers_have_joined() -> None:
     machine = SyncRounds(Membership(expected=2, lease_s=LEASE_S))
-    a = Incarnation(0, 0)
+    a = TrainerIncarnation(0, 0)
     machine.handle(Join(1, a), 0.0)
     machine.handle(Push(2, a, 0, "w", 100), 0.0)
     assert machine.handle(Barrier(3, a, 0), 0.0) == []
     assert machine.members.missing() == [1]
-    b = Incarnation(1, 0)
+    b = TrainerIncarnation(1, 0)
     assert machine.handle(Join(4, b), 1.0) == [Reply(4, 0)], "it is in the first round, however late it comes"
     machine.handle(Push(5, b, 0, "w", 101), 1.0)
     assert machine.handle(Barrier(6, b, 0), 1.0) == [Close(0, {"w": (100, 101)}, (0, 1))]
@@ -297,7 +297,7 @@ def test_a_joiner_counts_from_the_next_round_during_a_barrier() -> None:
     machine, (a, b) = started(2)
     machine.handle(Push(1, a, 0, "w", 100), 0.0)
     machine.handle(Barrier(2, a, 0), 0.0)
-    assert machine.handle(Join(3, Incarnation(1, 1)), 0.0)[-2:] == [Reply(3, 1), Close(0, {"w": (100,)}, (0,))]
+    assert machine.handle(Join(3, TrainerIncarnation(1, 1)), 0.0)[-2:] == [Reply(3, 1), Close(0, {"w": (100,)}, (0,))]
     (refused,) = machine.handle(Heartbeat(4, b), 0.0)
     assert isinstance(refused, Refuse)
     assert "started again (epoch 1); epoch 0 is refused" in refused.reason
@@ -324,7 +324,7 @@ def test_pushes_of_a_trainer_lost_at_a_barrier_are_discarded() -> None:
 def test_a_wait_for_the_next_round_survives_loss_of_all_members() -> None:
     machine, (a, *_) = started(3)
     assert machine.handle(Barrier(10, a, 0), 0.0) == []
-    c = Incarnation(2, 1)
+    c = TrainerIncarnation(2, 1)
     assert machine.handle(Join(11, c), 0.0) == [Reply(11, 1)], "it may read round 1, and wait for that"
     assert machine.handle(Tick(), 11.0)[:2] == [Lost(0), Refuse(10, "trainer 0 has left", rejoin=True)]
     assert machine.members.is_empty
@@ -386,7 +386,7 @@ def test_a_lost_trainer_may_leave_and_a_leave_may_be_repeated() -> None:
     assert machine.handle(Leave(12, b), 9.0) == [Reply(12, 0)], "its first answer was lost"
     assert machine.handle(Tick(), 11.0) == [Lost(0), Release(100)]
     assert machine.handle(Leave(13, a), 12.0) == [Reply(13, 0), AllLeft()], "it is not waited for another lease"
-    (stranger,) = machine.handle(Leave(14, Incarnation(0, 7)), 12.0)
+    (stranger,) = machine.handle(Leave(14, TrainerIncarnation(0, 7)), 12.0)
     assert isinstance(stranger, Refuse), "it has never joined"
 
 

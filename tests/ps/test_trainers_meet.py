@@ -18,7 +18,7 @@ from penstock.errors import PeerError
 from penstock.ps.client import TrainerClient
 from penstock.ps.remote import Descriptor, PsMode
 from penstock.ps.server import ParameterServer
-from penstock.ps.settings import Mode, ServerSettings, TrainerSettings
+from penstock.ps.settings import ServerSettings, TrainerSettings
 from penstock.ps.storage import Gradient
 
 LEASE_S = 4.0
@@ -31,7 +31,7 @@ class Job:
         self.servers: list[ParameterServer] = []
         self.clients: list[TrainerClient] = []
 
-    def serve(self, mode: Mode, of: int, *, endpoint: str = "127.0.0.1:0", state: Path | None = None) -> str:
+    def serve(self, mode: PsMode, of: int, *, endpoint: str = "127.0.0.1:0", state: Path | None = None) -> str:
         settings = ServerSettings(endpoint, 0, of, mode, lease_s=LEASE_S, state_dir=state)
         server = ParameterServer(settings, TorchStorage({"w": (2,)}, sync=mode == "sync"))
         self.servers.append(server)
@@ -78,7 +78,7 @@ def total(client: TrainerClient, num: int) -> list[float]:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "geo"])
-def test_all_get_the_sum_of_what_all_bring_as_often_as_they_meet(job: Job, mode: Mode) -> None:
+def test_all_get_the_sum_of_what_all_bring_as_often_as_they_meet(job: Job, mode: PsMode) -> None:
     endpoints = [job.serve(mode, 3) for _ in range(2)]
     with ThreadPoolExecutor(3) as pool:
         clients = list(pool.map(lambda t: job.trainer(mode, t, 3, *endpoints), range(3)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.ps.transport.local import LocalClient
-from penstock.ps.transport.remote import RemoteClient
+from penstock.ps.transport.tcp import TcpClient
 from penstock.ps.wire import Message, from_wire, to_wire
 
 
@@ -21,9 +21,9 @@ class Refused(Exception):
         self.rejoin = rejoin
 
 
-def connect(endpoint: str, *, local: bool) -> LocalClient | RemoteClient:
+def connect(endpoint: str, *, local: bool) -> LocalClient | TcpClient:
     """Return a client of a server's port, or of the socket that it tells there."""
-    remote = RemoteClient(endpoint, job="j", token="t")
+    remote = TcpClient(endpoint, job="j", token="t")
     if not local:
         return remote
     with remote.call(Message("where", {}), deadline_s=10) as here:

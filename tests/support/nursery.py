@@ -37,7 +37,7 @@ _WARM = (
     "torch._functorch.aot_autograd", "torch.export._trace", "torch._inductor.sizevars",
     "torch.fx.experimental.validator", "sympy.combinatorics", "sympy.tensor.tensor",
 )  # fmt: skip
-_FRESH = ("penstock.ps.opening", "penstock.serving.server")  # they note when a process was started
+_FRESH = ("penstock.serving.server",)  # it notes when a process was started
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl
 
 

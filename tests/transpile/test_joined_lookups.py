@@ -7,24 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.remotes import remotes_of_a_test
 from tests.transpile.fake_servers import FakeServers, first_values
 from tests.transpile.recorded import Recorded, sgd, transpiled
 
 import penstock as fluid
+from penstock.ps.communicator import remotes
 from penstock.ps.remote import PREFETCH
-from penstock.ps.remote_ops import remotes
 
 SLOTS = [("a", 1), ("b", 1), ("c", 1), ("d", 3), ("e", 2)]
 
 
 @pytest.fixture(autouse=True)
-def _own_remotes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_remotes() -> Iterator[None]:
     """Remotes of this test alone."""
-    monkeypatch.setattr(remotes, "_open", {})
-    monkeypatch.setattr(remotes, "opener", remotes.opener)
-    yield
-    for descriptor in remotes.opened():
-        remotes.close(descriptor)
+    with remotes_of_a_test():
+        yield
 
 
 def slots(*, padding: int | None = None, shifted: bool = False) -> Recorded:

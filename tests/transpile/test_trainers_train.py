@@ -10,23 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.remotes import remotes_of_a_test
 from tests.transpile.fake_servers import FakeServers, first_values
 from tests.transpile.recorded import ROWS, Recorded, batch, tower, transpiled
 
 import penstock as fluid
 from penstock.errors import ProgramError
 from penstock.ps.remote import SPARSE_TABLE, Descriptor
-from penstock.ps.remote_ops import remotes
 
 Join = Callable[[fluid.DistributeTranspiler, fluid.Program], FakeServers]
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
+def join() -> Iterator[Join]:
     """Let a transpiled program's remote be servers within the process; returns them."""
     opened: dict[str, FakeServers] = {}
-    monkeypatch.setattr(remotes, "_open", {})
-    monkeypatch.setattr(remotes, "opener", remotes.opener)
 
     def opener(descriptor: Descriptor) -> FakeServers:
         return opened[str(descriptor)]
@@ -34,12 +32,10 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     def to(made: fluid.DistributeTranspiler, startup: fluid.Program) -> FakeServers:
         servers = FakeServers(made.descriptor, made.placement, first_values(startup, made.placement))
         opened[str(made.descriptor)] = servers
-        remotes.opener = opener
         return servers
 
-    yield to
-    for descriptor in remotes.opened():
-        remotes.close(descriptor)
+    with remotes_of_a_test(opener):
+        yield to
 
 
 def locally(recorded: Recorded, steps: int) -> list[float]:

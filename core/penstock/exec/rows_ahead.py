@@ -18,6 +18,7 @@ import torch
 from penstock.program.ir import Operator
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
+from penstock.ps.communicator import remotes
 from penstock.ps.remote import PREFETCH, Descriptor
 from penstock.serving.blocks import PreparedBlock
 
@@ -61,21 +62,20 @@ class RowsAhead:
 
         Before the first step nothing is known of servers, so nothing is started.
         """
-        from penstock.ps.opening import prefetch_ahead  # which programs without servers do without
-
         given = {name: torch.as_tensor(feed[name]) for name in self.inputs}
         values = self._block.run(given, bind_symbols(self._program, given))
         for lookup in self._lookups:
             ids = values[lookup.ids].reshape(-1)
             live = ids if lookup.padding_idx is None else ids[ids != lookup.padding_idx]
-            prefetch_ahead(lookup.table, live, lookup.remote)
+            client = remotes.find_client(lookup.remote)
+            if client is not None:
+                client.prefetch_ahead(lookup.table, live)
 
     def close(self) -> None:
         """Forget what was started and no step has taken: the next pass may be of another position, or other values."""
-        from penstock.ps.opening import forget_ahead  # see `start`
-
-        for remote in {lookup.remote for lookup in self._lookups}:
-            forget_ahead(remote)
+        for client in map(remotes.find_client, {lookup.remote for lookup in self._lookups}):
+            if client is not None:
+                client.forget_ahead()
 
 
 def _from_inputs(program: Program, makers: Mapping[str, Operator], variable: str) -> tuple[set[str], set[str]]:

@@ -38,8 +38,7 @@ from penstock.program.record.context import default_startup_program, program_gua
 from penstock.program.record.opening import recording_of
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.variable import Variable
-from penstock.ps.communicator import Communicator, descriptor_of
-from penstock.ps.opening import opened_client
+from penstock.ps.communicator import Communicator, descriptor_of, remotes
 from penstock.scope import global_scope
 from penstock.serving.storage import ProgramStorage, prepare, storage_to_serve
 from penstock.settings import PS_SAVE_DIRS
@@ -292,7 +291,7 @@ class ParameterServerFleet:
         if self.is_worker() and self.worker_num() == 1:
             return part
         made = self._made(call)
-        return opened_client(str(descriptor_of(made.main))).meet(part)
+        return remotes.client(str(descriptor_of(made.main))).meet(part)
 
     def save_persistables(
         self, executor: object, dirname: str | os.PathLike[str], main_program: Program | None = None

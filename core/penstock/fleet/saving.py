@@ -34,9 +34,8 @@ from penstock.io.saves.variables import manifest_path, persistables, write_varia
 from penstock.log import warn_once
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
-from penstock.ps.communicator import descriptor_of
+from penstock.ps.communicator import descriptor_of, remotes
 from penstock.ps.durability.snapshots import ServerSnapshot
-from penstock.ps.opening import opened_client
 from penstock.ps.remote import SPARSE_TABLE
 from penstock.scope import Scope, global_scope
 from penstock.serving.storage import NUMBERS, ProgramStorage
@@ -135,7 +134,7 @@ def pulled(client: TrainerClient, variable: RemoteVariable, origin: Program) -> 
 
 def _client(program: Program) -> TrainerClient:
     # Not the remote: a communicator would take the tensors of a save for the program's own.
-    return opened_client(str(descriptor_of(program)))
+    return remotes.client(str(descriptor_of(program)))
 
 
 def checked_folder(model_dir: str | os.PathLike[str]) -> Path:

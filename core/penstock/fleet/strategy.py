@@ -20,7 +20,7 @@ from penstock.errors import SpecError
 from penstock.exec.places import cpu_num
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy, ReduceStrategy
 from penstock.log import warn_once
-from penstock.ps.runtime_config import ServerRuntimeConfig, TrainerRuntimeConfig
+from penstock.ps.settings import ServerRuntimeConfig, TrainerRuntimeConfig
 from penstock.transpile.config import DistributeTranspilerConfig
 
 _log = logging.getLogger(__name__)

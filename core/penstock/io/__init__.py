@@ -10,6 +10,7 @@ from penstock.dataset.loader import DataLoader, PyReader
 from penstock.io.checkpoints.fence import StaleAttempt
 from penstock.io.checkpoints.restoring import Restored
 from penstock.io.checkpoints.saving import CheckpointManager
+from penstock.io.checkpoints.server_parts import OtherCheckpoint
 from penstock.io.saves.inference import load_inference_model, save_inference_model
 from penstock.io.saves.variables import (
     load,
@@ -21,7 +22,6 @@ from penstock.io.saves.variables import (
     save_persistables,
     save_vars,
 )
-from penstock.ps.origin import OtherCheckpoint
 
 __all__ = [
     "CheckpointManager", "DataLoader", "OtherCheckpoint", "PyReader", "Restored", "StaleAttempt", "load",

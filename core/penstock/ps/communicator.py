@@ -1,23 +1,145 @@
-"""fluid.communicator.Communicator: how a trainer's program exchanges with its servers, set up, started and stopped.
+"""Remotes of a trainer process, opened and closed, and fluid.communicator.Communicator, which sets one up.
 
-A program names its servers, not its communicator: `start` opens what the program's operators will then find
-(`ps.remote`). Stopping sends everything that waits. Not thread-safe: the thread that starts it stops it.
+A program names its servers by a descriptor, not its communicator: an operator finds the remote of its descriptor in
+`remotes`, which opens it at the first use. Job, token and deadlines come from PENSTOCK_* variables (`ps.settings`),
+mode, trainer and endpoints from the descriptor. A communicator is not thread-safe: the thread that starts it stops it.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from enum import IntEnum
-from typing import get_args
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, get_args
 
-from penstock.errors import SpecError
+from penstock import telemetry
+from penstock.errors import Bug, SpecError, Unavailable
 from penstock.program.program import Program
-from penstock.ps.communicators.half_async import HalfAsyncCommunicator
-from penstock.ps.opening import communicate, open_client, queue_depths
-from penstock.ps.remote import REMOTE_TYPES, Descriptor, PsMode, Remote
-from penstock.ps.remote_ops import remotes
-from penstock.ps.runtime_config import TrainerRuntimeConfig
+from penstock.ps.remote import REMOTE_TYPES, Descriptor, Opener, PsMode, Remote, StepRemote
+from penstock.ps.settings import TrainerRuntimeConfig, TrainerSettings
+
+if TYPE_CHECKING:  # programs without servers load no gRPC
+    from penstock.ps.client import TrainerClient
+    from penstock.ps.communicators.half_async import HalfAsyncCommunicator
+
+
+class Remotes:
+    """The remotes that a process has open: one for each descriptor, from its first use until it is closed.
+
+    `opener` opens them. `configs`: descriptor -> how its communicator is set up, where one is. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self.opener: Opener = self.connect
+        self.configs: dict[str, TrainerRuntimeConfig] = {}
+        self._lock = threading.Lock()
+        self._open: dict[str, Remote] = {}
+        self._clients: dict[str, TrainerClient] = {}
+
+    def get(self, descriptor: str) -> Remote:
+        """Return the remote of a descriptor, opened if it is not open. Raises ProgramError, Unavailable."""
+        with self._lock:
+            found = self._open.get(descriptor)
+            if found is None:
+                found = self._open[descriptor] = self.opener(Descriptor.parse(descriptor))
+            return found
+
+    def get_step(self, descriptor: str) -> StepRemote:
+        """Return the remote of a descriptor of sync mode. Raises Bug, and as `get` does."""
+        found = self.get(descriptor)
+        if not isinstance(found, StepRemote):
+            raise Bug(f"the remote {descriptor!r} takes no whole steps, but a graph was built for one that does")
+        return found
+
+    def close(self, descriptor: str) -> None:
+        """Close a remote, if it is open."""
+        with self._lock:
+            found = self._open.pop(descriptor, None)
+            self._clients.pop(descriptor, None)
+        if found is not None:
+            found.close()
+
+    def opened(self) -> list[str]:
+        """Return the descriptors of the remotes that are open."""
+        with self._lock:
+            return list(self._open)
+
+    def connect(self, descriptor: Descriptor) -> Remote:
+        """Connect a trainer to its servers, waiting until they have started. Raises SpecError, Unavailable, PeerError.
+
+        GEO goes through its communicator; the other modes only where one is set up.
+        """
+        config = self.configs.get(str(descriptor))
+        client = self._connect_client(descriptor)
+        if config is None and descriptor.mode != "geo":
+            return client
+        try:
+            return communicate(client, config)
+        except BaseException:
+            client.close()
+            raise
+
+    def _connect_client(self, descriptor: Descriptor) -> TrainerClient:
+        from penstock.ps.client import TrainerClient  # at the first use: programs without servers load no gRPC
+
+        client = TrainerClient(descriptor, self.settings())
+        try:
+            client.connect()
+        except BaseException:
+            client.close()
+            raise
+        self._clients[str(descriptor)] = client
+        telemetry.exchange(client.counters, endpoints=[link.endpoint for link in client.links])
+        return client
+
+    def find_client(self, descriptor: str) -> TrainerClient | None:
+        """Return the client under an open remote, for reads and calls that are no part of a step."""
+        return self._clients.get(descriptor)
+
+    def client(self, descriptor: str) -> TrainerClient:
+        """Return the client under an open remote. Raises Unavailable."""
+        client = self._clients.get(descriptor)
+        if client is None:
+            raise Unavailable(f"this process is not connected to servers as {descriptor!r} any more")
+        return client
+
+    def settings(self) -> TrainerSettings:
+        """Return what the environment sets, `epoch` included, as which this process joins servers. Raises SpecError."""
+        return TrainerSettings.from_environ(started_ns=self._started_ns)
+
+    @cached_property
+    def _started_ns(self) -> int:
+        """The default incarnation: larger when the process is started again."""
+        return time.time_ns()
+
+
+remotes = Remotes()
+"""Of the process: an operator has nothing but the descriptor that stands in its program."""
+
+
+def communicate(client: TrainerClient, config: TrainerRuntimeConfig | None = None) -> Remote:
+    """Return what a program of the client's mode talks to: the communicator of the mode, in sync the client itself.
+
+    Raises SpecError; the client is the caller's then.
+    """
+    from penstock.ps.communicators.asynchronous import AsyncCommunicator  # these load a client's transports, see above
+    from penstock.ps.communicators.geo import GeoCommunicator  # as above
+    from penstock.ps.communicators.half_async import HalfAsyncCommunicator  # as above
+
+    descriptor, counters = client.descriptor, client.counters
+    settings = (config or TrainerRuntimeConfig()).settings(descriptor.mode)
+    match descriptor.mode:
+        case "async":
+            return AsyncCommunicator(client, descriptor, settings, counters=counters)
+        case "half_async":
+            return HalfAsyncCommunicator(client, descriptor, settings, counters=counters)
+        case "geo":
+            return GeoCommunicator(client, descriptor, settings, counters=counters)
+        case "sync":
+            return client
 
 
 class DistributedMode(IntEnum):
@@ -27,24 +149,6 @@ class DistributedMode(IntEnum):
     ASYNC = 1
     HALF_ASYNC = 2
     GEO = 3
-
-
-def open_communicator(descriptor: Descriptor, config: TrainerRuntimeConfig | None = None) -> Remote:
-    """Connect a trainer to its servers through the communicator of its mode.
-
-    Raises SpecError, Unavailable, PeerError.
-    """
-    client = open_client(descriptor)
-    try:
-        return communicate(client, config)
-    except BaseException:
-        client.close()
-        raise
-
-
-def set_up(descriptor: Descriptor, config: TrainerRuntimeConfig) -> None:
-    """Have this descriptor's remote opened with a communicator, from now on in this process."""
-    remotes.openers[str(descriptor)] = lambda opened: open_communicator(opened, config)
 
 
 def descriptor_of(program: Program) -> Descriptor:
@@ -88,7 +192,7 @@ class Communicator:
     def start(self) -> None:
         """Connect to the servers and start the threads; nothing if it runs. Raises SpecError, Unavailable."""
         if not self.is_running():
-            set_up(self.descriptor, self.config)
+            remotes.configs[str(self.descriptor)] = self.config
             self._remote()
 
     def stop(self) -> None:
@@ -96,7 +200,7 @@ class Communicator:
 
         Raises the background's error if no call has raised it yet.
         """
-        remotes.openers.pop(str(self.descriptor), None)
+        remotes.configs.pop(str(self.descriptor), None)
         remotes.close(str(self.descriptor))
 
     def is_running(self) -> bool:
@@ -104,21 +208,28 @@ class Communicator:
         return str(self.descriptor) in remotes.opened()
 
     def queue_depths(self) -> dict[str, int]:
-        """Return how many gradients wait in this trainer, by variable."""
-        return queue_depths(self._remote()) if self.is_running() else {}
+        """Return how many gradients (in GEO: steps) wait in this trainer, by variable; none without queues."""
+        depths: Any = getattr(self._remote(), "queue_depths", dict) if self.is_running() else dict
+        return dict(depths())
 
     def set_threads(self, num: int) -> None:
         """Half-async: set how many threads will train with this program, before they begin. Else without effect."""
-        remote = self._remote()
-        if isinstance(remote, HalfAsyncCommunicator):
-            remote.set_participants(num)
+        threads = self._threads()
+        if threads is not None:
+            threads.set_participants(num)
 
     @contextmanager
     def thread(self) -> Iterator[None]:
         """Train within: when it ends, in whatever way, the other threads do not wait for this one any more."""
-        remote = self._remote()
-        with remote.participant() if isinstance(remote, HalfAsyncCommunicator) else nullcontext():
+        threads = self._threads()
+        with nullcontext() if threads is None else threads.participant():
             yield
+
+    def _threads(self) -> HalfAsyncCommunicator | None:
+        from penstock.ps.communicators.half_async import HalfAsyncCommunicator  # as in `communicate`
+
+        remote = self._remote()
+        return remote if isinstance(remote, HalfAsyncCommunicator) else None
 
     def _remote(self) -> Remote:
         return remotes.get(str(self.descriptor))

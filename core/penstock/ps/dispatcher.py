@@ -19,14 +19,9 @@ from penstock.errors import PeerError, PenstockError, Unavailable
 from penstock.ps.rounds.machine import RoundMachine
 from penstock.ps.rounds.messages import (
     AllLeft,
-    Applied,
-    AppliedPush,
     Apply,
     Close,
     Event,
-    FailedPush,
-    FailedRound,
-    Instruction,
     Join,
     Lost,
     Met,
@@ -38,23 +33,14 @@ from penstock.ps.rounds.messages import (
     TrainerRequest,
 )
 from penstock.ps.settings import ServerSettings
+from penstock.ps.state import Updates
 
 Inbox = SimpleQueue[Reply | Met | Refuse | Apply | None]  # None: serving has ended
 Work = Close | Apply
-Done = Applied | FailedRound | AppliedPush | FailedPush
 
 
-class Actions(Protocol):
-    """Actions that carry out instructions. All but `execute` and `failed` are called under the dispatcher's lock."""
-
-    def execute(self, work: Work) -> Done:
-        """Merge, log and apply; return the event that reports it. What it raises ends the server."""
-
-    def record(self, event: Event, instructions: list[Instruction], *, was_new: bool) -> None:
-        """Log joins, leaves and losses, before any request is answered."""
-
-    def release(self, payload: Payload) -> None:
-        """Forget a payload."""
+class Lifecycle(Protocol):
+    """The server as its dispatcher ends or warns it. All but `failed` are called under the dispatcher's lock."""
 
     def lost(self, trainer: int) -> None:
         """Report a trainer whose lease has run out."""
@@ -75,11 +61,11 @@ class Response:
 
 
 class Dispatcher:
-    """The machine of one server. Thread-safe."""
+    """The machine of one server, which `updates` carry out. Thread-safe."""
 
-    def __init__(self, machine: RoundMachine, actions: Actions, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, machine: RoundMachine, updates: Updates, lifecycle: Lifecycle) -> None:
         self.machine = machine
-        self._actions, self._clock = actions, clock
+        self._updates, self._payloads, self._lifecycle = updates, updates.state.payloads, lifecycle
         self._lock = threading.Lock()
         self._tickets = itertools.count()
         self._waiting: dict[Ticket, Inbox] = {}
@@ -99,7 +85,7 @@ class Dispatcher:
         with self._lock:
             if self._stopped:
                 if payload is not None:
-                    self._actions.release(payload)
+                    self._payloads.release(payload)
                 raise self._end()
             self._waiting[ticket] = inbox
             if payload is not None:
@@ -140,35 +126,35 @@ class Dispatcher:
         try:
             while work or event is not None:
                 if event is None:
-                    event = self._actions.execute(work.pop())
+                    event = self._updates.execute(work.pop())
                 with self._lock:
                     if not self._stopped:
                         work += self._handle(event)
                 event = None
         except BaseException as error:
-            self._actions.failed(error)
+            self._lifecycle.failed(error)
             raise
 
     def _handle(self, event: Event) -> list[Work]:
         """Pass an event to the machine and follow its instructions; return what is to be done without the lock."""
         was_new = isinstance(event, Join) and self.machine.members.is_new(event.sender)
-        instructions = self.machine.handle(event, self._clock())
-        self._actions.record(event, instructions, was_new=was_new)
+        instructions = self.machine.handle(event, time.monotonic())
+        self._updates.record(event, instructions, self.machine.members, was_new=was_new)
         work: list[Work] = []
         for one in instructions:
             match one:
                 case Reply() | Met() | Refuse():
                     self._waiting.pop(one.ticket).put(one)
                 case Release():
-                    self._actions.release(one.payload)
+                    self._payloads.release(one.payload)
                 case Apply():
                     self._owners[one.payload].put(one)
                 case Close():
                     work.append(one)
                 case Lost():
-                    self._actions.lost(one.trainer)
+                    self._lifecycle.lost(one.trainer)
                 case AllLeft():
-                    self._actions.finished()
+                    self._lifecycle.finished()
         return work
 
 

@@ -28,15 +28,13 @@ import torch
 from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.counters import Counters
-from penstock.ps.origin import Origin
 from penstock.ps.remote import Descriptor
 from penstock.ps.retry import FIRST_S, LARGEST_S, Acknowledged, Named, OpenRound
-from penstock.ps.rounds.messages import Incarnation
+from penstock.ps.rounds.messages import TrainerIncarnation
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.transport.local import Answered
-from penstock.ps.transport.remote import Tls
-from penstock.ps.transport.route import Address, Route
-from penstock.ps.wire import Message, Value, WireTensor, from_wire, to_wire
+from penstock.ps.transport.tcp import Address, Route, Tls
+from penstock.ps.wire import Message, Origin, Value, WireTensor, from_wire, to_wire
 
 _log = logging.getLogger(__name__)
 WAIT_S = 600.0  # of one attempt; then it is repeated. Heartbeats detect a silent server before
@@ -79,7 +77,7 @@ class ServerLink:
     """
 
     def __init__(self, endpoint: str, descriptor: Descriptor, settings: TrainerSettings, counters: Counters) -> None:
-        self.endpoint, self.sender = endpoint, Incarnation(descriptor.trainer, settings.epoch)
+        self.endpoint, self.sender = endpoint, TrainerIncarnation(descriptor.trainer, settings.epoch)
         self._mode, self._num_trainers = descriptor.mode, descriptor.num_trainers
         self._settings, self._counters = settings, counters
         self.route = Route(address_of(endpoint, settings))

@@ -1,4 +1,4 @@
-"""Torch operators of trainer programs that exchange with parameter servers, and the registry of open remotes.
+"""Torch operators of trainer programs that exchange with parameter servers, through the open `remotes`.
 
 The executors run them as any other operator: serially, or when their inputs are ready. Each takes tokens (empty
 tensors) of what precedes it and returns one, so that the order of a step (send, send barrier, recv, fetch barrier) is a
@@ -8,65 +8,14 @@ data dependency. They hold the interpreter lock, and release it while they wait.
 from __future__ import annotations
 
 import json
-import threading
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.errors import Bug
-from penstock.ps.remote import Descriptor, Opener, Remote, SendCall, StepRemote
-
-
-def _open_by_environment(descriptor: Descriptor) -> Remote:
-    from penstock.ps.opening import open_remote  # at the first use: programs without servers load no gRPC
-
-    return open_remote(descriptor)
-
-
-class Remotes:
-    """The remotes that this process has open: one for each descriptor, from its first use until it is closed.
-
-    `opener` opens them, except where a descriptor has an opener of its own in `openers`. Thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self.opener: Opener = _open_by_environment
-        self.openers: dict[str, Opener] = {}
-        self._lock = threading.Lock()
-        self._open: dict[str, Remote] = {}
-
-    def get(self, descriptor: str) -> Remote:
-        """Return the remote of a descriptor, opened if it is not open. Raises ProgramError, Unavailable."""
-        with self._lock:
-            found = self._open.get(descriptor)
-            if found is None:
-                opener = self.openers.get(descriptor, self.opener)
-                found = self._open[descriptor] = opener(Descriptor.parse(descriptor))
-            return found
-
-    def get_step(self, descriptor: str) -> StepRemote:
-        """Return the remote of a descriptor of sync mode. Raises Bug, and as `get` does."""
-        found = self.get(descriptor)
-        if not isinstance(found, StepRemote):
-            raise Bug(f"the remote {descriptor!r} takes no whole steps, but a graph was built for one that does")
-        return found
-
-    def close(self, descriptor: str) -> None:
-        """Close a remote, if it is open."""
-        with self._lock:
-            found = self._open.pop(descriptor, None)
-        if found is not None:
-            found.close()
-
-    def opened(self) -> list[str]:
-        """Return the descriptors of the remotes that are open."""
-        with self._lock:
-            return list(self._open)
-
-
-remotes = Remotes()  # of the process: an operator has nothing but the descriptor that stands in its program
+from penstock.ps.communicator import remotes
+from penstock.ps.remote import SendCall
 
 
 def _token() -> Tensor:

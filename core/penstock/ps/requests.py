@@ -1,4 +1,4 @@
-"""Handlers of trainers' requests: check the message, dispatch it, build the answer.
+"""Handlers of trainers' requests: check the message against the blocks, dispatch it, build the answer.
 
 A request that is refused has changed nothing. Runs on the transports' threads, many at once.
 """
@@ -6,6 +6,7 @@ A request that is refused has changed nothing. Runs on the transports' threads, 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -15,7 +16,6 @@ from penstock.ps.dispatcher import Dispatcher, Response
 from penstock.ps.rounds.messages import (
     Barrier,
     Heartbeat,
-    Incarnation,
     Join,
     Leave,
     Meet,
@@ -24,14 +24,102 @@ from penstock.ps.rounds.messages import (
     Push,
     Refuse,
     Ticket,
+    TrainerIncarnation,
     TrainerRequest,
 )
+from penstock.ps.rows import are_within
 from penstock.ps.snapshotter import Snapshotter
-from penstock.ps.state import ServerState
-from penstock.ps.storage import Gradient, gradient_of, gradients_of, looked_up, pulled_blocks
+from penstock.ps.state import ServerState, use_cores_for
+from penstock.ps.storage import BlockSpec, Gradient
 from penstock.ps.transport.local import Guarded, host_id, refusal
-from penstock.ps.updates import use_cores_for
-from penstock.ps.wire import Message, WireTensor, from_wire, to_wire
+from penstock.ps.wire import ROWS, VALUES, Message, WireTensor, from_wire, to_wire
+
+
+def gradient_of(message: Message, specs: dict[str, BlockSpec]) -> Gradient:
+    """Return a push's gradient; values look at the message's bytes. Raises PeerError if it does not fit its block.
+
+    Rows are copied before they are checked, since their sender could still change them.
+    """
+    block = str(message.fields["block"])
+    names = [t.name for t in message.tensors]
+    if names not in (["values"], ["rows", "values"]):
+        raise PeerError(f"a push of {block!r} has the tensors {names}; expected [values] or [rows, values]")
+    *rows, values = (from_wire(t) for t in message.tensors)
+    return _gradient(block, [*(t.clone() for t in rows), values], specs, int(message.fields["trainer"]))
+
+
+def gradients_of(message: Message, specs: dict[str, BlockSpec]) -> dict[str, Gradient]:
+    """Return the gradients of a step by block, each as `gradient_of` does. Raises PeerError."""
+    tensors = list(message.tensors)
+    out: dict[str, Gradient] = {}
+    while tensors:
+        last = tensors.pop()
+        block = last.name.removeprefix(VALUES)
+        if block == last.name or block in out:
+            raise PeerError(f"a step has the tensor {last.name!r} where the values of another block belong")
+        found = [from_wire(last)]
+        if tensors and tensors[-1].name == ROWS + block:
+            found.insert(0, from_wire(tensors.pop()).clone())
+        out[block] = _gradient(block, found, specs, int(message.fields["trainer"]))
+    return out
+
+
+def _gradient(block: str, tensors: list[torch.Tensor], specs: dict[str, BlockSpec], trainer: int) -> Gradient:
+    spec, values = _spec(block, specs), tensors[-1]
+    if values.dtype != spec.dtype:
+        raise PeerError(f"a push of {block!r} is {values.dtype}; the block is {spec.dtype}")
+    if len(tensors) == 1:
+        if spec.is_table:
+            raise PeerError(f"{block!r} is a table: a push of it has rows and values")
+        if values.shape != spec.shape:
+            raise PeerError(f"a push of {block!r} has the shape {list(values.shape)}; the block {list(spec.shape)}")
+        return Gradient(values, None, trainer)
+    rows = tensors[0]
+    _check_rows(block, spec, rows)
+    if values.shape != (len(rows), *spec.shape[1:]):
+        expected = [len(rows), *spec.shape[1:]]
+        raise PeerError(f"the values of a push of rows of {block!r} are {list(values.shape)}; expected {expected}")
+    return Gradient(values, rows, trainer)
+
+
+def pulled_blocks(message: Message, specs: dict[str, BlockSpec]) -> list[str]:
+    """Return the dense blocks that a pull asks for. Raises PeerError."""
+    text = str(message.fields["blocks"])
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(f"a pull's blocks are no JSON: {text[:100]!r}") from error
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(names) > len(specs):
+        raise PeerError(f"a pull's blocks are no list of names of at most {len(specs)} blocks: {text[:100]!r}")
+    for name in names:
+        if _spec(name, specs).is_table:
+            raise PeerError(f"{name!r} is a table: its rows are looked up, it is not pulled")
+    return names
+
+
+def looked_up(message: Message, specs: dict[str, BlockSpec]) -> tuple[str, torch.Tensor]:
+    """Return (table, ids) of a lookup; ids are copied, as rows of a push are. Raises PeerError."""
+    table = str(message.fields["table"])
+    if [t.name for t in message.tensors] != ["ids"]:
+        raise PeerError(f"a lookup in {table!r} has the tensors {[t.name for t in message.tensors]}; expected [ids]")
+    ids = from_wire(message.tensors[0]).clone()
+    _check_rows(table, _spec(table, specs), ids)
+    return table, ids
+
+
+def _spec(block: str, specs: dict[str, BlockSpec]) -> BlockSpec:
+    spec = specs.get(block)
+    if spec is None:
+        raise PeerError(f"block {block!r} is not on this server; it has {', '.join(specs) or 'none'}")
+    return spec
+
+
+def _check_rows(block: str, spec: BlockSpec, rows: torch.Tensor) -> None:
+    if rows.dtype != torch.int64 or rows.dim() != 1 or not spec.shape:
+        raise PeerError(f"rows of {block!r} are int64 [n] of a block with rows, not {rows.dtype} {list(rows.shape)}")
+    if not spec.is_table and not are_within(rows, spec.shape[0]):
+        low, high = (int(x) for x in torch.aminmax(rows))
+        raise PeerError(f"rows {low} to {high} of {block!r}, which has {spec.shape[0]}")
 
 
 def brought(message: Message) -> torch.Tensor | None:
@@ -70,7 +158,7 @@ class Requests:
     def __init__(self, state: ServerState, dispatcher: Dispatcher, snapshotter: Snapshotter) -> None:
         self._state, self._dispatcher, self._snapshotter = state, dispatcher, snapshotter
         self.address = ""
-        self._kinds: dict[str, Callable[[Message, Incarnation], Message | Guarded]] = {
+        self._kinds: dict[str, Callable[[Message, TrainerIncarnation], Message | Guarded]] = {
             "agree": self._agree,
             "join": lambda m, s: self._plain(lambda ticket: Join(ticket, s)),
             "beat": lambda m, s: self._plain(lambda ticket: Heartbeat(ticket, s)),
@@ -94,9 +182,9 @@ class Requests:
         trainer, epoch = int(fields["trainer"]), int(fields["epoch"])
         if not 0 <= trainer < _MAX_TRAINER or epoch < 0:
             raise PeerError(f"trainer {trainer} of epoch {epoch} cannot be")
-        return kind(message, Incarnation(trainer, epoch))
+        return kind(message, TrainerIncarnation(trainer, epoch))
 
-    def _agree(self, message: Message, sender: Incarnation) -> Message:
+    def _agree(self, message: Message, sender: TrainerIncarnation) -> Message:
         settings, fields = self._state.settings, message.fields
         if (fields["mode"], fields["trainers"]) != (settings.mode, settings.fanin):
             raise PeerError(
@@ -109,7 +197,7 @@ class Requests:
     def _plain(self, make: Callable[[Ticket], TrainerRequest]) -> Message:
         return _reply(self._dispatcher.dispatch(make))
 
-    def _push(self, message: Message, sender: Incarnation) -> Message:
+    def _push(self, message: Message, sender: TrainerIncarnation) -> Message:
         gradient = gradient_of(message, self._state.specs)
         self._state.storage.check(str(message.fields["block"]), gradient)
         # A round is applied when this answer is long given. Immediate updates are waited for, and read from where
@@ -122,7 +210,7 @@ class Requests:
         )
         return _reply(response)
 
-    def _step(self, message: Message, sender: Incarnation) -> Message | Guarded:
+    def _step(self, message: Message, sender: TrainerIncarnation) -> Message | Guarded:
         """Take pushes, wait at the barrier, and read: each as if it had come by itself, so all may be repeated."""
         if self._state.settings.mode != "sync":
             raise PeerError(f"steps are of sync mode; this server's is {self._state.settings.mode}")
@@ -139,7 +227,7 @@ class Requests:
             return reply
         return self._read(blocks, sender, int(reply.fields["round"]))
 
-    def _push_in_place(self, sender: Incarnation, number: int, block: str, gradient: Gradient) -> Message:
+    def _push_in_place(self, sender: TrainerIncarnation, number: int, block: str, gradient: Gradient) -> Message:
         # Not copied: the request's own barrier is answered when they are applied, or refused when they are released.
         payload = self._state.payloads.hold(gradient, copied=False)
         sizes = [t.nbytes for t in (gradient.values, gradient.rows) if t is not None]
@@ -148,10 +236,10 @@ class Requests:
             self._dispatcher.dispatch(lambda ticket: Push(ticket, sender, number, block, payload), payload=payload)
         )
 
-    def _pull(self, message: Message, sender: Incarnation) -> Message | Guarded:
+    def _pull(self, message: Message, sender: TrainerIncarnation) -> Message | Guarded:
         return self._read(pulled_blocks(message, self._state.specs), sender, int(message.fields["round"]))
 
-    def _read(self, blocks: list[str], sender: Incarnation, number: int) -> Message | Guarded:
+    def _read(self, blocks: list[str], sender: TrainerIncarnation, number: int) -> Message | Guarded:
         reply = _reply(self._dispatcher.dispatch(lambda ticket: Pull(ticket, sender, number)))
         if reply.kind == "refuse":
             return reply
@@ -177,7 +265,7 @@ class Requests:
                     self._state.log.append(Message("pulled", {"trainer": trainer, "block": block}))
             yield
 
-    def _lookup(self, message: Message, sender: Incarnation) -> Message:
+    def _lookup(self, message: Message, sender: TrainerIncarnation) -> Message:
         table, ids = looked_up(message, self._state.specs)
         number = int(message.fields["round"])
         reply = _reply(self._dispatcher.dispatch(lambda ticket: Pull(ticket, sender, number)))
@@ -191,7 +279,7 @@ class Requests:
         self._count(sender, table, received=message, sent=answer)
         return Message("answer", reply.fields, answer)
 
-    def _changed(self, message: Message, sender: Incarnation) -> Message:
+    def _changed(self, message: Message, sender: TrainerIncarnation) -> Message:
         block = str(message.fields["block"])
         if block not in self._state.specs or not self._state.specs[block].shape:
             raise PeerError(f"block {block!r} has no rows on this server")
@@ -207,7 +295,7 @@ class Requests:
         self._count(sender, block, sent=answer)
         return Message("answer", reply.fields, answer)
 
-    def _save(self, message: Message, sender: Incarnation) -> Message:
+    def _save(self, message: Message, sender: TrainerIncarnation) -> Message:
         reply = _reply(self._dispatcher.dispatch(lambda ticket: Heartbeat(ticket, sender)))
         made = self._snapshotter
         how = {"save": made.save, "cut": made.begin_save, "written": made.finish_save}
@@ -215,7 +303,7 @@ class Requests:
             how[message.kind](str(message.fields["path"]))
         return reply
 
-    def _origin(self, message: Message, sender: Incarnation) -> Message:
+    def _origin(self, message: Message, sender: TrainerIncarnation) -> Message:
         reply = _reply(self._dispatcher.dispatch(lambda ticket: Heartbeat(ticket, sender)))
         if reply.kind == "refuse":
             return reply
@@ -223,7 +311,7 @@ class Requests:
         letters = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
         return Message("answer", reply.fields, [to_wire("text", letters)])
 
-    def _meet(self, message: Message, sender: Incarnation) -> Message:
+    def _meet(self, message: Message, sender: TrainerIncarnation) -> Message:
         part, number = brought(message), int(message.fields["number"])
         response = self._dispatcher.dispatch(lambda ticket: Meet(ticket, sender, number, part))
         total = None if not isinstance(response.answer, Met) else total_of(response.answer.parts)
@@ -231,7 +319,12 @@ class Requests:
         return reply if total is None else Message("answer", reply.fields, [to_wire("values", total)])
 
     def _count(
-        self, sender: Incarnation, block: str, *, received: Message | None = None, sent: list[WireTensor] | None = None
+        self,
+        sender: TrainerIncarnation,
+        block: str,
+        *,
+        received: Message | None = None,
+        sent: list[WireTensor] | None = None,
     ) -> None:
         # A server receives what trainers send: the words are those of the server.
         self._state.counters.add(

@@ -16,22 +16,21 @@ from typing import Self
 
 from penstock import telemetry
 from penstock.errors import PenstockError, SpecError, Unavailable
-from penstock.ps.dispatcher import Dispatcher, Done, Stragglers, Work
+from penstock.ps.dispatcher import Dispatcher, Stragglers
 from penstock.ps.durability.recovery import Recovered, has_state, other_state, recover_server, restore_from
 from penstock.ps.durability.snapshots import StateLock
 from penstock.ps.durability.wal import WriteAheadLog
 from penstock.ps.requests import Requests
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership
-from penstock.ps.rounds.messages import Event, Instruction, Join, Leave, Lost, Payload, Refuse, Tick
+from penstock.ps.rounds.messages import Tick
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.settings import ServerSettings
 from penstock.ps.snapshotter import Snapshotter
-from penstock.ps.state import ServerState
+from penstock.ps.state import ServerState, Updates
 from penstock.ps.storage import Storage
 from penstock.ps.transport.local import LocalServer
-from penstock.ps.transport.remote import RemoteServer, Tls
-from penstock.ps.updates import Updates
+from penstock.ps.transport.tcp import TcpServer, Tls
 from penstock.ps.wire import Message
 
 _log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class ParameterServer:
         self._has_finished = False
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
-        self._transports: list[LocalServer | RemoteServer] = []
+        self._transports: list[LocalServer | TcpServer] = []
         self._is_open = False
         self.port = 0
 
@@ -107,8 +106,8 @@ class ParameterServer:
             if settings.mode == "sync"
             else ImmediateUpdates(members, applied=state.applied.applied)
         )
-        self._dispatcher = Dispatcher(machine, self)
         self._updates = Updates(state)
+        self._dispatcher = Dispatcher(machine, self._updates, self)
         self.snapshotter = Snapshotter(state, self._dispatcher)
         if is_recut:
             self.snapshotter.take()  # the next start goes on from here, whatever becomes of the other servers' state
@@ -149,7 +148,7 @@ class ParameterServer:
         if files is not None and files.cert is not None and files.key is not None:
             tls = Tls(key=files.key.read_bytes(), certificate=files.cert.read_bytes())
         # Barriers and reads of a sync round hold a thread while they wait.
-        remote = RemoteServer(
+        remote = TcpServer(
             requests.answer, address=settings.endpoint, job=settings.job, token=settings.token,
             num_threads=32 + 16 * settings.fanin, tls=tls,
         )  # fmt: skip
@@ -238,30 +237,7 @@ class ParameterServer:
     def _report(self, level: int, what: str) -> None:
         _log.log(level, "parameter server %d at %s: %s", self.settings.index, self.settings.endpoint, what)
 
-    # -- effects of instructions (dispatcher.Actions) --------------------------------------------
-
-    def execute(self, work: Work) -> Done:
-        """Merge, log, apply."""
-        return self._updates.execute(work)
-
-    def record(self, event: Event, instructions: list[Instruction], *, was_new: bool) -> None:
-        """Log joins, leaves and losses."""
-        members = self._dispatcher.machine.members
-        if isinstance(event, Join) and was_new and not members.is_new(event.sender):
-            trainer = event.sender.trainer
-            self._state.applied.changed.trainers.add(trainer)
-            fields = {"trainer": trainer, "epoch": event.sender.epoch, "round": members.from_round(trainer)}
-            self._state.log.append(Message("joined", fields))
-        elif isinstance(event, Leave) and not _refuses(event, instructions):
-            self._state.applied.leave(event.sender.trainer)
-            self._state.log.append(Message("left", {"trainer": event.sender.trainer}))
-        for one in instructions:
-            if isinstance(one, Lost):
-                self._state.log.append(Message("lost", {"trainer": one.trainer}))
-
-    def release(self, payload: Payload) -> None:
-        """Let the memory of a push be used again."""
-        self._state.payloads.release(payload)
+    # -- what the dispatcher reports (dispatcher.Lifecycle) -------------------------------------
 
     def lost(self, trainer: int) -> None:
         """Report a lost trainer."""
@@ -280,7 +256,3 @@ class ParameterServer:
         is_final = isinstance(error, PenstockError) and not isinstance(error, Unavailable)
         self._dispatcher.stop(f"the server has ended: {error}", refuses=is_final)
         self._ended.set()
-
-
-def _refuses(event: Leave, instructions: list[Instruction]) -> bool:
-    return any(isinstance(one, Refuse) and one.ticket == event.ticket for one in instructions)

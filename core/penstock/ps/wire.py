@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ KINDS: Mapping[str, Mapping[str, type]] = {
     # the same in two: answered when all is copied, and when the copy is written
     "cut": {**_SENDER, "path": str},
     "written": {**_SENDER, "path": str},
-    # whether the server's values are those of a checkpoint, answered with its `Origin` as text (`ps.origin`)
+    # whether the server's values are those of a checkpoint, answered with its `Origin` as text
     "origin": {**_SENDER, "copy": str},
     # to a meeting of all trainers with [values] or nothing, answered with the sum; number -1: which one is next
     "meet": {**_SENDER, "number": int},
@@ -75,6 +75,35 @@ KINDS: Mapping[str, Mapping[str, type]] = {
 
 VALUES, ROWS = "values:", "rows:"
 """Prefixes of a block's tensors in a message about several blocks: `step`, and the record `round`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a server's values come from: the content of its answer to `origin`.
+
+    `knows`: it has the values of the copy that it was asked for, or newer ones: it began from it, has written it since,
+    or goes on from a state of its own. `began`: what it began from, in words.
+
+    `epochs`: trainer -> the newest incarnation of it that has joined this run of the servers.
+    """
+
+    knows: bool
+    began: str
+    epochs: Mapping[int, int]
+
+    def text(self) -> str:
+        """Return JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str | bytes) -> Origin:
+        """Read `text`. Raises PeerError."""
+        try:
+            content = json.loads(text)
+            epochs = {int(trainer): int(epoch) for trainer, epoch in content["epochs"].items()}
+            return Origin(bool(content["knows"]), str(content["began"]), epochs)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PeerError(f"a server says where its values come from with {text!r}: {error!r}") from error
 
 
 class WireError(PeerError):

@@ -9,8 +9,8 @@ import torch
 from penstock.compat.torch import schema_of
 from penstock.program.ir import Operator
 from penstock.program.program import Program
+from penstock.ps.communicator import remotes
 from penstock.ps.remote import REMOTE_TYPES
-from penstock.ps.remote_ops import remotes
 
 
 def descriptors(program: Program) -> set[str]:

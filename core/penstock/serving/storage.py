@@ -18,9 +18,9 @@ from penstock.program import legality
 from penstock.program.ir import Operator
 from penstock.program.kernels import check_writes
 from penstock.program.program import Program
-from penstock.ps.origin import Copy
 from penstock.ps.remote import SPARSE_TABLE
 from penstock.ps.rows import are_within, server_of
+from penstock.ps.settings import Copy
 from penstock.ps.storage import Gradient
 from penstock.scope import Scope, tensor_of
 from penstock.serving.blocks import PreparedBlock, TableBlock

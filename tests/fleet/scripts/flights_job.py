@@ -30,8 +30,7 @@ from penstock.incubate.fleet.parameter_server.distribute_transpiler import fleet
 from penstock.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy_factory import (
     DistributedStrategyFactory,
 )
-from penstock.ps.communicator import descriptor_of
-from penstock.ps.opening import opened_client
+from penstock.ps.communicator import descriptor_of, remotes
 from penstock.transpile.remote_variables import remote_variables
 
 Values = dict[str, Any]
@@ -88,7 +87,7 @@ def wait_for_others(args: argparse.Namespace, trainers: int) -> None:
 
 def of_servers(program: Any, startup: Any, origin: Any) -> Values:
     """Return all parameters as the servers have them."""
-    client = opened_client(str(descriptor_of(program)))
+    client = remotes.client(str(descriptor_of(program)))
     found = {v.name: saving.pulled(client, v, origin).numpy() for v in remote_variables([program, startup])}
     return {p.name: found[p.name] for p in origin.all_parameters()}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.remotes import remotes_of_a_test
 from tests.transpile.fake_servers import FakeServers, first_values
 from tests.transpile.recorded import Recorded, batch, tower
 
@@ -19,8 +20,8 @@ from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph
 from penstock.program.ir import Operator, Ref, Role
+from penstock.ps.communicator import remotes
 from penstock.ps.remote import FETCH_BARRIER, RECV, RECV_STEP, SEND, SEND_BARRIER, SEND_ROWS, SEND_STEP
-from penstock.ps.remote_ops import remotes
 
 HERE, ELSEWHERE = "127.0.0.1:6170,localhost:6171", "127.0.0.1:6170,10.0.0.2:6171"
 SINGLE = {SEND, SEND_ROWS, SEND_BARRIER, RECV, FETCH_BARRIER}
@@ -92,12 +93,9 @@ def test_a_parameter_changed_after_its_pull_is_pulled_before() -> None:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(remotes, "_open", {})
-    monkeypatch.setattr(remotes, "opener", remotes.opener)
-    yield
-    for descriptor in remotes.opened():
-        remotes.close(descriptor)
+def opened() -> Iterator[None]:
+    with remotes_of_a_test():
+        yield
 
 
 @pytest.mark.usefixtures("opened")

@@ -16,8 +16,7 @@ from tests.support.endpoints import free_endpoints
 import penstock as fluid
 from penstock.errors import PenstockError
 from penstock.io.checkpoints.restoring import Restored
-from penstock.ps import opening
-from penstock.ps.remote_ops import remotes
+from penstock.ps.communicator import remotes
 from penstock.ps.server import ParameterServer
 from penstock.serving import server as serving
 from penstock.serving.storage import storage_to_serve
@@ -57,12 +56,9 @@ class Trainer:
             self.manager.wait()
         for descriptor in remotes.opened():
             if f" {self.index}/" in descriptor:
-                client = opening.opened_client(descriptor)
-                remotes._open.pop(descriptor)
-                if client._heartbeat is not None:
-                    client._heartbeat.close()
-                for link in client.links:
-                    link.give_up()
+                for link in remotes.client(descriptor).links:
+                    link.give_up()  # no message is sent any more
+                remotes.close(descriptor)
 
     def ends(self) -> None:
         """Close the manager, and leave."""

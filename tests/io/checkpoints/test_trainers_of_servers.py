@@ -12,7 +12,7 @@ from tests.io.checkpoints.folders import names
 from tests.io.checkpoints.pserver_threads import Job, Trainer, jobs
 
 from penstock.io.checkpoints.reading import newest
-from penstock.ps.origin import OtherCheckpoint
+from penstock.io.checkpoints.server_parts import OtherCheckpoint
 
 Begin = Callable[..., Job]
 

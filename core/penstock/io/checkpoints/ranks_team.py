@@ -22,7 +22,7 @@ from penstock.errors import Unavailable
 from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.saves.manifest import ServersPart
-from penstock.ps.origin import Copy
+from penstock.ps.settings import Copy
 
 _POLL_S = 0.005
 WAIT_S = 300.0

@@ -1,16 +1,18 @@
-"""What parameter servers have written into a checkpoint: a part of each, all of this save, or the save is refused."""
+"""What parameter servers have written into a checkpoint, a part of each: all of one save, which trainers restore too."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from penstock.errors import PeerError
+from penstock.errors import PeerError, UserError
 from penstock.io.checkpoints.layout import Place
 from penstock.io.checkpoints.reading import Checkpoint
 from penstock.io.saves.files import digest_of, flush
 from penstock.io.saves.manifest import ServersPart, StoredFile
 from penstock.ps.durability.snapshots import finished_cut
-from penstock.ps.origin import Copy
+from penstock.ps.settings import Copy
+from penstock.ps.wire import Origin
 
 
 def parts(folder: Path, servers: ServersPart) -> list[Path]:
@@ -53,3 +55,22 @@ def files_of(folder: Path, servers: ServersPart) -> list[StoredFile]:
         said = ", ".join(f"server {index} after round {number}" for index, number in rounds.items())
         raise PeerError(f"the servers' parts are not of one step: {said}. Was one of them started again without state?")
     return found
+
+
+class OtherCheckpoint(UserError):
+    """Trainers and servers have restored different checkpoints. Fields: got, expected."""
+
+    code = "other_checkpoint"
+
+
+def check_origins(mine: Copy, origins: Mapping[str, Origin], trainer: int) -> None:
+    """Raise OtherCheckpoint, naming the servers (endpoint -> what it says) that do not know what a trainer restores."""
+    others = {endpoint: origin.began for endpoint, origin in origins.items() if not origin.knows}
+    if others:
+        said = ", ".join(f"the server {endpoint} began from {began}" for endpoint, began in others.items())
+        raise OtherCheckpoint(
+            f"trainer {trainer} restores {mine}, but {said}: their values are not of one step. Every server has to "
+            "call CheckpointManager(folder, program).restore() before it serves, with the folder of the trainers; if "
+            "they do, start the whole job again, servers too, so that all look anew for the newest whole checkpoint",
+            got=others, expected=str(mine),
+        )  # fmt: skip

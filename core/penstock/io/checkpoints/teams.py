@@ -22,7 +22,7 @@ from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.values import of_each_rank
 from penstock.io.saves.manifest import ServersPart
 from penstock.program.program import Program
-from penstock.ps.origin import Copy
+from penstock.ps.settings import Copy
 from penstock.serving.remote_use import descriptors
 
 

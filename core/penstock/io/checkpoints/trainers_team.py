@@ -29,13 +29,12 @@ import torch
 from penstock.errors import SpecError
 from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.schedule import Schedule
+from penstock.io.checkpoints.server_parts import check_origins
 from penstock.io.saves.manifest import ServersPart
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
-from penstock.ps.communicator import descriptor_of
-from penstock.ps.opening import incarnation, opened_client
-from penstock.ps.origin import Copy, check_origins
-from penstock.ps.remote_ops import remotes
+from penstock.ps.communicator import descriptor_of, remotes
+from penstock.ps.settings import Copy
 
 _log = logging.getLogger(__name__)
 FOLDER = "servers"
@@ -58,7 +57,7 @@ class TrainersTeam:
         self._is_sync = self._descriptor.mode == "sync"
         self._gone: set[int] = set()
         self._servers_folder = ""  # that servers are writing into
-        self._epoch = incarnation()
+        self._epoch = remotes.settings().epoch
         self._knows_words = self.rank > 0  # what trainers have left: whether it is of this run
         if self.rank:
             self._word(_LAST).unlink(missing_ok=True)  # of the incarnation before, if it had ended
@@ -68,7 +67,7 @@ class TrainersTeam:
 
     @property
     def _client(self) -> TrainerClient:
-        return opened_client(str(self._descriptor))
+        return remotes.client(str(self._descriptor))
 
     @property
     def _round(self) -> int:

@@ -26,7 +26,7 @@ from penstock.ps.communicators.base import OverServers, Servers
 from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor
 from penstock.ps.rows import Table, parts_of, unique
-from penstock.ps.runtime_config import CommunicatorSettings
+from penstock.ps.settings import CommunicatorSettings
 
 
 def outgoing(parameter: Tensor, old: Tensor, num_trainers: int) -> Tensor:

@@ -26,7 +26,7 @@ from penstock.ps.communicators.base import LocalGradient, Location, OverServers,
 from penstock.ps.communicators.queues import LockStep
 from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor
-from penstock.ps.runtime_config import CommunicatorSettings
+from penstock.ps.settings import CommunicatorSettings
 
 _log = logging.getLogger(__name__)
 _CHECK_S = 1.0  # only while a thread waits

@@ -19,7 +19,7 @@ from penstock.errors import PeerError, SpecError
 from penstock.ps.durability.snapshots import ServerSnapshot, newest, snapshots, tidy
 from penstock.ps.durability.wal import AppliedIndex, LogRecord, log_files, recover, with_record
 from penstock.ps.rounds.machine import Roster
-from penstock.ps.rounds.messages import Incarnation
+from penstock.ps.rounds.messages import TrainerIncarnation
 from penstock.ps.storage import Gradient, Storage
 from penstock.ps.wire import ROWS, VALUES, Message, from_wire
 
@@ -156,7 +156,7 @@ def _again(record: LogRecord, storage: Storage, applied: AppliedIndex, at: Recov
         applied.close_round(int(fields["round"]))
         at.num_records += 1
     elif message.kind == "applied":
-        sender, block = Incarnation(int(fields["trainer"]), int(fields["epoch"])), str(fields["block"])
+        sender, block = TrainerIncarnation(int(fields["trainer"]), int(fields["epoch"])), str(fields["block"])
         named = {t.name: from_wire(t) for t in message.tensors}
         whole = Gradient(named["values"], named.get("rows"), sender.trainer)
         storage.update(block, newer.without(block, whole, record.sequence))

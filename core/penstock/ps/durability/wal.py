@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from penstock.errors import Bug, PeerError
 from penstock.ps.rounds.machine import Roster
-from penstock.ps.rounds.messages import Incarnation
+from penstock.ps.rounds.messages import TrainerIncarnation
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, Value, decode, encode
 
 _PREFIX = struct.Struct("<4sQIIQ")
@@ -286,7 +286,7 @@ class AppliedIndex:
         """A round is logged and applied."""
         self.round = number + 1
 
-    def apply(self, sender: Incarnation, step: int, block: str, rows: Any | None) -> None:
+    def apply(self, sender: TrainerIncarnation, step: int, block: str, rows: Any | None) -> None:
         """A push is logged and applied."""
         self.applied[sender.trainer, block] = (sender.epoch, step)
         if self._keeps_changes and rows is not None:

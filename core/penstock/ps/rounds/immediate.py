@@ -22,7 +22,6 @@ from penstock.ps.rounds.messages import (
     Barrier,
     FailedPush,
     Heartbeat,
-    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -36,6 +35,7 @@ from penstock.ps.rounds.messages import (
     Reply,
     Tick,
     Ticket,
+    TrainerIncarnation,
 )
 
 
@@ -83,7 +83,7 @@ class ImmediateUpdates(RoundMachine):
             self.members.touch(event.sender, self.now)
         return [Reply(event.ticket, self._newest_step(event.sender))]
 
-    def _newest_step(self, sender: Incarnation) -> int:
+    def _newest_step(self, sender: TrainerIncarnation) -> int:
         keys = ((trainer, epoch, step) for (trainer, _), (epoch, step) in self.applied.items())
         return max(
             (step for trainer, epoch, step in keys if (trainer, epoch) == (sender.trainer, sender.epoch)), default=0

@@ -20,7 +20,6 @@ from typing import Any
 
 from penstock.ps.rounds.messages import (
     Event,
-    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -32,6 +31,7 @@ from penstock.ps.rounds.messages import (
     Reply,
     Tick,
     Ticket,
+    TrainerIncarnation,
     TrainerRequest,
 )
 
@@ -110,17 +110,17 @@ class Membership:
         """The first round that waits for a member."""
         return self._members[trainer].from_round
 
-    def is_new(self, sender: Incarnation) -> bool:
+    def is_new(self, sender: TrainerIncarnation) -> bool:
         """Whether this incarnation is not a member yet."""
         member = self._members.get(sender.trainer)
         return member is None or member.epoch != sender.epoch or member.is_returning
 
-    def returns_to(self, sender: Incarnation) -> int | None:
+    def returns_to(self, sender: TrainerIncarnation) -> int | None:
         """The first round that waits for an incarnation that a restarted server expects back, else None."""
         member = self._members.get(sender.trainer)
         return member.from_round if member and member.is_returning and member.epoch == sender.epoch else None
 
-    def refusal(self, sender: Incarnation) -> str:
+    def refusal(self, sender: TrainerIncarnation) -> str:
         """Why requests of this incarnation are refused for ever; '' if they are not."""
         if not 0 <= sender.trainer < self.expected:
             return (
@@ -132,7 +132,7 @@ class Membership:
             return f"trainer {sender.trainer} was started again (epoch {newest}); epoch {sender.epoch} is refused"
         return ""
 
-    def refuse(self, ticket: Ticket, sender: Incarnation) -> Refuse | None:
+    def refuse(self, ticket: Ticket, sender: TrainerIncarnation) -> Refuse | None:
         """Return the refusal of a request other than to join, or None for a member."""
         reason = self.refusal(sender)
         if reason:
@@ -141,11 +141,11 @@ class Membership:
             return Refuse(ticket, f"trainer {sender.trainer} is no member (its lease ran out?)", rejoin=True)
         return None
 
-    def is_gone(self, sender: Incarnation) -> bool:
+    def is_gone(self, sender: TrainerIncarnation) -> bool:
         """Whether this incarnation was a member and is none now: it was lost, has left, or is expected back."""
         return self._newest.get(sender.trainer) == sender.epoch and self.is_new(sender)
 
-    def join(self, sender: Incarnation, now: float, from_round: int) -> None:
+    def join(self, sender: TrainerIncarnation, now: float, from_round: int) -> None:
         """Admit a new incarnation. The caller has dropped what the one before it had pushed."""
         self._members[sender.trainer] = Member(sender.epoch, now, from_round)
         self._newest[sender.trainer] = sender.epoch
@@ -153,7 +153,7 @@ class Membership:
         self._left.discard(sender.trainer)
         self._lost.pop(sender.trainer, None)
 
-    def touch(self, sender: Incarnation, now: float) -> None:
+    def touch(self, sender: TrainerIncarnation, now: float) -> None:
         """Renew a member's lease."""
         self._members[sender.trainer].seen_at = now
 
@@ -194,7 +194,7 @@ class Membership:
 class _Here:
     """A trainer that waits. `tickets`: of the same request, repeated."""
 
-    sender: Incarnation
+    sender: TrainerIncarnation
     number: int
     part: object
     tickets: list[Ticket]

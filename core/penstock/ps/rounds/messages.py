@@ -17,7 +17,7 @@ Payload = int
 
 
 @dataclass(frozen=True, slots=True)
-class Incarnation:
+class TrainerIncarnation:
     """A trainer's incarnation. `epoch` grows when the trainer is started again; an older one is refused."""
 
     trainer: int
@@ -29,7 +29,7 @@ class TrainerRequest:
     """A request of a trainer: answered exactly once, under its ticket."""
 
     ticket: Ticket
-    sender: Incarnation
+    sender: TrainerIncarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Apply:
 
     payload: Payload
     block: str
-    sender: Incarnation
+    sender: TrainerIncarnation
     round: int
     staleness: int
 

@@ -26,7 +26,6 @@ from penstock.ps.rounds.messages import (
     Close,
     FailedRound,
     Heartbeat,
-    Incarnation,
     Instruction,
     Join,
     Leave,
@@ -40,6 +39,7 @@ from penstock.ps.rounds.messages import (
     Reply,
     Tick,
     Ticket,
+    TrainerIncarnation,
 )
 
 
@@ -51,7 +51,7 @@ class SyncRounds(RoundMachine):
         self.round = round
         self._closing = False
         self._finished = False
-        self._first: dict[Incarnation, int] = {}  # the round that an incarnation starts with, as of its last join
+        self._first: dict[TrainerIncarnation, int] = {}  # the round that it starts with, as of its last join
         self._pushed: dict[int, dict[str, Payload]] = {}
         self._reached: dict[int, list[Ticket]] = {}
         self._refused: dict[int, str] = {}  # trainer -> why its part of the open round is gone

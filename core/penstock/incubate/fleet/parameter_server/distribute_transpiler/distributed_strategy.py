@@ -10,7 +10,7 @@ from penstock.fleet.strategy import (
     StrategyFactory,
     SyncStrategy,
 )
-from penstock.ps.runtime_config import ServerRuntimeConfig, TrainerRuntimeConfig
+from penstock.ps.settings import ServerRuntimeConfig, TrainerRuntimeConfig
 
 __all__ = [
     "AsyncStrategy", "DistributedStrategy", "GeoStrategy", "HalfAsyncStrategy", "ServerRuntimeConfig",

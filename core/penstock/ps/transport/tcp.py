@@ -1,25 +1,32 @@
-"""Calls between hosts: gRPC, raw bytes, cut into chunks of at most 2 MiB, a deadline on each.
+"""Calls of one server from any host: gRPC over TCP, or shared memory where client and server are on one host.
 
-One method, streamed both ways: the head of a message first, then its body in chunks. No protobuf, so no limit of its
-size. The job's token travels in the call's metadata and is checked before a byte of the message is read. With `Tls`
-both the channel is encrypted and the server proves its identity; without, use it on networks that are trusted.
+One gRPC method, streamed both ways: the head of a message first, then its body in chunks of at most 2 MiB. No protobuf,
+so no limit of its size. The job's token travels in the call's metadata and is checked before a byte of the message is
+read. With `Tls` both the channel is encrypted and the server proves its identity; without, use it on networks that are
+trusted. A `Route` is found at the first call, and again after `drop`: a server that was started again listens at
+another socket.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from penstock.errors import PeerError, SpecError, Unavailable
+from penstock.log import warn_once
 from penstock.ps.transport.frames import MAX_BODY_BYTES
-from penstock.ps.transport.local import DRAIN_S, Answered, Guarded, Handler, refusal, refused
+from penstock.ps.transport.local import DRAIN_S, Answered, Guarded, Handler, LocalClient, host_id, refusal, refused
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, WireError, announced_body, decode, encode
 
+_log = logging.getLogger(__name__)
 CHUNK_BYTES = 2 << 20
 _SERVICE, _METHOD = "penstock.ps.Parameters", "Call"
 # A chunk and its frame; nothing else is bounded by gRPC.
@@ -70,7 +77,7 @@ def assembled(stream: Iterator[bytes]) -> Message:
     return decode(head, memoryview(body))
 
 
-class RemoteServer:
+class TcpServer:
     """Serves `handler` on a TCP port. `num_threads`: calls at once, those that wait included."""
 
     def __init__(
@@ -125,8 +132,8 @@ class RemoteServer:
         self._pool.shutdown()
 
 
-class RemoteClient:
-    """Calls a RemoteServer. Thread-safe."""
+class TcpClient:
+    """Calls a TcpServer. Thread-safe."""
 
     def __init__(self, endpoint: str, *, job: str, token: str, tls: Tls | None = None) -> None:
         self._endpoint = endpoint
@@ -158,3 +165,102 @@ class RemoteClient:
     def close(self) -> None:
         """Close the channel; calls in progress break."""
         self._channel.close()
+
+
+WHERE_S = 5.0  # for a server's answer to `where`
+
+Client = LocalClient | TcpClient
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How to reach a server. `local`: whether shared memory may be used at all."""
+
+    endpoint: str
+    job: str
+    token: str = field(repr=False)
+    tls: Tls | None = None
+    local: bool = True
+
+
+class Route:
+    """Calls to one server. Thread-safe. `drop` breaks the calls in progress: they raise Unavailable."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._closed = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether calls go through shared memory now."""
+        return isinstance(self._client, LocalClient)
+
+    def call(self, message: Message, *, deadline_s: float) -> Answered:
+        """Send a request and return its answer. Raises Unavailable, PeerError. Not repeated.
+
+        `deadline_s`: for all of it, finding the way too.
+        """
+        client = self._client
+        if client is not None:
+            return client.call(message, deadline_s=deadline_s)
+        deadline = time.monotonic() + deadline_s
+        if not self._lock.acquire(timeout=deadline_s):
+            raise Unavailable(f"no way to {self.address.endpoint} was found within {deadline_s:.0f} s")
+        try:
+            if self._closed:
+                raise Unavailable(f"the connection to {self.address.endpoint} is closed")
+            client = self._client
+            if client is None:
+                client = self._client = self._connect(deadline)
+        finally:
+            self._lock.release()
+        return client.call(message, deadline_s=_left(deadline))
+
+    def _connect(self, deadline: float) -> Client:
+        to = self.address
+        remote = TcpClient(to.endpoint, job=to.job, token=to.token, tls=to.tls)
+        try:
+            local = self._local_client(remote, deadline) if to.local else None
+        except BaseException:
+            remote.close()
+            raise
+        if local is None:
+            return remote
+        remote.close()
+        return local
+
+    def _local_client(self, remote: TcpClient, deadline: float) -> LocalClient | None:
+        with remote.call(Message("where", {}), deadline_s=min(_left(deadline), WHERE_S)) as here:
+            if here.kind != "here" or here.fields["host"] != host_id() or not here.fields["address"]:
+                return None
+            local = LocalClient(str(here.fields["address"]), job=self.address.job, token=self.address.token)
+        try:
+            local.call(Message("where", {}), deadline_s=min(_left(deadline), WHERE_S)).release()
+        except Unavailable as error:
+            local.close()
+            text = f"{self.address.endpoint} is on this host, but its socket cannot be reached ({error}); TCP is used"
+            warn_once(_log, text, self, about="socket")
+            return None
+        except BaseException:
+            local.close()
+            raise
+        return local
+
+    def drop(self) -> None:
+        """Forget the way: calls in progress break, and the next one finds another."""
+        # Without the lock: its holder is connecting, with a deadline of its own.
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def close(self) -> None:
+        """End: calls in progress break, later ones are refused."""
+        self._closed = True
+        self.drop()
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until then; never none, which would be taken for no limit."""
+    return max(deadline - time.monotonic(), 0.001)

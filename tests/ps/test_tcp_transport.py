@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from penstock.errors import PeerError, Unavailable
-from penstock.ps.transport.remote import CHUNK_BYTES, RemoteClient, RemoteServer, Tls, assembled, chunks
+from penstock.ps.transport.tcp import CHUNK_BYTES, TcpClient, TcpServer, Tls, assembled, chunks
 from penstock.ps.wire import Message, WireError, WireTensor
 
 Array = npt.NDArray[Any]
@@ -39,7 +39,7 @@ def echo(message: Message) -> Message:
     )
 
 
-Serve = Callable[..., tuple[RemoteServer, RemoteClient]]
+Serve = Callable[..., tuple[TcpServer, TcpClient]]
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def serve() -> Iterator[Serve]:
         token: str = "t",
         server: Tls | None = None,
         client: Tls | None = None,
-    ) -> tuple[RemoteServer, RemoteClient]:
-        one = RemoteServer(handler, address="127.0.0.1:0", job="j", token="t", tls=server)
-        other = RemoteClient(f"127.0.0.1:{one.port}", job="j", token=token, tls=client)
+    ) -> tuple[TcpServer, TcpClient]:
+        one = TcpServer(handler, address="127.0.0.1:0", job="j", token="t", tls=server)
+        other = TcpClient(f"127.0.0.1:{one.port}", job="j", token=token, tls=client)
         made.extend([other, one])
         return one, other
 
@@ -146,7 +146,7 @@ def test_a_server_that_is_gone_is_named(serve: Serve) -> None:
 def test_a_port_in_use_is_an_error(serve: Serve) -> None:
     server, _ = serve()
     with pytest.raises(Unavailable, match=rf"cannot listen at 127\.0\.0\.1:{server.port}"):
-        RemoteServer(echo, address=f"127.0.0.1:{server.port}", job="j", token="t")
+        TcpServer(echo, address=f"127.0.0.1:{server.port}", job="j", token="t")
 
 
 def test_a_thousand_malformed_calls_change_nothing(serve: Serve) -> None:
