@@ -17,7 +17,7 @@ def serve(rank: int, store: str, commands: Connection) -> None:
     from penstock.distributed import collective  # the child's business, as above
 
     torch.set_num_threads(1)
-    group = collective.meet(rank, tuple(os.environ["PENSTOCK_BENCH_ENDPOINTS"].split(",")))
+    group = collective.this_process.meet(rank, tuple(os.environ["PENSTOCK_BENCH_ENDPOINTS"].split(",")))
     assert group is not None
     ops: Any = torch.ops.penstock
     ring, step = group.rings[0], torch.tensor([[1, 0, 0]] * NUM_PROCESSES)

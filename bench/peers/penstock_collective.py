@@ -57,7 +57,7 @@ class CollectiveTrainer:
     def check(self) -> None:
         """Raise RuntimeError if a parameter differs from rank 0's to the bit."""
         self._pass_on({"check": True})
-        core, group = self.executor.core, collective.current()
+        core, group = self.executor.core, collective.this_process.group
         assert group is not None
         for parameter in sorted(core.program.parameters(), key=lambda p: p.name):
             mine = core.memory.scope.find(parameter.name)

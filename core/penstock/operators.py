@@ -6,5 +6,5 @@ checked where nothing else of servers or ranks is imported. Opens no connection 
 
 from __future__ import annotations
 
-from penstock.distributed import collective_ops as _collective_ops  # noqa: F401 - exchanges of ranks
+from penstock.distributed import collective as _collective_ops  # noqa: F401 - exchanges of ranks
 from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - calls of parameter servers

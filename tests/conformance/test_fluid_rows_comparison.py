@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock as fluid
-from penstock.distributed.collective_ops import GEN_ID
+from penstock.distributed.collective import GEN_ID
 from penstock.errors import PenstockError, SpecError
 from penstock.graph.across import BEGINS, GATHERS, SUMS, Across
 from penstock.graph.build import build_graph

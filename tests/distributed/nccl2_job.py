@@ -147,12 +147,12 @@ def main(arguments: list[str]) -> None:
         fetched = exe.run(feed=feed, fetch_list=[loss]) if executor is None else executor.run([loss], feed)
         print(step, float(np.mean(fetched[0])), flush=True)
     if asked.stuck:
-        group: Any = collective.current()
+        group: Any = collective.this_process.group
         group._steppers = dict.fromkeys(group._steppers, cannot)
     if asked.join:
         collective.join()
     if asked.wide and len(endpoints) > 1:
-        met: Any = collective.current()
+        met: Any = collective.this_process.group
         if met.kind == "ring":
             print("in place", sum(torch.ops.penstock.ring_num_in_place(ring) for ring in met.rings), flush=True)
     scope = fluid.global_scope()

@@ -22,7 +22,7 @@ def test_a_rank_killed_in_a_step_is_soon_named_by_all_others(trainers: Start, vi
             assert rank.end() == 1
             assert f"Unavailable: rank {victim} (127.0.0.1:" in rank.errors
             assert "has ended in the middle of the job" in rank.errors
-    assert time.monotonic() - began < 100  # a hang; test_watch.py adds up the waits, to below 10 s
+    assert time.monotonic() - began < 100  # a hang; test_failure_detector.py adds up the waits, to below 10 s
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import penstock as fluid
-from penstock.distributed import collective
+from penstock.distributed.collective import CollectiveProcess, check_met_so
 from penstock.distributed.ranks import Ranks
 from penstock.errors import SpecError
 from penstock.exec.trainers import signature
@@ -16,7 +16,7 @@ from penstock.settings import COLLECTIVE_TRANSPORT
 
 @pytest.mark.parametrize(("num_rings", "inter"), [(1, 0), (2, 4), (1, 4), (2, 0)])
 def test_an_executor_accepts_the_settings_of_the_rendezvous(num_rings: int, inter: int) -> None:
-    collective._check_met_so(Ranks(0, 8, "127.0.0.1:1", num_rings=2, inter=4), num_rings, inter)
+    check_met_so(Ranks(0, 8, "127.0.0.1:1", num_rings=2, inter=4), num_rings, inter)
 
 
 @pytest.mark.parametrize(
@@ -24,18 +24,18 @@ def test_an_executor_accepts_the_settings_of_the_rendezvous(num_rings: int, inte
 )
 def test_other_settings_are_refused_and_not_ignored(num_rings: int, inter: int, name: str) -> None:
     with pytest.raises(SpecError, match=f"BuildStrategy asks for {name}, but the trainers have met with"):
-        collective._check_met_so(Ranks(0, 8, "127.0.0.1:1", num_rings=2, inter=4), num_rings, inter)
+        check_met_so(Ranks(0, 8, "127.0.0.1:1", num_rings=2, inter=4), num_rings, inter)
 
 
 def test_more_rings_than_waiting_threads_fail_before_rendezvous() -> None:
     with pytest.raises(SpecError, match="nccl_comm_num is 300; expected at most 64"):
-        collective.form(Ranks(0, 2, "127.0.0.1:1", num_rings=300))
+        CollectiveProcess().form(Ranks(0, 2, "127.0.0.1:1", num_rings=300))
 
 
 def test_an_unknown_transport_is_refused_before_anybody_meets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COLLECTIVE_TRANSPORT.name, "carrier pigeon")
     with pytest.raises(SpecError, match="'carrier pigeon'; expected one of auto, shared_memory, gloo"):
-        collective.form(Ranks(0, 2, "127.0.0.1:1"))
+        CollectiveProcess().form(Ranks(0, 2, "127.0.0.1:1"))
 
 
 def signature_of(size: int) -> int:

@@ -14,7 +14,7 @@ from tests.property.oracle import copy_of, started, value
 from torch import Tensor
 
 import penstock as fluid
-from penstock.distributed import exchange_ops
+from penstock.distributed.exchange_ops import exchangers
 from penstock.distributed.process_groups import ProcessGroups
 from penstock.distributed.ranks import Ranks
 from penstock.errors import ProgramError, SpecError, Unavailable
@@ -55,7 +55,7 @@ class AmongThreads(ProcessGroups):
     def __init__(self, table: Table, rank: int) -> None:
         self._ranks, self._why, self._table = Ranks(rank, table.count, "nowhere"), "", table
         self.names = [f"among threads {next(_numbers)}"]
-        exchange_ops.register_exchanger(self.names[0], self, 0)
+        exchangers.register(self.names[0], self, 0)
 
     def _all(self, mine: Tensor, ring: int) -> Tensor:
         return torch.stack(self._table.exchange(self._ranks.rank, mine.clone()))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.support.endpoints import free_endpoint, free_endpoints
 
-from penstock.distributed import collective_ops as _registered  # noqa: F401 - registers the operators
+from penstock.distributed import collective as _registered  # noqa: F401 - registers the operators
 from penstock.distributed.nccl_groups import NcclGroups
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from penstock.distributed.collective import this_process
 from penstock.errors import SpecError
 from penstock.identity import num_trainers
+
+if TYPE_CHECKING:  # loads torch.distributed, which one trainer does without
+    from penstock.distributed.trainer_group import TrainerGroup
 
 
 class Peers(Protocol):
@@ -64,13 +68,25 @@ class FleetPeers:
         """Who is lost is known when workers meet."""
 
 
-_group: Peers | None = None
+class GroupPeers:
+    """The trainers of a collective job; calls are made between steps."""
 
+    def __init__(self, group: TrainerGroup) -> None:
+        self._group = group
+        self.rank, self.num = group.ranks.rank, group.ranks.num_ranks
 
-def note_group(group: Peers) -> None:
-    """Let `peers_of(None)` find the group of a collective job; called by whoever makes it."""
-    global _group
-    _group = group
+    def name(self, rank: int) -> str:
+        return self._group.ranks.name(rank)
+
+    def towards(self) -> tuple[str, int]:
+        host, _, port = self._group.ranks.meeting.rpartition(":")
+        return host, int(port)
+
+    def gather(self, mine: Sequence[int]) -> list[list[int]]:
+        return self._group.numbers(list(mine))
+
+    def check(self) -> None:
+        self._group.check()
 
 
 def peers_of(fleet: Any, what: str) -> Peers | None:
@@ -80,13 +96,13 @@ def peers_of(fleet: Any, what: str) -> Peers | None:
     """
     if fleet is not None:
         return FleetPeers(fleet) if int(fleet.worker_num()) > 1 else None
-    if _group is None and (num := num_trainers()) > 1:
+    if this_process.group is None and (num := num_trainers()) > 1:
         raise SpecError(
             f"{what}: the launcher has started {num} trainers, but they have not met. Run the startup program before, "
             f"or give {what} the fleet",
             got=num,
         )
-    return _group
+    return None if this_process.group is None else GroupPeers(this_process.group)
 
 
 def own_address(towards: tuple[str, int]) -> str:

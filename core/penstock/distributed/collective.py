@@ -1,334 +1,107 @@
-"""The group of trainers that this process belongs to: made once, when its startup program or first executor asks.
+"""This process as a part of a collective job: its group of trainers, met once, and the operators that ask for it.
 
-Trainers exchange gradients at each step. One whose data has ended *joins*: until all have ended it takes part without
-rows, so that nobody waits for it for ever and its parameters stay those of the others. Joining happens at the end of
-the process by itself, and is logged. Whoever dies, fails or stands still ends the exchange of all others with
-an error that names it. Nothing here knows programs: an executor says how it takes part without rows (`Idle`).
+`gen_nccl_id` (Fluid's name) stands in a startup program: when it runs, the trainers meet. `collective` marks a program
+that they train together. Importing this module registers these operators and those that exchange.
 """
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
-import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but torch does not list it
 
-from penstock.dataset.peers import note_group
-from penstock.distributed.data_peers import GroupPeers
-from penstock.distributed.exchange_ops import BEGINS, ENDED, HAS_ENDED, SIGNATURE
-from penstock.distributed.interfaces import check_interfaces, names
-from penstock.distributed.nccl_groups import NcclGroups
-from penstock.distributed.process_groups import ProcessGroups
+from penstock.distributed.exchange_ops import EXCHANGE_NAMES, library
 from penstock.distributed.ranks import Ranks, ranks_in, ranks_of
-from penstock.distributed.rendezvous import Rendezvous, this_host
-from penstock.distributed.shared_ring import NoSharedMemory, SharedRings
-from penstock.distributed.watch import Watch
-from penstock.errors import SpecError, Unavailable
+from penstock.errors import SpecError
 from penstock.identity import JobIdentity, checked_endpoints
-from penstock.settings import COLLECTIVE_TRANSPORT
 
-_log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
+if TYPE_CHECKING:  # loads torch.distributed, which one trainer does without
+    from penstock.distributed.trainer_group import TrainerGroup
+
+GEN_ID = "penstock.gen_nccl_id.default"
+COLLECTIVE = "penstock.collective.default"
 _MOST_RINGS = 64  # each has a thread that waits, of which an engine has a limited number
 
 
-Idle = Callable[[Tensor], None]
-"""How an executor takes part in a step without rows; given what the ranks have said of the step."""
+class CollectiveProcess:
+    """A process of a job. `group`: its trainers, once a startup program or an executor has met them. Thread-safe."""
 
+    def __init__(self) -> None:
+        self.group: TrainerGroup | None = None
+        self._making = threading.Lock()
 
-class Group:
-    """All trainers of the job, of which this process is one. Made by `form`."""
+    def form(self, ranks: Ranks) -> TrainerGroup | None:
+        """Meet the other trainers, or return the group if they have met. None: there is one trainer.
 
-    def __init__(self, ranks: Ranks) -> None:
-        check_interfaces(names())
-        self.ranks = ranks
-        transport = COLLECTIVE_TRANSPORT.read()
-        exchange = (
-            f"{COLLECTIVE_TRANSPORT}={transport}, nccl_comm_num={ranks.num_rings}, groups of {ranks.inter or 'all'}"
-        )
-        self._meeting = meeting = Rendezvous(ranks, exchange)  # it has the store, as long as the group lives
-        self._label = label = f"job {ranks.meeting} {ranks.attempt}"
-        self._on_gpus: NcclGroups | None = None
-        self._lost: str | None = None
-        self._knows = threading.Event()
-        self._watch = Watch(meeting, self._on_lost, self._on_left)
-        self._steppers: dict[int, Idle] = {}
-        self._logged_ends: set[int] = set()
-        self._over = False
-        try:
-            self._rings = _rings(meeting, label, transport)
-            meeting.say("ready")
-            meeting.wait_for("ready", "has not joined the others")
-        except BaseException:
-            self._watch.close()
-            raise
-        self._watch.start()
-        atexit.register(self._at_exit, os.getpid())
-
-    @property
-    def rank(self) -> int:
-        """The number of this process."""
-        return self.ranks.rank
-
-    @property
-    def kind(self) -> str:
-        """'ring': ranks of one host exchange through shared memory; 'group': through torch.distributed."""
-        return self._rings.kind
-
-    @property
-    def rings(self) -> tuple[str, ...]:
-        """Names of the exchanges that may be under way at a time, as operators know them."""
-        return tuple(self._rings.names)
-
-    def store(self, name: str) -> PrefixStore:
-        """Return the store at which the trainers have met, for keys below `name`, over a connection of its own."""
-        base = self._meeting.base.clone()  # type: ignore[attr-defined]  # torch has not typed it
-        return PrefixStore(f"penstock/{self.ranks.attempt}/{name}", base)
-
-    @property
-    def cores(self) -> int:
-        """Cores that this rank has to itself: ranks of one host share them."""
-        return self._meeting.cores_each()
-
-    def device_rings(self) -> tuple[str, ...]:
-        """Return the names of the exchanges between GPUs. At the first call the trainers meet by NCCL, all at once."""
-        if self._on_gpus is None:
-            self._on_gpus = self._guarded(lambda: NcclGroups(self._meeting, f"{self._label} gpu", self._rings))
-        return tuple(self._on_gpus.names)
-
-    # -- steps -------------------------------------------------------------------------------------
-
-    def broadcast(self, tensors: list[Tensor]) -> None:
-        """Give every rank the tensors of rank 0, before the first step of a program. Raises Unavailable, SpecError."""
-        mine = torch.tensor([sum(t.nbytes for t in tensors), BEGINS, len(tensors)])
-        self._check_begun(self._guarded(lambda: self._rings.meet(mine)))
-        self._guarded(lambda: (self._on_gpus or self._rings).broadcast(tensors))
-
-    def numbers(self, mine: list[int]) -> list[list[int]]:
-        """Return what every rank gave: equally many whole numbers of 64 bits, at most 64. All ranks call it, between
-        steps. Raises Unavailable, SpecError.
+        Blocks until all are there. Raises Unavailable naming who is missing; SpecError for a second, different group.
         """
-        begins = torch.tensor([len(mine), BEGINS, -1])  # no program has such a number of variables
-        self._check_begun(self._guarded(lambda: self._rings.meet(begins)))
-        found: list[list[int]] = self._guarded(lambda: self._rings.meet(torch.tensor(mine))).tolist()
-        return found
+        if ranks.num_ranks == 1:
+            return None
+        if ranks.num_rings > _MOST_RINGS:
+            raise SpecError(f"nccl_comm_num is {ranks.num_rings}; expected at most {_MOST_RINGS}", got=ranks.num_rings)
+        from penstock.distributed.trainer_group import TrainerGroup  # loads torch.distributed, see above
 
-    def take_part(self, signature: int, idle: Idle) -> None:
-        """Note how this process takes part, without rows, in steps that have this signature."""
-        self._steppers[signature] = idle
+        with self._making:
+            if self.group is None:
+                self.group = TrainerGroup(ranks)
+            known = self.group.ranks
+            if (known.rank, known.num_ranks, known.endpoints) != (ranks.rank, ranks.num_ranks, ranks.endpoints):
+                raise SpecError(
+                    f"this process is {known.name(known.rank)} of {known.num_ranks} trainers, and cannot be rank "
+                    f"{ranks.rank} of {ranks.num_ranks} ({', '.join(ranks.endpoints)}) too"
+                )
+            return self.group
 
-    def note(self, step: Tensor, steps: int) -> None:
-        """Log once which ranks have ended, from what they have sent of a step."""
-        for rank in (int(r) for r in torch.nonzero(step[:, ENDED])):
-            if rank not in self._logged_ends:
-                self._logged_ends.add(rank)
-                text = "%s has no more data after %d steps; the others go on, and gradients are means over their rows"
-                _log.info(text, self.ranks.name(rank), steps)
+    def meet(self, rank: int, endpoints: tuple[str, ...], *, num_rings: int = 1, inter: int = 0) -> TrainerGroup | None:
+        """Meet the trainers of a list; see `form`."""
+        checked = checked_endpoints(",".join(endpoints), "trainers")
+        return self.form(ranks_of(rank, checked, num_rings=num_rings, inter=inter))
 
-    def step_failed(self, error: BaseException) -> None:
-        """Tell the others that this rank has not finished a step that they may be in."""
-        self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
+    def group_of(
+        self, num_trainers: int, trainer_id: int, endpoints: list[str], *, num_rings: int = 1, inter: int = 0
+    ) -> TrainerGroup:
+        """Return the group that an executor of trainer `trainer_id` of `num_trainers` is in; may meet the others.
 
-    def why(self) -> Unavailable | None:
-        """Return the error that names the lost rank, if one is lost. Waits a moment for the watch to find out."""
-        self._knows.wait(self._watch.finds_out_s)
-        return Unavailable(self._lost) if self._lost else None
-
-    def check(self) -> None:
-        """Raise Unavailable if the job cannot go on."""
-        if self._lost:
-            raise Unavailable(self._lost)
-
-    def join(self) -> None:
-        """Take part in the others' steps without rows until the data of all has ended. Raises Unavailable.
-
-        Then all may go on together, with another pass over the data.
+        Where the trainers are: what the startup program met, else `endpoints`, else what a launcher has set.
+        Raises SpecError, Unavailable.
         """
-        is_logged = False
-        mine = torch.zeros(3, dtype=torch.int64)
-        mine[ENDED] = HAS_ENDED
-        while True:
-            step = self._guarded(lambda: self._rings.meet(mine))
-            self._check_begun(step)
-            at_work = [r for r in range(self.ranks.num_ranks) if not step[r, ENDED]]
-            if not at_work:
-                self._logged_ends.clear()
-                return
-            if not is_logged:
-                is_logged = True
-                others = f"{', '.join(map(self.ranks.name, at_work))} too ha{'s' if len(at_work) == 1 else 've'} ended"
-                text = "%s has no more data; it takes part without rows until %s"
-                _log.info(text, self.ranks.name(self.ranks.rank), others)
-            stepper = self._steppers.get(int(step[at_work[0], SIGNATURE]))
-            if stepper is None:
-                error = SpecError(f"{self.ranks.name(at_work[0])} runs a program that this rank has never run")
-                self.step_failed(error)
-                raise error
-            try:
-                stepper(step)
-            except Exception as error:
-                self.step_failed(error)
-                raise
-
-    def _check_begun(self, step: Tensor) -> None:
-        """Raise SpecError if some ranks begin a program, and others have ended without it or begin another."""
-        begins = [r for r in range(self.ranks.num_ranks) if step[r, ENDED] == BEGINS]
-        others = [r for r in range(self.ranks.num_ranks) if not torch.equal(step[r], step[begins[0]])] if begins else []
-        if not others:
-            return
-        first, other = self.ranks.name(begins[0]), self.ranks.name(others[0])
-        if step[others[0], ENDED] == HAS_ENDED:
-            text = f"{other} has ended without a step of the program that {first} begins; each needs a batch at least"
-        else:
-            text = f"{first} begins a program that {other} does not begin: the ranks run different programs"
-        text += (
-            ". With unequal data, call collective.join() after each pass, or give all equally many batches (see the "
-            "documentation of data sets on several trainers)"
-        )
-        error = SpecError(text)
-        self.step_failed(error)
-        raise error
-
-    # -- the end -----------------------------------------------------------------------------------
-
-    def _guarded(self, exchange: Callable[[], _Result]) -> _Result:
-        """Exchange outside of a step."""
-        self.check()
-        try:
-            return exchange()
-        except (RuntimeError, Unavailable) as error:
-            lost = self.why()
-            if lost is None:
-                self.step_failed(error)
-                lost = Unavailable(str(error).splitlines()[0])
-            raise lost from error
-
-    def _on_left(self, rank: int) -> None:
-        if not self._over:
-            self._on_lost(rank, f"{self.ranks.name(rank)} has ended its part of the job, while others go on")
-
-    def _on_lost(self, rank: int, why: str) -> None:
-        self._lost = why
-        self._fail_exchanges(why)
-        self._knows.set()
-
-    def _give_up(self, why: str) -> None:
-        self._lost = self._lost or f"this trainer has not gone on: {why}"
-        self._watch.fail(why)
-        self._fail_exchanges(self._lost)
-        self._knows.set()
-
-    def _fail_exchanges(self, why: str) -> None:
-        self._rings.fail(why)
-        if self._on_gpus is not None:
-            self._on_gpus.fail(why)
-
-    def _at_exit(self, pid: int) -> None:
-        if os.getpid() != pid:
-            return  # a fork
-        error = getattr(sys, "last_value", None)
-        if error is not None and not self._lost:
-            self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
-        if self._lost:
-            self._watch.linger()
-            return
-        try:
-            self.join()
-        except Exception as lost:  # noqa: BLE001 - the process's boundary: it is logged, and the status says so
-            _log.error("the job has ended badly: %s", lost)
-            self._watch.linger()
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(1)  # an exception here would be printed, and the status still be 0
-        self._over = True  # nobody exchanges any more, so a rank that leaves is none that is missing
-        self._watch.leave()
-        self._rings.close()
+        group = self.group
+        if group is None and endpoints:
+            group = self.meet(trainer_id, tuple(endpoints), num_rings=num_rings, inter=inter)
+        if group is None:
+            ranks = ranks_in(JobIdentity.of_meeting())
+            if ranks is None:
+                raise SpecError(
+                    f"num_trainers is {num_trainers}, but nobody has said where the trainers are: run the startup "
+                    'program that fluid.DistributeTranspiler made (config.mode = "nccl2"), set '
+                    "BuildStrategy.trainers_endpoints, or use a launcher (PADDLE_TRAINER_ENDPOINTS; torchrun)"
+                )
+            group = self.form(replace(ranks, num_rings=num_rings, inter=inter))
+        if group is None or (group.ranks.rank, group.ranks.num_ranks) != (trainer_id, num_trainers):
+            met = "1 trainer" if group is None else f"rank {group.ranks.rank} of {group.ranks.num_ranks}"
+            raise SpecError(f"num_trainers={num_trainers}, trainer_id={trainer_id}, but this process is {met}")
+        check_met_so(group.ranks, num_rings, inter)
+        return group
 
 
-def _rings(meeting: Rendezvous, label: str, wanted: str) -> SharedRings | ProcessGroups:
-    one_host = all(other.host == this_host() for other in meeting.present)
-    if wanted == "shared_memory" and not one_host:
-        raise SpecError(f"{COLLECTIVE_TRANSPORT} is 'shared_memory', but the trainers are on several hosts", got=wanted)
-    if wanted != "gloo" and one_host:
-        if meeting.ranks.inter:
-            _log.info("hierarchical all-reduce has one level here: all trainers are on one host, and share its memory")
-        try:
-            return SharedRings(meeting, label)
-        except NoSharedMemory as error:
-            if wanted == "shared_memory":
-                raise NoSharedMemory(f"{error}; {COLLECTIVE_TRANSPORT} is {wanted!r}, 'gloo' does without") from error
-            if meeting.ranks.rank == 0:
-                _log.warning("the trainers exchange by Gloo, since shared memory cannot be used: %s", error)
-    return ProcessGroups(meeting, label, "gloo")
+this_process = CollectiveProcess()
+"""Operators have nothing but the ranks that stand in their program, and data sets not even these."""
 
 
-_group: Group | None = None
-_making = threading.Lock()
+def join() -> None:
+    """Say that the data of this trainer has ended, and take part in the others' steps until theirs has.
 
-
-def form(ranks: Ranks) -> Group | None:
-    """Meet the other trainers, or return the group if they have met. None: there is one trainer.
-
-    Blocks until all are there. Raises Unavailable naming who is missing; SpecError for a second, different group.
+    Then the parameters of all trainers are equal: what is saved after this is the whole job's. All may begin another
+    pass. Without this call it happens at the end of the process. Raises Unavailable.
     """
-    global _group
-    if ranks.num_ranks == 1:
-        return None
-    if ranks.num_rings > _MOST_RINGS:
-        raise SpecError(f"nccl_comm_num is {ranks.num_rings}; expected at most {_MOST_RINGS}", got=ranks.num_rings)
-    with _making:
-        if _group is None:
-            _group = Group(ranks)
-            note_group(GroupPeers(_group))
-        known = _group.ranks
-        if (known.rank, known.num_ranks, known.endpoints) != (ranks.rank, ranks.num_ranks, ranks.endpoints):
-            raise SpecError(
-                f"this process is {known.name(known.rank)} of {known.num_ranks} trainers, and cannot be rank "
-                f"{ranks.rank} of {ranks.num_ranks} ({', '.join(ranks.endpoints)}) too"
-            )
-        return _group
+    if this_process.group is not None:
+        this_process.group.join()
 
 
-def meet(rank: int, endpoints: tuple[str, ...], *, num_rings: int = 1, inter: int = 0) -> Group | None:
-    """Meet the trainers of a list; see `form`."""
-    checked = checked_endpoints(",".join(endpoints), "trainers")
-    return form(ranks_of(rank, checked, num_rings=num_rings, inter=inter))
-
-
-def group_of(num_trainers: int, trainer_id: int, endpoints: list[str], *, num_rings: int = 1, inter: int = 0) -> Group:
-    """Return the group that an executor of trainer `trainer_id` of `num_trainers` is in; meets the others if need be.
-
-    Where the trainers are: what the startup program met, else `endpoints`, else what a launcher has set.
-    Raises SpecError, Unavailable.
-    """
-    group = _group
-    if group is None and endpoints:
-        group = meet(trainer_id, tuple(endpoints), num_rings=num_rings, inter=inter)
-    if group is None:
-        ranks = ranks_in(JobIdentity.of_meeting())
-        if ranks is None:
-            raise SpecError(
-                f"num_trainers is {num_trainers}, but nobody has said where the trainers are: run the startup program "
-                'that fluid.DistributeTranspiler made (config.mode = "nccl2"), set BuildStrategy.trainers_endpoints, '
-                "or use a launcher (PADDLE_TRAINER_ENDPOINTS; torchrun)"
-            )
-        group = form(replace(ranks, num_rings=num_rings, inter=inter))
-    if group is None or (group.ranks.rank, group.ranks.num_ranks) != (trainer_id, num_trainers):
-        met = "1 trainer" if group is None else f"rank {group.ranks.rank} of {group.ranks.num_ranks}"
-        raise SpecError(f"num_trainers={num_trainers}, trainer_id={trainer_id}, but this process is {met}")
-    _check_met_so(group.ranks, num_rings, inter)
-    return group
-
-
-def _check_met_so(met: Ranks, num_rings: int, inter: int) -> None:
+def check_met_so(met: Ranks, num_rings: int, inter: int) -> None:
     """Raise SpecError if the trainers have met with other settings than an executor asks for (1 and 0: for none)."""
     asked = {
         "nccl_comm_num": (num_rings, met.num_rings, 1),
@@ -343,16 +116,20 @@ def _check_met_so(met: Ranks, num_rings: int, inter: int) -> None:
             )
 
 
-def current() -> Group | None:
-    """Return the group of this process, if it has met the others."""
-    return _group
+def _gen_nccl_id(rank: int, endpoints: list[str], num_rings: int, inter: int) -> list[Tensor]:
+    this_process.meet(rank, tuple(endpoints), num_rings=num_rings, inter=inter)
+    return [torch.empty(0, dtype=torch.int64) for _ in range(num_rings)]
 
 
-def join() -> None:
-    """Say that the data of this trainer has ended, and take part in the others' steps until theirs has.
+def _collective(mode: str, rank: int, endpoints: list[str], num_rings: int, inter: int) -> Tensor:
+    raise RuntimeError("a program of mode 'collective' is run as a whole: with fluid.Executor, or a CompiledProgram")
 
-    Then the parameters of all trainers are equal: what is saved after this is the whole job's. All may begin another
-    pass. Without this call it happens at the end of the process. Raises Unavailable.
-    """
-    if _group is not None:
-        _group.join()
+
+_KERNELS: dict[str, tuple[str, Any]] = {
+    "gen_nccl_id": ("(int rank, str[] endpoints, int num_rings, int inter) -> Tensor[]", _gen_nccl_id),
+    "collective": ("(str mode, int rank, str[] endpoints, int num_rings, int inter) -> Tensor", _collective),
+}
+COLLECTIVE_NAMES = EXCHANGE_NAMES | set(_KERNELS)
+for _name, (_schema, _kernel) in _KERNELS.items():
+    library.define(_name + _schema)
+    library.impl(_name, _kernel, "CompositeExplicitAutograd")

@@ -32,37 +32,43 @@ class Exchanger(Protocol):
         """Return rows and weighted values of all ranks, in the order of the ranks."""
 
 
-_exchangers: dict[str, tuple[Exchanger, int]] = {}
+class Exchangers:
+    """What `group_*` operators exchange through, by the names that stand in graphs. Its users register and forget."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, tuple[Exchanger, int]] = {}
+
+    def register(self, name: str, exchanger: Exchanger, ring: int) -> None:
+        """Let operators that name `name` use ring number `ring` of an exchanger."""
+        self._by_name[name] = (exchanger, ring)
+
+    def forget(self, name: str) -> None:
+        """Undo `register`."""
+        self._by_name.pop(name, None)
+
+    def get(self, name: str) -> tuple[Exchanger, int]:
+        """Return (exchanger, number of its ring). Raises ValueError."""
+        if name not in self._by_name:
+            raise ValueError(f"no process group {name!r} is open in this process")
+        return self._by_name[name]
 
 
-def register_exchanger(name: str, exchanger: Exchanger, ring: int) -> None:
-    """Let `group_*` operators that name `name` use ring number `ring` of an exchanger."""
-    _exchangers[name] = (exchanger, ring)
-
-
-def forget_exchanger(name: str) -> None:
-    """Undo `register_exchanger`."""
-    _exchangers.pop(name, None)
-
-
-def _found(name: str) -> tuple[Exchanger, int]:
-    if name not in _exchangers:
-        raise ValueError(f"no process group {name!r} is open in this process")
-    return _exchangers[name]
+exchangers = Exchangers()
+"""Of the process: an operator has nothing but the name that stands in its graph."""
 
 
 def _step(mine: Tensor, ring: str) -> Tensor:
-    exchanger, number = _found(ring)
+    exchanger, number = exchangers.get(ring)
     return exchanger.step(mine, number)
 
 
 def _all_reduce(tensors: list[Tensor], replicas: int, step: Tensor, mean: bool, ring: str) -> None:
-    exchanger, number = _found(ring)
+    exchanger, number = exchangers.get(ring)
     exchanger.all_reduce(tensors, replicas, step, number, mean=mean)
 
 
 def _gather(rows: Tensor, values: Tensor, step: Tensor, mean: bool, ring: str) -> tuple[Tensor, Tensor]:
-    exchanger, number = _found(ring)
+    exchanger, number = exchangers.get(ring)
     return exchanger.gather(rows, values, step, number, mean=mean)
 
 

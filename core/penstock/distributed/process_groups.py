@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but torch does not list it
 
 from penstock.compat.torch import set_group_timeout
-from penstock.distributed import exchange_ops, interfaces
-from penstock.distributed.exchange_ops import ENDED, HAS_ENDED
+from penstock.distributed import interfaces
+from penstock.distributed.exchange_ops import ENDED, HAS_ENDED, exchangers
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous
 from penstock.errors import SpecError, Unavailable
 
 _LOOK_S = 1e-4
-_TIMEOUT = timedelta(minutes=30)  # ours is the watch
+_TIMEOUT = timedelta(minutes=30)  # ours is the failure detector
 _pause = threading.Event()  # never set
 
 
@@ -59,7 +59,7 @@ class ProcessGroups:
             set_group_timeout(group, _TIMEOUT)  # from now on exchanges may take any time
         self.names = [f"{label}.{number}" for number in range(ranks.num_rings)]
         for number, name in enumerate(self.names):
-            exchange_ops.register_exchanger(name, self, number)
+            exchangers.register(name, self, number)
 
     def groups(self) -> list[Any]:
         """Return all groups that this rank is in."""
@@ -114,7 +114,7 @@ class ProcessGroups:
     def close(self) -> None:
         """Forget the groups; torch ends them with the process."""
         for name in self.names:
-            exchange_ops.forget_exchanger(name)
+            exchangers.forget(name)
 
     # -- parts -------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from penstock.compat.torch import schema_of
-from penstock.distributed.collective_ops import COLLECTIVE
+from penstock.distributed.collective import COLLECTIVE
 from penstock.errors import FeedError, FetchError, ProgramError, SpecError, UserError
 from penstock.exec import diagnostics
 from penstock.exec.dataset_pass import Wanted, run_from_dataset

@@ -11,12 +11,12 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 
-from penstock.distributed.collective_ops import COLLECTIVE, job
+from penstock.distributed.collective import COLLECTIVE, this_process
 from penstock.distributed.exchange_ops import ENDED, ROWS, SIGNATURE
 from penstock.errors import OperatorError, PenstockError, Unavailable
 from penstock.exec.feeding import resolved_seed
@@ -29,7 +29,7 @@ from penstock.program.program import Program
 from penstock.scope import Scope, tensor_of
 
 
-class Group(Protocol):
+class ExchangeGroup(Protocol):
     """The trainers of the job (`penstock.distributed.collective`), as an executor sees them."""
 
     @property
@@ -68,7 +68,7 @@ class Trainers:
     `on_gpu`: each computes on a GPU of its own, and they exchange by NCCL.
     """
 
-    group: Group
+    group: ExchangeGroup
     parameters: bool = False
     on_gpu: bool = False
 
@@ -96,11 +96,14 @@ def trainers_of(program: Program, build: BuildStrategy, num_trainers: int = 1, t
     if marked is None and number == 1:
         return None
     if marked is not None:
-        mode, rank, endpoints, num_rings, inter = marked.args
-        group = job().meet(rank, endpoints, num_rings=num_rings, inter=inter)
+        arguments: Any = marked.args
+        mode, rank, endpoints, num_rings, inter = arguments
+        group = this_process.meet(rank, endpoints, num_rings=num_rings, inter=inter)
         return None if group is None else Trainers(group, parameters=mode == "local_sgd")
     inter_ranks = build.hierarchical_allreduce_inter_nranks if build.use_hierarchical_allreduce else 0
-    group = job().group_of(number, mine, build.trainers_endpoints, num_rings=build.nccl_comm_num, inter=inter_ranks)
+    group = this_process.group_of(
+        number, mine, build.trainers_endpoints, num_rings=build.nccl_comm_num, inter=inter_ranks
+    )
     return Trainers(group)
 
 

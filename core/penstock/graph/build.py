@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from penstock.distributed.collective_ops import COLLECTIVE
+from penstock.distributed.collective import COLLECTIVE
 from penstock.errors import ProgramError
 from penstock.graph.across import Across, begin_step, exchange_rows, exchange_sums
 from penstock.graph.ssa import SHARED, Graph, GraphBuilder, Mode, OpHandle, Physical, SyncPlan, reduce_edges

@@ -12,7 +12,7 @@ Source: distribute_transpiler.py, collective.py (Fluid 1.8); spec/fluid.md 3.8.
 
 from __future__ import annotations
 
-from penstock.distributed.collective_ops import COLLECTIVE, GEN_ID
+from penstock.distributed.collective import COLLECTIVE, GEN_ID
 from penstock.errors import ProgramError, SpecError
 from penstock.identity import checked_endpoints
 from penstock.program.ir import Operator, Role, VarDesc

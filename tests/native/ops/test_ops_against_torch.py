@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.distributed.collective_ops import COLLECTIVE_NAMES
+from penstock.distributed.collective import COLLECTIVE_NAMES
 from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers its operators
 from penstock.native import ops as _ops  # noqa: F401 - registers its operators
 from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - registers its operators

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import replace
 from itertools import zip_longest
 
-from penstock.distributed.collective_ops import COLLECTIVE
+from penstock.distributed.collective import COLLECTIVE
 from penstock.errors import UserError
 from penstock.program.ir import Operator, Role, Structure
 from penstock.program.program import Program

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from penstock.distributed.trainer_group import TrainerGroup
 from penstock.errors import Unavailable
 from penstock.io.checkpoints.record import Collect, Kind
 from penstock.io.checkpoints.schedule import Schedule
@@ -31,42 +32,15 @@ _pause = threading.Event()  # never set
 _numbers = count()  # of managers: every rank makes them in the same order
 
 
-class Ranks(Protocol):
-    """Who takes part."""
-
-    @property
-    def num_ranks(self) -> int: ...
-
-    def name(self, rank: int) -> str: ...
-
-
-class Group(Protocol):
-    """The trainers of the job, `penstock.distributed.collective`, which stands above this package."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def ranks(self) -> Ranks: ...
-
-    def store(self, name: str) -> Any: ...
-
-    def check(self) -> None: ...
-
-    def why(self) -> Unavailable | None: ...
-
-    def broadcast(self, tensors: list[torch.Tensor]) -> None: ...
-
-
 class RanksTeam:
     """One for each manager. Raises Unavailable when a rank is lost."""
 
     kind: Kind = "collective"
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: TrainerGroup) -> None:
         self._group = group
         self.rank, self.num_ranks = group.rank, group.ranks.num_ranks
-        self._store = group.store(f"checkpoints/{next(_numbers)}")
+        self._store: Any = group.store(f"checkpoints/{next(_numbers)}")
         self._saves = 0  # handed in by this rank
         self._seen = 0  # of these, those of which it knows what came
         self._restores = 0

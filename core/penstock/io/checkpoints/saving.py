@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.dataset import Dataset
-from penstock.distributed.collective_ops import job
+from penstock.distributed.collective import this_process
 from penstock.errors import PenstockError, SpecError, Unavailable, UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
@@ -171,7 +171,8 @@ class CheckpointManager:
         if getattr(sys, "last_value", None) is not None:
             return
         try:
-            job().current().check()
+            if this_process.group is not None:
+                this_process.group.check()
             self.close()
         except PenstockError as error:
             _log.error("%s", error)

@@ -1,4 +1,4 @@
-"""What parameter servers have written into a checkpoint, a part of each: all of one save, which trainers restore too."""
+"""Parts of parameter servers in a checkpoint: one of each server, all of one save, which its trainers restore too."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.distributed.collective_ops import current_group
+from penstock.distributed.collective import this_process
 from penstock.errors import SpecError
 from penstock.exec.strategies import BuildStrategy
 from penstock.exec.trainers import mark_of, trainers_of
@@ -121,11 +121,10 @@ def team_of(program: Program, folder: Path) -> Team:
     if mark is not None:
         check_same(program, mark.args[0])
         trainers_of(program, BuildStrategy())
-    group = current_group()
-    if group is not None:
+    if this_process.group is not None:
         from penstock.io.checkpoints.ranks_team import RanksTeam  # loads torch.distributed
 
-        return RanksTeam(group)
+        return RanksTeam(this_process.group)
     found = JobIdentity.of_meeting()
     if found is not None and found.num_trainers > 1:
         raise SpecError(

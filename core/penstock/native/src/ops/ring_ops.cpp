@@ -25,7 +25,7 @@ using ring::Piece;
 using ring::Ring;
 
 enum Column : int64_t { kRows, kEnded, kSignature, kColumns };
-constexpr int64_t kHasEnded = 1;  // in the column kEnded; see distributed/collective_ops.py
+constexpr int64_t kHasEnded = 1;  // in the column kEnded; see distributed/exchange_ops.py
 
 class Rings {
  public:

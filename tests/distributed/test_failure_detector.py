@@ -17,9 +17,9 @@ import pytest
 from tests.support.capabilities import absent
 from tests.support.endpoints import free_endpoints
 
+from penstock.distributed.failure_detector import _BEAT_S, FailureDetector
 from penstock.distributed.ranks import Ranks, ranks_of
 from penstock.distributed.rendezvous import Presence, Rendezvous, this_host
-from penstock.distributed.watch import _BEAT_S, Watch
 from penstock.errors import PeerError, Unavailable
 from penstock.settings import COLLECTIVE_LEASE_S, COLLECTIVE_START_S
 
@@ -70,11 +70,11 @@ class Seen:
         self.meeting = meeting  # it has the store
         self.found: queue.Queue[tuple[int, str]] = queue.Queue()
         self.left: queue.Queue[int] = queue.Queue()
-        self.watch = Watch(meeting, lambda rank, why: self.found.put((rank, why)), self.left.put)
+        self.watch = FailureDetector(meeting, lambda rank, why: self.found.put((rank, why)), self.left.put)
         _made.append(self.watch)
 
 
-_made: list[Watch] = []
+_made: list[FailureDetector] = []
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +122,10 @@ class Pretended:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_by_default_all_ranks_end_within_10_s_of_a_dead_one(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
-    """The waits of `Watch` added up, for the worst phase of its threads. Rank 0 stands still with the store."""
+    """The waits of a detector added up, for the worst phase of its threads. Rank 0 hangs with the store."""
     monkeypatch.delenv(COLLECTIVE_LEASE_S.name, raising=False)
     meetings = met(2)  # the first one has the store
-    watch: Any = Watch(meetings[1 - victim], lambda rank, why: None, lambda rank: None)
+    watch: Any = FailureDetector(meetings[1 - victim], lambda rank, why: None, lambda rank: None)
     clock = Pretended()
 
     def passes(wait_s: float) -> list[int]:
@@ -136,7 +136,7 @@ def test_by_default_all_ranks_end_within_10_s_of_a_dead_one(monkeypatch: pytest.
 
     watch._ended_within, watch._said, watch._ended, watch._threads = passes, clock, clock, [clock, clock]
     watch._news = ({}, clock.now_s, "")
-    monkeypatch.setattr("penstock.distributed.watch.time", SimpleNamespace(monotonic=clock.monotonic))
+    monkeypatch.setattr("penstock.distributed.failure_detector.time", SimpleNamespace(monotonic=clock.monotonic))
     found = None
     while found is None:
         assert clock.now_s < BOUND_S

@@ -37,9 +37,9 @@ State = Literal["works", "leaves", "failed", "lost"]
 """`lost`: another rank is missed, or has failed; the words that go with it name it."""
 
 
-class Watch:
+class FailureDetector:
     """Beats for this rank and listens to the others. `lost(rank, text)` is called once, `left(rank)` for each
-    that ends well; on the watch's thread. Raises Unavailable if a rank of this host has ended already."""
+    that ends well; on a thread of its own. Raises Unavailable if a rank of this host has ended already."""
 
     def __init__(self, meeting: Rendezvous, lost: Callable[[int, str], None], left: Callable[[int], None]) -> None:
         self._ranks, self._lost, self._left = meeting.ranks, lost, left
@@ -95,7 +95,7 @@ class Watch:
         return _SEEN_S if are_all_here else self._lease_s + _STORE_S + 2 * _BEAT_S
 
     def close(self) -> None:
-        """Release the descriptors of a watch that was never started."""
+        """Release the descriptors of a detector that was never started."""
         for descriptor in (*self._processes, self._wake_in, self._wake_out):
             os.close(descriptor)
         self._processes.clear()
