@@ -28,7 +28,7 @@ from penstock.program.layers import fluid_data
 from penstock.program.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, program_guard
-from penstock.program.record.modules import record_module
+from penstock.program.record.entry_points import record_module
 from penstock.program.record.opening import recording_of
 from penstock.program.record.variable import Variable
 from penstock.program.training.regularizers import L2Decay

@@ -37,7 +37,7 @@ from penstock.program.ir import Operator
 from penstock.program.kernels import CAPTURED, bind_symbols, check_writes, concrete, operator_error, resolve, shape_text
 from penstock.program.memory_optimize import releases
 from penstock.program.program import Program
-from penstock.program.record.context import default_main_program
+from penstock.program.record.context import default_main_program, program_runs
 from penstock.program.record.recording import RNG
 from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - registers the operators that talk to servers
 from penstock.ps.remote import LISTEN_AND_SERV
@@ -110,6 +110,7 @@ class Executor:
     ) -> list[Any]:
         """`run` for a plain Program; `hook` sees every operator (see `exec.audit`)."""
         scope = scope or global_scope()
+        program_runs(program)
         prepared = self._prepare(program)
         if prepared and prepared[0][0].type == LISTEN_AND_SERV:
             from penstock.serving.server import serve_program  # loads a server, which other programs do without

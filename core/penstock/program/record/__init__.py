@@ -7,6 +7,7 @@ for each ATen call; `CompositeMode` keeps dropout, sparse embedding and attentio
     context.py     current programs, roles, name scopes        variable.py    the user's handle
     recording.py   one Program's fake world: names, storages   dispatch.py    RecordMode: ATen call -> Operator
     symbols.py     sympy -> Expr, guards                        composite.py   CompositeMode
-    modules.py     nn.Module called on Variables                source.py      the user's file:line
+    entry_points.py  modules and factories                      source.py      the user's file:line
+    patches.py     what torch's names are while recording
     savepoint.py   undoes a call that failed
 """

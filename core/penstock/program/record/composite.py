@@ -17,6 +17,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from penstock.compat.torch import (
     tree_map,
 )
 from penstock.errors import ProgramError
+from penstock.program.record.patches import Patch, patched
 from penstock.program.record.recording import Recording, SparseLookup
 from penstock.program.record.recurrent import rewrites
 from penstock.program.record.source import user_line
@@ -52,18 +54,10 @@ def plain_functional() -> Iterator[None]:
     Within `recording_lock`; the calls of other threads are checked, and checkpointed, as ever.
     """
     thread = threading.get_ident()
-    places: list[tuple[Any, str, Any]] = [
-        (F, name, _unchecked_in(thread, getattr(F, name))) for name in FUNCTIONAL_CHECKS
-    ]
-    places += [(checkpoints, name, make(thread, getattr(checkpoints, name))) for name, make in _CHECKPOINTS.items()]
-    old = [(module, name, getattr(module, name)) for module, name, _ in places]
-    for module, name, value in places:
-        setattr(module, name, value)
-    try:
+    checks: list[Patch] = [(F, name, partial(_unchecked_in, thread)) for name in FUNCTIONAL_CHECKS]
+    calls: list[Patch] = [(checkpoints, name, partial(make, thread)) for name, make in _CHECKPOINTS.items()]
+    with patched([*checks, *calls]):
         yield
-    finally:
-        for module, name, value in old:
-            setattr(module, name, value)
 
 
 class _CalledOnce:

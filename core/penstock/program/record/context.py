@@ -2,29 +2,33 @@
 
 The default Programs are those of the process, as Fluid's are; guards, roles and scopes are of the thread that opens
 them. Recording itself is one thread at a time: `recording_lock`, since it changes torch.nn.functional for a moment.
+A recording lasts as long as its guard; that of the default Programs from an input on until one of the two runs.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from penstock.program.ir import Role
 from penstock.program.program import Program
+from penstock.program.record.patches import patches
 
 recording_lock = threading.RLock()
 
 
 class _Default:
-    """The process's Programs."""
+    """The process's Programs, and their recording while it is open."""
 
     main = Program()
     startup = Program()
+    recording: ExitStack | None = None
 
 
 class _State(threading.local):
-    """`main`, `startup`: those of the innermost guard of this thread, if any."""
+    """`main`, `startup`: those of the innermost guard of this thread, if any. `calls`: see `open_calls`."""
 
     def __init__(self) -> None:
         self.main: Program | None = None
@@ -32,6 +36,7 @@ class _State(threading.local):
         self.role = Role.FORWARD
         self.role_vars: tuple[tuple[str, str], ...] = ()
         self.scopes: list[str] = []
+        self.calls: list[tuple[Any, dict[int, str]]] = []
 
 
 _state = _State()
@@ -47,26 +52,6 @@ def default_startup_program() -> Program:
     return _Default.startup if _state.startup is None else _state.startup
 
 
-def switch_main_program(program: Program) -> Program:
-    """Make `program` the main Program of this guard, or of the process outside of guards; return the previous one."""
-    old = default_main_program()
-    if _state.main is None:
-        _Default.main = program
-    else:
-        _state.main = program
-    return old
-
-
-def switch_startup_program(program: Program) -> Program:
-    """Make `program` the startup Program, as `switch_main_program` does; return the previous one."""
-    old = default_startup_program()
-    if _state.startup is None:
-        _Default.startup = program
-    else:
-        _state.startup = program
-    return old
-
-
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
     """Record into `main_program` (and `startup_program`) within the block, in this thread."""
@@ -75,9 +60,32 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
     if startup_program is not None:
         _state.startup = startup_program
     try:
-        yield
+        with patches.opened():
+            yield
     finally:
         _state.main, _state.startup = old
+
+
+def input_declared() -> None:
+    """Begin to record the default Programs, unless this thread has opened a guard."""
+    with recording_lock:
+        if _state.main is None and _Default.recording is None:
+            _Default.recording = ExitStack()
+            _Default.recording.enter_context(patches.opened())
+
+
+def program_runs(program: Program) -> None:
+    """End the recording of the default Programs if it is one of them; another input begins it again."""
+    if program is _Default.main or program is _Default.startup:
+        with recording_lock:
+            if _Default.recording is not None:
+                _Default.recording.close()
+                _Default.recording = None
+
+
+def open_calls() -> list[tuple[Any, dict[int, str]]]:
+    """Return the module calls that this thread records now: Recording and paths of modules, the innermost last."""
+    return _state.calls
 
 
 @contextmanager

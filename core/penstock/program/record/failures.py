@@ -21,17 +21,6 @@ from penstock.program.record.source import line_of_frame, user_line
 
 _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError)
 _SYMBOL = re.compile(r"\bs\d+\b")
-_depth = 0  # of blocks in which torch's refusals are told by `telling`; within the recording lock
-
-
-class _Quiet(logging.Filter):
-    """Leaves out what torch logs about a refusal that `telling` raises in words of its own."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not _depth
-
-
-logging.getLogger(FAKE_TENSOR_LOGGER).addFilter(_Quiet())
 
 
 @contextmanager
@@ -41,8 +30,9 @@ def telling(what: Callable[[], str], operands: Callable[[], Iterable[tuple[str, 
     `what`: the call, `operands`: (name, 'float32[-1, 4]'); both are asked for only then. Penstock's own errors, and
     those that a line of the user's raises, go through.
     """
-    global _depth
-    _depth += 1
+    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
+    quiet = logging.Filter("penstock")  # nothing of torch's: it logs what is raised here
+    logger.addFilter(quiet)
     try:
         yield
     except _REFUSALS as error:
@@ -58,7 +48,7 @@ def telling(what: Callable[[], str], operands: Callable[[], Iterable[tuple[str, 
             operator=what(), source=source, shapes=shapes,
         ) from error  # fmt: skip
     finally:
-        _depth -= 1
+        logger.removeFilter(quiet)
 
 
 def described(tensor: torch.Tensor) -> str:

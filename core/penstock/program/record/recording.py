@@ -65,6 +65,7 @@ class Recording:
         self.program = program
         self.origin = self
         self.shape_env = ShapeEnv(specialize_zero_one=False)  # else a branch on one row would be no guard
+        self.shape_env.penstock_recording = self  # type: ignore[attr-defined]  # for factories, which get sizes alone
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.symbols = SymbolTable(self.shape_env)
         self.handles: dict[str, Any] = {}
@@ -72,6 +73,7 @@ class Recording:
         self.attributes: dict[str, Any] = {}  # parameter -> its ParamAttr, for optimizers
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
         self.modules: list[str] = []
+        self.module_names: dict[int, tuple[torch.nn.Module, str]] = {}  # by id: of those that were called
         self.normalises = False  # inside the forward of a normalisation module that keeps statistics
         self.pinning: set[Any] = {TRILINEAR}  # calls that turn sizes into numbers; see probing.py
         self.calling = ""  # the torch function that was entered last, for messages

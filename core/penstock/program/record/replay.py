@@ -32,6 +32,7 @@ def replay(program: Program) -> Recording:
     check(program)
     recording = Recording(program)
     recording.adopt_symbols()
+    recording.active = 1  # what shape functions call is not recorded
     with recording_lock, torch.no_grad():
         for var in program.variables.values():
             if var.feed or var.persistable or var.name == RNG:
@@ -39,6 +40,7 @@ def replay(program: Program) -> Recording:
         for op in program.operators:
             if op.type != CAPTURED:
                 _run(recording, op)
+    recording.active = 0
     for var in program.parameters():
         recording.tensor_of(var.name).requires_grad_(var.trainable)
     recording.num_replayed = len(program.operators)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from pathlib import Path
 
@@ -11,15 +12,12 @@ import torch
 _OURS = str(Path(__file__).resolve().parents[2])
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _CONTEXTLIB = str(Path(contextlib.__file__).resolve())  # stands between a block of ours and its caller
-_CACHE: dict[str, bool] = {}
 
 
+@functools.cache
 def _foreign(filename: str) -> bool:
-    known = _CACHE.get(filename)
-    if known is None:
-        path = filename if filename.startswith("<") else str(Path(filename).resolve())
-        known = _CACHE[filename] = not path.startswith((_OURS, _TORCH, _CONTEXTLIB, "<frozen", "<__array_function__"))
-    return known
+    path = filename if filename.startswith("<") else str(Path(filename).resolve())
+    return not path.startswith((_OURS, _TORCH, _CONTEXTLIB, "<frozen", "<__array_function__"))
 
 
 def line_of_frame(filename: str, line: int | None) -> str:
@@ -35,3 +33,13 @@ def user_line() -> str:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]  # the loop ends at None
     return ""
+
+
+def running_module() -> torch.nn.Module | None:
+    """Return the outermost module whose `forward` runs in this thread; None if there is none."""
+    found, frame = None, sys._getframe(1)
+    while frame is not None:
+        own = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        found = own if isinstance(own, torch.nn.Module) else found
+        frame = frame.f_back  # type: ignore[assignment]  # the loop ends at None
+    return found

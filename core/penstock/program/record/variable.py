@@ -20,9 +20,10 @@ from penstock.program.record.composite import CompositeMode, plain_functional
 from penstock.program.record.context import default_main_program, recording_lock
 from penstock.program.record.dispatch import RecordMode
 from penstock.program.record.failures import called, described, telling
+from penstock.program.record.patches import patches
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
-from penstock.program.record.source import user_line
+from penstock.program.record.source import running_module, user_line
 
 
 class Variable:
@@ -212,6 +213,11 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
     recording = recording_in((args, kwargs))
     if recording is None:
         raise ProgramError(f"{user_line()}: a call to {func} has no Variable among its operands")
+    if not patches.num_open and (module := running_module()) is not None:
+        raise ProgramError(
+            f"{user_line()}: module {type(module).__name__} is called on a variable after the recording of its program "
+            "has ended. Call it under fluid.program_guard(program), where a module is recorded whole"
+        )
     with undone_on_failure(recording):
         args, kwargs = unwrap(recording, (args, kwargs))
         with (

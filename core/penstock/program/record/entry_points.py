@@ -1,67 +1,58 @@
-"""The module door: an `nn.Module` called on Variables is recorded whole, on fake stand-ins.
+"""Entry points that torch does not hand over: an `nn.Module` called on Variables, `torch.zeros(x.shape[0], 4)`.
 
-The module's parameters and buffers are swapped for their stand-ins while its forward runs and put back
-in any case, so that recording never writes the user's module (batch-norm counters included).
+They are patched while a program is recorded. A module is recorded whole, on fake stand-ins: its parameters and buffers
+are swapped for them while its forward runs and put back in any case, so that recording never writes the user's module
+(batch-norm counters included). A function that makes a tensor of a given size has no Variable among its operands, and
+torch would turn the batch into a number. Calls without a Variable or a size of a Program go straight through, as do
+factories while `torch.compile` traces.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from penstock.compat.torch import module_tensors
+from penstock.compat.torch import module_tensors, shape_env_of
 from penstock.errors import ProgramError
+from penstock.program.record.context import default_main_program, open_calls
 from penstock.program.record.failures import telling
+from penstock.program.record.patches import patches
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.variable import Variable, operands_of, recording_in, recording_modes, unwrap, wrap
 
-_original_call = torch.nn.Module.__call__
+_FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "rand", "randn", "randint", "randperm")
 
 
-class _Open(threading.local):
-    """The module calls that this thread records now, the innermost last."""
+def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        calls = open_calls()
+        if calls and calls[-1][0].active:
+            return _inner(*calls[-1], module, functools.partial(original, module, *args, **kwargs), (args, kwargs))
+        found = None
+        if any(isinstance(a, (Variable, list, tuple, dict)) for a in (*args, *kwargs.values())):
+            found = recording_in((args, kwargs))
+        return original(module, *args, **kwargs) if found is None else record_module(found, module, args, kwargs)
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[Recording, dict[int, str]]] = []
-
-
-_open = _Open()
-
-
-def install() -> None:
-    """Open the door: from now on `module(variable)` records. Idempotent; other calls go straight through."""
-    if torch.nn.Module.__call__ is not _call:
-        torch.nn.Module.__call__ = _call  # type: ignore[method-assign]  # the door
-
-
-def _call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if _open.calls and _open.calls[-1][0].active:
-        recording, paths = _open.calls[-1]
-        return _inner(recording, paths, module, args, kwargs)
-    if not any(isinstance(a, (Variable, list, tuple, dict)) for a in (*args, *kwargs.values())):
-        return _original_call(module, *args, **kwargs)
-    found = recording_in((args, kwargs))
-    if found is None:
-        return _original_call(module, *args, **kwargs)
-    return record_module(found, module, args, kwargs)
+    return call
 
 
 def _inner(
-    recording: Recording, paths: dict[int, str], module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    recording: Recording, paths: dict[int, str], module: torch.nn.Module, call: Callable[[], Any], operands: Any
 ) -> Any:
     outside = recording.normalises
     recording.modules.append(paths.get(id(module), recording.modules[-1]))
     recording.normalises = "num_batches_tracked" in dict(module.named_buffers(recurse=False))
     path = recording.modules[-1]
     try:
-        with telling(lambda: _described(module, path), lambda: operands_of((args, kwargs), recording)):
-            return _original_call(module, *args, **kwargs)
+        with telling(lambda: _described(module, path), lambda: operands_of(operands, recording)):
+            return call()
     finally:
         recording.modules.pop()
         recording.normalises = outside
@@ -79,28 +70,23 @@ def record_module(
     paths = {id(m): f"{root}.{path}" if path else root for path, m in module.named_modules()}
     with undone_on_failure(recording):
         args, kwargs = unwrap(recording, (args, kwargs))
-        _open.calls.append((recording, paths))
+        open_calls().append((recording, paths))
         recording.modules.append(root)
         try:
-            with _stand_ins(recording, module, root) as swapped, recording_modes(recording):
-                out = _inner(recording, paths, module, args, kwargs)
+            with patches.opened(), _stand_ins(recording, module, root) as swapped, recording_modes(recording):
+                out = module(*args, **kwargs)
                 _write_back(recording, swapped)
         finally:
             recording.modules.pop()
-            _open.calls.pop()
+            open_calls().pop()
         return wrap(recording, out)
-
-
-_names: dict[int, tuple[torch.nn.Module, str]] = {}
 
 
 def _name_for(recording: Recording, module: torch.nn.Module) -> str:
     """The same module keeps its name when it is called again in the same Program."""
-    key = id(module) ^ id(recording)
-    known = _names.get(key)
-    if known is None or known[0] is not module:
-        known = _names[key] = (module, recording.program.unique(type(module).__name__.lower()))
-    return known[1]
+    if id(module) not in recording.module_names:
+        recording.module_names[id(module)] = module, recording.program.unique(type(module).__name__.lower())
+    return recording.module_names[id(module)][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +140,43 @@ def _write_back(recording: Recording, swapped: list[_Swapped]) -> None:
             )
         with torch.no_grad():
             one.stand_in.copy_(now)
+
+
+def _factory(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            recording = _asked(args) or _asked(kwargs.values())
+            if recording is not None:
+                return _made(recording, original, args, kwargs)
+        return original(*args, **kwargs)
+
+    return make
+
+
+def _asked(operands: Iterable[Any]) -> Recording | None:
+    """The Recording that a size among the operands belongs to, unless it is in a recorded call already."""
+    for value in operands:
+        if isinstance(value, torch.SymInt):
+            found = getattr(shape_env_of(value), "penstock_recording", None)
+            return None if found is None or found.active else _current(found)
+        if isinstance(value, (tuple, list)) and (inner := _asked(value)) is not None:
+            return inner
+    return None
+
+
+def _current(found: Recording) -> Recording | None:
+    """Under the guard of a clone, that clone's."""
+    current = default_main_program().recording
+    chosen: Recording = current if current is not None and current.origin is found.origin else found
+    return None if chosen.active else chosen
+
+
+def _made(recording: Recording, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with undone_on_failure(recording):
+        with recording_modes(recording):
+            out = original(*args, **kwargs)
+        return wrap(recording, out)
+
+
+patches.add((torch.nn.Module, "__call__", _module_call), *((torch, name, _factory) for name in _FACTORIES))

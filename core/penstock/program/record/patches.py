@@ -1,0 +1,67 @@
+"""Patches of torch: names that are replaced while a program is recorded, and put back when the last recording ends.
+
+Outside of recordings torch is as it was; within them every patch passes on what has no Variable among its operands, so
+that eager calls, of other threads too, give what they always gave. A name that somebody else has replaced meanwhile is
+left to them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+Patch = tuple[Any, str, Callable[[Any], Any]]
+"""Owner, name, and a function from what stands there to what replaces it."""
+
+
+@contextmanager
+def patched(patches: Sequence[Patch]) -> Iterator[None]:
+    """Replace the names within the block."""
+    made: list[tuple[Any, str, Any, Any]] = []
+    try:
+        for owner, name, replacement_of in patches:
+            original = getattr(owner, name)
+            made.append((owner, name, original, replacement_of(original)))
+            setattr(owner, name, made[-1][3])
+        yield
+    finally:
+        for owner, name, original, replacement in reversed(made):
+            if getattr(owner, name) is replacement:
+                setattr(owner, name, original)
+
+
+class Patches:
+    """The patches of all recordings of the process: made by the first that is open, undone by the last. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._patches: list[Patch] = []
+        self._undo = ExitStack()
+        self.num_open = 0
+
+    def add(self, *patches: Patch) -> None:
+        """Make these in every recording, in one that is open already as well."""
+        with self._lock:
+            self._patches.extend(patches)
+            if self.num_open:
+                self._undo.enter_context(patched(patches))
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Record within the block."""
+        with self._lock:
+            if not self.num_open:
+                self._undo.enter_context(patched(self._patches))
+            self.num_open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.num_open -= 1
+                if not self.num_open:
+                    self._undo.close()
+
+
+patches = Patches()
