@@ -12,8 +12,7 @@ import pytest
 import torch  # noqa: F401 as it is loaded it sets what is set here after it
 from hypothesis import HealthCheck, settings
 from tests.support.nursery import Nursery
-
-from penstock.exec import flags
+from tests.support.process_state import no_flags_set
 
 # What one process of the tests has compiled, the next one need not.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -38,9 +37,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _flags_of_this_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _flags_of_this_test_alone() -> Iterator[None]:
     """What a test sets by `set_flags` ends with it."""
-    monkeypatch.setattr(flags, "_set", {})
+    with no_flags_set():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ class Scope:
         self._counting = threading.Lock()  # Hogwild threads count steps of one program
         self._steps: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
         self._makers: dict[str, weakref.ref[Program]] = {}
+        self.prepared: weakref.WeakKeyDictionary[Program, Any] = weakref.WeakKeyDictionary()
+        """What a pserver program will serve from here, until it serves (`serving.storage`)."""
         self.revision = 0
         self.writer: object = None
         """What last changed tensors in place: copies of them elsewhere are stale."""
@@ -125,8 +128,7 @@ class ScopeVariable:
         return array.astype(dtype) if dtype is not None else array.copy()  # type: ignore[call-overload]  # numpy's protocol
 
 
-_global = Scope()
-_current = [_global]
+_current = [Scope()]  # of the process, as in Fluid: guards of every thread change it for all
 
 
 def global_scope() -> Scope:

@@ -9,7 +9,6 @@ PENSTOCK_ABSENT too. Server and agent have settings of their own besides (`penst
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import warnings
@@ -101,9 +100,8 @@ class Setting(Generic[T]):
         os.environ[self.name] = text
 
 
-@functools.cache
 def warn_deprecated(name: str, instead: str) -> None:
-    """Warn once per process that a name of ours is deprecated."""
+    """Warn that a name of ours is deprecated. Python's filters show it once for the line that uses it."""
     warnings.warn(f"{name} is deprecated: use {instead}", FutureWarning, stacklevel=4)
 
 

@@ -12,7 +12,6 @@ from tests.property.oracle import copy_of, started, value
 
 import penstock as fluid
 from penstock.errors import SpecError
-from penstock.exec import flags
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import refuse_on_gpus, warn_of_fields_without_effect
@@ -25,7 +24,6 @@ FIELDS = ("fuse_all_reduce_ops", "fuse_all_optimizer_ops", "sync_batch_norm")
 @pytest.fixture(autouse=True)
 def _two_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPU_NUM", "2")
-    monkeypatch.setattr(flags, "_set", dict(flags._set))
 
 
 def strategy(**fields: bool) -> fluid.BuildStrategy:

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.process_state import session_of
 
 import penstock as fluid
 from penstock.dataset.slots import feed_of
 from penstock.errors import OperatorError, SpecError
 from penstock.exec import dataset_reports
 from penstock.exec.dataset_reports import Progress
-from penstock.telemetry import process
 from penstock.telemetry.sessions import Unwatched
 
 NUM_IDS = 50
@@ -158,14 +158,14 @@ def test_row_90_settings_are_checked(model: Model) -> None:
         train(model.main, model.dataset(), print_period=0)
 
 
-def test_progress_is_told_to_the_jobs_page_until_all_is_read(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_told_to_the_jobs_page_until_all_is_read(model: Model) -> None:
     class Session(Unwatched):
         def progress(self, done: int, total: int, unit: str = "steps") -> None:
             told.append((done, total, unit))
 
     told: list[tuple[int, int, str]] = []
-    monkeypatch.setattr(process, "_session", Session())
-    model.exe.train_from_dataset(model.main, model.dataset("InMemoryDataset", batch_size=200), scope=model.scope)
+    with session_of(Session()):
+        model.exe.train_from_dataset(model.main, model.dataset("InMemoryDataset", batch_size=200), scope=model.scope)
     assert len(told) >= 2
     assert told == sorted(told)
     assert told[-1] == (1000, 1000, "per mille of the data")

@@ -89,7 +89,12 @@ class Silent(Ended):
 def other_file(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:
     """Let /proc/PID/fd open another file than the process has open: its pipe never gets data."""
     monkeypatch.setattr("penstock.machine.process_end._PROBE_S", 0.05)
-    monkeypatch.setattr("penstock.machine.process_end._open_theirs", lambda _: os.open(os.devnull, os.O_WRONLY))
+    really = os.open
+
+    def opens_nothing_of_others(path: Any, *how: Any) -> int:
+        return really(os.devnull if str(path).startswith("/proc/") else path, *how)
+
+    monkeypatch.setattr("os.open", opens_nothing_of_others)
 
 
 def silent_loopback(monkeypatch: pytest.MonkeyPatch, _: Path) -> None:

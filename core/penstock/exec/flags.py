@@ -24,7 +24,7 @@ _KNOWN: Mapping[str, Setting[Any]] = {
     **{one.name: one for one in (MATRIX_KERNELS, FUSE_MEMORY_SIZE, FUSE_GROUPS_SIZE, EAGER_DELETE)},
 }
 _DEPRECATED = {MATRIX_KERNELS.same_as: MATRIX_KERNELS}
-_set: dict[str, Any] = {}
+_set: dict[str, Any] = {}  # of the process, as Fluid's flags are
 
 
 def set_flags(flags: Mapping[str, object]) -> None:

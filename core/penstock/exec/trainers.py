@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -113,21 +112,6 @@ def mark_of(program: Program) -> Operator | None:
     return first if first is not None and first.type == COLLECTIVE else None
 
 
-_callbacks: WeakKeyDictionary[Program, dict[object, Callable[[], None]]] = WeakKeyDictionary()
-
-
-def after_steps_without_rows(program: Program, owner: object, callback: Callable[[], None] | None) -> None:
-    """Have `callback` called after each step of a program that this process has taken part in without rows.
-
-    One for each `owner`; None: no more. Owner: the thread that runs steps.
-    """
-    callbacks = _callbacks.setdefault(program, {})
-    if callback is None:
-        callbacks.pop(owner, None)
-    else:
-        callbacks[owner] = callback
-
-
 class SharedSteps:
     """The steps of one program that all trainers make together."""
 
@@ -174,7 +158,7 @@ class SharedSteps:
 
     def _without_rows(self, step: torch.Tensor) -> None:
         self._idle(step)
-        for callback in list(_callbacks.get(self._program, {}).values()):
+        for callback in list(self._program.after_steps_without_rows.values()):
             callback()
 
     def done(self, lowered: Lowered) -> None:

@@ -45,7 +45,8 @@ def _other_descriptors() -> str:
         theirs = -1
         process = subprocess.Popen([_interpreter(), "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE, stdout=writer)
         try:
-            theirs = _open_theirs(f"/proc/{process.pid}/fd/1")
+            # O_NONBLOCK: another file could be a pipe without a reader.
+            theirs = os.open(f"/proc/{process.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.write(theirs, expected.encode())
             if _read(reader, len(expected)) != expected.encode():
                 raise Absent("/proc/PID/fd opens another file than the process has open")
@@ -54,10 +55,6 @@ def _other_descriptors() -> str:
             if theirs >= 0:
                 os.close(theirs)
     return "/proc/PID/fd opens what another process of this user has open"
-
-
-def _open_theirs(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # another file could be a pipe without a reader
 
 
 def _read(pipe: io.RawIOBase, count: int) -> bytes | None:

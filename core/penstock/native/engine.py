@@ -9,7 +9,6 @@ hold whatever was written before, and the engine runs the next step as if nothin
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from typing import Any
 
@@ -72,7 +71,8 @@ class Engine:
                 raise SpecError(f"{name} is {value}, but at least 1 was expected", got=value, expected=">= 1")
         self.num_workers = min(num_threads, max_running)
         self._native = _engine.Engine(self.num_workers, intra_op_threads, ring_capacity)
-        _open.add(self)
+        # Also before the interpreter goes: a pool thread that asks for its lock after that would never return.
+        weakref.finalize(self, self._native.close)
 
     def run(self, plan: TorchPlan, step: int, *, schedule_seed: int = 0) -> None:
         """Run every instruction of `plan` once and wait for the last; `step` is reported in trace events.
@@ -116,15 +116,3 @@ class Engine:
     def close(self) -> None:
         """Stop the pool. A step that another thread is running fails. Idempotent."""
         self._native.close()
-
-
-_open: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    # Before the interpreter goes: a pool thread that asks for its lock after that would never return.
-    for engine in list(_open):
-        engine.close()
-
-
-atexit.register(_close_all)

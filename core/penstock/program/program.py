@@ -92,6 +92,7 @@ class Program(Structure):
     `captured`: values of tensors that were taken from outside, by variable name.
     `memory_mark`: what `memory_optimize` was told, if it was called; no part of the text.
     `reader`: the DataLoader that runs take their batches from, if there is one; no part of the text.
+    `after_steps_without_rows`: by owner, called after a step that this process takes part in without data of its own.
     `_open_recording`: makes the `recording` of a Program that has none; set by the recorder, as this module is read
     without torch, too.
     `revision`: counts changes, so that what was derived from the Program knows when it is stale.
@@ -102,6 +103,7 @@ class Program(Structure):
     fresh_seed: int = 0
     memory_mark: MemoryMark | None = field(default=None, repr=False)
     reader: Any = field(default=None, repr=False)
+    after_steps_without_rows: dict[object, Callable[[], None]] = field(default_factory=dict, repr=False, init=False)
     _names: dict[str, int] = field(default_factory=dict, repr=False)
     recording: Any = field(default=None, repr=False)
     _open_recording: ClassVar[Callable[[Program], Any] | None] = None

@@ -120,10 +120,6 @@ class SparseTable:
         """p -= lr g."""
         self._guarded(self._table.push_sgd, *self._live(ids, gradients), now, lr)
 
-    def push_delta(self, ids: Ids, deltas: Floats, *, now: int = 0) -> None:
-        """p += delta (GEO)."""
-        self._guarded(self._table.push_add, *self._live(ids, deltas), now)
-
     def push_adagrad(self, ids: Ids, gradients: Floats, *, lr: float, epsilon: float = 1e-6, now: int = 0) -> None:
         """s += g g; p -= lr g / (sqrt(s) + epsilon). States: one."""
         self._guarded(self._table.push_adagrad, *self._live(ids, gradients), now, lr, epsilon)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -142,30 +141,23 @@ class ProgramStorage:
         return found
 
 
-_prepared: weakref.WeakKeyDictionary[Program, tuple[Scope, ProgramStorage]] = weakref.WeakKeyDictionary()
-
-
 def prepare(program: Program, scope: Scope) -> ProgramStorage:
     """Return a new storage, with which the program will serve: what is restored into it is served.
 
     The startup program has run before, and does not run again. Raises as ProgramStorage.
     """
-    storage = ProgramStorage(program, scope)
-    _prepared[program] = scope, storage
+    storage = scope.prepared[program] = ProgramStorage(program, scope)
     return storage
 
 
 def prepared_storage(program: Program, scope: Scope) -> ProgramStorage:
     """Return the storage with which a program will serve, prepared now if it is not yet."""
-    found = _prepared.get(program)
-    return found[1] if found is not None and found[0] is scope else prepare(program, scope)
+    return scope.prepared.get(program) or prepare(program, scope)
 
 
 def storage_to_serve(program: Program, scope: Scope) -> ProgramStorage:
     """Return the prepared storage, once, or a new one."""
-    storage = prepared_storage(program, scope)
-    del _prepared[program]
-    return storage
+    return scope.prepared.pop(program, None) or ProgramStorage(program, scope)
 
 
 class _Dense:

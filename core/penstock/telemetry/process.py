@@ -18,24 +18,41 @@ from penstock.telemetry.outcome import ExitWatch
 from penstock.telemetry.sessions import Session, Unwatched, Watched
 
 _log = logging.getLogger(__name__)
-_exits = ExitWatch()
-_lock = threading.Lock()
-_session: Watched | Unwatched | None = None
+
+
+class _Process:
+    """The session of this process, of which there is one, as there is one environment and one exit."""
+
+    def __init__(self) -> None:
+        self.exits, self.lock = ExitWatch(), threading.Lock()
+        self.session: Watched | Unwatched | None = None
+
+    def opened(self) -> Session:
+        """Return the session, decided at the first call."""
+        if self.session is None:  # without the lock, which a signal may find held
+            with self.lock:
+                if self.session is None:
+                    self.session = decide()
+                    if isinstance(self.session, Watched):
+                        self.exits.install()
+                        atexit.register(self.session.close)
+                        os.register_at_fork(after_in_child=self._leave_to_parent)
+        return self.session
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: it has none of the threads, and the process that is watched is its parent."""
+        former, self.session, self.lock = self.session, Unwatched(), threading.Lock()
+        if isinstance(former, Watched):
+            atexit.unregister(former.close)
+            former.abandon()
+
+
+_process = _Process()
 
 
 def session() -> Session:
     """Return the session of this process; what kind it is was decided from the environment at the first call."""
-    global _session
-    if _session is not None:
-        return _session
-    with _lock:
-        if _session is None:
-            _session = decide()
-            if isinstance(_session, Watched):
-                _exits.install()
-                atexit.register(_session.close)
-                os.register_at_fork(after_in_child=_leave_to_parent)
-    return _session
+    return _process.opened()
 
 
 def decide(environ: Mapping[str, str] | None = None) -> Watched | Unwatched:
@@ -47,7 +64,7 @@ def decide(environ: Mapping[str, str] | None = None) -> Watched | Unwatched:
         return Unwatched()
     if isinstance(found, contract.Unwatched):
         return Unwatched()
-    return Watched(found, outcome=_exits.outcome)
+    return Watched(found, outcome=_process.exits.outcome)
 
 
 def log(values: Mapping[str, float] | None = None, /, *, step: int | None = None, **named: float) -> None:
@@ -76,15 +93,6 @@ def progress(done: int, total: int, unit: str = "steps") -> None:
 def close() -> None:
     """Send what is left and say goodbye, in at most 2 s. Happens at the interpreter's exit by itself."""
     session().close()
-
-
-def _leave_to_parent() -> None:
-    """In a forked child: it has none of the threads, and the process that is watched is its parent."""
-    global _session, _lock
-    former, _session, _lock = _session, Unwatched(), threading.Lock()
-    if isinstance(former, Watched):
-        atexit.unregister(former.close)
-        former.abandon()
 
 
 def _default_name() -> str:

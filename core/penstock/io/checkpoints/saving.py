@@ -30,7 +30,6 @@ from penstock.distributed.collective import this_process
 from penstock.errors import PenstockError, SpecError, Unavailable, UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
-from penstock.exec.trainers import after_steps_without_rows
 from penstock.io.checkpoints import fingerprint
 from penstock.io.checkpoints.background import Background, Staging
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
@@ -155,7 +154,7 @@ class CheckpointManager:
         if self._team_found is None:
             self._team_found = team_of(self.program, self.directory)
             if self._team_found.kind == "collective":
-                after_steps_without_rows(self.program, self._team_found, self._without_rows)
+                self.program.after_steps_without_rows[self._team_found] = self._without_rows
                 atexit.register(self._at_exit)  # before the group's own, which joins
         return self._team_found
 
@@ -308,8 +307,9 @@ class CheckpointManager:
         finally:
             team = self._team_found
             if team is not None:
-                first = team.rank == 0 and team.kind == "collective"
-                after_steps_without_rows(self.program, team, self._warn_closed if first else None)
+                self.program.after_steps_without_rows.pop(team, None)
+                if team.rank == 0 and team.kind == "collective":
+                    self.program.after_steps_without_rows[team] = self._warn_closed
                 team.close(self._state(self._position).text())
 
     def _warn_closed(self) -> None:

@@ -1,0 +1,32 @@
+"""What a process has one of, for a block of a test: Fluid's flags, and the session of telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.exec import flags
+from penstock.telemetry import process
+from penstock.telemetry.sessions import Unwatched, Watched
+
+
+@contextmanager
+def no_flags_set() -> Iterator[None]:
+    """Begin without flags; those that are set within the block end with it."""
+    before = dict(flags._set)
+    flags._set.clear()
+    try:
+        yield
+    finally:
+        flags._set.clear()
+        flags._set.update(before)
+
+
+@contextmanager
+def session_of(instead: Watched | Unwatched) -> Iterator[None]:
+    """Make `instead` the session of this process within the block."""
+    former, process._process.session = process._process.session, instead
+    try:
+        yield
+    finally:
+        process._process.session = former
