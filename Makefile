@@ -138,8 +138,9 @@ check-sizes: setup-dev
 	$(BIN)/python tools/size_gate.py
 
 check-directions: setup-dev
-	@echo "==> Directions of imports"
+	@echo "==> Directions of imports, owners of state"
 	$(BIN)/python tools/directions.py
+	$(BIN)/python tools/module_state.py
 
 check-private: setup-dev
 	@echo "==> Private names of other libraries"
