@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from penstock.dataset import exchange, memory
 from penstock.dataset.exchange import _dealt
 from penstock.errors import SpecError, Unavailable
 
+ANNOUNCEMENT, PORT = 8, 5  # numbers that a worker announces; the place of its port
+HELLO = struct.Struct("<qQ")  # the receiver's number, the sender's rank
 SLOTS = [(False, 1), (True, 2), (False, 0)]
 
 
@@ -47,10 +51,10 @@ class Fleet:
     """A worker's fleet, as far as data sets use it."""
 
     def __init__(self, hall: Hall, rank: int) -> None:
-        self._hall, self._rank = hall, rank
+        self.hall, self._rank = hall, rank
 
     def worker_num(self) -> int:
-        return self._hall.num
+        return self.hall.num
 
     def worker_index(self) -> int:
         return self._rank
@@ -59,7 +63,20 @@ class Fleet:
         return ["127.0.0.1:1"]
 
     def all_reduce_worker(self, given: Any, output: Any) -> None:
-        output[...] = self._hall.summed(np.array(given))
+        output[...] = self.hall.summed(np.array(given))
+
+
+class Rerouted(Fleet):
+    """One whose worker announces, for the port at which it listens, the one that `announced(port)` gives."""
+
+    def __init__(self, hall: Hall, rank: int, announced: Callable[[int], int]) -> None:
+        super().__init__(hall, rank)
+        self._announced = announced
+
+    def all_reduce_worker(self, given: Any, output: Any) -> None:
+        if given.shape[1] == ANNOUNCEMENT:
+            given[self._rank, PORT] = self._announced(int(given[self._rank, PORT]))
+        super().all_reduce_worker(given, output)
 
 
 def line(number: int) -> str:
@@ -100,8 +117,14 @@ def together(count: int, do: Callable[[int, Fleet], Any]) -> list[Any]:
     return found
 
 
-def shuffled(datasets: list[Any], *seeds: int | None) -> list[Any]:
+def shuffled(
+    datasets: list[Any], *seeds: int | None, announced: dict[int, Callable[[int], int]] | None = None
+) -> list[Any]:
+    """Shuffle as each trainer; `announced`: see `Rerouted`, by rank."""
+
     def shuffle(rank: int, fleet: Fleet) -> list[Row]:
+        if announced and rank in announced:
+            fleet = Rerouted(fleet.hall, rank, announced[rank])
         datasets[rank].global_shuffle(fleet, seed=seeds[rank % len(seeds)])
         return rows(datasets[rank])
 
@@ -153,23 +176,43 @@ def test_other_seeds_or_inputs_of_a_trainer_are_an_error_of_all(tmp_path: Path) 
     assert all(isinstance(error, SpecError) and "has set other inputs" in str(error) for error in found)
 
 
-def test_rows_that_cannot_be_sent_fail_all_and_stay_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_off(lost: int) -> Callable[[int], int]:
+    """Return what puts a relay before a worker's port: it loses the connection of rank `lost` after the greeting."""
+
+    def relayed(port: int) -> int:
+        relay = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=pass_on, args=(relay, port), daemon=True).start()
+        return int(relay.getsockname()[1])
+
+    def pass_on(relay: socket.socket, port: int) -> None:
+        with relay:
+            for _ in range(2):
+                sender, _ = relay.accept()
+                threading.Thread(target=carry, args=(sender, port), daemon=True).start()
+
+    def carry(sender: socket.socket, port: int) -> None:
+        with suppress(OSError), sender, socket.create_connection(("127.0.0.1", port)) as worker:
+            hello = sender.recv(HELLO.size, socket.MSG_WAITALL)
+            worker.sendall(hello)
+            if HELLO.unpack(hello)[1] != lost:
+                threading.Thread(target=acknowledge, args=(sender, worker), daemon=True).start()
+                while part := sender.recv(1 << 16):
+                    worker.sendall(part)
+
+    def acknowledge(sender: socket.socket, worker: socket.socket) -> None:
+        with suppress(OSError):
+            sender.sendall(worker.recv(1))
+
+    return relayed
+
+
+def test_rows_that_cannot_be_sent_fail_all_and_stay_in_place(tmp_path: Path) -> None:
     datasets = loaded(tmp_path, [9, 9, 9])
-    send = exchange._Exchange._send_to
-
-    def fails(self: Any, rank: int) -> None:
-        if self._peers.rank == 1 and rank == 2:
-            with socket.create_connection(self._told.endpoints[rank]) as to:  # says who it is, and is lost
-                to.sendall(exchange._HELLO.pack(self._told.numbers[rank], 1))
-            raise OSError("the cable is out")
-        send(self, rank)
-
-    monkeypatch.setattr(exchange._Exchange, "_send_to", fails)
-    found = shuffled(datasets, 5)
+    found = shuffled(datasets, 5, announced={2: cut_off(1)})
     assert all(isinstance(error, Unavailable) for error in found)
-    assert "the cable is out" in str(found[1])
-    assert all("worker 1" in str(found[rank]) for rank in (0, 2))
-    monkeypatch.undo()
+    assert "worker 2" in str(found[1])
+    assert "worker 1" in str(found[0])
+    assert "rows of worker 1 did not arrive" in str(found[2])
     for rank, dataset in enumerate(datasets):
         assert sorted(rows(dataset)) == [row(100 * rank + n) for n in range(9)]
         position = dataset.position()
@@ -177,30 +220,25 @@ def test_rows_that_cannot_be_sent_fail_all_and_stay_in_place(tmp_path: Path, mon
         assert len(rows(dataset)) == 9  # what was done to the order is known to positions
 
 
-def test_strangers_at_the_door_are_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = loaded(tmp_path, [9, 9])
-    send = exchange._Exchange._send_to
+def test_strangers_at_the_door_are_sent_away(tmp_path: Path) -> None:
+    def visited(*greetings: bytes) -> Callable[[int], int]:
+        def visit(port: int) -> int:
+            for greeting in greetings:
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    stranger.sendall(greeting)
+            return port
 
-    def with_company(self: Any, rank: int) -> None:
-        for greeting in (b"GET / HTTP/1.0\r\n\r\n", b"", exchange._HELLO.pack(12345, 0)):
-            with socket.create_connection(self._told.endpoints[rank]) as stranger:
-                stranger.sendall(greeting)
-        send(self, rank)
+        return visit
 
-    monkeypatch.setattr(exchange._Exchange, "_send_to", with_company)
-    found = shuffled(datasets, 5)
+    announced = {0: visited(b"GET / HTTP/1.0\r\n\r\n", b""), 1: visited(HELLO.pack(12345, 0), HELLO.pack(0, 0)[:8])}
+    found = shuffled(loaded(tmp_path, [9, 9]), 5, announced=announced)
     assert sorted(r for part in found for r in part) == [row(n) for n in (*range(9), *range(100, 109))]
 
 
 def test_who_does_not_come_is_named_after_a_bounded_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_SILENCE_S", 1.0)
-    monkeypatch.setattr(exchange, "_LOOK_S", 0.1)
-    datasets = loaded(tmp_path, [9, 9])
-    send = exchange._Exchange._send_to
-    monkeypatch.setattr(
-        exchange._Exchange, "_send_to", lambda self, rank: send(self, rank) if self._peers.rank == 0 else None
-    )
-    found = shuffled(datasets, 5)
+    monkeypatch.setattr(exchange, "SILENCE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        found = shuffled(loaded(tmp_path, [9, 9]), 5, announced={0: lambda port: elsewhere.getsockname()[1]})
     assert all(isinstance(error, Unavailable) for error in found)
     assert "worker 1 did not connect within 1 s" in str(found[0])
 

@@ -26,7 +26,7 @@ from penstock.dataset.slots import Slot
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.native import _feed
 
-_SILENCE_S = 300.0  # of a trainer, in the middle of an exchange
+SILENCE_S = 300.0  # of a trainer, in the middle of an exchange
 _GREETING_S = 10.0
 _LOOK_S = 0.5
 _HELLO = struct.Struct("<qQ")  # the receiver's number, the sender's rank
@@ -167,7 +167,7 @@ class _Exchange:
             raise Unavailable(f"rows could not be given to {self._peers.name(rank)}: {error}") from error
 
     def _send_to(self, rank: int) -> None:
-        with socket.create_connection(self._told.endpoints[rank], timeout=_SILENCE_S) as to:
+        with socket.create_connection(self._told.endpoints[rank], timeout=SILENCE_S) as to:
             to.sendall(_HELLO.pack(self._told.numbers[rank], self._peers.rank))
             for first, count in self._messages(rank):
                 batch = self._store.gather(first, count)
@@ -199,7 +199,7 @@ class _Exchange:
         """Accept the others. Raises Unavailable naming those that have not come, or the first error of a thread."""
         server.settimeout(_LOOK_S)
         threads: list[threading.Thread] = []
-        until = time.monotonic() + _SILENCE_S
+        until = time.monotonic() + SILENCE_S
         try:
             while len(self._came) < count + 1:
                 self._check(until)
@@ -222,7 +222,7 @@ class _Exchange:
             raise self._errors[0]
         if time.monotonic() > until:
             away = [self._peers.name(rank) for rank in range(self._peers.num) if rank not in self._came]
-            raise Unavailable(f"{', '.join(away)} did not connect within {_SILENCE_S:.0f} s")
+            raise Unavailable(f"{', '.join(away)} did not connect within {SILENCE_S:.0f} s")
 
     def _greeted(self, connection: socket.socket) -> int | None:
         """Return the rank of who connects; None: it is nobody of the job."""
@@ -231,7 +231,7 @@ class _Exchange:
             number, rank = _HELLO.unpack(_read(connection, _HELLO.size))
         except (OSError, PeerError):
             number, rank = -1, 0
-        connection.settimeout(_SILENCE_S)
+        connection.settimeout(SILENCE_S)
         if number != self._told.numbers[self._peers.rank] or rank >= self._peers.num or rank in self._came:
             connection.close()
             return None
