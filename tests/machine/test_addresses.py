@@ -53,12 +53,10 @@ def test_hosts_of_version_4_need_no_version_6(host: str) -> None:
 def test_gloo_gets_the_interface_of_a_host_of_version_6(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     table = tmp_path / "if_inet6"
     table.write_text("fd000000000000000000000000000001 02 40 00 80    eth7\n")
-    known = interfaces._addresses_of_version_6(table)
-    monkeypatch.setattr(interfaces, "_addresses_of_version_6", lambda: known)
     monkeypatch.setattr(interfaces, "names", lambda: ["lo", "eth7"])
     monkeypatch.setattr("socket.getaddrinfo", resolving_to("fd00::1"))
     monkeypatch.setenv(GLOO_INTERFACES.name, "")
-    interfaces.choose_for_gloo("there")
+    interfaces.choose_for_gloo("there", of_version_6=table)
     assert os.environ[GLOO_INTERFACES.name] == "eth7"
 
 

@@ -50,7 +50,7 @@ def _unknown(variable: str, name: str, known: Sequence[str]) -> SpecError:
     )
 
 
-def choose_for_gloo(host: str) -> None:
+def choose_for_gloo(host: str, of_version_6: Path = Path("/proc/net/if_inet6")) -> None:
     """Let Gloo use the interface that has the address of `host`, unless the user has chosen one."""
     if GLOO_INTERFACES.read():
         return
@@ -58,14 +58,14 @@ def choose_for_gloo(host: str) -> None:
         addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:  # a name that does not resolve here: Gloo uses what the machine's own name resolves to
         return
-    of_version_6 = _addresses_of_version_6()
+    known = _addresses_of_version_6(of_version_6)
     for name in names():
-        if _address(name) in addresses or of_version_6.get(name, set()) & addresses:
+        if _address(name) in addresses or known.get(name, set()) & addresses:
             GLOO_INTERFACES.export(name)
             return
 
 
-def _addresses_of_version_6(table: Path = Path("/proc/net/if_inet6")) -> dict[str, set[str]]:
+def _addresses_of_version_6(table: Path) -> dict[str, set[str]]:
     """Return the IPv6 addresses of each interface; none where the kernel has no IPv6."""
     found: dict[str, set[str]] = {}
     try:

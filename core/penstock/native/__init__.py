@@ -35,12 +35,12 @@ def mismatches(built: Mapping[str, Any], *, torch: str, abi: str) -> list[str]:
     return found
 
 
-def check_built(name: str) -> None:
+def check_built(name: str, folder: Path = _FOLDER) -> None:
     """Check that library `name` was built for the torch and the Python that are here.  Raises: UserError."""
     import torch  # this package must be importable without it
 
     again = "build it with: python -m penstock.native.build (needs a C++20 compiler, ninja and Python's headers)"
-    record = _FOLDER / "_built.json"
+    record = folder / "_built.json"
     if not record.is_file():
         raise UserError(f"the native library {name} is not built; {again}")
     built = json.loads(record.read_text())

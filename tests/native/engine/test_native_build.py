@@ -78,14 +78,11 @@ def test_an_up_to_date_build_compiles_nothing(monkeypatch: pytest.MonkeyPatch, t
         ('{"torch": "1.0.0", "abi": "cpython-30", "libraries": []}', "not _engine"),
     ],
 )
-def test_a_library_that_does_not_fit_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record: str | None, says: str
-) -> None:
-    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+def test_a_library_that_does_not_fit_is_refused(tmp_path: Path, record: str | None, says: str) -> None:
     if record is not None:
         (tmp_path / "_built.json").write_text(record)
     with pytest.raises(UserError, match=f"{says}.*python -m penstock.native.build"):
-        native.check_built("_engine")
+        native.check_built("_engine", tmp_path)
 
 
 @pytest.mark.parametrize(
