@@ -39,7 +39,10 @@ ROOT = NATIVE.parents[2]
 SOURCES = NATIVE / "src"
 RECORD = NATIVE / "_built.json"
 PRECOMPILED = SOURCES / "precompiled.h"
-STANDARD = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-pthread")
+STANDARD = (
+    *("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-pthread"),
+    "-falign-functions=64",  # else an edit anywhere moves the engine's inner loop, and its cost by 3 %
+)
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter")
 JOB_BYTES = 2 << 30  # a file with torch's headers takes up to 1.6 GiB to compile
 
