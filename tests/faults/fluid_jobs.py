@@ -14,7 +14,7 @@ from tests.support.endpoints import free_endpoints
 from tests.support.nursery import Forked, Nursery, said
 from tests.support.waiting import until
 
-from penstock.ps.durability.snapshots import newest
+from penstock.ps.durability.server_snapshots import newest
 
 SCRIPT = Path(__file__).with_name("wide_and_deep.py")
 QUICK = {

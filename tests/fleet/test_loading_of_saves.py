@@ -16,7 +16,7 @@ from penstock.fleet.saving import SERVERS
 from penstock.io.saves.manifest import ServersPart
 from penstock.io.saves.variables import manifest_path, persistables, write_variables
 from penstock.program.program import Program
-from penstock.ps.durability.snapshots import Cut, Item, SnapshotWriter
+from penstock.ps.durability.server_snapshots import Cut, Item, SnapshotWriter
 from penstock.serving.storage import ProgramStorage
 
 ENDPOINTS = ["10.0.0.1:6170", "10.0.0.2:6170"]

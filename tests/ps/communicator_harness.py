@@ -75,10 +75,12 @@ def communicators() -> Iterator[Make]:
         *,
         trainers: int = 1,
         push_every: int = 100,
+        **options: Any,
     ) -> Any:
         if isinstance(servers.before_push, Gate):
             gates.append(servers.before_push)
-        communicator = kind(servers, descriptor(_MODES[kind], trainers, push_every), settings, counters=Counters())
+        of = descriptor(_MODES[kind], trainers, push_every)
+        communicator = kind(servers, of, settings, counters=Counters(), **options)
         made.append(communicator)
         return communicator
 

@@ -12,7 +12,7 @@ from tests.ps.small_server import SmallServer
 from torch import Tensor
 
 from penstock.errors import FeedError, PeerError, ProgramError, Unavailable
-from penstock.ps import link
+from penstock.ps import server_link
 from penstock.ps.client import TrainerClient
 from penstock.ps.remote import Descriptor, PsMode, SendCall
 from penstock.ps.settings import TrainerSettings
@@ -124,7 +124,7 @@ def test_on_one_host_a_step_is_one_message_from_the_second_on(serve: Make, conne
 def test_large_gradients_do_not_wait_for_the_barrier(
     serve: Make, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_TOGETHER", 20)
+    monkeypatch.setattr(server_link, "_TOGETHER", 20)
     server = serve({n: torch.zeros(4) for n in "abc"})
     client = connect([server])
     pushed = []

@@ -12,7 +12,6 @@ from tests.ps.fake_servers import FakeServers
 from tests.support.waiting import until
 
 from penstock.errors import Unavailable
-from penstock.ps.communicators import half_async
 from penstock.ps.communicators.half_async import HalfAsyncCommunicator
 
 
@@ -124,12 +123,8 @@ def test_close_sends_a_round_that_was_not_complete(opened: Make) -> None:
     assert len(servers.pushes) == 1
 
 
-def test_an_announced_thread_that_never_starts_is_an_error(
-    opened: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(half_async, "_REPORT_MISSING_S", 0.0)
-    monkeypatch.setattr(half_async, "MISSING_S", 0.0)
-    trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()))
+def test_an_announced_thread_that_never_starts_is_an_error(opened: Make, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()), missing_s=0.0)
     trainer.set_participants(3)
     trainer.send("w@GRAD", ["w"], [0], ones())
     with pytest.raises(Unavailable, match=r"2 of the 3 training threads .* have not begun within 0 s"):
@@ -137,10 +132,8 @@ def test_an_announced_thread_that_never_starts_is_an_error(
     assert "2 of the 3 training threads" in caplog.text
 
 
-def test_threads_that_all_arrived_are_awaited_without_limit(opened: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(half_async, "_REPORT_MISSING_S", 0.0)
-    monkeypatch.setattr(half_async, "MISSING_S", 0.0)
-    trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()))
+def test_threads_that_all_arrived_are_awaited_without_limit(opened: Make) -> None:
+    trainer = opened(HalfAsyncCommunicator, FakeServers(zeros()), missing_s=0.0)
     trainer.set_participants(2)
     begun, go_on = threading.Event(), threading.Event()
 

@@ -14,11 +14,11 @@ from penstock.ps.rounds.machine import Membership, Roster
 from penstock.ps.rounds.messages import Barrier, Close, Join, Lost, Refuse, Release, Reply, Tick, TrainerIncarnation
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.rows import server_of
-from penstock.ps.settings import ServerSettings, TlsFiles, TrainerSettings
+from penstock.ps.settings import ServerSettings, TlsFiles, TrainerSettings, started_ns
 from penstock.ps.state import mean
 from penstock.ps.storage import Gradient
 
-THIS: dict[str, Any] = {"started_ns": 7, "endpoint": "h:1", "index": 1, "fanin": 2, "mode": "sync", "num_servers": 3}
+THIS: dict[str, Any] = {"endpoint": "h:1", "index": 1, "fanin": 2, "mode": "sync", "num_servers": 3}
 
 
 def test_an_empty_environment_gives_the_documented_defaults() -> None:
@@ -26,13 +26,13 @@ def test_an_empty_environment_gives_the_documented_defaults() -> None:
     assert (settings.job, settings.token, settings.epoch, settings.lease_s, settings.start_s) == (
         "local",
         "",
-        7,
+        started_ns(),
         20,
         600,
     )
     assert (settings.state_dir, settings.folder, settings.snapshot_every_s, settings.tls) == (None, None, 60, None)
-    trainer = TrainerSettings.from_environ({}, started_ns=7)
-    assert (trainer.job, trainer.epoch, trainer.deadline_s, trainer.tls) == ("local", 7, 30, None)
+    trainer = TrainerSettings.from_environ({})
+    assert (trainer.job, trainer.epoch, trainer.deadline_s, trainer.tls) == ("local", started_ns(), 30, None)
     assert trainer.lease_s == settings.lease_s
     assert trainer.shared_memory
 
@@ -51,7 +51,7 @@ def test_the_environment_is_read() -> None:
     assert settings.save_dirs == (Path("/a"), Path("/b"), Path("/of/job"))
     assert settings.tls == TlsFiles(Path("ca"), Path("c"), Path("k"))
     assert "secret" not in repr(settings)
-    trainer = TrainerSettings.from_environ(environ, started_ns=0)
+    trainer = TrainerSettings.from_environ(environ)
     assert (trainer.deadline_s, trainer.shared_memory) == (4, False)
 
 
@@ -66,7 +66,7 @@ def test_the_environment_is_read() -> None:
 def test_a_wrong_variable_is_named(name: str, text: str) -> None:
     def read(environ: dict[str, str]) -> None:
         ServerSettings.from_environ(environ, **THIS)
-        TrainerSettings.from_environ(environ, started_ns=0)
+        TrainerSettings.from_environ(environ)
 
     with pytest.raises(SpecError, match=name):
         read({name: text})

@@ -37,7 +37,6 @@ _WARM = (
     "torch._functorch.aot_autograd", "torch.export._trace", "torch._inductor.sizevars",
     "torch.fx.experimental.validator", "sympy.combinatorics", "sympy.tensor.tensor",
 )  # fmt: skip
-_FRESH = ("penstock.serving.server",)  # it notes when a process was started
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl
 
 
@@ -158,8 +157,6 @@ def main() -> list[str]:
     """Serve requests; return in each forked process, with what it is to run."""
     for name in _WARM:
         importlib.import_module(name)
-    early = [name for name in _FRESH if name in sys.modules]
-    assert not early, f"{early} would be the same in all processes"
     gc.collect()
     gc.freeze()  # what is not looked at by a forked process is not copied for it
     libc = ctypes.CDLL(None, use_errno=True)

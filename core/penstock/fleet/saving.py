@@ -35,7 +35,7 @@ from penstock.log import warn_once
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of, remotes
-from penstock.ps.durability.snapshots import ServerSnapshot
+from penstock.ps.durability.server_snapshots import ServerSnapshot
 from penstock.ps.remote import SPARSE_TABLE
 from penstock.scope import Scope, global_scope
 from penstock.serving.storage import NUMBERS, ProgramStorage

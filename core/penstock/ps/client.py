@@ -22,10 +22,10 @@ import torch
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable
 from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.ps.counters import Counters
-from penstock.ps.link import HeartbeatThread, ServerLink
 from penstock.ps.prefetch import Prefetcher, StepRead
 from penstock.ps.remote import Descriptor, SendCall
 from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_back, summed, unique
+from penstock.ps.server_link import HeartbeatThread, ServerLink
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.wire import Message, Origin, WireTensor, bytes_of, from_wire
 

@@ -8,14 +8,11 @@ mode, trainer and endpoints from the descriptor. A communicator is not thread-sa
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from enum import IntEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_args
 
-from penstock import telemetry
 from penstock.errors import Bug, SpecError, Unavailable
 from penstock.program.program import Program
 from penstock.ps.remote import REMOTE_TYPES, Descriptor, Opener, PsMode, Remote, StepRemote
@@ -83,9 +80,10 @@ class Remotes:
             raise
 
     def _connect_client(self, descriptor: Descriptor) -> TrainerClient:
-        from penstock.ps.client import TrainerClient  # at the first use: programs without servers load no gRPC
+        from penstock import telemetry  # both at the first use: programs without servers load no gRPC
+        from penstock.ps.client import TrainerClient  # as above
 
-        client = TrainerClient(descriptor, self.settings())
+        client = TrainerClient(descriptor, TrainerSettings.from_environ())
         try:
             client.connect()
         except BaseException:
@@ -105,15 +103,6 @@ class Remotes:
         if client is None:
             raise Unavailable(f"this process is not connected to servers as {descriptor!r} any more")
         return client
-
-    def settings(self) -> TrainerSettings:
-        """Return what the environment sets, `epoch` included, as which this process joins servers. Raises SpecError."""
-        return TrainerSettings.from_environ(started_ns=self._started_ns)
-
-    @cached_property
-    def _started_ns(self) -> int:
-        """The default incarnation: larger when the process is started again."""
-        return time.time_ns()
 
 
 remotes = Remotes()

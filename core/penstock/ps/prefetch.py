@@ -17,7 +17,7 @@ import torch
 
 from penstock.errors import PeerError
 from penstock.ps.counters import count_no_waits_here
-from penstock.ps.link import ServerLink
+from penstock.ps.server_link import ServerLink
 from penstock.ps.transport.local import Answered
 from penstock.ps.wire import WireTensor
 

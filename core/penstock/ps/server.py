@@ -18,7 +18,7 @@ from penstock import telemetry
 from penstock.errors import PenstockError, SpecError, Unavailable
 from penstock.ps.dispatcher import Dispatcher, Stragglers
 from penstock.ps.durability.recovery import Recovered, has_state, other_state, recover_server, restore_from
-from penstock.ps.durability.snapshots import StateLock
+from penstock.ps.durability.server_snapshots import StateLock
 from penstock.ps.durability.wal import WriteAheadLog
 from penstock.ps.requests import Requests
 from penstock.ps.rounds.immediate import ImmediateUpdates

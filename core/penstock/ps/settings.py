@@ -3,13 +3,15 @@
 TrainerRuntimeConfig and ServerRuntimeConfig set up a trainer's communicator and a server's calls. They have exactly
 Fluid's keys (spec 1.10), each seeded from the environment's FLAGS_<key>. A key that is not there, a value of the wrong
 type or below the key's smallest is refused by name; what a mode does not use, and was set, is warned of once. Decimal
-text counts as a number, because that is what the environment and Fluid's examples give. Pure data.
+text counts as a number, because that is what the environment and Fluid's examples give.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
+import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,8 +113,8 @@ class ServerSettings:
 
     @staticmethod
     def from_environ(
-        environ: Mapping[str, str] | None = None, *, started_ns: int, endpoint: str, index: int, fanin: int,
-        mode: PsMode, num_threads: int = 2, num_servers: int = 0, restored: Copy | None = None,
+        environ: Mapping[str, str] | None = None, *, endpoint: str, index: int, fanin: int, mode: PsMode,
+        num_threads: int = 2, num_servers: int = 0, restored: Copy | None = None,
     ) -> ServerSettings:  # fmt: skip
         """Read the environment; the rest stands in the program. Raises SpecError naming the variable."""
         if fanin < 1 or index < 0 or num_threads < 1:
@@ -131,7 +133,7 @@ class ServerSettings:
             snapshot_every_s=PS_SNAPSHOT_S.read(environ),
             save_dirs=(*PS_SAVE_DIRS.read(environ), *((checkpoints,) if checkpoints else ())),
             tls=files if files.cert is not None else None,
-            **_of_job(environ, started_ns),
+            **_of_job(environ),
         )  # fmt: skip
 
 
@@ -152,7 +154,7 @@ class TrainerSettings:
     shared_memory: bool = True
 
     @staticmethod
-    def from_environ(environ: Mapping[str, str] | None = None, *, started_ns: int) -> TrainerSettings:
+    def from_environ(environ: Mapping[str, str] | None = None) -> TrainerSettings:
         """Read the environment. Raises SpecError naming the variable."""
         files = TlsFiles.from_environ(environ)
         return TrainerSettings(
@@ -160,17 +162,23 @@ class TrainerSettings:
             deadline_s=PS_DEADLINE_S.read(environ),
             tls=files if files.ca is not None else None,
             shared_memory=PS_TRANSPORT.read(environ) == "auto",
-            **_of_job(environ, started_ns),
+            **_of_job(environ),
         )
 
 
-def _of_job(environ: Mapping[str, str] | None, started_ns: int) -> dict[str, Any]:
+@functools.cache
+def started_ns() -> int:
+    """Return the default incarnation of this process: larger when it is started again."""
+    return time.time_ns()
+
+
+def _of_job(environ: Mapping[str, str] | None) -> dict[str, Any]:
     """Fields that servers and trainers share."""
     process = Incarnation.from_environ(environ)
     return {
         "job": process.job or "local",
         "token": PS_TOKEN.read(environ),
-        "epoch": started_ns if process.epoch is None else process.epoch,
+        "epoch": started_ns() if process.epoch is None else process.epoch,
         "lease_s": PS_LEASE_S.read(environ),
     }
 

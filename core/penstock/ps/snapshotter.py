@@ -18,7 +18,15 @@ from pathlib import Path
 
 from penstock.errors import PeerError
 from penstock.ps.dispatcher import Dispatcher
-from penstock.ps.durability.snapshots import AtStep, Cut, Item, SnapshotWriter, keep_newest, snapshot_path, snapshots
+from penstock.ps.durability.server_snapshots import (
+    AtStep,
+    Cut,
+    Item,
+    SnapshotWriter,
+    keep_newest,
+    snapshot_path,
+    snapshots,
+)
 from penstock.ps.rounds.machine import Roster
 from penstock.ps.state import ServerState
 from penstock.ps.wire import Origin

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,6 @@ from penstock.ps.settings import ServerSettings
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage, storage_to_serve
 
-_STARTED_NS = time.time_ns()
 _TERMINATED = 128 + signal.SIGTERM  # as a shell reports it
 
 
@@ -47,7 +45,7 @@ def settings_of(storage: ProgramStorage) -> ServerSettings:
     """Return the settings of a server of this storage: of its program and the environment. Raises SpecError."""
     own = storage.description
     return ServerSettings.from_environ(
-        started_ns=_STARTED_NS, endpoint=own.endpoint, index=own.index, fanin=own.fanin, mode=own.mode,
+        endpoint=own.endpoint, index=own.index, fanin=own.fanin, mode=own.mode,
         num_servers=len(own.endpoints), restored=storage.restored,
     )  # fmt: skip
 

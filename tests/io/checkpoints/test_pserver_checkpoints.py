@@ -13,7 +13,7 @@ from tests.support.endpoints import free_endpoints
 
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
-from penstock.ps.durability.snapshots import ServerSnapshot
+from penstock.ps.durability.server_snapshots import ServerSnapshot
 
 SCRIPT = Path(__file__).with_name("pserver_job.py")
 pytestmark = [pytest.mark.slow]

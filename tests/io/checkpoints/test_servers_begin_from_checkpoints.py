@@ -14,7 +14,7 @@ from tests.io.checkpoints.folders import contents, writer
 import penstock as fluid
 from penstock.errors import ProgramError, SpecError, UserError
 from penstock.io.saves.manifest import ServersPart
-from penstock.ps.durability.snapshots import Cut, Item, SnapshotWriter, snapshot_path
+from penstock.ps.durability.server_snapshots import Cut, Item, SnapshotWriter, snapshot_path
 from penstock.serving.storage import ProgramStorage, prepared_storage, storage_to_serve
 
 

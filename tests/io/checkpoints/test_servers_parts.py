@@ -13,7 +13,7 @@ from tests.io.checkpoints.pserver_threads import Job, Trainer, jobs, unfinished
 from penstock.errors import PeerError, Unavailable
 from penstock.io.checkpoints.reading import newest
 from penstock.io.saves.manifest import ServersPart
-from penstock.ps.durability.snapshots import Cut, ServerSnapshot, SnapshotWriter
+from penstock.ps.durability.server_snapshots import Cut, ServerSnapshot, SnapshotWriter
 
 Begin = Callable[..., Job]
 

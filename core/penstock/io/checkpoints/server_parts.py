@@ -10,7 +10,7 @@ from penstock.io.checkpoints.layout import Place
 from penstock.io.checkpoints.reading import Checkpoint
 from penstock.io.saves.files import digest_of, flush
 from penstock.io.saves.manifest import ServersPart, StoredFile
-from penstock.ps.durability.snapshots import finished_cut
+from penstock.ps.durability.server_snapshots import finished_cut
 from penstock.ps.settings import Copy
 from penstock.ps.wire import Origin
 

@@ -34,7 +34,7 @@ from penstock.io.saves.manifest import ServersPart
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import descriptor_of, remotes
-from penstock.ps.settings import Copy
+from penstock.ps.settings import Copy, TrainerSettings
 
 _log = logging.getLogger(__name__)
 FOLDER = "servers"
@@ -57,7 +57,7 @@ class TrainersTeam:
         self._is_sync = self._descriptor.mode == "sync"
         self._gone: set[int] = set()
         self._servers_folder = ""  # that servers are writing into
-        self._epoch = remotes.settings().epoch
+        self._epoch = TrainerSettings.from_environ().epoch
         self._knows_words = self.rank > 0  # what trainers have left: whether it is of this run
         if self.rank:
             self._word(_LAST).unlink(missing_ok=True)  # of the incarnation before, if it had ended

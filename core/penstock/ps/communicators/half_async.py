@@ -41,17 +41,22 @@ class _Mine(threading.local):
 
 
 class HalfAsyncCommunicator(OverServers):
-    """A Remote for half_async mode. Its threads live from here until `close`."""
+    """A Remote for half_async mode. Its threads live from here until `close`.
+
+    `missing_s`: how long announced threads may take to begin.
+    """
 
     def __init__(
-        self, servers: Servers, descriptor: Descriptor, settings: CommunicatorSettings, *, counters: Counters
-    ) -> None:
+        self, servers: Servers, descriptor: Descriptor, settings: CommunicatorSettings, *, counters: Counters,
+        missing_s: float = MISSING_S,
+    ) -> None:  # fmt: skip
         super().__init__(servers, descriptor, counters=counters)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._steps: LockStep[tuple[Location, LocalGradient]] = LockStep()
         self._mine, self._numbers = _Mine(), itertools.count()
         self._threads: dict[int, threading.Thread] = {}  # by number, to see whether it is alive
+        self._missing_s = missing_s
         self._num_announced, self._came = 0, set[int]()
         self._pulls_together = False  # one thread pulls, the others of its round copy
         self._pulled: dict[tuple[str, ...], tuple[int, list[torch.Tensor]]] = {}
@@ -106,14 +111,14 @@ class HalfAsyncCommunicator(OverServers):
 
     def _check_missing(self, waited_s: float) -> None:
         absent = self._num_announced - len(self._came)
-        if absent <= 0 or waited_s < _REPORT_MISSING_S:
+        if absent <= 0 or waited_s < min(_REPORT_MISSING_S, self._missing_s):
             return
         what = (
             f"{absent} of the {self._num_announced} training threads that were announced (set_threads) have not begun"
         )
         warn_once(_log, f"{what}; the others wait for them", self)
-        if waited_s >= MISSING_S:
-            raise Unavailable(f"{what} within {MISSING_S:g} s")
+        if waited_s >= self._missing_s:
+            raise Unavailable(f"{what} within {self._missing_s:g} s")
 
     # -- what the program calls ------------------------------------------------------------------
 

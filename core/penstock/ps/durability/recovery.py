@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from penstock.errors import PeerError, SpecError
-from penstock.ps.durability.snapshots import ServerSnapshot, newest, snapshots, tidy
+from penstock.ps.durability.server_snapshots import ServerSnapshot, newest, snapshots, tidy
 from penstock.ps.durability.wal import AppliedIndex, LogRecord, log_files, recover, with_record
 from penstock.ps.rounds.machine import Roster
 from penstock.ps.rounds.messages import TrainerIncarnation
