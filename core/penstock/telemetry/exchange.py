@@ -34,7 +34,7 @@ class ExchangeWatch:
         self._sources: list[ExchangeSource] = []
         self._endpoints: dict[str, None] = {}
         self._waited_s = 0.0
-        self._told: dict[tuple[str, str], Sums] = {}
+        self._sent: dict[tuple[str, str], Sums] = {}
 
     def add(self, source: ExchangeSource, endpoints: Sequence[str]) -> None:
         """Watch a source, once."""
@@ -51,9 +51,9 @@ class ExchangeWatch:
         with self._lock:
             sources, endpoints = list(self._sources), list(self._endpoints)
         rows = _sum(sources)
-        if rows == self._told:
+        if rows == self._sent:
             return None
-        self._told, self._waited_s = rows, 0.0
+        self._sent, self._waited_s = rows, 0.0
         return parcel(Frame(Kind.EXCHANGE, 0, 0, 0, now_ns, step, body=body_of(rows, endpoints)))
 
 

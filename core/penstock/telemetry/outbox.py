@@ -96,8 +96,8 @@ class Outbox:
         self._keeps = False
         self._kept: deque[tuple[int, Parcel]] = deque()  # (seq, frame), ascending
         self._kept_size = 0
-        self._said_hello = False
-        self._said_graphs: set[GraphHash] = set()
+        self._sent_hello = False
+        self._sent_graphs: set[GraphHash] = set()
         self._used: GraphHash | None = None  # on this connection
         self._current: GraphHash | None = None  # newest that was used or announced first
 
@@ -109,11 +109,11 @@ class Outbox:
     @property
     def empty(self) -> bool:
         """True if nothing waits but what only a new connection would need."""
-        return not (self._queue or self._newest or self._announced or self._queue.dropped or not self._said_hello)
+        return not (self._queue or self._newest or self._announced or self._queue.dropped or not self._sent_hello)
 
     def introduce(self, hello: dict[str, Any]) -> None:
         """Set the body of HELLO; it is sent again if a connection has already had another one."""
-        self._said_hello = self._said_hello and hello == self._hello
+        self._sent_hello = self._sent_hello and hello == self._hello
         self._hello = hello
 
     def connected(self, *, stream: int, epoch: int, keeps: bool = False) -> None:
@@ -129,8 +129,8 @@ class Outbox:
         if (stream, epoch) != (self._stream, self._epoch):
             self._seq = 0
         self._stream, self._epoch = stream, epoch
-        self._said_hello = False
-        self._said_graphs.clear()
+        self._sent_hello = False
+        self._sent_graphs.clear()
         self._used = None
         if self._current is not None:
             self._announced.appendleft(self._current)
@@ -212,10 +212,10 @@ class Outbox:
             self._queue.push_front(item.kind, item.rows, len(item.data), item)
 
     def _next(self) -> Parcel | None:
-        if not self._said_hello:
+        if not self._sent_hello:
             if self._hello is None:
                 return None
-            self._said_hello = True
+            self._sent_hello = True
             return message(Kind.HELLO, self._hello)
         return self._next_announced() or self._next_gap() or self._next_newest() or self._next_queued()
 
@@ -234,7 +234,7 @@ class Outbox:
     def _next_announced(self) -> Parcel | None:
         while self._announced:
             graph = self._announced[0]
-            if graph not in self._said_graphs and graph in self._graphs:
+            if graph not in self._sent_graphs and graph in self._graphs:
                 return self._say_graph(graph)
             self._announced.popleft()
             if self._used is None:  # so that a page can draw the graph before its first step has ended
@@ -252,12 +252,12 @@ class Outbox:
         """Return what must be said before a frame that indexes `graph`."""
         if graph is None:
             return None
-        if graph not in self._said_graphs and graph in self._graphs:
+        if graph not in self._sent_graphs and graph in self._graphs:
             return self._say_graph(graph)
         return self._say_used(graph) if graph != self._used else None
 
     def _say_graph(self, graph: GraphHash) -> Parcel:
-        self._said_graphs.add(graph)
+        self._sent_graphs.add(graph)
         kept = self._graphs[graph]
         return Parcel(kept.kind, kept.rows, bytearray(kept.data))
 
