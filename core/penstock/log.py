@@ -37,8 +37,7 @@ def set_up() -> None:
     """Give the logger `penstock` its handler, and the level INFO unless the application has set one."""
     logger = logging.getLogger("penstock")
     logger.addHandler(FallbackHandler())
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
+    logger.setLevel(logger.level or logging.INFO)
 
 
 def warn_once(logger: logging.Logger, text: str, owner: object = None, *, about: str = "") -> None:

@@ -26,6 +26,7 @@ from penstock.dataset.slots import feed_of
 from penstock.errors import EOFException, FeedError, SpecError
 
 _log = logging.getLogger(__name__)
+_LEFT_OUT = "a DataLoader left out %d samples that fill no batch of %d (drop_last=True)"
 _AHEAD = 4
 Feed = dict[str, Any]
 Reader = Callable[[], Iterable[Any]]
@@ -320,7 +321,7 @@ def _stacked(samples: Iterable[Any], batch_size: int, *, drop_last: bool) -> Ite
             yield _columns(batch)
             batch = []
     if batch and drop_last:
-        _log_left_out(len(batch), batch_size)
+        _log.info(_LEFT_OUT, len(batch), batch_size)
     elif batch:
         yield _columns(batch)
 
@@ -331,13 +332,9 @@ def _batches_of(dataset: Dataset, program: Any, *, drop_last: bool) -> Iterator[
     try:
         while (batch := run.take()) is not None:
             if drop_last and len(batch) < dataset.batch_size:
-                _log_left_out(len(batch), dataset.batch_size)
+                _log.info(_LEFT_OUT, len(batch), dataset.batch_size)
                 run.used(batch)
                 continue
             yield _Made(feed_of(batch, run.slots, wanted), partial(run.used, batch))
     finally:
         run.close()
-
-
-def _log_left_out(count: int, batch_size: int) -> None:
-    _log.info("a DataLoader left out %d samples that fill no batch of %d (drop_last=True)", count, batch_size)

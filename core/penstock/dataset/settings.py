@@ -187,8 +187,7 @@ class Dataset(ABC):
     def set_queue_num(self, queue_num: int) -> None:
         """Take Fluid's number of channels between readers and trainers, which has no effect; a warning says so."""
         at_least_one("set_queue_num", queue_num)
-        text = "set_queue_num has no effect: readers put batches into one queue, of four a reader"
-        warn_once(_log, text, self)
+        warn_once(_log, "set_queue_num has no effect: readers put batches into one queue, of four a reader", self)
 
     def set_fleet_send_sleep_seconds(self, fleet_send_sleep_seconds: int = 0) -> None:
         """Take Fluid's pause between messages of a shuffle, which has no effect; a warning says so, if it is not 0."""

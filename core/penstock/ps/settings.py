@@ -372,8 +372,7 @@ class ServerRuntimeConfig(RuntimeConfig):
         """Return how many updates a server makes at the same time; None: the default. Warns of what was set in vain."""
         for name in ("_rpc_get_thread_num", "_rpc_prefetch_thread_num"):
             if name in self._given:
-                text = f"{name} = {self[name]} has no effect: reads are answered by whichever thread is free"
-                warn_once(_log, text, self)
+                warn_once(_log, f"{name} = {self[name]} has no effect: any free thread reads", self)
         return self["_rpc_send_thread_num"] if "_rpc_send_thread_num" in self._given else None
 
     def _set(self, name: object, value: object) -> None:

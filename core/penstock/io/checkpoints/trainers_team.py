@@ -107,10 +107,8 @@ class TrainersTeam:
                 break
             _pause.wait(_POLL_S)
         for rank in sorted(set(missing) - self._gone) if self._is_sync else ():
-            _log.warning(
-                "trainer %d has not handed in its part of a checkpoint, which is without the position of its reader; "
-                "was it lost, or does it not call step() after each step?", rank,
-            )  # fmt: skip
+            lacks = "the position of its reader; was it lost, or does it not call step() after each step?"
+            _log.warning("trainer %d has not handed in its part of a checkpoint, which is without %s", rank, lacks)
         self._gone = set(missing)
         texts = [mine, *(_read(found[rank])["state"] if rank in found else "" for rank in others)]
         if self._is_sync:

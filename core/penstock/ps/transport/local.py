@@ -65,9 +65,8 @@ def refused(error: Exception) -> Message:
     """Return the answer to a request that has failed. A fault of the server is logged, and sent with its type."""
     if isinstance(error, PenstockError):
         return refusal(str(error))
-    reason = f"the server failed with {type(error).__name__}: {error}"
-    _log.error(reason, exc_info=error)
-    return refusal(reason)
+    _log.error("a request has failed", exc_info=error)
+    return refusal(f"the server failed with {type(error).__name__}: {error}")
 
 
 class LocalServer:
