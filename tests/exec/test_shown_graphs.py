@@ -9,9 +9,10 @@ import penstock as fluid
 from penstock import telemetry
 from penstock.program.program import Program
 from penstock.protocol.graphdoc import GraphDocument
+from penstock.telemetry import Watch
 
 
-class Recorded:
+class Recorded(Watch):
     """A watch that keeps the documents with their first steps."""
 
     is_watched = True
@@ -21,12 +22,6 @@ class Recorded:
 
     def graph(self, document: GraphDocument, from_step: int = 0) -> None:
         self.graphs.append((from_step, document))
-
-    def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
-        """Nothing is kept of a step."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class Session:

@@ -45,25 +45,28 @@ _log = logging.getLogger(__name__)
 
 
 class Session(Protocol):
-    """What a process tells of itself. No method waits for a peer (`close`: at most 2 s) or raises because of one."""
+    """What a process tells of itself. No method waits for a peer (`close`: at most 2 s) or raises because of one.
+
+    Here they do nothing; `Watched` sends.
+    """
 
     def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
         """Say what this process is; a pserver gives the host:port that it listens on. Default: the environment's.
 
         Call it before anything else: an attached process that has already registered says goodbye and comes anew.
         """
-        ...
+        return
 
     def watch(self, source: TraceSource, *, name: str) -> Watch:
         """Start to drain a source, one for each executor."""
-        ...
+        return NullWatch()
 
     def exchange(self, counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
         """Report what is exchanged with parameter servers, twice a second while it changes, from now on.
 
         `endpoints`: the servers, in the order of the job's; a server leaves it out. The same counters again: once.
         """
-        ...
+        return
 
     def log(self, step: int | None = None, **values: float) -> None:
         """Send scalars of a step; None: the newest finished one.
@@ -71,44 +74,25 @@ class Session(Protocol):
         Raises TypeError if the step is no integer or a value no number, ValueError if the step is not in [0, 2**63)
         or a name cannot be written as text.
         """
-        ...
+        return
 
     def progress(self, done: int, total: int, unit: str = "steps") -> None:
         """Say how far the process is. Only the newest is sent, ten times a second at most.
 
         Raises ValueError if `done` or `total` is not in [0, 2**63).
         """
-        ...
+        return
 
     def close(self) -> None:
         """Send what is left, then GOODBYE. Idempotent; runs at the exit of the interpreter by itself."""
-        ...
+        return
 
 
-class Unwatched:
+class Unwatched(Session):
     """The session of a process that nobody watches: nothing is kept, started or sent."""
 
-    def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
-        """Do nothing."""
 
-    def watch(self, source: TraceSource, *, name: str) -> Watch:
-        """Return a watch that does nothing."""
-        return NullWatch()
-
-    def exchange(self, counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
-        """Do nothing."""
-
-    def log(self, step: int | None = None, **values: float) -> None:
-        """Do nothing."""
-
-    def progress(self, done: int, total: int, unit: str = "steps") -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class Watched:
+class Watched(Session):
     """A managed or attached session. Threads start with the first call of a method other than `close`.
 
     `outcome` tells how the program ends: GOODBYE says it, and after an error the last steps are sent as well.
@@ -281,7 +265,7 @@ class Watched:
             if watch not in self._watches:
                 return
             got = self._collect(watch)
-            items, _ = _pack(got.drafts + watch.last_words(failed=self._outcome().failed))
+            items, _ = _pack(got.drafts + watch.collector.last_words(failed=self._outcome().failed))
             items += self._metrics(watch, watch.thinner.add(got.rows, interval_s=0.0))
             items += self._metrics(watch, watch.thinner.flush())
             self._sender.post(items, lost_events=got.lost)

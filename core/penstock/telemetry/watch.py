@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.ids import GraphHash
 from penstock.protocol.graphdoc import GraphDocument, graph_hash
-from penstock.telemetry.collector import MARK, Collected, Collector, Draft, GraphPlan
+from penstock.telemetry.collector import MARK, Collected, Collector, GraphPlan
 from penstock.telemetry.events import Events, TraceSource
 from penstock.telemetry.metrics import Thinner
 
@@ -23,40 +23,31 @@ _Mark = tuple[int, int, int, int, float]
 
 
 class Watch(Protocol):
-    """What an executor tells of its runs. Every method returns at once and raises nothing."""
+    """What an executor tells of its runs. Every method returns at once and raises nothing; here they do nothing."""
 
     is_watched: bool
     """False: nobody looks; an executor need not build graph documents."""
 
     def graph(self, document: GraphDocument, from_step: int = 0) -> None:
         """Say that from step `from_step` on, runs use this graph. Call it before the first such run starts."""
-        ...
+        return
 
     def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
         """Say that a run has ended. Times: Unix; `samples`: rows fed; `loss`: None if it was not fetched."""
-        ...
+        return
 
     def close(self) -> None:
         """Drain the source a last time; afterwards it is not touched any more. Idempotent."""
-        ...
+        return
 
 
-class NullWatch:
+class NullWatch(Watch):
     """A watch that nobody looks at."""
 
     is_watched = False
 
-    def graph(self, document: GraphDocument, from_step: int = 0) -> None:
-        """Do nothing."""
 
-    def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class LiveWatch:
+class LiveWatch(Watch):
     """A watch of a managed or attached process. `close`, once done, also makes `step` and `graph` forget."""
 
     is_watched = True
@@ -101,10 +92,6 @@ class LiveWatch:
             document, from_step = self._graphs.popleft()
             self.collector.use(self._plan(document, announce), from_step=from_step)
         return self.collector.collect(Events.of(drained), lost=_lost(drained["lost"]), marks=marks, now_ns=now_ns)
-
-    def last_words(self, *, failed: bool) -> list[Draft]:
-        """Return what is sent only at the end."""
-        return self.collector.last_words(failed=failed)
 
     def _plan(self, document: GraphDocument, announce: Callable[[GraphHash, GraphDocument], None]) -> GraphPlan:
         known = self._plans.get(id(document))
