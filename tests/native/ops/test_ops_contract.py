@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import typed_ops as ops
 from torch import Tensor
 
 from penstock.compat.torch import FakeTensorMode, ShapeEnv, schema_of
 from penstock.distributed.collective import COLLECTIVE_NAMES
 from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers its operators
-from penstock.native import ops
 from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - registers its operators
 from penstock.ps.remote_ops import REMOTE_NAMES
 
@@ -343,8 +343,6 @@ BAD_CALLS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ops.lookup_table(_table(), torch.tensor([0]), 6), ValueError, "padding_idx is 6; expected -1"),
     (lambda: ops.lookup_table(_table(6), torch.tensor([0])), ValueError, r"table has shape \[6\]; expected \[rows"),
     (lambda: ops.sgd_(_table(), torch.zeros(2, 3), _rate()), ValueError, r"grad has shape \[2, 3\]; expected \[6, 3\]"),
-    (lambda: ops.all_reduce_([]), ValueError, "got no tensors"),
-    (lambda: ops.reduce_([], 0), ValueError, "got no tensors"),
     (lambda: ops.all_reduce_([_table(), _table().double()]), TypeError, "tensor 1 has dtype Double; expected Float"),
     (lambda: ops.all_reduce_([_table(), _table(5, 3)]), ValueError, r"tensor 1 has shape \[5, 3\]"),
     (lambda: ops.all_reduce_([_table(6, 6)[::2], _table(6, 6)[::2]]), ValueError, "leave gaps or overlap"),

@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import typed_ops as ops
 from torch import Tensor
-
-from penstock.native import ops
 
 
 @st.composite

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
+from tests.support import typed_ops as ops
 from torch import Tensor
-
-from penstock.native import ops
 
 
 @settings(max_examples=80, deadline=None)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import typed_ops as ops
 from torch import Tensor
-
-from penstock.native import ops
 
 DTYPES = [torch.float32, torch.float64]
 # torch rounds at other places than one pass does: a few units in the last place, grown over the steps of a test.

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support import typed_ops as ops
 from torch import Tensor
 
 from penstock.compat.torch import FakeTensorMode, ShapeEnv, TorchDispatchMode
-from penstock.native import ops
 
 
 def _rng(seed: int, step: int = 0, first_row: int = 0) -> Tensor:
