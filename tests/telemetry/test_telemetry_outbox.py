@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.ids import GraphHash
 from penstock.protocol.frames import COLUMNS, Frame, Kind, decode
+from penstock.protocol.graphdoc import GraphHash
 from penstock.telemetry.collector import Draft
 from penstock.telemetry.outbox import KEEP_BYTES, REPLACED, Outbox, Parcel, message, pack
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Literal, NewType
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.ids import GraphHash
-
+GraphHash = NewType("GraphHash", str)
+"""SHA-256, lower-case hex, of a graph document's canonical JSON."""
 OpKind = Literal[
     "computation", "scale_loss_grad", "all_reduce", "reduce", "broadcast", "gather", "fetch", "feed", "rpc"
 ]

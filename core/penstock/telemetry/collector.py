@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from penstock.ids import GraphHash
 from penstock.protocol.frames import COLUMNS, FLAG_WHOLE_STEP, HEADER_BYTES, Array, Column, Kind
-from penstock.protocol.graphdoc import GraphDocument
+from penstock.protocol.graphdoc import GraphDocument, GraphHash
 from penstock.telemetry.events import Events, Index, Ints, Mask, concatenate, op_sums
 from penstock.telemetry.metrics import ROW, Rows
 from penstock.telemetry.sampling import Sampler, SlowSteps

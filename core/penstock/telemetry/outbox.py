@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.ids import GraphHash
 from penstock.protocol.bounded import BoundedQueue, Rule
 from penstock.protocol.frames import Frame, Kind, encode
+from penstock.protocol.graphdoc import GraphHash
 from penstock.telemetry.collector import Draft
 from penstock.telemetry.outcome import Outcome
 

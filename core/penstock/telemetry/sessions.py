@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.identity import Role
-from penstock.ids import GraphHash
 from penstock.protocol.contract import Attached, Managed
 from penstock.protocol.frames import Array, Column, Kind
-from penstock.protocol.graphdoc import GraphDocument
+from penstock.protocol.graphdoc import GraphDocument, GraphHash
 from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
 from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch

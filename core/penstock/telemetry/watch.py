@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.ids import GraphHash
-from penstock.protocol.graphdoc import GraphDocument, graph_hash
+from penstock.protocol.graphdoc import GraphDocument, GraphHash, graph_hash
 from penstock.telemetry.collector import MARK, Collected, Collector, GraphPlan
 from penstock.telemetry.events import Events, TraceSource
 from penstock.telemetry.metrics import Thinner
