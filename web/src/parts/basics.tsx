@@ -100,6 +100,37 @@ export function ErrorCard({ error, retry }: { error: ApiError; retry?: () => voi
   );
 }
 
+/** A column of a table: its label, the label and its classes, or that of a bar, which only screen readers read. */
+export type Column = string | readonly [label: string, classes: string] | { bar: string; class?: string };
+
+function HeadCell({ column }: { column: Column }) {
+  if (typeof column === "string") return <th scope="col">{column}</th>;
+  if ("bar" in column) {
+    return (
+      <th class={column.class}>
+        <span class="sr">{column.bar}</span>
+      </th>
+    );
+  }
+  return (
+    <th scope="col" class={column[1]}>
+      {column[0]}
+    </th>
+  );
+}
+
+export function Head({ columns }: { columns: readonly Column[] }) {
+  return (
+    <thead>
+      <tr>
+        {columns.map((column, index) => (
+          <HeadCell key={index} column={column} />
+        ))}
+      </tr>
+    </thead>
+  );
+}
+
 /** A modal dialog; Escape and the backdrop close it, focus returns to where it was. */
 export function Dialog(props: { label: string; onClose: () => void; class?: string; children: ComponentChildren }) {
   const element = useRef<HTMLDialogElement>(null);

@@ -1,7 +1,7 @@
 /** Trainers and parameter servers: who sends how much to whom, who waits, whose gradients come late; and each block. */
 import { useState } from "preact/hooks";
 import { bytes, compact, integer, millis, plural } from "../format";
-import { Empty, Link } from "../parts/basics";
+import { Empty, Head, Link } from "../parts/basics";
 import { jobHref, setQuery, url } from "../router";
 import { type BlockRow, type Cell, cellKey, type ExchangeView, type Figures } from "../store/exchange";
 import { isTerminal, type JobStore } from "../store/job";
@@ -310,33 +310,19 @@ function BlockTable({ view, metric }: { view: ExchangeView; metric: Metric }) {
         Parameter blocks <em>{rows.length > MAX_BLOCKS ? `${MAX_BLOCKS} of ${integer(rows.length)}` : rows.length}</em>
       </h3>
       <table data-testid="block-table">
-        <thead>
-          <tr>
-            <th scope="col">Block</th>
-            <th scope="col">Server</th>
-            <th scope="col" class="num">
-              Bytes/s
-            </th>
-            <th class="narrow-hide">
-              <span class="sr">bytes, as a bar</span>
-            </th>
-            <th scope="col" class="num">
-              {view.perStep ? "Wait / step" : "Wait / exchange"}
-            </th>
-            <th class="narrow-hide">
-              <span class="sr">wait, as a bar</span>
-            </th>
-            <th scope="col" class="num">
-              Staleness
-            </th>
-            <th scope="col" class="num narrow-hide">
-              Merged
-            </th>
-            <th scope="col" class="num narrow-hide">
-              Calls
-            </th>
-          </tr>
-        </thead>
+        <Head
+          columns={[
+            "Block",
+            "Server",
+            ["Bytes/s", "num"],
+            { bar: "bytes, as a bar", class: "narrow-hide" },
+            [view.perStep ? "Wait / step" : "Wait / exchange", "num"],
+            { bar: "wait, as a bar", class: "narrow-hide" },
+            ["Staleness", "num"],
+            ["Merged", "num narrow-hide"],
+            ["Calls", "num narrow-hide"],
+          ]}
+        />
         <tbody>
           {rows.slice(0, MAX_BLOCKS).map((row) => (
             <BlockLine key={`${row.pserver},${row.block}`} row={row} most={most} />

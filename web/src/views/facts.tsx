@@ -1,7 +1,7 @@
 /** What happened to the job (events) and what it was asked to do (config). */
 
 import { clock } from "../format";
-import { Empty } from "../parts/basics";
+import { Empty, Head } from "../parts/basics";
 import type { JobStore } from "../store/job";
 import { subjectOf } from "../subject";
 import { ReplicaTable } from "./replicas";
@@ -21,15 +21,7 @@ export function EventsView({ store }: { store: JobStore }) {
       ) : (
         <div class="scroll" tabIndex={0} role="region" aria-label="Events">
           <table data-testid="events">
-            <thead>
-              <tr>
-                <th scope="col">Time</th>
-                <th scope="col">Subject</th>
-                <th scope="col">Change</th>
-                <th scope="col">Reason</th>
-                <th scope="col">Detail</th>
-              </tr>
-            </thead>
+            <Head columns={["Time", "Subject", "Change", "Reason", "Detail"]} />
             <tbody>
               {events.map((event) => (
                 <tr key={event.id}>

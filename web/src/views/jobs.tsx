@@ -2,7 +2,7 @@
 
 import { ApiError } from "../api";
 import { age, compact, figure, percent, plural, seconds, sentenceAndError } from "../format";
-import { Empty, ErrorCard, Link, Progress, StateChip } from "../parts/basics";
+import { Empty, ErrorCard, Head, Link, Progress, StateChip } from "../parts/basics";
 import { jobHref, navigate } from "../router";
 import { stream } from "../socket";
 import { jobsStore } from "../store/current";
@@ -70,25 +70,17 @@ function NoJobs() {
 function JobTable({ jobs }: { jobs: readonly Job[] | null }) {
   return (
     <table data-testid="jobs" aria-busy={jobs === null}>
-      <thead>
-        <tr>
-          <th scope="col">Job</th>
-          <th scope="col">State</th>
-          <th scope="col">Progress</th>
-          <th scope="col" class="num tiny-hide">
-            Loss
-          </th>
-          <th scope="col" class="num tiny-hide">
-            Samples/s
-          </th>
-          <th scope="col" class="num narrow-hide">
-            Age
-          </th>
-          <th scope="col" class="narrow-hide">
-            Why
-          </th>
-        </tr>
-      </thead>
+      <Head
+        columns={[
+          "Job",
+          "State",
+          "Progress",
+          ["Loss", "num tiny-hide"],
+          ["Samples/s", "num tiny-hide"],
+          ["Age", "num narrow-hide"],
+          ["Why", "narrow-hide"],
+        ]}
+      />
       <tbody>{jobs === null ? <Skeleton /> : jobs.map((job) => <JobRow key={job.id} job={job} />)}</tbody>
     </table>
   );

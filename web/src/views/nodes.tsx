@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
 import { age, bytes, plural } from "../format";
-import { Empty, ErrorCard, StateChip } from "../parts/basics";
+import { Empty, ErrorCard, Head, StateChip } from "../parts/basics";
 import { jobsStore } from "../store/current";
 import { nowMs } from "../store/session";
 import type { NodeRow } from "../types";
@@ -52,26 +52,18 @@ export function NodesPage() {
 function NodeTable({ nodes }: { nodes: readonly NodeRow[] }) {
   return (
     <table data-testid="nodes">
-      <thead>
-        <tr>
-          <th scope="col">Node</th>
-          <th scope="col">State</th>
-          <th scope="col">Host</th>
-          <th scope="col" class="num">
-            Cores used
-          </th>
-          <th scope="col" class="num">
-            GPUs
-          </th>
-          <th scope="col" class="num">
-            Memory
-          </th>
-          <th scope="col" class="num">
-            Last seen
-          </th>
-          <th scope="col">Version</th>
-        </tr>
-      </thead>
+      <Head
+        columns={[
+          "Node",
+          "State",
+          "Host",
+          ["Cores used", "num"],
+          ["GPUs", "num"],
+          ["Memory", "num"],
+          ["Last seen", "num"],
+          "Version",
+        ]}
+      />
       <tbody>
         {nodes.map((node) => (
           <NodeLines key={node.id} node={node} />

@@ -3,6 +3,7 @@ import { useState } from "preact/hooks";
 import { integer, nanos, percent } from "../format";
 import type { GraphController } from "../graph/controller";
 import { bucketOf, modulesOf } from "../graph/group";
+import { Head } from "../parts/basics";
 import { setQuery } from "../router";
 import type { JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
@@ -65,7 +66,21 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
         />
       </div>
       <table>
-        <Heads />
+        <Head
+          columns={[
+            ["#", "num"],
+            "Operator",
+            "Type",
+            "Module",
+            "Role",
+            "Replica",
+            ["Ran", "num"],
+            ["Mean", "num"],
+            ["Max", "num"],
+            ["Share", "num"],
+            "Critical",
+          ]}
+        />
         <tbody>
           {rows.slice(0, MAX_ROWS).map((row) => (
             <OperatorRow key={row.index} row={row} critical={graph.critical.ops.has(row.index)} />
@@ -78,36 +93,6 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
         </p>
       )}
     </div>
-  );
-}
-
-function Heads() {
-  return (
-    <thead>
-      <tr>
-        <th scope="col" class="num">
-          #
-        </th>
-        <th scope="col">Operator</th>
-        <th scope="col">Type</th>
-        <th scope="col">Module</th>
-        <th scope="col">Role</th>
-        <th scope="col">Replica</th>
-        <th scope="col" class="num">
-          Ran
-        </th>
-        <th scope="col" class="num">
-          Mean
-        </th>
-        <th scope="col" class="num">
-          Max
-        </th>
-        <th scope="col" class="num">
-          Share
-        </th>
-        <th scope="col">Critical</th>
-      </tr>
-    </thead>
   );
 }
 

@@ -1,7 +1,7 @@
 /** Replicas (trainers and parameter servers): who they are, where they run, how they ended. */
 
 import { age } from "../format";
-import { Link, StateChip } from "../parts/basics";
+import { Head, Link, StateChip } from "../parts/basics";
 import { jobHref } from "../router";
 import { nowMs } from "../store/session";
 import type { Job, NodeRow, Replica } from "../types";
@@ -16,25 +16,17 @@ interface Props {
 export function ReplicaTable({ replicas, jobs, nodes }: Props) {
   return (
     <table data-testid="replicas">
-      <thead>
-        <tr>
-          {jobs !== undefined && <th scope="col">Job</th>}
-          <th scope="col">Role</th>
-          <th scope="col">State</th>
-          <th scope="col" class="tiny-hide">
-            Host
-          </th>
-          <th scope="col" class="num tiny-hide">
-            Process
-          </th>
-          <th scope="col" class="tiny-hide">
-            Endpoint
-          </th>
-          <th scope="col" class="num">
-            Up
-          </th>
-        </tr>
-      </thead>
+      <Head
+        columns={[
+          ...(jobs !== undefined ? ["Job"] : []),
+          "Role",
+          "State",
+          ["Host", "tiny-hide"],
+          ["Process", "num tiny-hide"],
+          ["Endpoint", "tiny-hide"],
+          ["Up", "num"],
+        ]}
+      />
       <tbody>
         {replicas.map((one, index) => (
           <tr key={one.id} data-testid="replica-row" data-role={one.role}>

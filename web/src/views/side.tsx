@@ -3,7 +3,7 @@
 import { bytes, compact, figure, integer, millis, nanos, percent, plural, shape } from "../format";
 import type { GraphController } from "../graph/controller";
 import { bucketOf, modulesOf } from "../graph/group";
-import { Link } from "../parts/basics";
+import { Head, Link } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { jobHref, setQuery } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
@@ -250,20 +250,7 @@ function SyncSummary({ store }: { store: JobStore }) {
         )}
       </h2>
       <table>
-        <thead>
-          <tr>
-            <th scope="col">parameter</th>
-            <th scope="col" class="num">
-              bytes
-            </th>
-            <th scope="col" class="num">
-              wait
-            </th>
-            <th>
-              <span class="sr">wait, as a bar</span>
-            </th>
-          </tr>
-        </thead>
+        <Head columns={["parameter", ["bytes", "num"], ["wait", "num"], { bar: "wait, as a bar" }]} />
         <tbody>
           {top.map((row) => (
             <tr key={row.index}>

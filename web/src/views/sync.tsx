@@ -1,7 +1,7 @@
 /** Gradient exchange per parameter, live: who owns it, how large, how long, and how long somebody waited. */
 
 import { bytes, integer, millis, plural } from "../format";
-import { Empty } from "../parts/basics";
+import { Empty, Head } from "../parts/basics";
 import type { JobStore } from "../store/job";
 import type { SyncRow } from "../store/sync";
 import { describeExchange, ExchangePart, exchangeOf, hasPservers } from "./exchange";
@@ -95,31 +95,19 @@ function SyncTable({ rows }: { rows: readonly SyncRow[] }) {
   const mostTime = Math.max(1, ...rows.map((row) => row.timeNs));
   return (
     <table data-testid="sync-table">
-      <thead>
-        <tr>
-          <th scope="col">Parameter</th>
-          <th scope="col">Mode</th>
-          <th scope="col">Owner</th>
-          <th scope="col" class="num">
-            Bytes
-          </th>
-          <th scope="col" class="num">
-            Time / step
-          </th>
-          <th>
-            <span class="sr">time, as a bar</span>
-          </th>
-          <th scope="col" class="num">
-            Wait / step
-          </th>
-          <th>
-            <span class="sr">wait, as a bar</span>
-          </th>
-          <th scope="col" class="num">
-            Exchanges
-          </th>
-        </tr>
-      </thead>
+      <Head
+        columns={[
+          "Parameter",
+          "Mode",
+          "Owner",
+          ["Bytes", "num"],
+          ["Time / step", "num"],
+          { bar: "time, as a bar" },
+          ["Wait / step", "num"],
+          { bar: "wait, as a bar" },
+          ["Exchanges", "num"],
+        ]}
+      />
       <tbody>
         {rows.map((row) => (
           <tr key={row.index} data-testid="sync-row" data-parameter={row.parameter}>

@@ -4,7 +4,7 @@ import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { integer, nanos, percent, plural } from "../format";
 import { bucketOf } from "../graph/group";
-import { Empty } from "../parts/basics";
+import { Empty, Head } from "../parts/basics";
 import { setQuery } from "../router";
 import type { TimelineController } from "../timeline/controller";
 import type { TimelineModel } from "../timeline/model";
@@ -204,19 +204,7 @@ function SliceTable({ model, document }: { model: TimelineModel; document: Graph
       data-testid="slice-table"
     >
       <table>
-        <thead>
-          <tr>
-            <th scope="col">Thread</th>
-            <th scope="col">Operator</th>
-            <th scope="col">Role</th>
-            <th scope="col" class="num">
-              Start
-            </th>
-            <th scope="col" class="num">
-              Duration
-            </th>
-          </tr>
-        </thead>
+        <Head columns={["Thread", "Operator", "Role", ["Start", "num"], ["Duration", "num"]]} />
         <tbody>
           {rows.slice(0, MAX_ROWS).map((row) => {
             const op = document?.ops[row.op];
