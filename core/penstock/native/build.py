@@ -217,7 +217,7 @@ def _ninja_script(wanted: Sequence[Library], folder: Path, flags: Sequence[str],
 
 @functools.cache
 def _includes_torch(source: Path) -> bool:
-    """Say whether a source or header includes one of torch's, or one of ours that does."""
+    """Return whether a source or header includes one of torch's, or one of ours that does."""
     text = source.read_text()
     ours = (SOURCES / name for name in re.findall(r'^#include "(.+)"', text, re.MULTILINE))
     return bool(re.search(r"^#include <(ATen|torch)/", text, re.MULTILINE)) or any(map(_includes_torch, ours))

@@ -52,7 +52,7 @@ def reduce_(tensors: list[Tensor], owner: int) -> None:
 
 def broadcast_(destinations: list[Tensor], source: Tensor) -> None:
     """Copy `source` to every destination."""
-    group = sorted([source, *destinations], key=lambda t: t.device.index or 0)  # one communicator, whoever is the root
+    group = sorted([source, *destinations], key=lambda t: t.device.index or 0)  # one communicator for every root
     if fits_nccl(group):
         torch.cuda.nccl.broadcast(group, root=_position(group, source))
     else:

@@ -56,7 +56,7 @@ class EngineError(PenstockError):
 class Engine:
     """A pool of threads that runs plans, one step at a time; the caller of `run` is one of them.
 
-    `num_threads` workers, but no more than `max_running`: whoever could never run is not started. Each operator may
+    `num_threads` workers, but no more than `max_running`: one that could never run is not started. Each operator may
     use `intra_op_threads` threads; the setting is each worker's own and touches no other thread of the process.
     `ring_capacity` is the number of trace events that each thread keeps between two drains.
     After a fork the child has to make its own. At interpreter exit open engines are closed.
@@ -110,7 +110,7 @@ class Engine:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called; a step that was running then has been told to end."""
+        """Whether `close` was called; a step that was running then has been asked to end."""
         return self._native.closed
 
     def close(self) -> None:

@@ -37,5 +37,5 @@ for _name, _kernel in _FAKE_KERNELS.items():
 
 
 def mkl_vendor_check() -> str:
-    """Say how MKL's question whether the processor is its vendor's is answered: 'yes', 'no', or 'absent'."""
+    """Return how MKL's question whether the processor is its vendor's is answered: 'yes', 'no', or 'absent'."""
     return {1: "yes", 0: "no"}.get(int(torch.ops.penstock.mkl_vendor_check()), "absent")

@@ -64,7 +64,7 @@ def multiply(product: Product, kernel: str, operands: Operands) -> torch.Tensor:
 
 
 def why_wrong(product: Product, kernel: str, operands: Operands, by: Multiply | None = None) -> str:
-    """Say how a kernel's result differs from torch's beyond rounding, or why it fails; '' if it is right.
+    """Describe how a kernel's result differs from torch's beyond rounding, or why it fails; '' if it is right.
 
     Cost: two products and one of the rows' and columns' lengths.
     """

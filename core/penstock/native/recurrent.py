@@ -239,7 +239,7 @@ def _input_gradients(made: Tensor, x: Tensor, w_ih: Tensor | None, input_grad: b
     if w_ih is None:
         return made, made.new_empty(0), made.new_empty(0)
     flat = made.view(-1, made.shape[-1])
-    # A gradient that nobody asked for is not read.
+    # A gradient that was not requested is not read.
     gx = torch.mm(flat, w_ih).view(x.shape) if input_grad else torch.empty_like(x)
     return gx, torch.mm(flat.t(), x.reshape(-1, x.shape[-1])), flat.sum(0)
 

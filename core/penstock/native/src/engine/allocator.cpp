@@ -85,7 +85,7 @@ c10::DeleterFnPtr range_of(const void* memory) {
   return nullptr;
 }
 
-// Only for who allocated raw: tensors know how they are freed.
+// Only for raw allocations: tensors know how they are freed.
 void free_any(void* memory) {
   if (memory == nullptr || free_if_metered(memory)) return;
   const c10::DeleterFnPtr leave = range_of(memory);

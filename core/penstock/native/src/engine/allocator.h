@@ -15,7 +15,7 @@
 
 namespace penstock {
 
-// Bytes that were allocated while somebody looked: live now, the most at once, and how many allocations.
+// Bytes that were allocated while observed: live now, the most at once, and how many allocations.
 class Meter {
  public:
   void add(std::size_t nbytes) noexcept {

@@ -234,7 +234,7 @@ std::pair<double, double> time_trace_events(std::uint32_t repeats) {
     sum += ticks() - begin;
   }
   const std::uint64_t end = monotonic_ns();
-  if (sum == UINT64_MAX) throw std::runtime_error("the clock stands still");  // keeps the loop from being removed
+  if (sum == UINT64_MAX) throw std::runtime_error("the clock does not advance");  // keeps the loop from being removed
   return {static_cast<double>(middle - start) * 1e-9, static_cast<double>(end - middle) * 1e-9};
 }
 

@@ -27,7 +27,7 @@ inline std::uint64_t ticks() noexcept {
   return monotonic_ns();
 }
 
-// Tells the processor that this thread spins.
+// Hints to the processor that this thread spins.
 inline void relax() noexcept {
 #if defined(__x86_64__)
   _mm_pause();

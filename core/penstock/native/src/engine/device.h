@@ -10,7 +10,7 @@
 //  * An edge between streams is an event: recorded behind the first, waited for before the second. So whatever the
 //    schedule orders is ordered on the devices, and an exchange overlaps what does not depend on it.
 //  * begin(): exchange streams wait for all that was put on compute streams before. end(): compute streams wait for all
-//    exchanges, so that whoever uses the compute streams next sees the whole step.
+//    exchanges, so that the next user of the compute streams sees the whole step.
 //  * A tensor that a call on another stream reads is recorded there: its memory is not given out again before.
 // An instruction's marks are touched by its own call, and after it (the engine orders them) by its successors' calls.
 // Knows devices only as c10::impl::DeviceGuardImplInterface: one build serves CPU wheels and CUDA wheels.

@@ -18,7 +18,7 @@ enum State : std::uint32_t { kRunning = 0, kParked = 1, kNotified = 2 };
 constexpr std::uint64_t kSpinMicroseconds = 20;
 // For so long an instruction queued for a worker that spins is left to it; after that the worker may have been
 // preempted.
-constexpr std::uint64_t kPatienceMicroseconds = 2;
+constexpr std::uint64_t kSpareSearchersMicroseconds = 2;
 constexpr long kInterruptPollNs = 50'000'000;
 constexpr std::size_t kHostRingCapacity = 4096;
 
@@ -47,7 +47,7 @@ Engine::Engine(Options options)
     : options_(std::move(options)),
       pid_(getpid()),
       spin_ticks_(kSpinMicroseconds * ticks_per_microsecond()),
-      patience_ticks_(kPatienceMicroseconds * ticks_per_microsecond()) {
+      spare_searchers_ticks_(kSpareSearchersMicroseconds * ticks_per_microsecond()) {
   const std::uint32_t num_workers = std::max<std::uint32_t>(1, options_.workers);
   for (std::uint32_t i = 0; i < num_workers; ++i) workers_.push_back(std::make_unique<Worker>(options_.ring_capacity));
   host_ = std::make_unique<HostPool>(
@@ -164,7 +164,7 @@ std::uint32_t Engine::find(std::uint32_t self) {
     std::uint64_t waited = 0;
     do {
       const std::uint32_t instruction =
-          perturbed() ? take_random(*workers_[self]) : take(self, waited < patience_ticks_);
+          perturbed() ? take_random(*workers_[self]) : take(self, waited < spare_searchers_ticks_);
       if (instruction != kNone) {
         if (stop_searching(self) && any_ready()) wake_one(self);
         return instruction;
@@ -181,7 +181,7 @@ std::uint32_t Engine::find(std::uint32_t self) {
   }
 }
 
-// While somebody searches, a push wakes nobody. So the last to stop searching must look after what was pushed
+// While a worker searches, a push wakes none. So the last to stop searching must look after what was pushed
 // meanwhile: by waking another if it leaves with an instruction, by looking once more (in park) if it leaves to park.
 void Engine::start_searching(std::uint32_t self) {
   workers_[self]->searching.store(true, std::memory_order_relaxed);
@@ -193,16 +193,16 @@ bool Engine::stop_searching(std::uint32_t self) {
   return num_searching_.fetch_sub(1, std::memory_order_seq_cst) == 1;
 }
 
-// Takes from this worker's queue, else from another's. While `patient`, not from one who searches as well: it was
-// given an instruction that is at home there and is about to see it.
-std::uint32_t Engine::take(std::uint32_t self, bool patient) {
+// Takes from this worker's queue, else from another's. With `spares_searchers` not from one that searches as well: it
+// was given an instruction that is at home there and is about to see it.
+std::uint32_t Engine::take(std::uint32_t self, bool spares_searchers) {
   Worker& me = *workers_[self];
   std::uint32_t instruction = me.queue.pop_back();
   if (instruction != kNone) return instruction;
   for (std::size_t i = 1, victim = self; i < workers_.size(); ++i) {
     victim = victim + 1 == workers_.size() ? 0 : victim + 1;
     Worker& other = *workers_[victim];
-    if (patient && other.searching.load(std::memory_order_relaxed)) continue;
+    if (spares_searchers && other.searching.load(std::memory_order_relaxed)) continue;
     instruction = other.queue.pop_front();
     if (instruction != kNone) {
       count(me.steals);
@@ -315,7 +315,7 @@ void Engine::park(std::uint32_t self) {
   Worker& me = *workers_[self];
   me.state.store(kParked, std::memory_order_seq_cst);
   num_parked_.fetch_add(1, std::memory_order_seq_cst);
-  // Whoever pushes, retires or stops does so before it looks for parked workers; so either it sees this one, or
+  // A worker that pushes, retires or stops does so before it looks for parked ones; so either it sees this one, or
   // this one sees what it did.
   if (!any_ready() && !finished(self)) wait_parked(self);
   std::uint32_t expected = kParked;
@@ -411,11 +411,11 @@ Statistics Engine::statistics() const {
   return sum;
 }
 
-void Engine::close(std::chrono::milliseconds patience) {
+void Engine::close(std::chrono::milliseconds timeout) {
   if (getpid() != pid_) return;
   const std::lock_guard guard(closing_);
   if (closed_.exchange(true)) return;
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   if (busy_.load()) fail(kNone, "the engine was closed during the step", {});
   announced_.store(true);
   while (busy_.load() && std::chrono::steady_clock::now() < deadline) {
@@ -430,7 +430,7 @@ void Engine::close(std::chrono::milliseconds patience) {
     else
       workers_[i]->thread.detach();
   }
-  host_->stop(idle ? patience : std::chrono::milliseconds{0});
+  host_->stop(idle ? timeout : std::chrono::milliseconds{0});
 }
 
 }  // namespace penstock

@@ -9,7 +9,7 @@
 //    worker while it does.
 //  * After the first failure nothing that has not started is executed, but the whole graph is still walked, so that
 //    counters are whole again; run() returns that first failure and the engine can run again.
-//  * One run at a time; whoever comes second is refused. After fork, the child's copy refuses to run.
+//  * One run at a time; a second one is refused. After fork, the child's copy refuses to run.
 #pragma once
 
 #include <sys/types.h>
@@ -99,9 +99,9 @@ class Engine {
   // Off, runs that start from now on are not recorded: for measuring what the trace costs.
   void set_tracing(bool on) noexcept { tracing_.store(on); }
   Statistics statistics() const;
-  // Stops the pool; waits for a run in progress for at most `patience`. Idempotent. A thread that is stuck in a host
+  // Stops the pool; waits for a run in progress for at most `timeout`. Idempotent. A thread that is stuck in a host
   // instruction after that is left behind.
-  void close(std::chrono::milliseconds patience = std::chrono::milliseconds{5000});
+  void close(std::chrono::milliseconds timeout = std::chrono::milliseconds{5000});
   bool closed() const noexcept { return announced_.load(); }
   std::uint32_t workers() const noexcept { return static_cast<std::uint32_t>(workers_.size()); }
 
@@ -126,7 +126,7 @@ class Engine {
   std::uint32_t find(std::uint32_t self);
   void start_searching(std::uint32_t self);
   bool stop_searching(std::uint32_t self);
-  std::uint32_t take(std::uint32_t self, bool patient);
+  std::uint32_t take(std::uint32_t self, bool spares_searchers);
   std::uint32_t take_random(Worker& me);
   void work(std::uint32_t self, std::uint32_t instruction);
   void execute(Ring& ring, std::uint32_t thread, std::uint32_t instruction);
@@ -148,7 +148,7 @@ class Engine {
   const Options options_;
   const pid_t pid_;
   const std::uint64_t spin_ticks_;
-  const std::uint64_t patience_ticks_;
+  const std::uint64_t spare_searchers_ticks_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::unique_ptr<HostPool> host_;
 
@@ -165,7 +165,7 @@ class Engine {
   std::atomic<bool> failed_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> closed_{false};
-  std::atomic<bool> announced_{false};  // closed, and a step that was running has been told
+  std::atomic<bool> announced_{false};  // closed, and a step that was running has been notified
   std::atomic<bool> busy_{false};       // a run is in progress
   std::atomic<bool> tracing_{true};     // whether the next run is traced
   std::atomic<std::uint64_t> runs_{0}, failed_runs_{0};

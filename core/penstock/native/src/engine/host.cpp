@@ -70,14 +70,14 @@ void HostPool::serve(const std::shared_ptr<State>& state, std::uint32_t host_thr
   }
 }
 
-bool HostPool::stop(std::chrono::milliseconds patience) {
+bool HostPool::stop(std::chrono::milliseconds timeout) {
   std::vector<std::thread> threads;
   bool all_ended = false;
   {
     std::unique_lock lock(state_->mutex);
     state_->stopping = true;
     state_->work.notify_all();
-    all_ended = state_->ended.wait_for(lock, patience, [this] { return state_->alive == 0; });
+    all_ended = state_->ended.wait_for(lock, timeout, [this] { return state_->alive == 0; });
     threads.swap(state_->threads);
   }
   for (std::thread& thread : threads) {

@@ -30,8 +30,8 @@ class HostPool {
   HostPool& operator=(const HostPool&) = delete;
 
   void submit(std::uint32_t instruction);
-  // Ends every thread that is idle or becomes idle within `patience`; false if some were left running.
-  bool stop(std::chrono::milliseconds patience);
+  // Ends every thread that is idle or becomes idle within `timeout`; false if some were left running.
+  bool stop(std::chrono::milliseconds timeout);
   // Visits the rings of all threads started so far.
   void each_ring(const std::function<void(std::uint32_t host_thread, Ring& ring)>& visit);
 

@@ -16,7 +16,7 @@ constexpr std::int64_t kPlans = std::int64_t{1} << 40;
 
 }  // namespace
 
-// Who lives where. Owned by the placement, until that gives it up while tensors live: then by the last of them.
+// The tenants of blocks. Owned by the placement, until that gives it up while tensors live: then by the last of them.
 struct Placement::Tenants {
   struct alignas(16) Tenancy {
     std::atomic<std::uint32_t> state{0};
@@ -123,7 +123,7 @@ void Placement::end_run() {
   if (!lasting_) settle();
 }
 
-// Between runs, on one thread. Nothing holds the buffer afterwards but the arena, and who has a tensor in it: the arena
+// Between runs, on one thread. Nothing holds the buffer afterwards but the arena, and tensors in it: the arena
 // can grow for another plan without keeping what it was.
 void Placement::settle() {
   bool occupied = false;

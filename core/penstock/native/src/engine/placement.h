@@ -1,12 +1,12 @@
 // Where the tensors of a plan lie: blocks of an arena, handed out while the plan's instructions run.
 //
-// Who may share memory is decided outside (penstock/graph/analysis/buffers.py) and not believed here:
-//  * A block is handed out only while nobody has a tensor in it, nor in the blocks before it that it overlaps (its
+// Which results may share memory is decided outside (penstock/graph/analysis/buffers.py) and not believed here:
+//  * A block is handed out only while no tensor is in it, nor in the blocks before it that it overlaps (its
 //    `checks`); else the allocation is the ordinary one and the block is *blocked* for the rest of the run, so that
 //    later blocks, which check only their nearest predecessors, see it. So is a block that an operator does not ask
 //    for.
 //  * A block is handed out again over its own living tensor (in place) only if that tensor is the operator's operand,
-//    nobody else has it or its memory, and all operands are laid out as they were when the result was seen to be (this
+//    neither has another reference, and all operands are laid out as they were when the result was seen to be (this
 //    last is TorchPlan's to check).
 //  * A block that is occupied after a run, because an operator has kept a tensor, is abandoned: it is never handed out
 //    again, and the arena's memory is left to that tensor and replaced.
@@ -51,7 +51,7 @@ class Arena {
 
 class Placement {
  public:
-  // The first kHeader bytes of a block say who lives in it.
+  // The first kHeader bytes of a block name its tenant.
   static constexpr std::size_t kHeader = 64;
   struct Block {
     std::size_t offset, nbytes;
@@ -95,7 +95,7 @@ class Placement {
     Call(Placement& placement, std::uint32_t instruction, std::uint32_t thread);
     ~Call() override;
     c10::DataPtr allocate(std::size_t nbytes) override;
-    // `operand`: what the entry that takes over memory names, if any; `holders`: who is expected to have it.
+    // `operand`: what the entry that takes over memory names, if any; `holders`: its expected references.
     std::int32_t operand() const noexcept { return entries_.size() == 1 ? entries_[0].operand : -1; }
     // To be called only if the operands are laid out as observed.
     void offer(const at::Tensor& operand, std::size_t holders);

@@ -29,7 +29,7 @@ class Ring {
   void write(std::uint64_t op, std::uint64_t step, std::uint64_t begin, std::uint64_t end) noexcept {
     const std::uint64_t head = head_.load(std::memory_order_relaxed);
     Cell& cell = cells_[head & mask_];
-    // Release, so that whoever sees a new value here also sees the head that was published before it.
+    // Release, so that a reader of a new value here also sees the head that was published before it.
     cell.begin.store(begin, std::memory_order_release);
     cell.end.store(end, std::memory_order_release);
     cell.step.store(step, std::memory_order_release);

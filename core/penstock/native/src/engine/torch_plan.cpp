@@ -211,7 +211,7 @@ void TorchPlan::lower(Instruction& instruction, const std::vector<std::uint32_t>
   instruction.arguments.clear();
   for (Output& output : instruction.outputs) {
     for (std::int32_t& slot : output.slots) {
-      // What nobody reads and nobody keeps is dropped at once.
+      // What is neither read nor retained is dropped at once.
       if (slot >= 0 && num_readers_[static_cast<std::size_t>(slot)] == 0 && !kept_[static_cast<std::size_t>(slot)])
         slot = -1;
     }

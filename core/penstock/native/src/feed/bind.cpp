@@ -161,10 +161,10 @@ void bind_streams(py::module_& module) {
       .def(py::init<std::size_t>(), "capacity"_a)
       .def(
           "pop",
-          [](Batches& queue, double patience_s) {
-            return unlocked([&] { return queue.pop(std::chrono::duration<double>(patience_s)); });
+          [](Batches& queue, double timeout_s) {
+            return unlocked([&] { return queue.pop(std::chrono::duration<double>(timeout_s)); });
           },
-          "patience_s"_a)
+          "timeout_s"_a)
       .def("close", &Batches::close)
       .def("stop", &Batches::stop)
       .def_property_readonly("finished", &Batches::finished)

@@ -1,8 +1,8 @@
 // Text from a file or a pipe, in blocks that end at a line end.
 //
 // It is read, not mapped: into a buffer that stays in the processor's cache this takes an eighth of the time of parsing
-// (docs/datasets.md), of which a mapping would save a half; it serves pipes in the same way, and a file that somebody
-// cuts short meanwhile is a short read instead of a fatal signal.
+// (docs/datasets.md), of which a mapping would save a half; it serves pipes in the same way, and a file that is cut
+// short meanwhile is a short read instead of a fatal signal.
 // Behind a block there is room for what `numbers.h` reads beyond a line end.
 #pragma once
 

@@ -2,7 +2,7 @@
 //
 // The text ends with a byte that is no part of a number (a line end), and at least 32 bytes may be read behind it.
 // A number ends at a space, a tab or a line end, more exactly at any byte up to ' '; what is wrong with such a byte is
-// seen by whoever reads on.  Results are those of strtoull, with a sign allowed, and of strtof, correctly rounded.
+// seen by the next read.  Results are those of strtoull, with a sign allowed, and of strtof, correctly rounded.
 #pragma once
 
 #include <algorithm>

@@ -64,7 +64,7 @@ class Parser {
 
  private:
   static constexpr std::size_t kShownOfLine = 200;
-  static constexpr std::size_t kKept = 10;  // faults that are kept, of those that are counted
+  static constexpr std::size_t kKept = 10;  // faults that are retained, of those that are counted
 
   // False: nothing more is to be read.
   template <typename Sink>

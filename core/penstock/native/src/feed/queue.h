@@ -28,10 +28,10 @@ class Queue {
     return true;
   }
 
-  // Wait for an item, but not longer than `patience`.
-  std::optional<T> pop(std::chrono::duration<double> patience) {
+  // Wait for an item, but not longer than `timeout`.
+  std::optional<T> pop(std::chrono::duration<double> timeout) {
     std::unique_lock lock(mutex_);
-    filled_.wait_for(lock, patience, [&] { return closed_ || !items_.empty(); });
+    filled_.wait_for(lock, timeout, [&] { return closed_ || !items_.empty(); });
     if (items_.empty()) return std::nullopt;
     std::optional<T> item(std::move(items_.front()));
     items_.pop_front();

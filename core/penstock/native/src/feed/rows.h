@@ -79,7 +79,7 @@ struct Column {
   Buffer<int64_t> lengths;  // of a ragged one
 };
 
-// Columns of somebody else: of one of `ids` and `numbers` all rows' values, one after the other.
+// Columns of another owner: of one of `ids` and `numbers` all rows' values, one after the other.
 struct Given {
   const int64_t* ids = nullptr;
   const float* numbers = nullptr;

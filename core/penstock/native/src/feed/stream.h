@@ -20,7 +20,7 @@ struct Mark {
   bool ended = false;
 };
 
-// The memory of batches that nobody has any more, for those to come: fresh memory costs a page fault for each 4 KiB,
+// The memory of released batches, for those to come: fresh memory costs a page fault for each 4 KiB,
 // which is a third of the time that parsing takes.
 class Pool {
  public:

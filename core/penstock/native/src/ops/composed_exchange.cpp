@@ -16,7 +16,7 @@ void check_replicas(const Check& check, TensorList tensors) {
   }
 }
 
-// ((t0 + t1) + t2) + ..., on the device of tensors[at]: the order does not depend on who adds.
+// ((t0 + t1) + t2) + ..., on the device of tensors[at]: the order does not depend on the rank that adds.
 Tensor sum_on(TensorList tensors, int64_t at) {
   const auto device = tensors[static_cast<size_t>(at)].device();
   Tensor sum = tensors[0].to(device, tensors[0].scalar_type(), /*non_blocking=*/true, /*copy=*/true);

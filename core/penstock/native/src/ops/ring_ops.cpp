@@ -50,7 +50,7 @@ class Rings {
 };
 
 Rings& rings() {
-  static Rings* all = new Rings;  // outlives whoever still waits at exit
+  static Rings* all = new Rings;  // outlives threads that still wait at exit
   return *all;
 }
 

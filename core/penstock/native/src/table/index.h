@@ -38,8 +38,8 @@ class Index {
   Index& operator=(const Index&) = delete;
   ~Index();
 
-  // The steps of a search, for callers who let others run between them; valid until the next insertion.  A key lies in
-  // its home, or, if somebody is `away` from there, possibly in its other bucket.
+  // The steps of a search, for callers that let others run between them; valid until the next insertion.  A key lies in
+  // its home, or, if a key is `away` from there, possibly in its other bucket.
   const Bucket* home(uint64_t key) const {
     const uint64_t bucket = home_of(key);
     return &pieces_[bucket >> kShift][bucket & kMask];

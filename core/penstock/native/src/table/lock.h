@@ -1,7 +1,7 @@
 // A lock that many readers hold together, or one writer alone.
 //
 // A writer that waits goes before readers that come after it: pulls, however many, cannot keep a push waiting.  So a
-// thread that holds it must not take it again.  Whoever holds several took them in the order of their shards.
+// thread that holds it must not take it again.  A thread that holds several took them in the order of their shards.
 #pragma once
 
 #include <pthread.h>

@@ -12,8 +12,8 @@
 namespace penstock::table {
 namespace {
 
-// Nobody may use a piece before it is taken, nor after it was given back: the sanitizer, which knows nothing of what is
-// mapped here, is told.
+// A piece is not used before it is taken, nor after it was given back: annotations for the sanitizer, which knows
+// nothing of what is mapped here.
 void forbid(void* begin, std::size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
   __asan_poison_memory_region(begin, bytes);

@@ -3,7 +3,7 @@
 //
 // A count is never too low while the sketch is young, and too high only where keys share all four counters: a row may
 // be made early, not late.  All counts are halved after eight sightings a counter, so that old ones do not add up to
-// an admission of everybody; a key then needs its sightings within that time.
+// an admission of all; a key then needs its sightings within that time.
 #pragma once
 
 #include <algorithm>

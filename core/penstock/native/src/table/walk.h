@@ -1,5 +1,5 @@
 // The pipeline through index and rows.  A look-up is two accesses to memory, sometimes three, each of which needs the
-// one before; a core can have a dozen or more under way, if it is told of them early.  So keys go through in blocks:
+// one before; a core can have a dozen or more under way, if it gets them early.  So keys go through in blocks:
 // while a block's rows are used, the rows of the next block and the index lines of those after are on their way.
 #pragma once
 

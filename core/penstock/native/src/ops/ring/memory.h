@@ -1,8 +1,8 @@
 // Memory that other processes of this host can map: what they have to sum in place lies in it. Torch-free.
 //
 // `make` gives memory of this process behind a memfd, so that nothing is left behind however the process ends. Another
-// process opens it through /proc, at the first exchange in which it is told of it (`Mappings`). It may go at any time:
-// who has it mapped keeps the pages, and forgets them when it has seen enough newer ones.
+// process opens it through /proc, at the first exchange in which it gets the address (`Mappings`). It may go at any
+// time: a process that has it mapped keeps the pages, and forgets them when it has seen enough newer ones.
 #pragma once
 
 #include <sys/types.h>

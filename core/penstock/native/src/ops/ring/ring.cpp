@@ -17,8 +17,8 @@ namespace penstock::ring {
 namespace {
 
 constexpr long kPollNs = 50'000'000;
-// Longer than a hand-over between two cores, shorter than a wake-up in a virtual machine: where ranks share cores, who
-// spins keeps the one that it waits for from running.
+// Longer than a hand-over between two cores, shorter than a wake-up in a virtual machine: where ranks share cores, a
+// spinning one keeps the one that it waits for from running.
 constexpr int kSpins = 400;
 constexpr std::size_t kMostMet = 64;
 constexpr std::uint32_t kSlots = 4;
@@ -282,7 +282,7 @@ std::vector<std::vector<const T*>> Ring::announced(std::size_t num_pieces) {
 }
 
 // All have said where their arrays are, and made them; then, window by window, each sums its part and takes the others'
-// once they are there, a window later; at the end all have taken all, so that who is done may write to its arrays.
+// once they are there, a window later; at the end all have taken all, so that a finished rank may write to its arrays.
 template <typename T>
 bool Ring::sum_in_place(const std::vector<Piece<T>>& pieces, const std::vector<double>& weights, const Call& call) {
   announce(pieces);

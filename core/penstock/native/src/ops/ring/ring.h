@@ -4,8 +4,8 @@
 // A *stage* is one publication of every rank: a rank writes its slot, counts its stage up, and waits until all have.
 // Each message is cut into chunks that fit a slot, of which every rank has four, used by turns. Where every rank sums
 // all by itself (two of them) it publishes a chunk before it waits for the one before: a rank that is late for a moment
-// holds nobody up. At the stage of chunk k a rank has read all chunks up to k - 2, so that chunk k + 2 may take the
-// slot of k - 2 without anybody giving it back.
+// delays none. At the stage of chunk k a rank has read all chunks up to k - 2, so that chunk k + 2 may take the
+// slot of k - 2 without a message.
 //
 // A large all-reduce whose arrays lie in shared memory on every rank (memory.h) needs no slots: ranks say where their
 // arrays are, each sums its own part of them in place, and takes the other parts from where the others have summed
@@ -19,7 +19,7 @@
 //  has
 //    thrown is of no more use: ranks are at different stages.
 //  * One call at a time (a second one waits for the first).
-// A rank that dies holds nothing up but its own stage: somebody else has to notice (distributed/watch.py) and `fail`.
+// A rank that dies holds nothing up but its own stage: the failure detector (distributed/watch.py) calls `fail`.
 #pragma once
 
 #include <atomic>
@@ -65,11 +65,11 @@ class Ring {
   void all_reduce(const std::vector<Piece<T>>& pieces, const std::vector<double>& weights);
   // all[r * count + i] = what rank r gave as mine[i]. `count` of at most 64.
   void meet(const std::int64_t* mine, std::size_t count, std::int64_t* all);
-  // Puts what the ranks give one after another into `all`; `sizes[r]` is the bytes of rank r, known to everybody.
+  // Puts what the ranks give one after another into `all`; `sizes[r]` is the bytes of rank r, known to all.
   // `fill(to, begin, end)` writes bytes [begin, end) of this rank's part.
   using Fill = std::function<void(char* to, std::size_t begin, std::size_t end)>;
   void gather(const Fill& fill, const std::vector<std::size_t>& sizes, char* all);
-  // Copies `bytes` of rank `root` to everybody.
+  // Copies `bytes` of rank `root` to all.
   void broadcast(char* bytes, std::size_t size, std::uint32_t root);
 
   // Ends whatever waits, now and later, with this message. Any thread; the first message stays.
