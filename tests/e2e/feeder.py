@@ -147,7 +147,7 @@ class Feeder:
         self._json(Kind.GAP, {"OP_EVENTS": rows})
 
     def scalar(self, name: str, value: float) -> None:
-        """Report a figure of the script's own."""
+        """Report a metric of the script's own."""
         self._json(Kind.SCALARS, {"step": self._step, "time_ns": time.time_ns(), "values": {name: value}})
 
     def log(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A command that an agent runs, in a real Chromium: its figures stand where others have a graph."""
+"""A command that an agent runs, in a real Chromium: its metrics are shown where others have a graph."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node(server: RunningServer, tmp_path: Path) -> Iterator[None]:
     stop(process)
 
 
-def test_command_is_shown_by_its_figures_and_logs(open_page: Open, server: RunningServer) -> None:
+def test_command_is_shown_by_its_metrics_and_logs(open_page: Open, server: RunningServer) -> None:
     page = open_page(f"/jobs/{submit(server)}").page
     expect(page.get_by_role("heading", name="Metrics")).to_be_visible()
     expect(page.get_by_text("A command reports what it wants to have drawn")).to_be_visible()

@@ -258,7 +258,7 @@ export interface paths {
         };
         /**
          * Get Me
-         * @description Say who asks.
+         * @description Return the principal of the request.
          */
         readonly get: operations["getMe"];
         readonly put?: never;
@@ -547,7 +547,7 @@ export interface components {
     schemas: {
         /**
          * Checkpoint
-         * @description How often a checkpoint is written, and how many are kept.
+         * @description How often a checkpoint is written, and how many are retained.
          */
         readonly Checkpoint: {
             /**
@@ -696,7 +696,7 @@ export interface components {
         };
         /**
          * Gap
-         * @description Rows that are missing, by kind of frame.
+         * @description Rows that were lost, by kind of frame.
          */
         readonly Gap: {
             /** Dropped */
@@ -1034,7 +1034,7 @@ export interface components {
         };
         /**
          * Me
-         * @description Who asks.
+         * @description The principal of a request.
          */
         readonly Me: {
             /** Name */
@@ -1115,7 +1115,7 @@ export interface components {
         };
         /**
          * NodeJoin
-         * @description What an agent says of its machine when it joins.
+         * @description What an agent reports of its machine when it joins.
          */
         readonly NodeJoin: {
             /** Cpus */
@@ -1303,7 +1303,7 @@ export interface components {
         };
         /**
          * Progress
-         * @description How far a job says it is.
+         * @description Progress that a job reports.
          */
         readonly Progress: {
             /** Done */

@@ -1,4 +1,4 @@
-/** Numbers, times and sizes as text. Pure; every figure on the page goes through here, so units agree. */
+/** Numbers, times and sizes as text. Pure; every number on the dashboard goes through here, so units agree. */
 
 const THIN = "\u202f";
 
@@ -8,7 +8,7 @@ export function integer(value: number): string {
     .replace(/\B(?=(\d{3})+$)/g, THIN);
 }
 
-/** 128 400 → "128.4k": four significant characters, for figures that change while one reads. */
+/** 128 400 → "128.4k": four significant characters, for numbers that change while one reads. */
 export function compact(value: number): string {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
@@ -31,7 +31,7 @@ export function bytes(value: number): string {
   return `${scaled >= 100 ? scaled.toFixed(0) : scaled.toPrecision(3)} ${units[unit] ?? "B"}`;
 }
 
-/** Nanoseconds with the unit that keeps three figures. */
+/** Nanoseconds with the unit that keeps three digits. */
 export function nanos(value: number): string {
   if (!Number.isFinite(value)) return "–";
   if (value < 1000) return `${Math.round(value)} ns`;
@@ -78,7 +78,7 @@ export function clock(iso: string | null | undefined): string {
   });
 }
 
-export function figure(value: number | undefined | null): string {
+export function metric(value: number | undefined | null): string {
   if (value === undefined || value === null || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (size !== 0 && size < 1e-3) return value.toExponential(2);
@@ -113,7 +113,7 @@ export function shortType(type: string): string {
 }
 
 /**
- * What a failed job says, in two parts: the sentence, and the last line of the log that follows it, which is where a
+ * Why a job failed, in two parts: the sentence, and the last line of the log that follows it, which is where a
  * traceback has its error. The second is empty where nothing follows.
  */
 export function sentenceAndError(why: string): readonly [string, string] {

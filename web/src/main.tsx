@@ -21,13 +21,13 @@ import { NodesPage } from "./views/nodes";
 
 function Page() {
   const at = route.value;
-  const who = session.value;
-  if (who.state === "out" || at.page === "login") return <LoginPage />;
-  if (who.state === "asking") return <main class="page" aria-busy="true" />;
-  if (who.state === "unreachable") {
+  const current = session.value;
+  if (current.state === "out" || at.page === "login") return <LoginPage />;
+  if (current.state === "asking") return <main class="page" aria-busy="true" />;
+  if (current.state === "unreachable") {
     return (
       <main class="page">
-        <ErrorCard error={who.error} retry={() => void askSession()} />
+        <ErrorCard error={current.error} retry={() => void askSession()} />
       </main>
     );
   }

@@ -1,5 +1,5 @@
 /**
- * The page's one websocket: reconnects with back-off, resubscribes, and routes what arrives.
+ * The dashboard's one websocket: reconnects with back-off, resubscribes, and routes what arrives.
  *
  * A subscription asks for its request anew at every connect, so that it resumes where it stands (log offsets).
  * Text messages go to the subscription that they name; binary telemetry frames carry no subscription and go to

@@ -1,4 +1,4 @@
-/** Whom an event is about, in the words of the page. */
+/** The subject of an event, as the dashboard names it. */
 import type { EventRow, Job, NodeRow } from "./types";
 
 /** The subject of an event in words: job, trainer 0 or a node's name; its id where nothing is known of it. */

@@ -1,4 +1,4 @@
-/** Words and figures as the page writes them. */
+/** Words and numbers as the dashboard writes them. */
 import { expect, test } from "vitest";
 import { sentenceAndError } from "../src/format";
 

@@ -178,7 +178,7 @@ describe("gradient sync", () => {
       [Column.WAIT_NS, BigUint64Array.of(BigInt(wait))],
     ]);
 
-  test("figures are per exchange, over the last window; the count is over all", () => {
+  test("amounts are per exchange, over the last window; the count is over all", () => {
     const store = new SyncStore();
     store.ingest("h", sync(10, 9000, 90_000), 0);
     store.ingest("h", sync(2, 80, 200), WINDOW_MS + 1);

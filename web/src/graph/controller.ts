@@ -274,7 +274,7 @@ export class GraphController {
     if (this.#document === null || this.layout === null || graph.rows === this.#criticalRows) return;
     const wait = this.#criticalAt + CRITICAL_PERIOD_MS - nowMs;
     if (wait > 0) {
-      // Events may end here; the path must still come to tell of all of them.
+      // Events may end here; the path must still come to report all of them.
       this.#criticalLater ??= setTimeout(() => {
         this.#criticalLater = undefined;
         this.repaint();

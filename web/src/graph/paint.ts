@@ -133,7 +133,7 @@ function paintRing(ctx: CanvasRenderingContext2D, box: Box, radius: number, colo
   ctx.stroke();
 }
 
-/** The lamp at the corner: on in frames whose events say that the operator ran. */
+/** The lamp at the corner: on in frames with events of the operator. */
 function paintLamp(ctx: CanvasRenderingContext2D, box: Box, colour: string, glow: number): void {
   const x = box.x + box.w - 10;
   const y = box.y + 10;

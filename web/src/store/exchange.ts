@@ -32,7 +32,7 @@ interface Delta {
   readonly rows: Rows;
 }
 
-export interface Figures {
+export interface Amounts {
   readonly bytesPerS: number;
   /** Nanoseconds of each step; of each exchange if no trainer counts steps. */
   readonly waitNs: number;
@@ -44,24 +44,24 @@ export interface Figures {
   readonly joined: number;
 }
 
-export interface BlockFigures extends Figures {
+export interface BlockAmounts extends Amounts {
   readonly block: string;
 }
 
-export interface Cell extends Figures {
+export interface Cell extends Amounts {
   readonly trainer: number;
   readonly pserver: number;
   readonly sentPerS: number;
   readonly receivedPerS: number;
-  readonly blocks: readonly BlockFigures[];
+  readonly blocks: readonly BlockAmounts[];
 }
 
 /** `pserver` -1: in the trainer, before anything is sent. */
-export interface BlockRow extends BlockFigures {
+export interface BlockRow extends BlockAmounts {
   readonly pserver: number;
 }
 
-/** `waitNs`: for all servers, and in its own queues, as in `Figures`. `stepNs`: null if it counts no steps. */
+/** `waitNs`: for all servers, and in its own queues, as in `Amounts`. `stepNs`: null if it counts no steps. */
 export interface TrainerTime {
   readonly waitNs: number;
   readonly stepNs: number | null;
@@ -94,8 +94,8 @@ export class ExchangeStore {
   }
 
   /**
-   * Null while no process of the job has told of an exchange. While it runs, of several processes of one role and index
-   * the newest one's figures; of a job that is over the sums of all, as `penstock exchange` tells them.
+   * Null while no process of the job has reported an exchange. While it runs, of several processes of one role and index
+   * the newest one's amounts; of a job that is over the sums of all, as `penstock exchange` prints them.
    */
   view(job: Job, over: boolean, nowMs: number): ExchangeView | null {
     const shown = (over ? job.replicas : newestOf(job.replicas)).filter((one) => this.#tracks.has(one.stream));
@@ -152,7 +152,7 @@ interface Tally {
   readonly time: Time;
 }
 
-/** Differences of all processes, gathered by (trainer, pserver, block), each quantity from who counts it. */
+/** Differences of all processes, gathered by (trainer, pserver, block), each quantity from the process that counts it. */
 class Parts {
   #tallies = new Map<string, Map<string, Tally>>();
   #times = new Map<number, Time>();
@@ -199,12 +199,12 @@ class Parts {
         rows.set(row, [...(rows.get(row) ?? []), tally]);
       }
       if (pserver < 0) continue;
-      const figures = [...blocks].map(([block, tally]) => ({ block, ...figuresOf([tally]) }));
-      cells.set(key, { trainer, pserver, ...figuresOf([...blocks.values()], true), blocks: figures, ...ways(blocks) });
+      const amounts = [...blocks].map(([block, tally]) => ({ block, ...amountsOf([tally]) }));
+      cells.set(key, { trainer, pserver, ...amountsOf([...blocks.values()], true), blocks: amounts, ...ways(blocks) });
     }
     const blocks = [...rows].map(([key, tallies]) => {
       const comma = key.indexOf(",");
-      return { pserver: Number(key.slice(0, comma)), block: key.slice(comma + 1), ...figuresOf(tallies) };
+      return { pserver: Number(key.slice(0, comma)), block: key.slice(comma + 1), ...amountsOf(tallies) };
     });
     const trainers = [...this.#trainers].sort((a, b) => a - b);
     const times = new Map(trainers.map((trainer) => [trainer, this.#trainerTime(trainer)] as const));
@@ -214,7 +214,7 @@ class Parts {
   #trainerTime(trainer: number): TrainerTime {
     const { spanS, steps, counted } = this.#time(trainer);
     const mine = [...this.#tallies].filter(([key]) => Number(key.split(",")[0]) === trainer);
-    const { waitNs } = figuresOf(
+    const { waitNs } = amountsOf(
       mine.flatMap(([, blocks]) => [...blocks.values()]),
       true,
     );
@@ -241,10 +241,10 @@ function count(tally: Tally, replica: Replica, sums: Sums): void {
 const of = (sums: Float64Array, field: number): number => sums[field] ?? 0;
 
 /**
- * Figures of several tallies together. `oneTrainer`: they are blocks of one trainer, whose waits add up to its step;
+ * Amounts of several tallies together. `oneTrainer`: they are blocks of one trainer, whose waits add up to its step;
  * else one block of several trainers, whose waits are averaged.
  */
-function figuresOf(tallies: readonly Tally[], oneTrainer = false): Figures {
+function amountsOf(tallies: readonly Tally[], oneTrainer = false): Amounts {
   const total = { bytesPerS: 0, waitNs: 0, calls: 0, retries: 0, merges: 0, joined: 0 };
   let stale = 0;
   let pushes = 0;

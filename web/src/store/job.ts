@@ -1,8 +1,8 @@
 /**
- * Everything the page knows about one job, fed by one subscription; made by the job page and disposed with it.
+ * Everything the dashboard knows about one job, fed by one subscription; made by the job page and disposed with it.
  *
  * State, metrics and logs arrive as text and are complete; operator frames may be dropped, and `droppedRows`
- * says how many. Signals are published at most four times a second: figures that change faster cannot be read.
+ * says how many. Signals are published at most four times a second: numbers that change faster cannot be read.
  */
 import { batch, computed, signal } from "@preact/signals";
 import { ApiError, api } from "../api";
@@ -150,7 +150,7 @@ export class JobStore {
         this.nodes.value = message.nodes;
         return;
       default:
-        // A newer server may say more than this page knows; what it knows stays right without it.
+        // A newer server may send more than this dashboard knows; what it knows stays right without it.
         message satisfies never;
     }
   }
@@ -205,8 +205,8 @@ export class JobStore {
   }
 
   /**
-   * Whether a frame tells of something that just happened. The server first sends what it kept, so that a page that
-   * opens now is not empty; that counts in every figure, and lights nothing. A trainer whose clock is off by more
+   * Whether a frame reports something that just happened. The server first sends what it kept, so that a page that
+   * opens now is not empty; that counts in every sum, and lights nothing. A trainer whose clock is off by more
    * than the limit is recognised by all of its frames being so, once the kept ones have passed.
    */
   #fresh(frame: Frame, behindMs: number, now: number): boolean {
@@ -246,7 +246,7 @@ export class JobStore {
 
   /**
    * Only what is reported counts. A hole in the numbers of the frames that come here proves nothing: METRICS, LOG and
-   * others are numbered in the same row, and the server, which sees all of them, is who can tell.
+   * others are numbered in the same row, and only the server sees all of them.
    */
   #gap(dropped: Readonly<Record<string, unknown>>): void {
     for (const rows of Object.values(dropped)) {

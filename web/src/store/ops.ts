@@ -17,7 +17,7 @@ const MAX_WAITING_FRAMES = 512;
 
 export class GraphRuntime {
   document: GraphDocument | null = null;
-  /** Rows received, over all kinds: the graph with most of them is what the page shows unless told otherwise. */
+  /** Rows received, over all kinds: the graph with most of them is what the dashboard shows by default. */
   rows = 0;
   lastRowMs = 0;
   count = new Float64Array(0);

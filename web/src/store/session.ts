@@ -1,4 +1,4 @@
-/** Who is logged in, the theme, and the clock that ages are read against. */
+/** The user who is logged in, the theme, and the clock that ages are read against. */
 import { effect, signal } from "@preact/signals";
 import { ApiError, api } from "../api";
 import { invalidateAll } from "../frameloop";
@@ -25,7 +25,7 @@ export async function askSession(): Promise<void> {
 }
 
 stream.onRefused = () => {
-  // A websocket that is refused does not say why; the session call does.
+  // A websocket that is refused has no reason; the session call does.
   if (session.value.state === "in") void recheck();
 };
 

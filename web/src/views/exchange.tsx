@@ -1,9 +1,9 @@
-/** Trainers and parameter servers: who sends how much to whom, who waits, whose gradients come late; and each block. */
+/** Trainers and parameter servers: bytes of each pair, waits, staleness of gradients; and each block. */
 import { useState } from "preact/hooks";
 import { bytes, compact, integer, millis, plural } from "../format";
 import { Empty, Head, Link } from "../parts/basics";
 import { jobHref, setQuery, url } from "../router";
-import { type BlockRow, type Cell, cellKey, type ExchangeView, type Figures } from "../store/exchange";
+import { type Amounts, type BlockRow, type Cell, cellKey, type ExchangeView } from "../store/exchange";
 import { isTerminal, type JobStore } from "../store/job";
 
 const METRICS = ["bytes", "wait", "staleness"] as const;
@@ -14,7 +14,7 @@ const MAX_BLOCKS = 400;
 const WORST = 4;
 const MAX_SUMMARY = 8;
 
-const VALUE: Readonly<Record<Metric, (of: Figures) => number>> = {
+const VALUE: Readonly<Record<Metric, (of: Amounts) => number>> = {
   bytes: (of) => of.bytesPerS,
   wait: (of) => of.waitNs,
   staleness: (of) => of.staleness,
@@ -47,7 +47,7 @@ export function ExchangePart({ view }: { view: ExchangeView | null }) {
   if (view === null || view.pservers.length === 0) {
     return (
       <Empty title="Nothing has been exchanged yet">
-        <span>Trainers tell here what they send to each parameter server, and how long they wait for it.</span>
+        <span>Trainers report here what they send to each parameter server, and how long they wait for it.</span>
       </Empty>
     );
   }
@@ -69,7 +69,7 @@ export function describeExchange(view: ExchangeView): string {
   ].join(" · ");
 }
 
-/** Who waits longest, beside its whole step. In sync training others wait for who waits least. */
+/** The trainer that waits longest, beside its whole step. In sync training the one that waits least is the straggler. */
 function longestWait(view: ExchangeView): string[] {
   const [worst] = [...view.times].sort(([, a], [, b]) => b.waitNs - a.waitNs);
   if (worst === undefined || worst[1].waitNs === 0) return [];
@@ -189,7 +189,7 @@ function StepTime({ ns }: { ns: number | null }) {
   return ns === null ? null : <small>{millis(ns)} a step</small>;
 }
 
-/** Shown while nobody points at another. */
+/** Shown while the pointer is on no other. */
 function largest(view: ExchangeView, metric: Metric): Cell | undefined {
   return [...view.cells.values()].sort((a, b) => VALUE[metric](b) - VALUE[metric](a))[0];
 }

@@ -1,4 +1,4 @@
-/** The live SSA graph: canvas, its keys and mouse, and the table that says the same. */
+/** The live SSA graph: canvas, its keys and mouse, and the table with the same contents. */
 import { untracked, useSignalEffect } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
@@ -6,8 +6,8 @@ import { integer, plural } from "../format";
 import type { GraphController } from "../graph/controller";
 import { Empty, ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
-import { isCommand } from "../store/figures";
 import { isTerminal, type JobStore } from "../store/job";
+import { isCommand } from "../store/mode";
 import type { JobParts } from "./job";
 import { OperatorTable } from "./operators";
 
@@ -58,7 +58,7 @@ function NoGraph({ store }: { store: JobStore }) {
     return (
       <div style={{ padding: "var(--s4)" }}>
         <ErrorCard error={failure} retry={() => store.documents.retry(hash)} />
-        <span class="muted">The graph could not be loaded. The page tries again by itself.</span>
+        <span class="muted">The graph could not be loaded. The dashboard retries by itself.</span>
       </div>
     );
   }

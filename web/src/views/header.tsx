@@ -1,11 +1,11 @@
-/** Name, state, progress, the sentence that says why, the figures that decide, and Stop. */
+/** Name, state, progress, the sentence that says why, the metrics that decide, and Stop. */
 import { useState } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { age, clock, compact, figure, integer, millis, percent, plural, seconds, sentenceAndError } from "../format";
+import { age, clock, compact, integer, metric, millis, percent, plural, seconds, sentenceAndError } from "../format";
 import { Dialog, ErrorCard, Progress, StateChip, toneOf } from "../parts/basics";
 import { attemptWords } from "../store/attempts";
-import { isCommand } from "../store/figures";
 import { isTerminal, type JobStore } from "../store/job";
+import { isCommand } from "../store/mode";
 import type { Job } from "../types";
 import { exchangeOf, hasPservers, longestWaitNs } from "./exchange";
 
@@ -122,7 +122,7 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
     <dl class="kpis" data-testid="kpis">
       <Kpi name="step" value={step === 0 ? "–" : integer(step)} unit={total === null ? "" : `/ ${integer(total)}`} />
       <Kpi name="samples/s" value={compact(rate)} />
-      <Kpi name="loss" value={figure(store.series.latest("loss") ?? job.latest.loss)} />
+      <Kpi name="loss" value={metric(store.series.latest("loss") ?? job.latest.loss)} />
       {auc !== undefined && <Kpi name="test AUC" value={auc.toFixed(4)} />}
       {hasPservers(store) ? (
         <ServerWait store={store} />
@@ -137,7 +137,7 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
   );
 }
 
-/** A command has what it reports, and nothing is missing where it reports nothing. */
+/** A command has what it reports; one that reports nothing has no gaps. */
 function CommandKpis({ job, store }: { job: Job; store: JobStore }) {
   const names = [...store.series.byName.keys()].slice(0, MOST_KPIS);
   const step = Math.max(
@@ -149,7 +149,7 @@ function CommandKpis({ job, store }: { job: Job; store: JobStore }) {
     <dl class="kpis" data-testid="kpis">
       {step > 0 && <Kpi name="step" value={integer(step)} />}
       {names.map((name) => (
-        <Kpi key={name} name={name} value={figure(store.series.latest(name))} />
+        <Kpi key={name} name={name} value={metric(store.series.latest(name))} />
       ))}
     </dl>
   );

@@ -6,8 +6,8 @@ import { BUCKETS } from "../graph/group";
 import { Empty, ErrorCard, Link } from "../parts/basics";
 import { jobHref, route, TABS, type Tab } from "../router";
 import { currentGraph, currentJob, currentTimeline } from "../store/current";
-import { isCommand, standsOnFigures } from "../store/figures";
 import { JobStore } from "../store/job";
+import { isCommand, isWithoutGraph } from "../store/mode";
 import { TimelineController } from "../timeline/controller";
 import { ConfigView, EventsView } from "./facts";
 import { GraphView } from "./graph";
@@ -60,7 +60,7 @@ export function JobPage({ jobId }: { jobId: string }) {
       <JobHeader job={store.job.value} store={store} />
       {store.degraded.value !== null && (
         <div class="banner" role="status">
-          The server slowed this page's event stream down: {store.degraded.value}
+          The server slowed this dashboard's event stream down: {store.degraded.value}
         </div>
       )}
       <Tabs jobId={jobId} store={store} />
@@ -144,7 +144,7 @@ function View({ tab, parts }: { tab: Tab; parts: JobParts }) {
   switch (tab) {
     case "overview":
       store.metricsVersion.value;
-      if (standsOnFigures(store.job.value, store.shownHash.value, store.series.byName.size)) {
+      if (isWithoutGraph(store.job.value, store.shownHash.value, store.series.byName.size)) {
         return (
           <>
             <MetricsView store={store} />

@@ -1,7 +1,7 @@
 /** Jobs, newest first, and the trainers and pservers that are registered; all by websocket, nothing is polled. */
 
 import { ApiError } from "../api";
-import { age, compact, figure, percent, plural, seconds, sentenceAndError } from "../format";
+import { age, compact, metric, percent, plural, seconds, sentenceAndError } from "../format";
 import { Empty, ErrorCard, Head, Link, Progress, StateChip } from "../parts/basics";
 import { jobHref, navigate } from "../router";
 import { stream } from "../socket";
@@ -113,7 +113,7 @@ function JobRow({ job }: { job: Job }) {
       <td class="progress-cell">
         <JobProgress job={job} />
       </td>
-      <td class="num tiny-hide">{figure(job.latest.loss)}</td>
+      <td class="num tiny-hide">{metric(job.latest.loss)}</td>
       <td class="num tiny-hide">{job.latest.samples_per_s == null ? "–" : compact(job.latest.samples_per_s)}</td>
       <td class="num narrow-hide">{age(job.created_at, nowMs.value)}</td>
       <td class="why-cell clip narrow-hide" title={job.why}>

@@ -89,7 +89,7 @@ function describe(log: ReplicaLog | undefined, found: readonly number[] | null):
       ? plural(log.lines.length, "line")
       : `${integer(found.length)} of ${plural(log.lines.length, "line")}`,
   ];
-  if (log.dropped > 0) parts.push(`${plural(log.dropped, "older line")} not kept in this page`);
+  if (log.dropped > 0) parts.push(`${plural(log.dropped, "older line")} not retained in the dashboard`);
   if (log.skippedBytes > 0) parts.push(`the first ${bytes(log.skippedBytes)} not loaded`);
   return parts.join(" · ");
 }

@@ -1,10 +1,10 @@
 /** Every series that the job reported, the usual ones first. */
 
-import { bytes, figure } from "../format";
+import { bytes, metric } from "../format";
 import { Empty } from "../parts/basics";
 import { Chart } from "../parts/chart";
-import { isCommand } from "../store/figures";
 import { isTerminal, type JobStore } from "../store/job";
+import { isCommand } from "../store/mode";
 
 const FIRST = ["loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
 const TITLE: Readonly<Record<string, string>> = {
@@ -84,7 +84,7 @@ function MetricCard({ store, name }: { store: JobStore; name: string }) {
     <section class="chart" aria-label={title}>
       <header>
         <span>{title}</span>
-        <b>{base === "sync_bytes" && latest !== undefined ? bytes(latest) : figure(latest)}</b>
+        <b>{base === "sync_bytes" && latest !== undefined ? bytes(latest) : metric(latest)}</b>
       </header>
       <Chart store={store} name={name} height={190} colour={colour} />
     </section>

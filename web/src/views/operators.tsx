@@ -1,4 +1,4 @@
-/** The graph as a table: every operator with its figures. What the canvas shows, for eyes and ears that want text. */
+/** The graph as a table: every operator with its numbers. What the canvas shows, for eyes and ears that want text. */
 import { useState } from "preact/hooks";
 import { integer, nanos, percent } from "../format";
 import type { GraphController } from "../graph/controller";

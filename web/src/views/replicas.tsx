@@ -1,4 +1,4 @@
-/** Replicas (trainers and parameter servers): who they are, where they run, how they ended. */
+/** Replicas (trainers and parameter servers): their names, where they run, how they ended. */
 
 import { age } from "../format";
 import { Head, Link, StateChip } from "../parts/basics";

@@ -1,6 +1,6 @@
-/** The side panel: what is selected, who waits, how the loss goes, who takes part. */
+/** The side panel: the selection, waits, the loss, and the processes of the job. */
 
-import { bytes, compact, figure, integer, millis, nanos, percent, plural, shape } from "../format";
+import { bytes, compact, integer, metric, millis, nanos, percent, plural, shape } from "../format";
 import type { GraphController } from "../graph/controller";
 import { bucketOf, modulesOf } from "../graph/group";
 import { Head, Link } from "../parts/basics";
@@ -22,7 +22,7 @@ export function SidePanel({ parts, what }: { parts: JobParts; what: "all" | "ope
       <Selection parts={parts} />
       {what === "all" && <PserverSummary store={store} />}
       {what === "all" && <SyncSummary store={store} />}
-      {what === "all" && <Spark store={store} name="loss" title="Loss" text={figure} />}
+      {what === "all" && <Spark store={store} name="loss" title="Loss" text={metric} />}
       {what === "all" && <Spark store={store} name="samples_per_s" title="Samples/s" text={compact} />}
       {what === "all" && job !== null && job.replicas.length > 0 && (
         <div>
@@ -110,7 +110,7 @@ function OperatorFacts({
         <dt>mean · max</dt>
         <dd>{count === 0 ? "has not run" : `${nanos(total / count)} · ${nanos(max)}`}</dd>
         <dt>ran</dt>
-        <dd>{integer(count)} × since this page opened</dd>
+        <dd>{integer(count)} × since the dashboard opened</dd>
         {op.flops > 0 && count > 0 && <Rate op={op} meanNs={total / count} />}
         <dt>critical</dt>
         <dd class={critical ? "critical" : ""}>

@@ -1,4 +1,4 @@
-/** Gradient exchange per parameter, live: who owns it, how large, how long, and how long somebody waited. */
+/** Gradient exchange per parameter, live: its owner, how large, how long, and the longest wait. */
 
 import { bytes, integer, millis, plural } from "../format";
 import { Empty, Head } from "../parts/basics";
@@ -69,7 +69,7 @@ function Local({ store }: { store: JobStore }) {
   );
 }
 
-/** Trainers of a collective job that exchange nothing each train a model of their own, which nobody means. */
+/** Trainers of a collective job that exchange nothing each train a model of their own, which is a mistake. */
 function whyNone(store: JobStore): string {
   const spec = store.job.value?.spec;
   const trainers = spec?.trainers?.count ?? 1;
