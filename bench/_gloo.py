@@ -1,6 +1,6 @@
-"""Two processes that all-reduce over Gloo when told to: the peer of `bench sync`.
+"""Two processes that all-reduce over Gloo on command: the peer of `bench sync`.
 
-They wait in a pipe's `recv` between commands, so they take no core from whoever else is measured. A context manager
+They wait in a pipe's `recv` between commands, so they take no core from what else is measured. A context manager
 owns both: they are ended and joined on any way out, and being daemons they do not outlive the parent.
 """
 

@@ -1,4 +1,4 @@
-"""Two processes that all-reduce through shared memory when told to: what `bench collective` holds against `_gloo`."""
+"""Two processes that all-reduce through shared memory on command: what `bench collective` holds against `_gloo`."""
 
 from __future__ import annotations
 

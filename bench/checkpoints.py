@@ -1,7 +1,7 @@
 """`bench checkpoints`: for how long a training is held by a checkpoint, and what its steps cost while one is written.
 
-A model of 64 MiB of parameters (one layer, SGD) trains on one replica. In turns: a checkpoint is begun and the training
-goes on until it is committed; then `torch.save` of the same values, with a flush to the disk, on the training thread.
+A model of 64 MiB of parameters (one layer, SGD) trains on one replica. Interleaved: a checkpoint is begun and the
+training goes on until it is committed; then `torch.save` of the same values, with a flush to the disk, on that thread.
 `held_ms`: what `CheckpointManager.save` takes of the training thread (the first one, which gets its memory from the
 system, apart); `step_ms`, `step_while_writing_ms`: medians of steps. A ratio is torch.save's time over `held_ms`.
 """

@@ -2,11 +2,11 @@
 
 Every contender trains the same network from the same values on the same batches, in a process of its own; handing a
 batch over and fetching the loss after every 50 steps are part of the time. Within a round each of them takes one turn;
-the order turns round after each round, and nobody starts before the one before has gone quiet. A ratio is the median
+the order turns round after each round, and none starts before the one before has gone quiet. A ratio is the median
 over rounds of our rate over the peer's in the same round, so that a machine that slows down slows both.
 
 Two columns: as installed, and with equal matrix kernels (keys that end in `_equal`), in which every contender, ours
-included, runs with MKL's vendor check lifted, so that nobody takes a kernel for an executor.
+included, runs with MKL's vendor check lifted, so that a kernel is not taken for an executor.
 On request a third (`--column foreign` or `all`, keys that end in `_foreign`), in which the check fails, as on a
 processor that MKL does not recognise. `matrix_roof` is the ceiling of the same run: the rate of the workload's main
 matrix product on all cores, over the operations per sample.
@@ -99,7 +99,7 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
 def add_column(report: Report, workload: Workload, results: Results, suffix: str) -> None:
     """Add the figures and ratios of one column."""
     rates = {
-        key: [results.num_steps * workload.batch_size / s for s in turns] for key, turns in results.seconds.items()
+        key: [results.num_steps * workload.batch_size / s for s in rounds] for key, rounds in results.seconds.items()
     }
     medians = {key: report.add(f"{key}_samples_per_s{suffix}", samples, digits=0) for key, samples in rates.items()}
     for key, losses in results.losses.items():

@@ -1,12 +1,12 @@
 """`bench datafeed`: from text to the batches that a program is fed, against what a user would read the same rows with.
 
-The rows are click data: 13 decimal numbers, 26 ids, a label, in batches of 1000. Everybody reads the same rows from a
-file in the page cache and ends with a tensor for each input of each batch: ours MultiSlot text through a QueueDataset
+The rows are click data: 13 decimal numbers, 26 ids, a label, in batches of 1000. All read the same rows from a
+file in the page cache and end with a tensor for each input of each batch: ours MultiSlot text through a QueueDataset
 (`penstock_queue`), or through an InMemoryDataset that is loaded, shuffled and gone through once (`penstock_memory`);
 `torch_dataloader` the same text, split in Python in an IterableDataset with the default collate function; `pandas` and
 `pyarrow` CSV of the same rows, `penstock_parquet` our reading of a Parquet file. Times are the processor's, of all
 threads of the process, so that a rate is one of a core; rates are given in MB of the MultiSlot text a second, whatever
-somebody reads. `read` is the ceiling of the same run: the text read into a buffer, block by block.
+one reads. `read` is the ceiling of the same run: the text read into a buffer, block by block.
 
 `paddle_memory` is paddlepaddle 2.6.2's InMemoryDataset, loaded, shuffled and gone through like ours.
 
@@ -190,7 +190,7 @@ class PaddleDatasets(TimedPeer):
 
 
 def measure_reading(rows: Rows, num_rounds: int, report: Report) -> None:
-    """Add everybody's rate, and the ratios."""
+    """Add the rate of each, and the ratios."""
     variables, whole, short = inputs(), rows.num_rows, rows.num_rows // SLOW_SHARE
     actions: dict[str, tuple[Callable[[], int], int]] = {
         "penstock_queue": (lambda: go_through(dataset_over(rows.text, variables)), whole),

@@ -2,8 +2,8 @@
 
 The best practice that Fluid's documents give (num_threads = cores, CPU_NUM = num_threads, Reduce mode on CPU) against
 every other cell: threads and replicas from 1 to twice the cores, both modes. Every cell trains the same batches, whole
-batches of the same size split over its replicas, in an executor of its own; all cells run in turns in one process, the
-order turned round after each round, and the figure of a cell is its median.
+batches of the same size split over its replicas, in an executor of its own; all cells run interleaved in one process,
+the order turned round after each round, and the result of a cell is its median.
 
 `best_practice_of_best`: samples per second of that setting over those of the best cell, by medians. So that luck among
 many cells is not taken for a better setting, the interval of the pair's ratio by rounds is beside it.

@@ -80,7 +80,7 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
 
 def add_figures(report: Report, results: Results, batch_size: int) -> None:
     """Add rates, processor time and ratios."""
-    rates = {key: [results.num_steps * batch_size / s for s in turns] for key, turns in results.seconds.items()}
+    rates = {key: [results.num_steps * batch_size / s for s in rounds] for key, rounds in results.seconds.items()}
     for key, samples in rates.items():
         report.add(f"{key}_samples_per_s", samples, digits=0)
         report.figures[f"{key}_last_loss"] = round(results.losses[key][-1], 5)

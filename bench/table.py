@@ -2,7 +2,7 @@
 
 Ids are drawn from the whole int64 range: an odd factor times a row's number, modulo 2^64. Batches are uniform over the
 rows, the worst case: no row is in a cache. A *training step* is a pull, then a push of the same ids. Rates are rows per
-second; all contenders of one configuration take one batch each in turns, in one run, into memory that is there already.
+second; all contenders of one configuration take one batch each, interleaved, in one run, into memory that exists.
 With one thread, seconds are the processor's, with one for each core those on the wall.
 
 `array` is the ceiling of the run: the same number of rows gathered from a plain array by their number, on huge pages,
@@ -60,7 +60,7 @@ def resident_bytes() -> int:
 
 
 class Batches:
-    """The same batches for everybody: row numbers, their ids, one array of gradients and one of results."""
+    """The same batches for all: row numbers, their ids, one array of gradients and one of results."""
 
     def __init__(self, rows: int, width: int, batch: int, seed: int = 0) -> None:
         random = np.random.default_rng(seed)
@@ -194,7 +194,7 @@ def add_rates(samples: dict[str, list[float]], rows: int, prefix: str, report: R
 
 
 def measure_one_core(table: SparseTable, rows: int, rule: str, num_rounds: int, report: Report) -> None:
-    """Add the rates of one thread of everybody."""
+    """Add the rates of one thread of each."""
     width = table.settings.width
     batches = Batches(rows, width, BATCH)
     ours: Contenders = {"penstock_pull": pull_of(table, batches), "penstock_train": train_of(table, rule, batches)}

@@ -2,7 +2,7 @@
 
 * An *event* in a loop, beside the two clock reads in it; events of a step times that cost, over the step's time.
 * *Pairs*: blocks of the same steps in the same engine with the trace on and off (`Engine.set_tracing`, which exists for
-  this), in turns, the order turned round after each pair. The figure is the median of the pairs' ratios with its 95 %
+  this), interleaved, the order turned round after each pair. The result is the median of the pairs' ratios, its 95 %
   confidence interval, by bootstrap over pairs. For CTR-DNN, and for the worst that can be: a chain of additions of one
   element, 1000 operators of half a microsecond.
 * *Watched*: the same with and without a session that drains the trace ten times a second, samples steps and sends
@@ -47,7 +47,7 @@ Block = Callable[[], float]
 
 
 def paired_ratios(one: Block, other: Block, num_pairs: int) -> list[float]:
-    """Run both in turns and return, for each pair, the time of `one` over that of `other`. The order alternates."""
+    """Run both interleaved and return, for each pair, the time of `one` over that of `other`. The order alternates."""
     ratios = []
     one(), other()  # warm up
     for pair in range(num_pairs):
@@ -183,7 +183,7 @@ def measure_chain_pairs(num_rounds: int, report: Report) -> None:
 
 
 def measure_watched(training: Training, num_rounds: int, report: Report) -> None:
-    """Add the ratio of steps that a session watches over steps that nobody does."""
+    """Add the ratio of steps that a session watches over steps without one."""
     count = STEPS_OF_A_BLOCK["watched"]
     with SocketSink() as sink:
         contract = Managed("bench", "bench", "bench", "trainer", 0, 1, 1, sink.path)

@@ -3,7 +3,7 @@
 `push` sends a body and takes a short answer, `pull` sends a short request and takes a body, `both` does the two in one
 call. Contenders: `local`, shared memory passed over a Unix socket; `stream`, our gRPC, chunks of 2 MiB; `grpcio`, a
 unary gRPC call with raw bytes, no protobuf, the message limit raised, which is the fastest way that grpcio has for one
-message. Everybody starts from memory that is there already, and ends with the answer in memory that numpy can look at.
+message. All start from memory that is there already, and ends with the answer in memory that numpy can look at.
 
 `copy` is one copy of the body between two buffers of this process: what moving it once costs.
 """

@@ -9,7 +9,7 @@ from typing import IO
 
 
 class LineReader:
-    """Lines of a pipe that nobody else reads."""
+    """Lines of a pipe with this reader alone."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._number, self._unread = pipe.fileno(), b""

@@ -105,7 +105,7 @@ class PserverTrainer:
                 raise RuntimeError(f"the other trainer ended: {answer['error']}")
             if "loss" in answer:
                 return float(answer["loss"])
-        raise RuntimeError("the other trainer has ended without a word")
+        raise RuntimeError("the other trainer has ended without a result")
 
     def _pass_on(self, command: dict[str, Any]) -> None:
         for child in self._children[1:]:

@@ -1,4 +1,4 @@
-"""Let contenders take turns, and see that the race was fair: nobody runs in another's turn, and all learn the same."""
+"""Let contenders take turns, and check that the race was fair: none runs in another's turn, and all learn the same."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def race(
                     continue
                 one.check()
                 results.losses[one.key], results.movements[one.key] = one.losses, one.movements
-        except BaseException:  # Ctrl-C too: nobody is asked to finish a turn
+        except BaseException:  # Ctrl-C too: no contender has to finish a turn
             for one in remotes:
                 one.kill()
             raise
@@ -115,9 +115,9 @@ def alternate(
     settle: Callable[[Contender], None] | None = None,
     needed: Collection[str] | None = None,
 ) -> None:
-    """Let each contender warm up once, then run in turns; fill in `seconds`, `cpu_seconds` and `idle_share`.
+    """Let each contender warm up once, then run interleaved; fill in `seconds`, `cpu_seconds` and `idle_share`.
 
-    The order is turned round after each round, so that nobody always runs on what the same other left in the caches.
+    The order is turned round after each round, so that none always runs on what the same other left in the caches.
     One that fails and is not among `needed` (None: all are) loses its figures and its further turns.
     """
     wait = settle or wait_until_quiet

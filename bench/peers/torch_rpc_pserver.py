@@ -154,14 +154,14 @@ class _Server:
         rpc.shutdown()  # waits for the trainer's
 
     def run(self, num_steps: int) -> float:
-        """Nobody asks."""
+        """Not called."""
         raise RuntimeError(f"the server is asked to train {num_steps} steps")
 
     def check(self) -> None:
-        """Nobody asks."""
+        """Not called."""
 
     def movements(self) -> dict[str, Movement]:
-        """Nobody asks."""
+        """Not called."""
         return {}
 
     def close(self) -> None:
