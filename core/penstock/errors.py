@@ -1,4 +1,4 @@
-"""The exception tree of Penstock. A class answers one question: *who must act?*
+"""The exception tree of Penstock. A class answers one question: *which side must act?*
 
     PenstockError
     ├── UserError            the person who wrote the program, the job or the command
@@ -10,7 +10,7 @@
     │   ├── EOFException     a program's reader has no more data: the loop over it ends
     │   └── SpecError        a job description, setting or argument
     ├── PeerError            the other side of a connection broke the contract
-    ├── Unavailable          nobody's fault; a retry may help
+    ├── Unavailable          a temporary fault; a retry may help
     └── Bug                  an invariant of Penstock does not hold: report it
 
 Fields are data; `str()` composes them; every error pickles; `code` is for machines.
@@ -107,7 +107,7 @@ class PeerError(PenstockError):
 
 
 class Unavailable(PenstockError):
-    """A thing is away for now; a retry may help."""
+    """A peer or a resource is unavailable for now; a retry may help."""
 
     code = "unavailable"
 

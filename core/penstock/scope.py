@@ -179,7 +179,7 @@ def tensor_of(scope: Scope, program: Program, name: str, device: torch.device | 
 
 
 def _missing(program: Program, var: VarDesc) -> str:
-    """Say why a variable may have no value, and what to do."""
+    """Explain why a variable may have no value, and what to do."""
     if var.distributed:
         return "here: its rows are on parameter servers alone. They can be looked up, but not fetched or fed"
     reason = "yet. Run the startup program first: exe.run(fluid.default_startup_program())"

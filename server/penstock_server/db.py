@@ -33,7 +33,7 @@ _SERVER_KEY = 0x50454E53544F434C
 
 @dataclass(slots=True)
 class Effects:
-    """What a transaction changed: told to the rest of the server once it is committed.
+    """What a transaction changed: published to the rest of the server once it is committed.
 
     `events` are written at its end, all at once: there are no ORM relationships that would put them behind their rows.
     """

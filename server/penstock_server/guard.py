@@ -1,6 +1,6 @@
 """The one door: a dependency of the root router that every HTTP route and websocket passes.
 
-Deny by default: an endpoint that declares no scope is open to nobody. What is open to everybody says so
+Deny by default: an endpoint that declares no scope is closed. A public one says so
 with `@unauthenticated`; static files are such an endpoint. Nothing is decided by how a path looks.
 A browser sends a cookie on its own, so a write or a websocket that rests on one must come from our own pages: every
 browser that we support sends an Origin with those, so a missing one is refused.
@@ -74,7 +74,7 @@ def _check_origin(conn: HTTPConnection, runtime: Runtime) -> None:
 
 
 def principal_of(conn: HTTPConnection) -> Principal:
-    """Return who asks. Only for endpoints that the guard let pass with a token."""
+    """Return the principal. Only for endpoints that the guard let pass with a token."""
     found = conn.state.principal
     assert isinstance(found, Principal)
     return found

@@ -1,6 +1,6 @@
 """Settings of the control plane. Environment variables start with `PENSTOCK_SERVER_`.
 
-Everything that the server writes lies under `state_dir`; whoever can read that folder is an administrator.
+Everything that the server writes lies under `state_dir`; a user who can read that folder is an administrator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """Where the server listens, where it keeps its state, how patient it is, how much it stores."""
+    """Where the server listens, where it keeps its state, its time limits, how much it stores."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_SERVER_", extra="forbid")
 

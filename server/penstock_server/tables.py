@@ -100,7 +100,7 @@ class AttemptRow(Base):
 class NodeRow(Base):
     """A machine whose agent joined. `wanted`: what an administrator asked for ('run', 'cordon', 'drain').
 
-    `address`: how other nodes reach it, as its agent says; '' if it does not. `ports`: those that pservers may get.
+    `address`: how other nodes reach it, as its agent reports; '' if it does not. `ports`: those that pservers may get.
     `findings`: warnings and errors about the machine, from when its agent connected last (`MachineFinding`).
     """
 

@@ -45,7 +45,7 @@ def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
             "name: x\nentrypoint: [a]\nenv: {PENSTOCK_REPLICA_ID: r}",
             "/env/PENSTOCK_REPLICA_ID: .*set by the agent; leave",
         ),
-        (f"{PSERVERS}env: {{POD_IP: 10.0.0.1}}", "/env/POD_IP: POD_IP tells a process its place in the job"),
+        (f"{PSERVERS}env: {{POD_IP: 10.0.0.1}}", "/env/POD_IP: POD_IP gives a process its place in the job"),
         (f"{PSERVERS}env: {{PENSTOCK_PS_TOKEN: s, A: b}}", "/env/PENSTOCK_PS_TOKEN: "),
         (
             "name: x\nentrypoint: [a]\nmode: collective\nenv: {MASTER_PORT: '1', RANK: '0'}",

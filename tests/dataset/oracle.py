@@ -12,7 +12,7 @@ from typing import Any
 
 import penstock as fluid
 from penstock.dataset import Dataset
-from penstock.dataset.settings import Run
+from penstock.dataset.dataset_base import Run
 from penstock.dataset.slots import LENGTHS, feed_of
 
 _STRTOF = ctypes.CDLL(None).strtof

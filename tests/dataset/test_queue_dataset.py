@@ -1,4 +1,4 @@
-"""QueueDataset: every sample once, whoever reads and whoever takes; settings; positions."""
+"""QueueDataset: every sample once for all readers and takers; settings; positions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.dataset.oracle import Row, batches, dataset_of, drained, inputs, rows
 
 import penstock as fluid
-from penstock.dataset import DataError, QueueDataset, settings
-from penstock.dataset.position import Ledger
+from penstock.dataset import DataError, QueueDataset, dataset_base
+from penstock.dataset.position import FilePlaces
 from penstock.dataset.slots import padded_length
 from penstock.dataset.streaming import StreamingRun
 from penstock.errors import SpecError
@@ -119,7 +119,7 @@ def test_hints_that_have_no_effect_say_so_once(kind: str, caplog: pytest.LogCapt
 
 def test_calls_without_a_meaning_here_are_refused_by_name() -> None:
     dataset = fluid.DatasetFactory().create_dataset()
-    for name in settings._REFUSED:
+    for name in dataset_base._REFUSED:
         with pytest.raises(SpecError, match=f"{name} is not supported: "):
             getattr(dataset, name)(1)
 
@@ -227,11 +227,11 @@ def test_a_position_of_other_files_is_refused(tmp_path: Path) -> None:
 
 @given(st.permutations(range(6)), st.integers(0, 6))
 def test_a_files_position_is_its_used_batches_without_a_gap(order: list[int], count: int) -> None:
-    ledger = Ledger(["a"])
+    places = FilePlaces(["a"])
     for number in order[:count]:
-        ledger.used(0, number, [(0, 10 * (number + 1), number + 1, number == 5)])
+        places.used(0, number, [(0, 10 * (number + 1), number + 1, number == 5)])
     without_gap = next(n for n in range(7) if n not in order[:count])
-    assert ledger.as_position()["files"] == [["a", 10 * without_gap, without_gap, without_gap == 6]]
+    assert places.as_position()["files"] == [["a", 10 * without_gap, without_gap, without_gap == 6]]
 
 
 def test_the_first_error_of_a_reader_is_everybodys(tmp_path: Path) -> None:

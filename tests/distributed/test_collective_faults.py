@@ -26,7 +26,7 @@ def test_a_rank_killed_in_a_step_is_soon_named_by_all_others(trainers: Start, vi
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_rank_that_stands_still_is_named_by_all_others(trainers: Start, victim: int) -> None:
+def test_a_rank_that_hangs_is_named_by_all_others(trainers: Start, victim: int) -> None:
     ranks = trainers(3, "--steps", 1_000_000)
     for rank in ranks:
         rank.reaches(3)
@@ -46,7 +46,7 @@ def test_a_rank_that_never_started_is_named_after_a_timeout(trainers: Start, mis
     assert alone.end() == 1
     assert f"rank {missing} (127.0.0.1:" in alone.errors
     assert "PENSTOCK_COLLECTIVE_START_S" in alone.errors
-    assert "has not come within" in alone.errors
+    assert "has not arrived within" in alone.errors
 
 
 @pytest.mark.parametrize("variable", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])

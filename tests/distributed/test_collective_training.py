@@ -46,7 +46,7 @@ def test_row_80_a_rank_out_of_data_continues_with_a_warning(trainers: Start) -> 
     assert "has no more data after 7 steps" in first.errors
 
 
-def test_row_80_a_trainer_that_ends_first_holds_up_nobody(trainers: Start) -> None:
+def test_row_80_a_trainer_that_ends_first_delays_no_other(trainers: Start) -> None:
     assert [rank.end() for rank in trainers(2, "--steps", 2, 5)] == [0, 0]
 
 

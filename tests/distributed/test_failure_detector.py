@@ -1,4 +1,4 @@
-"""The ranks' meeting and watch, several of them in one process; a rank that dies is a process of its own."""
+"""Rendezvous and failure detection of ranks in one process; a rank that dies is a process of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.support.capabilities import absent
 from tests.support.endpoints import free_endpoints
 
-from penstock.distributed.failure_detector import _BEAT_S, FailureDetector
+from penstock.distributed.failure_detector import _HEARTBEAT_S, FailureDetector
 from penstock.distributed.ranks import Ranks, ranks_of
 from penstock.distributed.rendezvous import Presence, Rendezvous, this_host
 from penstock.errors import PeerError, Unavailable
@@ -94,7 +94,7 @@ def test_a_rank_that_says_nothing_is_named_by_all_others(monkeypatch: pytest.Mon
     for seen in (first, second):
         rank, why = seen.found.get(timeout=BOUND_S)
         assert rank == 2
-        assert "has said nothing for" in why
+        assert "no heartbeat from" in why
         assert "rank 2 (127.0.0.1:" in why
 
 
@@ -131,7 +131,7 @@ def test_by_default_all_ranks_end_within_10_s_of_a_dead_one(monkeypatch: pytest.
     def passes(wait_s: float) -> list[int]:
         clock.wait(wait_s)
         if victim == 1:  # news are fetched once a beat, and looked at just before the next ones
-            watch._news = ({1: '["works", "", 1, 1]'}, clock.now_s - _BEAT_S, "")
+            watch._news = ({1: '["works", "", 1, 1]'}, clock.now_s - _HEARTBEAT_S, "")
         return []
 
     watch._ended_within, watch._said, watch._ended, watch._threads = passes, clock, clock, [clock, clock]
@@ -175,7 +175,7 @@ def test_a_failed_exchange_waits_for_leases_of_remote_ranks(monkeypatch: pytest.
     near, far = met(2), met(2)
     far[0].present[1] = replace(far[0].present[1], host="far away")
     assert Seen(near[0]).watch.finds_out_s < 5
-    assert 5 + 2 * _BEAT_S < Seen(far[0]).watch.finds_out_s < 9  # the others end within ten seconds
+    assert 5 + 2 * _HEARTBEAT_S < Seen(far[0]).watch.finds_out_s < 9  # the others end within ten seconds
 
 
 def test_a_rank_that_reports_an_error_and_ends_is_named_with_it(
@@ -187,7 +187,7 @@ def test_a_rank_that_reports_an_error_and_ends_is_named_with_it(
     seen = Seen(first)
     second.store.set("state/1", '["works", "", 1, 1]')
     seen.watch.start()
-    while 1 not in seen.watch._heard:  # it has heard that all is well
+    while 1 not in seen.watch._received:  # it has heard that all is well
         threading.Event().wait(0.01)
     second.store.set("state/1", '["failed", "no more rows", 1, 2]')
     child.kill()

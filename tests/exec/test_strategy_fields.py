@@ -61,7 +61,7 @@ def test_a_strategy_in_use_by_an_executor_is_immutable(door: Door) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"num_trainers": 2}, "num_trainers is 2, but nobody has said where the trainers are: run the startup program"),
+        ({"num_trainers": 2}, "num_trainers is 2, but the trainers' endpoints are not set: run the startup program"),
         ({"trainer_id": 1}, "trainer_id is 1, but num_trainers is 1; expected a number from 0 to 0"),
         (
             {"trainer_id": 2, "trainers_endpoints": ["a:1", "b:1"], "num_trainers": 2},
@@ -75,7 +75,7 @@ def test_a_strategy_in_use_by_an_executor_is_immutable(door: Door) -> None:
         ),
         (
             {"num_trainers": 4, "use_hierarchical_allreduce": True, "hierarchical_allreduce_inter_nranks": 2},
-            "num_trainers is 4, but nobody has said where the trainers are",
+            "num_trainers is 4, but the trainers' endpoints are not set",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_fields_of_several_trainers_agree_or_are_refused(fields: dict[str, Any],
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_trainers": 2}, "num_trainers is 2, but nobody has said where the trainers are"),
+        ({"num_trainers": 2}, "num_trainers is 2, but the trainers' endpoints are not set"),
         ({"trainer_id": 1}, "trainer_id is 1, but num_trainers is 1"),
         ({"trainer_id": -1}, "trainer_id is -1, but num_trainers is 1"),
         ({"num_trainers": 0}, "but num_trainers is 0; expected"),

@@ -207,7 +207,7 @@ def test_a_socket_that_breaks_is_replaced_by_tcp(rig: Rig, caplog: pytest.LogCap
     assert "TCP is used" in caplog.text
 
 
-def test_beats_keep_a_slow_trainer_a_member(rig: Rig) -> None:
+def test_heartbeats_keep_a_slow_trainer_a_member(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, lease_s=1.0)
     client = rig.client(server.endpoint)
     client.send("w", ["w"], [0], [torch.ones(2)])
@@ -230,7 +230,7 @@ def test_a_trainer_late_for_the_start_is_in_the_first_round(rig: Rig) -> None:
     assert server.values["w"].tolist() == [-3, -3]
 
 
-def test_beats_go_out_while_a_barrier_waits_for_others(rig: Rig) -> None:
+def test_heartbeats_go_out_during_a_barrier(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, lease_s=1.0, fanin=2)
     client = rig.client(server.endpoint, of=2)
     waiting = in_background(client.send_barrier)
@@ -244,7 +244,7 @@ def test_beats_go_out_while_a_barrier_waits_for_others(rig: Rig) -> None:
 
 def test_a_trainer_that_was_lost_joins_again_and_goes_on(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, fanin=2)
-    lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose beats are too slow
+    lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose heartbeats are too slow
     other = rig.client(server.endpoint, trainer=1, of=2, lease_s=2.0)
     lost.send("w", ["w"], [0], [torch.full((2,), 8.0)])
     until(lambda: server.lost == [0])
@@ -326,7 +326,7 @@ def test_a_reopened_client_in_a_process_repeats_no_number(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("mode", "kind"), [("sync", "push"), ("async", "push"), ("async", "pull"), ("async", "lookup")]
 )
-def test_a_server_that_is_busy_but_answers_beats_is_not_away(rig: Rig, mode: PsMode, kind: str) -> None:
+def test_busy_server_that_answers_heartbeats_is_not_lost(rig: Rig, mode: PsMode, kind: str) -> None:
     server = rig.server({"w": torch.zeros(2, 1)}, sync=mode == "sync", lease_s=30.0, local=False)
     client = rig.client(server.endpoint, mode=mode, lease_s=2.0, deadline_s=2.0)
     calls = {
@@ -371,7 +371,7 @@ def test_rejoining_counts_towards_the_unreachable_deadline(rig: Rig) -> None:
 def test_a_trainer_that_was_lost_leaves_at_once(rig: Rig, caplog: pytest.LogCaptureFixture, forgets: bool) -> None:
     server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, fanin=2)
     rig.client(server.endpoint, trainer=1, of=2, lease_s=2.0)
-    lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose beats are too slow
+    lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose heartbeats are too slow
     until(lambda: 0 in server.lost)
     if forgets:  # as a server that was started again without its state
         with server.changed:

@@ -73,7 +73,7 @@ def vector(value: float = 0.0, num: int = 4) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", ["async", "half_async"])
-def test_a_trainer_that_stands_still_holds_up_nobody(serve: Serve, join: Join, mode: PsMode) -> None:
+def test_a_trainer_that_hangs_delays_no_other(serve: Serve, join: Join, mode: PsMode) -> None:
     server = serve({"w": vector()}, fanin=2)
     slow, _ = join([server], mode, 0, 2, MANY)
     fast, _ = join([server], mode, 1, 2, MANY)

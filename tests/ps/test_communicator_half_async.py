@@ -66,7 +66,7 @@ def test_threads_with_unequal_data_never_deadlock(opened: Make) -> None:
     assert averages == [2.0] * 2 + [2.5] * 3 + [3.0] * 4  # of those who took part
 
 
-def test_a_thread_that_ends_without_a_word_is_not_waited_for(opened: Make) -> None:
+def test_a_thread_that_ends_silently_is_not_waited_for(opened: Make) -> None:
     servers = FakeServers(zeros())
     trainer = opened(HalfAsyncCommunicator, servers)
     trainer.set_participants(2)

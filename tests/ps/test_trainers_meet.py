@@ -101,7 +101,7 @@ def test_a_lost_worker_releases_the_others_when_its_lease_ends(job: Job) -> None
     endpoint = job.serve("sync", 2)
     client = job.trainer("sync", 0, 2, endpoint)
     lost = TrainerClient(Descriptor("sync", 1, 2, (endpoint,)), TrainerSettings(epoch=1, lease_s=600.0))
-    job.clients.append(lost)  # its beats come too late
+    job.clients.append(lost)  # its heartbeats come too late
     lost.connect()
     assert together(partial(client.meet, None), partial(lost.meet, None)) == [None, None]
     assert total(client, 2) == [1.0, 1.0]

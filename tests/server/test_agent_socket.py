@@ -299,7 +299,7 @@ async def test_foreign_replica_can_neither_be_reported_nor_logged(sqlite_server:
     assert (await server.job(job["id"]))["state"] == "STARTING"
 
 
-async def test_beat_extends_the_lease(tmp_path: Path, clock: FakeClock) -> None:
+async def test_heartbeat_extends_the_lease(tmp_path: Path, clock: FakeClock) -> None:
     async with running(settings_for(tmp_path), clock) as server, server.agent(await server.join()) as agent:
         for beats in range(1, 4):
             clock.advance(10)

@@ -312,13 +312,13 @@ TestJobMachine.settings = settings(max_examples=60, stateful_step_count=30, dead
 
 
 @given(st.lists(st.tuples(st.sampled_from(["beat", "wait"]), st.floats(0, 100)), max_size=30))
-def test_lease_stands_as_the_last_beat_says(steps: list[tuple[str, float]]) -> None:
+def test_lease_follows_the_last_heartbeat(steps: list[tuple[str, float]]) -> None:
     leases, now, last = Leases(15.0, 60.0), 1000.0, 1000.0
     leases.cut("a", now)
     for what, seconds in steps:
         now += seconds
         if what == "beat":
-            leases.beat("a", now)
+            leases.renew("a", now)
             last = now
         silent = now - last
         wanted = Standing.ALIVE if silent < 15 else Standing.MISSED if silent < 75 else Standing.GONE
@@ -329,7 +329,7 @@ def test_lease_stands_as_the_last_beat_says(steps: list[tuple[str, float]]) -> N
 def test_heartbeat_never_shortens_a_lease() -> None:
     leases = Leases(15.0, 60.0)
     leases.ensure("a", 0.0)
-    leases.beat("a", 1.0)
+    leases.renew("a", 1.0)
     assert leases.standing("a", 74.0) is Standing.ALIVE
 
 

@@ -1,4 +1,4 @@
-"""What a peer may forget, and what it is told is missing: acknowledged beats, holes, a browser that caught up."""
+"""What a peer may forget, and what is reported to it as lost: acknowledged heartbeats, gaps, a browser's lag."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def point(step: int) -> dict[str, Any]:
     return {"step": step, "time_ns": step, "values": {"auc": 0.5}}
 
 
-async def test_beat_is_answered_once_what_came_before_is_stored(tmp_path: Path) -> None:
+async def test_heartbeat_is_answered_once_what_came_before_is_stored(tmp_path: Path) -> None:
     async with running(settings_for(tmp_path, metrics_flush_s=600)) as server, server.attached() as trainer:
         beat = json.dumps({"type": "beat"})
         await trainer.ws.send(beat)

@@ -109,7 +109,7 @@ def attached(url: str, *, token: str = "good", index: int = 0) -> Attached:
     return Attached(url, token, "by-hand", "trainer", index)
 
 
-def test_an_attached_process_registers_streams_and_beats(server: ControlPlane) -> None:
+def test_an_attached_process_registers_streams_and_sends_heartbeats(server: ControlPlane) -> None:
     session = Watched(attached(server.url))
     watch = session.watch(Source(), name="train")
     watch.graph(GraphDocument.model_validate(GOLDEN), from_step=0)
@@ -166,7 +166,7 @@ def test_metrics_not_stored_by_a_killed_server_go_to_the_next() -> None:
     first = ControlPlane(lease_ttl_s=0.3, stored_seq=1)
     session = Watched(attached(first.url))
     session.log(1, auc=0.5)
-    until(lambda: len(first.texts) >= 2)  # the answer to the first beat is read before the second
+    until(lambda: len(first.texts) >= 2)  # the answer to the first heartbeat is read before the second
     session.log(2, auc=0.6)
     until(lambda: len(first.of(Kind.SCALARS)) == 2)
     first.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import PeerError
-from penstock.protocol.exchange import MAX_ROWS, REST, Sums, Told, body_of, matrix, rows_of
+from penstock.protocol.exchange import MAX_ROWS, REST, ProcessRows, Sums, body_of, matrix, rows_of
 from penstock.protocol.frames import decode
 from penstock.ps.counters import Counters
 from penstock.telemetry.exchange import PERIOD_S, ExchangeWatch
@@ -14,9 +14,9 @@ from penstock.telemetry.outbox import Parcel
 A, B = "127.0.0.1:6174", "127.0.0.1:6175"
 
 
-def told(role: str, index: int, counters: Counters, endpoints: tuple[str, ...] = (), step: int = 0) -> Told:
+def rows_from(role: str, index: int, counters: Counters, endpoints: tuple[str, ...] = (), step: int = 0) -> ProcessRows:
     peers, rows = rows_of(body_of(counters.rows(), endpoints))
-    return Told(role, index, step, rows, peers)
+    return ProcessRows(role, index, step, rows, peers)
 
 
 def due(watch: ExchangeWatch, interval_s: float = PERIOD_S, step: int = 7) -> Parcel | None:
@@ -73,9 +73,13 @@ def test_matrix_takes_waits_from_trainers_and_joins_from_servers() -> None:
     trainer.add(B, "w", calls=3, wait_ns=30, merges=2, staleness=1)
     restarted.add(B, "w", calls=1, wait_ns=4)
     server.add("trainer 1", "w", calls=99, staleness=5, merges=6)
-    server.add("a stranger", "w", calls=1)
+    server.add("not a trainer", "w", calls=1)
     cells = matrix(
-        [told("trainer", 1, trainer, (A, B)), told("trainer", 1, restarted, (A, B)), told("pserver", 1, server)]
+        [
+            rows_from("trainer", 1, trainer, (A, B)),
+            rows_from("trainer", 1, restarted, (A, B)),
+            rows_from("pserver", 1, server),
+        ]
     )
     assert [(c.trainer, c.pserver, c.block) for c in cells] == [(1, 1, "w")]
     [cell] = cells
@@ -86,7 +90,7 @@ def test_known_endpoints_say_which_server_is_which() -> None:
     counters = Counters()
     counters.add(A, "w", calls=1)
     counters.add("", "w", merges=3)  # before it is sent: nobody's cell
-    [cell] = matrix([told("trainer", 0, counters, (A,))], [B, A])
+    [cell] = matrix([rows_from("trainer", 0, counters, (A,))], [B, A])
     assert cell.pserver == 1
 
 
@@ -110,4 +114,4 @@ def test_body_that_is_none_is_refused(body: object) -> None:
 def test_trainer_number_of_too_many_digits_is_nobody() -> None:
     server = Counters()
     server.add("trainer " + "9" * 5000, "w", calls=1)
-    assert matrix([told("pserver", 0, server)]) == []
+    assert matrix([rows_from("pserver", 0, server)]) == []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.frames import Column
-from penstock.telemetry.metrics import PATIENCE_S, ROW, Rows, Thinner
+from penstock.telemetry.metrics import LOSS_WAIT_S, ROW, Rows, Thinner
 from penstock.telemetry.sampling import MIN_RATE_SHARE, Sampler, SlowSteps
 
 BUDGET = 100_000.0
@@ -138,7 +138,7 @@ def test_rows_without_a_loss_wait_for_one_but_not_for_long() -> None:
     waited = 0
     while thinner.add(rows((waited, math.nan)), interval_s=TICK_S) is None:
         waited += 1
-    assert waited == math.ceil(PATIENCE_S / TICK_S) - 1
+    assert waited == math.ceil(LOSS_WAIT_S / TICK_S) - 1
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=5), max_size=40))

@@ -37,7 +37,7 @@ class FakeServer:
     num_frames_at_end: int = -1
     logs: dict[str, bytes] = field(default_factory=dict)
     downloads: list[str] = field(default_factory=list)
-    answers_beats: bool = True
+    answers_heartbeats: bool = True
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
     _server: Server | None = None
@@ -91,7 +91,7 @@ class FakeServer:
                 welcome = {"type": "welcome", "node_id": "n1", "lease_ttl_s": TTL_S, "grace_s": self.grace_s}
                 await self._say({**welcome, "log_offsets": offsets})
                 await self._say({"type": "desired", "replicas": self.desired})
-            case "beat" if self.answers_beats:
+            case "beat" if self.answers_heartbeats:
                 await self._say({"type": "lease", "ttl_s": TTL_S})
             case "replica":
                 self.reports.append(fields)

@@ -25,7 +25,7 @@ SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 class Server(Protocol):
     port: int
     grace_s: float
-    answers_beats: bool
+    answers_heartbeats: bool
     reports: list[dict[str, Any]]
     hellos: list[dict[str, Any]]
     frames: list[bytes]

@@ -129,14 +129,14 @@ def test_a_server_without_acknowledgements_gets_one_log_window(source: Source, t
     assert [message["type"] for message in turn(outgoing)] == ["log"]
 
 
-def test_only_an_answer_to_a_later_beat_confirms_an_end(source: Source) -> None:
+def test_only_an_answer_to_a_later_heartbeat_confirms_an_end(source: Source) -> None:
     source.report = source.report.model_copy(update={"state": "EXITED"})
     outgoing = Outgoing({"r1": source}, {})
-    outgoing.beat_sent(1.0)
+    outgoing.heartbeat_sent(1.0)
     turn(outgoing, 10.0)
-    outgoing.beat_sent(2.0)
-    assert outgoing.beat_answered() == 1.0
+    outgoing.heartbeat_sent(2.0)
+    assert outgoing.heartbeat_answered() == 1.0
     assert not source.confirmed
-    assert outgoing.beat_answered() == 2.0
+    assert outgoing.heartbeat_answered() == 2.0
     assert source.confirmed
-    assert outgoing.beat_answered() is None
+    assert outgoing.heartbeat_answered() is None

@@ -1,4 +1,4 @@
-"""The node agent: it dials the server, runs the replicas that the server wants here, and relays what they say.
+"""The node agent: it dials the server, runs the replicas that the server wants here, and relays what they send.
 
 `messages`   JSON messages of the agent's websocket
 `reconcile`  desired x observed -> instructions, without I/O

@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     status = 0
     try:
         with _only_one(state_dir):
-            who = _identity(arguments, state_dir)
-            asyncio.run(_serve(Agent(who, Settings(state_dir, arguments.grace_s))))
+            identity = _identity(arguments, state_dir)
+            asyncio.run(_serve(Agent(identity, Settings(state_dir, arguments.grace_s))))
     except* PenstockError as group:  # the agent's task group wraps what its tasks raise
         error = _first(group)
         print(f"penstock agent: {error}", file=sys.stderr)

@@ -27,7 +27,7 @@ from penstock.machine import memory
 from penstock.machine.findings import Finding, to_mend
 from penstock.machine.survey import findings_of_machine, read_state_folder
 from penstock.process import proc
-from penstock.protocol.agent import Beat, Desired, DesiredSet, FromServer, LeaseRenewed, LogAck, Refused, Welcome
+from penstock.protocol.agent import Desired, DesiredSet, FromServer, Heartbeat, LeaseRenewed, LogAck, Refused, Welcome
 from penstock.settings import NODE_ADDRESS
 from penstock.version import __version__
 from penstock_worker import lease, messages, ports, statedirs
@@ -77,7 +77,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._stopping = False
         self._leaving = False
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._grace_s = self._lease.grace_s
         self._findings: tuple[Finding, ...] = ()
 
@@ -192,7 +192,7 @@ class Agent:
             await self._confirm_ends()
 
     async def _confirm_ends(self) -> bool:
-        self._beat_at = 0.0  # its answer confirms the ends
+        self._heartbeat_at = 0.0  # its answer confirms the ends
         self._wake.set()
         return self._outgoing is not None and await self._until(
             lambda: all(r.confirmed for r in self._replicas.values()), FAREWELL_S
@@ -283,7 +283,7 @@ class Agent:
         self._grace_s = welcome.grace_s if self._settings.grace_s is None else self._settings.grace_s
         self._renew(sent_at + welcome.lease_ttl_s)
         self._outgoing = Outgoing(self._replicas, welcome.log_offsets)
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         _log.info("connected to %s as node %s", self._identity.url, welcome.node_id)
         return self._outgoing, welcome.lease_ttl_s
 
@@ -298,11 +298,11 @@ class Agent:
             for message in outgoing.turn(lease.now()):
                 await websocket.send(message)
                 idle = False
-            if lease.now() >= self._beat_at and not outgoing.awaiting:
-                self._beat_at = lease.now() + ttl_s / 3
-                outgoing.beat_sent(lease.now())
+            if lease.now() >= self._heartbeat_at and not outgoing.awaiting:
+                self._heartbeat_at = lease.now() + ttl_s / 3
+                outgoing.heartbeat_sent(lease.now())
                 used = memory.used_bytes(psutil.virtual_memory().used)
-                await websocket.send(Beat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used).encode())
+                await websocket.send(Heartbeat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used).encode())
             if idle:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(IDLE_S):
@@ -310,7 +310,7 @@ class Agent:
 
     async def _receive(self, websocket: ClientConnection, outgoing: Outgoing, ttl_s: float) -> None:
         while True:
-            async with asyncio.timeout(ttl_s):  # every beat is answered: silence is a dead connection
+            async with asyncio.timeout(ttl_s):  # every heartbeat is answered: silence is a dead connection
                 text = _text(await websocket.recv())
             self._on_message(messages.parse(text), outgoing)
 
@@ -322,7 +322,7 @@ class Agent:
                 for order in refused:
                     self._desired[order.replica_id] = self._refuse(order)
             case LeaseRenewed(ttl_s=ttl_s):
-                sent_at = outgoing.beat_answered()
+                sent_at = outgoing.heartbeat_answered()
                 if sent_at is not None:
                     self._renew(sent_at + ttl_s)
             case LogAck(replica_id=replica_id, log_offset=offset):

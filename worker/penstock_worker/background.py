@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what `function` returns, or raise what it raises. If we are cancelled, the thread goes on unheard."""
+    """Return what `function` returns, or raise what it raises. If cancelled, the thread goes on unobserved."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -32,7 +32,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
         result, failure = None, None
         try:
             result = function(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 handed to who waits
+        except BaseException as error:  # noqa: BLE001 handed to the caller
             failure = error
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)

@@ -1,6 +1,6 @@
 """Bounded buffer of one replica's telemetry frames on their way to the server. No I/O.
 
-Order of sequence numbers is kept. Over its limit the buffer drops OP_EVENTS, then EXCHANGE (but the newest, which
+Order of sequence numbers is preserved. Over its limit the buffer drops OP_EVENTS, then EXCHANGE (but the newest, which
 holds all that those before it held), then OP_SUMS, SYNC and LOG, each oldest first; HELLO, GRAPH, GRAPH_USED, METRICS,
 SCALARS, PROGRESS, GAP and GOODBYE are never dropped. Where frames were dropped a GAP frame stands, which has the
 sequence number of the last dropped one. If only frames that may not be dropped are left and the limit is passed, `full`

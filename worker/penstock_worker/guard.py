@@ -239,7 +239,7 @@ def _unusable(order: Order) -> str:
 
 
 def _become(order: Order, log: Path, writer: int, end_with_guard: Callable[[], None]) -> NoReturn:
-    """In the forked child: turn into the entrypoint, or tell the error number and end."""
+    """In the forked child: turn into the entrypoint, or report the error number and end."""
     try:
         os.setsid()
         end_with_guard()
@@ -258,7 +258,7 @@ def _become(order: Order, log: Path, writer: int, end_with_guard: Callable[[], N
 
 
 def _start_failure(order: Order, number: int) -> Outcome:
-    """Say what is wrong with the entrypoint, with the exit code that a shell would give."""
+    """Describe what is wrong with the entrypoint, with the exit code that a shell would give."""
     program, path = order.argv[0], order.env.get("PATH", "")
     where = f"in the working folder {order.cwd}" if "/" in program else f"on PATH {path!r}"
     if number == errno.ENOENT:

@@ -1,4 +1,4 @@
-"""Who this node is: its id and token, kept in the state folder (0600), got once for a join token."""
+"""Identity of this node: its id and token, kept in the state folder (0600), got once for a join token."""
 
 from __future__ import annotations
 

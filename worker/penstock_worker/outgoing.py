@@ -6,8 +6,8 @@ holds, and frames that were never confirmed. The report of a replica's end follo
 the server has not taken them within `BEFORE_END_S` of the first turn in which it was due, however often the
 connection breaks.
 
-The server reads a connection in order and answers every beat, so an answer to a beat confirms all that was sent
-before the beat. That is how a replica's end becomes confirmed, and its folder may go.
+The server reads a connection in order and answers every heartbeat, so an answer confirms all that was sent before
+the heartbeat. That is how a replica's end becomes confirmed, and its folder may go.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FRAMES_A_TURN = 16
 
 
 class Source(Protocol):
-    """What a replica has to say."""
+    """What a replica has to send."""
 
     report: ReplicaReport
     draining: bool  # it has ended, and its telemetry socket is still read
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Beat:
+class _Heartbeat:
     at: float
     ended: list[str]
     frames: dict[str, int]
@@ -51,7 +51,7 @@ class Outgoing:
         self._sources = sources
         self._reported: dict[str, ReplicaReport] = {}
         self.ends_first = False  # reports of ends go out without the log and the frames: the agent stops
-        self._beats: deque[_Beat] = deque()
+        self._heartbeats: deque[_Heartbeat] = deque()
         for replica_id, source in sources.items():
             source.log.rewind(log_offsets.get(replica_id, 0))
             source.frames.rewind()
@@ -96,27 +96,27 @@ class Outgoing:
 
     @property
     def awaiting(self) -> bool:
-        """True while a beat is unanswered: no other may go out, since a server may answer two beats once."""
-        return bool(self._beats)
+        """True while a heartbeat is unanswered: no other may go out, since a server may answer two heartbeats once."""
+        return bool(self._heartbeats)
 
-    def beat_sent(self, now: float) -> None:
-        """Note that a beat goes out now, and what went out before it."""
+    def heartbeat_sent(self, now: float) -> None:
+        """Note that a heartbeat goes out now, and what went out before it."""
         ended = [replica_id for replica_id, report in self._reported.items() if report.terminal]
         frames = {replica_id: source.frames.sends for replica_id, source in self._sources.items()}
-        self._beats.append(_Beat(now, ended, frames))
+        self._heartbeats.append(_Heartbeat(now, ended, frames))
 
-    def beat_answered(self) -> float | None:
-        """Confirm what went out before the oldest unanswered beat; return when that beat was sent."""
-        if not self._beats:
+    def heartbeat_answered(self) -> float | None:
+        """Confirm what went out before the oldest unanswered heartbeat; return when that heartbeat was sent."""
+        if not self._heartbeats:
             return None
-        beat = self._beats.popleft()
-        for replica_id in beat.ended:
+        heartbeat = self._heartbeats.popleft()
+        for replica_id in heartbeat.ended:
             if replica_id in self._sources:
                 self._sources[replica_id].confirmed = True
-        for replica_id, mark in beat.frames.items():
+        for replica_id, mark in heartbeat.frames.items():
             if replica_id in self._sources:
                 self._sources[replica_id].frames.confirm(mark)
-        return beat.at
+        return heartbeat.at
 
     def log_acked(self, replica_id: str, offset: int) -> None:
         """Note what the server holds of a log."""

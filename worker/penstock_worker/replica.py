@@ -136,7 +136,7 @@ class Replica:
         lease.write_json(self.folder / guard.ORDER, order)
 
     async def _until_free(self, port: int) -> None:
-        """Wait a moment for the end of who had this replica's port before. Raises Unavailable if it stays taken."""
+        """Wait a moment for the former process at this port to end. Raises Unavailable if it stays taken."""
         end = lease.now() + PORT_WAIT_S
         while not self.stopping and not ports.is_free(port):
             if lease.now() >= end:
@@ -310,8 +310,8 @@ def entrypoint_environment(
         environ.update(desired.collective_job.environ(desired.index))
         environ.setdefault("OMP_NUM_THREADS", str(max(1, desired.cpus)))  # ranks share the cores of their node
     if desired.checkpoint is not None and checkpoint_dir is not None:
-        told = desired.checkpoint
+        settings = desired.checkpoint
         names = (CHECKPOINT_DIR.name, CHECKPOINT_EVERY_STEPS.name, CHECKPOINT_KEEP.name)
-        for name, value in zip(names, (checkpoint_dir, told.every_steps, told.keep), strict=True):
+        for name, value in zip(names, (checkpoint_dir, settings.every_steps, settings.keep), strict=True):
             environ.setdefault(name, str(value))  # a job's `env` may name a folder that all nodes reach
     return environ

@@ -105,7 +105,7 @@ def _folder(state_dir: Path | None) -> Iterator[Path]:
 
 
 def _fitted(client: Client, spec: JobSpec) -> tuple[JobSpec, list[Node]]:
-    """Return the job as small as the nodes ask for, which is told, and the nodes."""
+    """Return the job as small as the nodes ask for, which is printed, and the nodes."""
     nodes = [node for node in client.nodes() if node["state"] == "READY"]
     spec, said = clamp(spec, nodes)
     for sentence in said:

@@ -8,7 +8,7 @@ from penstock.errors import PenstockError, Unavailable
 
 
 class Exit(IntEnum):
-    """What the exit code says to a script."""
+    """Meaning of the exit code."""
 
     OK = 0
     JOB_FAILED = 1
@@ -37,5 +37,5 @@ _BY_CODE = {
 
 
 def exit_of(error: PenstockError) -> Exit:
-    """Return the exit code for an error. Errors are told apart by their machine code, so that no client is loaded."""
+    """Return the exit code for an error. Errors differ by their machine code, so that no client is loaded."""
     return _BY_CODE.get(error.code, Exit.USAGE)

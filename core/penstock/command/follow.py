@@ -66,7 +66,7 @@ def wait(
 ) -> Job:
     """Return the job once it has ended. `check` is called between looks and may raise.
 
-    Raises TimedOut, or Unavailable if the server is away for more than a minute.
+    Raises TimedOut, or Unavailable if the server is unreachable for more than a minute.
     """
     start = time.monotonic()
     away = Away()

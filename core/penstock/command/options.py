@@ -25,7 +25,7 @@ Env = Annotated[
     typer.Option("--env", metavar="NAME=VALUE", help="variable of the job, over those of its file; several times"),
 ]
 NoEnv = Annotated[bool, typer.Option("--no-env", help="pass no exported settings to the job (docs/environment.md)")]
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="folder for everything that is kept")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", help="folder for everything that is stored")]
 Host = Annotated[str, typer.Option("--host", help="address to listen on")]
 LAST_PORT = 65535
 

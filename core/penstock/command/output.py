@@ -29,7 +29,7 @@ def emit_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, empty: s
 
 
 def note(text: str) -> None:
-    """Tell a person something."""
+    """Print a message for people."""
     print(text, file=sys.stderr, flush=True)
 
 

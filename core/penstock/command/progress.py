@@ -38,7 +38,7 @@ class Bar:
         self._progress.stop()
 
     def show(self, job: Job) -> None:
-        """Update the line; say once how the job ended."""
+        """Update the line; print once how the job ended."""
         state, progress = job["state"], job["progress"]
         style = STYLES.get(state, "default")
         text = " · ".join(figures(job)) or job["why"]

@@ -81,7 +81,7 @@ tree_unflatten = _pytree.tree_unflatten
 # ---------------------------------------------------------------- operators and the dispatcher
 
 OpOverload = torch._ops.OpOverload
-"""The type of an operator overload: tells an operator that a Program names from another attribute of torch.ops."""
+"""The type of an operator overload: sets an operator that a Program names apart from other attributes of torch.ops."""
 
 
 def schema_of(overload: Any) -> Any:
@@ -95,7 +95,7 @@ def qualified_name(func: Any) -> str:
 
 
 def has_kernel(name: str, key: str) -> bool:
-    """Tell whether an operator ('aten::add.Tensor') has a kernel for a dispatch key; else a GPU fails within a step."""
+    """Whether an operator ('aten::add.Tensor') has a kernel for a dispatch key; else a GPU fails within a step."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
@@ -175,7 +175,7 @@ CHECKPOINT_GENERATOR = f"{_GENERATOR}_impl" if hasattr(_checkpoint, f"{_GENERATO
 # ---------------------------------------------------------------- fake tensors and their sizes
 
 FakeTensor = _fake_tensor.FakeTensor
-"""A tensor without values: tells the recorder's own tensors from real ones, which are captured."""
+"""A tensor without values: distinguishes the recorder's own tensors from real ones, which are captured."""
 
 FakeTensorMode = _fake_tensor.FakeTensorMode
 """Runs ATen calls for shapes alone; without it recording would need real data of one batch size."""
@@ -204,7 +204,7 @@ def expression_of(size: torch.SymInt) -> Any:
 
 
 def shape_env_of(size: torch.SymInt) -> Any:
-    """Return the ShapeEnv that a size belongs to: tells which Program `torch.zeros(x.shape[0])` is recorded in."""
+    """Return the ShapeEnv that a size belongs to: its Program records `torch.zeros(x.shape[0])`."""
     return size.node.shape_env
 
 
@@ -335,7 +335,7 @@ CPP_NAMES = {
     "c10::impl::DeviceGuardImplInterface": "Streams and events of any device: one build serves CPU and CUDA wheels.",
     "c10::impl::ForceDispatchKeyGuard": "Gives an engine thread the default dispatch keys; else a mode sees its calls.",
     "c10::impl::getDeviceGuardImpl": "Finds CUDA's interface of the torch that runs; there is no GPU plan without it.",
-    "c10::impl::hasDeviceGuardImpl": "Tells whether this torch has CUDA; asking for the interface without it aborts.",
+    "c10::impl::hasDeviceGuardImpl": "Returns whether this torch has CUDA; asking for the interface without it aborts.",
     "mkl_serv_intel_cpu_true": "Asks MKL if it takes the processor for its vendor's; kernel times are cached by that.",
     "mkldnn::_linear_pointwise": "oneDNN's matmul with bias and activation; without it torch's kernels remain.",
     "torch/csrc/autograd/python_variable.h": "Turns tensors of Python into those of C++ and back.",

@@ -1,17 +1,17 @@
 """Data sets: files of samples, read by native threads into batches that a program takes without a copy.
 
-    slots        from a program's inputs to the columns of a line, and from a batch to a feed
-    faults       a line that cannot be read: file, line, column, reason; the policy raise or skip, and its count
-    sources      a file as a stream of text: plain, compressed, through a command
-    arrow        Parquet and Arrow files as the same columns
-    position     how far each file has come, so that a resumed run sees each sample once
-    settings     what Fluid's setters set
-    streaming    QueueDataset: files to batches, as they are read
-    memory       InMemoryDataset: load, shuffle, batches
-    peers        the trainers of a job, as data sets need them
-    exchange     samples from trainer to trainer: the global shuffle
-    loader       DataLoader: feeds made ahead, for whoever iterates or for a program that reads
-    generator    MultiSlotDataGenerator: scripts that write the text format
+    slots           from a program's inputs to the columns of a line, and from a batch to a feed
+    faults          a line that cannot be read: file, line, column, reason; the policy raise or skip, and its count
+    sources         a file as a stream of text: plain, compressed, through a command
+    arrow           Parquet and Arrow files as the same columns
+    position        how far each file has come, so that a resumed run sees each sample once
+    dataset_base    what Fluid's setters set
+    streaming       QueueDataset: files to batches, as they are read
+    memory          InMemoryDataset: load, shuffle, batches
+    peers           the trainers of a job, as data sets need them
+    global_shuffle  samples from trainer to trainer
+    loader          DataLoader: feeds made in advance, for a loop over it or for a program that reads
+    generator       MultiSlotDataGenerator: scripts that write the text format
 
 Text is parsed in C++ (`src/feed`) without the interpreter lock. Nothing is dropped silently: what is skipped
 is counted. Nothing here knows graphs or executors; `penstock.exec.dataset_pass` trains from a data set.
@@ -19,10 +19,10 @@ is counted. Nothing here knows graphs or executors; `penstock.exec.dataset_pass`
 
 from __future__ import annotations
 
+from penstock.dataset.dataset_base import Dataset
 from penstock.dataset.faults import DataError
 from penstock.dataset.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
 from penstock.dataset.memory import InMemoryDataset
-from penstock.dataset.settings import Dataset
 from penstock.dataset.streaming import QueueDataset
 from penstock.errors import SpecError
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.dataset.dataset_base import Reading
 from penstock.dataset.faults import DataError, file_error
-from penstock.dataset.settings import Reading
 from penstock.dataset.slots import Slot
 from penstock.dataset.sources import PARQUET
 from penstock.errors import UserError

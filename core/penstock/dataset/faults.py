@@ -1,7 +1,7 @@
-"""What is wrong with data, said with file, line, column and reason; and what happens to it.
+"""What is wrong with data, with file, line, column and reason; and what happens to it.
 
-Policy `raise`: the first bad line ends the run. `skip`: bad lines are left out, counted and, at the end, said;
-the first ten are kept. A command or a compressed file that fails raises under both: what it would have
+Policy `raise`: the first bad line ends the run. `skip`: bad lines are left out, counted and, at the end, reported;
+the first ten are retained. A command or a compressed file that fails raises under both: what it would have
 given is unknown.
 """
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.dataset.settings import Dataset, at_least_one
+from penstock.dataset.dataset_base import Dataset, at_least_one
 from penstock.dataset.slots import feed_of
 from penstock.errors import EOFException, FeedError, SpecError
 
@@ -42,8 +42,8 @@ class _End:
         self.error = error
 
 
-class Ahead(Iterator[Any]):
-    """An iterator over what `make()` gives, `capacity` items of it made ahead. Taken from by one thread at a time."""
+class Prefetched(Iterator[Any]):
+    """An iterator over what `make()` gives, `capacity` items of it made in advance. One thread at a time takes."""
 
     def __init__(self, make: Callable[[], Iterable[Any]], capacity: int) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(capacity)
@@ -78,7 +78,7 @@ class Ahead(Iterator[Any]):
                     break
             else:
                 self._put(_End(None))
-        except BaseException as error:  # noqa: BLE001 - the thread's boundary: whoever takes next raises it
+        except BaseException as error:  # noqa: BLE001 - the thread's boundary: the next take raises it
             self._put(_End(error))
         finally:
             close = getattr(items, "close", None)
@@ -111,7 +111,7 @@ class DataLoader:
         self._names, self._capacity, self._program = list(names), capacity, program
         self._returns_lists = returns_lists
         self._reader: Reader | None = None
-        self._ahead: Ahead | None = None
+        self._ahead: Prefetched | None = None
         self._at_most: int | None = None
         self._given = 0
         self._last: _Made | None = None
@@ -142,9 +142,9 @@ class DataLoader:
     def from_dataset(
         dataset: Dataset, places: object = None, drop_last: bool = True, iterable: bool = True
     ) -> DataLoader:
-        """Return a loader over a data set's passes for training. `drop_last`: leave out a short last batch, and say so.
+        """Return a loader over a data set's passes for training. `drop_last`: leave out a short last batch, and warn.
 
-        `places` changes nothing: whoever runs splits. The feed has the data set's inputs, and the lengths of ragged
+        `places` changes nothing: the executor splits. The feed has the data set's inputs, and the lengths of ragged
         ones that their program asks for.
         """
         if not isinstance(dataset, Dataset):
@@ -212,15 +212,15 @@ class DataLoader:
         return {**self._last.feed, **_beside(self._last.feed, given)}
 
     def used(self) -> None:
-        """Say that a run has ended on what `next_feed` gave last: a data set's position counts it from now on."""
+        """Note that a run has ended on what `next_feed` gave last: a data set's position counts it from now on."""
         if self._last is not None and self._last.used is not None:
             self._last.used()
         self._last = None
 
-    def _begun(self) -> Ahead:
+    def _begun(self) -> Prefetched:
         if self._reader is None:
             raise SpecError("the loader has no generator; call set_batch_generator, or one of its siblings, first")
-        return Ahead(self._reader, self._capacity)
+        return Prefetched(self._reader, self._capacity)
 
 
 class GeneratorLoader(DataLoader):

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.dataset import arrow
-from penstock.dataset.exchange import exchanged
+from penstock.dataset.dataset_base import Dataset, Reading, Run, at_least_one
 from penstock.dataset.faults import DataError, Skipped, file_error, line_error
+from penstock.dataset.global_shuffle import exchanged
 from penstock.dataset.peers import Peers, peers_of
-from penstock.dataset.position import Ledger
-from penstock.dataset.settings import Dataset, Reading, Run, at_least_one
+from penstock.dataset.position import FilePlaces
 from penstock.dataset.shuffles import Seed, Shuffles
 from penstock.dataset.slots import Slot
 from penstock.dataset.sources import Source, is_columnar, opened, size_of
@@ -65,7 +65,7 @@ class InMemoryDataset(Dataset):
         self._complement: tuple[Any, int] | None = None
 
     def load_into_memory(self) -> None:
-        """Read all files. Raises DataError; what was in memory before is kept then."""
+        """Read all files. Raises DataError; what was in memory before is retained then."""
         self.preload_into_memory()
         self.wait_preload_done()
 
@@ -138,8 +138,8 @@ class InMemoryDataset(Dataset):
     def set_complement(self, is_on: bool = True, fleet: Any = None, seed: int = 0) -> None:
         """Let trainers with less data draw samples again, at random, until each has as many batches in a pass.
 
-        Each pass of training then begins with a word between the trainers (of `fleet`, or of the collective job): all
-        of them begin it. Every sample is trained on at least once. Nothing happens in a process of its own, or when
+        Each pass of training then begins with a barrier of the trainers (of `fleet`, or of the collective job): all of
+        them begin it. Every sample is trained on at least once. Nothing happens in a process of its own, or when
         inferring.
         """
         self._complement = (fleet, seed) if is_on else None
@@ -218,7 +218,7 @@ class InMemoryDataset(Dataset):
         self._count_from(int(position.get("batches", 0)))
 
     def _catch_up(self) -> None:
-        """Make the shuffles that the pass which goes on had begun with, and nobody has made again."""
+        """Make the shuffles that the pass which goes on had begun with, unless they were made again."""
         for seed in self._shuffles.missing():
             self._again(seed, None)
 
@@ -271,7 +271,7 @@ class MemoryRun(Run):
         self._num_batches = self._num_own + complement.num_batches - self._drawn_before
         self._next = 0
         self._lock = threading.Lock()
-        self._ledger = Ledger(["memory"])
+        self._places = FilePlaces(["memory"])
         self._taken: dict[int, tuple[int, int]] = {}
         self.closed = False
 
@@ -296,13 +296,13 @@ class MemoryRun(Run):
     def used(self, batch: _feed.Batch) -> None:
         with self._lock:
             number, end = self._taken.pop(id(batch))
-            self._ledger.used(0, number, [(0, end, end, False)])
+            self._places.used(0, number, [(0, end, end, False)])
 
     @property
     def used_samples(self) -> int:
         """How many samples from the first on were trained on, those of this pass before a resume included."""
         with self._lock:
-            return max(self._first, self._ledger.files[0].offset)
+            return max(self._first, self._places.files[0].offset)
 
     def fraction(self) -> float | None:
         before = self._first / self._batch_size

@@ -1,4 +1,4 @@
-"""The trainers of a job, as a data set needs them: who this one is, and whole numbers that all give and all get.
+"""The trainers of a job, as a data set needs them: this one's rank, and an all-gather of whole numbers.
 
 A fleet with parameter servers and the group of a collective job are such; `peers_of` finds them.
 """
@@ -65,7 +65,7 @@ class FleetPeers:
         return [[int(number) for number in row] for row in total]
 
     def check(self) -> None:
-        """Who is lost is known when workers meet."""
+        """A lost worker is noticed when workers meet."""
 
 
 class GroupPeers:
@@ -92,7 +92,7 @@ class GroupPeers:
 def peers_of(fleet: Any, what: str) -> Peers | None:
     """Return the trainers of a fleet, or (None) of the collective job; None: this process is alone.
 
-    Raises SpecError if a launcher has said that there are more, but it is not known how to reach them.
+    Raises SpecError if a launcher's variables name more, but it is not known how to reach them.
     """
     if fleet is not None:
         return FleetPeers(fleet) if int(fleet.worker_num()) > 1 else None

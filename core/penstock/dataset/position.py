@@ -26,8 +26,8 @@ class FilePlace:
     ended: bool = False
 
 
-class Ledger:
-    """The places of all files."""
+class FilePlaces:
+    """How far all files have come."""
 
     def __init__(self, paths: Sequence[str], position: Mapping[str, Any] | None = None) -> None:
         """Begin at the start, or at a position of `as_position`. Raises SpecError if it is one of other files."""

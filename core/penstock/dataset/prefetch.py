@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from penstock.dataset.settings import Run
+from penstock.dataset.dataset_base import Run
 from penstock.native import _feed
 from penstock.native.intra_op import use_intra_op_threads_here
 

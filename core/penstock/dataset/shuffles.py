@@ -32,7 +32,7 @@ class Restored:
 
 
 class Shuffles:
-    """Owner: the data set, which does what is returned here, and says so by `made`."""
+    """Owner: the data set, which does what is returned here, and reports it by `made`."""
 
     def __init__(self) -> None:
         self.seeds: list[Seed] = []

@@ -39,7 +39,7 @@ class Slot:
 
     @property
     def native(self) -> _feed.Slot:
-        """What the parser is told."""
+        """The slot as the parser takes it."""
         return (self.name, self.is_float, self.width)
 
 
@@ -80,7 +80,7 @@ def _slot(variable: Any) -> Slot:
 def _ragged_hint(desc: Any, sizes: tuple[int, ...]) -> str:
     """Return how an input of Fluid's sequences, [batch, 1] with a lod_level, is declared if rows have several values.
 
-    Its lod_level alone does not tell: scripts that have one id in each row say lod_level=1, too.
+    Its lod_level alone does not decide: scripts that have one id in each row set lod_level=1, too.
     """
     if not desc.lod_level or sizes != (1,):
         return ""

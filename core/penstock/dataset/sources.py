@@ -30,7 +30,7 @@ CAT = "cat"
 PARQUET = (".parquet", ".pq")
 _ARROW = (".arrow", ".feather", ".ipc")
 _PIECE = 1 << 18
-_PATIENCE_S = 5.0
+_END_WAIT_S = 5.0
 
 
 _TAIL_LINES = 8
@@ -38,7 +38,7 @@ _TRAILING_S = 5.0  # what a command has started may write a little longer than i
 
 
 class PipeCommand:
-    """A command that runs. `descriptor`: its output; whoever has this closes it. `kill` is any thread's."""
+    """A command that runs. `descriptor`: its output, which its holder closes. `kill` is any thread's."""
 
     def __init__(self, path: str, command: str, given: int) -> None:
         """Start it with descriptor `given`, which is closed here, as its standard input. Raises DataError."""
@@ -124,7 +124,7 @@ class Source:
         return self._command is None and self._inflating is None
 
     def expect(self, size: int) -> None:
-        """Say how many bytes the file had before it was opened: one that has fewer by then was cut short, too."""
+        """Note how many bytes the file had before it was opened: one that has fewer by then was cut short, too."""
         self._size = max(self._size, size)
 
     def skip(self, num_bytes: int) -> None:
@@ -162,7 +162,7 @@ class Source:
             return
         readable = select.poll()  # unlike select, of any descriptor
         readable.register(self.descriptor, select.POLLIN)
-        if readable.poll(_PATIENCE_S * 1000) and not os.read(self.descriptor, 1):
+        if readable.poll(_END_WAIT_S * 1000) and not os.read(self.descriptor, 1):
             self.check()
 
     def _check_size(self) -> None:
@@ -170,7 +170,7 @@ class Source:
             raise file_error(self.path, f"was cut short while it was read: it had {self._size} bytes before")
 
     def interrupt(self) -> None:
-        """End a command that still runs, so that whoever reads from it sees the end. Any thread."""
+        """End a command that still runs, so that its reader sees the end. Any thread."""
         if self._command is not None:
             self._command.kill()
 
@@ -186,7 +186,7 @@ class Source:
 
 
 def _opened(path: str) -> int:
-    """Open a regular file; anything else could keep its reader waiting for ever. Raises DataError."""
+    """Open a regular file; anything else could block its reader for ever. Raises DataError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO waits for its writer without it
     except OSError as error:
@@ -222,7 +222,7 @@ class _Inflating:
                 while piece := plain.read(_PIECE):
                     self._write(piece)
         except BrokenPipeError:
-            pass  # nobody reads any more
+            pass  # the reader has ended
         except (EOFError, OSError, zlib.error) as error:
             self._error = f"is no whole .gz file: {error}"
         finally:

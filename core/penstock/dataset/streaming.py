@@ -3,7 +3,7 @@
 A reader is a thread that takes files from a shared list, one after the other, and a native stream that parses them into
 batches; a batch goes on with the reader's next file, so a pass has at most one short batch a reader. With one reader,
 batches come in the order of files and lines. Trainers take whatever is ready: there may be more of them than files.
-The first error of a reader stops all, and whoever takes next gets it.
+The first error of a reader stops all, and the next take raises it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.dataset import arrow
+from penstock.dataset.dataset_base import Dataset, Reading, Run
 from penstock.dataset.faults import DataError, Skipped, file_error, line_error
-from penstock.dataset.position import Ledger
-from penstock.dataset.settings import Dataset, Reading, Run
+from penstock.dataset.position import FilePlaces
 from penstock.dataset.sources import Source, is_columnar, opened, size_of
 from penstock.native import _feed
 
@@ -27,7 +27,7 @@ _LOOK_S = 0.2  # how long a thread waits natively, before it looks for signals
 
 
 class QueueDataset(Dataset):
-    """Reads files while it trains; nothing is kept. Source: fluid.dataset.QueueDataset."""
+    """Reads files while it trains; nothing is retained. Source: fluid.dataset.QueueDataset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,10 +45,10 @@ class QueueDataset(Dataset):
     def position(self) -> dict[str, Any]:
         if self._run is not None:
             return self._counted(self._run.position())
-        return self._counted(Ledger(self._files(), self._restored).as_position())
+        return self._counted(FilePlaces(self._files(), self._restored).as_position())
 
     def set_position(self, position: Mapping[str, Any]) -> None:
-        Ledger(self._files(), position)  # refuses one of other files
+        FilePlaces(self._files(), position)  # refuses one of other files
         self._restored, self._run = position, None
         self._count_from(int(position.get("batches", 0)))
 
@@ -69,10 +69,10 @@ class StreamingRun(Run):
     def __init__(self, reading: Reading, skipped: Skipped, position: Mapping[str, Any] | None = None) -> None:
         self.slots = reading.slots
         self._reading, self._skipped = reading, skipped
-        self._ledger = Ledger(reading.files, position)
-        self._todo = deque(i for i, file in enumerate(self._ledger.files) if not file.ended)
+        self._places = FilePlaces(reading.files, position)
+        self._todo = deque(i for i, file in enumerate(self._places.files) if not file.ended)
         sizes = [size_of(path) for path in reading.files]
-        self._before = sum(min(file.offset, size) for file, size in zip(self._ledger.files, sizes, strict=True))
+        self._before = sum(min(file.offset, size) for file, size in zip(self._places.files, sizes, strict=True))
         self._total = sum(sizes) if all(map(reading.is_plain, reading.files)) else 0  # 0: what comes is not known
         self._lock = threading.Lock()
         self._error: Exception | None = None
@@ -111,12 +111,12 @@ class StreamingRun(Run):
 
     def used(self, batch: _feed.Batch) -> None:
         with self._lock:
-            self._ledger.used(batch.producer, batch.number, batch.marks)
+            self._places.used(batch.producer, batch.number, batch.marks)
 
     def position(self) -> dict[str, Any]:
         """Return the files' places in plain types."""
         with self._lock:
-            return self._ledger.as_position()
+            return self._places.as_position()
 
     def fraction(self) -> float | None:
         if not self._total:
@@ -159,7 +159,7 @@ class StreamingRun(Run):
                     stream.finish()
                     break
                 self._read(number, stream, file)
-        except Exception as error:  # noqa: BLE001 - the thread's boundary: whoever takes next raises it
+        except Exception as error:  # noqa: BLE001 - the thread's boundary: the next take raises it
             with self._lock:
                 self._error = self._error or error
             self._queue.stop()
@@ -171,7 +171,7 @@ class StreamingRun(Run):
                 self._queue.close()
 
     def _read(self, number: int, stream: _feed.Stream, file: int) -> None:
-        place = self._ledger.files[file]
+        place = self._places.files[file]
         if is_columnar(place.path):
             skipped = arrow.read_into(stream, file, place.path, self.slots, self._reading, begin=place.offset)
             self._skipped.add(*skipped)

@@ -36,7 +36,7 @@ class CollectiveProcess:
     def form(self, ranks: Ranks) -> TrainerGroup | None:
         """Meet the other trainers, or return the group if they have met. None: there is one trainer.
 
-        Blocks until all are there. Raises Unavailable naming who is missing; SpecError for a second, different group.
+        Blocks until all are there. Raises Unavailable naming the absent ranks; SpecError for a second, different group.
         """
         if ranks.num_ranks == 1:
             return None
@@ -75,7 +75,7 @@ class CollectiveProcess:
             ranks = ranks_in(JobIdentity.of_meeting())
             if ranks is None:
                 raise SpecError(
-                    f"num_trainers is {num_trainers}, but nobody has said where the trainers are: run the startup "
+                    f"num_trainers is {num_trainers}, but the trainers' endpoints are not set: run the startup "
                     'program that fluid.DistributeTranspiler made (config.mode = "nccl2"), set '
                     "BuildStrategy.trainers_endpoints, or use a launcher (PADDLE_TRAINER_ENDPOINTS; torchrun)"
                 )

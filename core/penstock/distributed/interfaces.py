@@ -1,8 +1,8 @@
-"""Network interfaces that Gloo and NCCL are told to use: checked by name before anybody waits for a connection.
+"""Network interfaces that Gloo and NCCL shall use: checked by name before a rank waits for a connection.
 
 A wrong name otherwise shows as a hang or as an error of a library's depth. GLOO_SOCKET_IFNAME is a list of names;
 NCCL_SOCKET_IFNAME one of prefixes, '=eth0' an exact name, '^docker,lo' what not to take. They are read, never written,
-but for GLOO_SOCKET_IFNAME where nobody has set it.
+but for GLOO_SOCKET_IFNAME where it is not set.
 """
 
 from __future__ import annotations

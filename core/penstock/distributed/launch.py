@@ -32,7 +32,7 @@ from penstock.distributed.rank_plan import (
     Layout,
     check_alone,
     check_cloud_ports,
-    check_told,
+    check_num_trainers,
     cloud_hosts,
     cloud_layout,
     doubt,
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     ranks.add_argument(
         "--gpus", type=count, metavar="N",
         help="ranks of this host, one on each of the first N GPUs (default: all that are visible); where there is no "
-        "GPU at all they compute on CPU, which is said",
+        "GPU at all they compute on CPU, with a warning",
     )  # fmt: skip
     ranks.add_argument(
         "--selected_gpus", metavar="GPU,…",
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--log_level", type=_level, default=logging.INFO, metavar="LEVEL",
-        help="above 20 (INFO) only failures are told (%(default)s)",
+        help="above 20 (INFO) only failures are reported (%(default)s)",
     )  # fmt: skip
     add_running(found, log_dir="./mylog")
     return found
@@ -102,7 +102,7 @@ def gpus_of(args: argparse.Namespace, environ: Mapping[str, str], installed: int
         return gpus.first(args.gpus or len(known), known)
     if args.gpus is None:
         raise SpecError(
-            "this host shows no GPU: say how many ranks compute on CPU with --nproc_per_node N",
+            "this host shows no GPU: set the number of ranks on CPU with --nproc_per_node N",
             pointer="--nproc_per_node",
         )
     return None
@@ -117,7 +117,7 @@ def layout_of(args: argparse.Namespace, num_local: int, environ: Mapping[str, st
     hosts = cloud_hosts(environ)
     if args.cluster_node_ips not in (None, ",".join(hosts.addresses)):
         raise SpecError(
-            f"--cluster_node_ips is {args.cluster_node_ips!r}, but with --use_paddlecloud PADDLE_TRAINERS tells the "
+            f"--cluster_node_ips is {args.cluster_node_ips!r}, but with --use_paddlecloud PADDLE_TRAINERS names the "
             f"hosts: {', '.join(hosts.addresses)}. Leave one of the two out",
             pointer="--cluster_node_ips",
         )
@@ -155,14 +155,14 @@ def plan_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     chosen = gpus_of(args, environ, gpus.num_installed())
     num_local = len(chosen) if chosen is not None else args.nproc_per_node or args.gpus
     layout = layout_of(args, num_local, environ)
-    check_told(environ, layout)
+    check_num_trainers(environ, layout)
     check_free(layout.local)
     doubtful = doubt(environ, layout)
     if doubtful:
         print_line(doubtful)
     if chosen is None and args.gpus is not None:
         print_line(
-            f"this host shows no GPU: what --gpus {num_local} starts computes on CPU (--nproc_per_node says so at once)"
+            f"this host shows no GPU: what --gpus {num_local} starts computes on CPU (--nproc_per_node states it)"
         )
     return planned_ranks(layout, args.log_dir, environ, gpus=chosen, num_cores=usable_cores())
 
@@ -171,11 +171,11 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the job to its end and return the exit status. Raises SpecError before anything was started."""
     check_script(args.script)
     plan = plan_of(args, environ)
-    is_told = args.log_level <= logging.INFO
-    if args.print_config and is_told:
+    is_verbose = args.log_level <= logging.INFO
+    if args.print_config and is_verbose:
         print_line(f"{' '.join([str(args.script), *args.script_args])}\n{plan.described()}")
     command = [sys.executable, str(args.script), *args.script_args]
-    return supervise(plan, command, environ, Manner(stop_s=args.stop_s, shows_ends=is_told))
+    return supervise(plan, command, environ, Manner(stop_s=args.stop_s, shows_ends=is_verbose))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

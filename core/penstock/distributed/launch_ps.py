@@ -120,7 +120,7 @@ def plan_of(args: argparse.Namespace, hosts: Hosts, environ: Mapping[str, str]) 
 
 
 def _agreed(hosts: Hosts, endpoints: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's name, its secret, and where servers may save, where the environment does not say."""
+    """Return the job's name, its secret, and where servers may save, where the environment does not set them."""
     saves = {PS_SAVE_DIRS.name: str(Path.cwd())}
     if not hosts.are_several:
         name = f"launch-{os.getpid()}-{secrets.token_hex(4)}"

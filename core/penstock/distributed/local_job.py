@@ -110,7 +110,7 @@ def planned(
 
 
 def for_all() -> dict[str, str | None]:
-    """Return what every process of a launcher is told: to write at once, and not to report as the launcher's replica.
+    """Return what is set for every process of a launcher: unbuffered output, no reports as the launcher's replica.
 
     The replica's id stays: by it an agent finds what is left of a launcher that was killed.
     """
@@ -167,7 +167,7 @@ Verdict = Running | Draining | Failed | Finished
 
 
 def verdict(plan: Plan, ended: Sequence[tuple[int, int]], *, grace_over: bool) -> Verdict:
-    """Say what to do. `ended`: (place in the plan, status) in the order in which processes were seen to end."""
+    """Decide what to do. `ended`: (place in the plan, status) in the order in which processes were seen to end."""
     for place, status in ended:
         if status != 0:
             return Failed(place, status)
@@ -181,7 +181,7 @@ def verdict(plan: Plan, ended: Sequence[tuple[int, int]], *, grace_over: bool) -
 
 
 def status_text(status: int) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if status >= 0:
         return f"exit status {status}"
     names = {number.value: number.name for number in signal.Signals}

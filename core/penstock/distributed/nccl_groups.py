@@ -1,7 +1,7 @@
 """Exchange of tensors on GPUs by NCCL, one GPU a trainer: `ProcessGroups` over another backend.
 
 Numbers that the processor needs (what a step is, counts of rows) are met through what the trainers have on CPU, shared
-memory or Gloo. NCCL's work is enqueued behind the current stream, and nobody waits for it on the processor; `fail`
+memory or Gloo. NCCL's work is enqueued behind the current stream, and no thread waits for it on the processor; `fail`
 aborts it, so that a GPU does not wait for a rank that is lost. NCCL's own variables are neither read nor written here.
 Has not been run on a GPU so far: docs/gpu.md.
 """

@@ -15,7 +15,7 @@ FIRST, LAST = 20_000, 29_999
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Return ports that nobody listens at now. Another process may take one before its server does; it then says so.
+    """Return ports that no process listens at now. Another one may take a port before its server does; that then fails.
 
     Raises OSError for a host that is not this one, or when all are taken.
     """

@@ -1,7 +1,7 @@
 """Exchange through torch.distributed: ranks on several hosts (Gloo), or with GPUs (NCCL, `nccl_groups.py`).
 
-The operators `group_*` call it. A gradient bucket travels as one flat tensor. Gloo cannot be told to stop, so a waiting
-exchange looks every tenth of a millisecond whether somebody has been lost. A hierarchical exchange sums within groups
+The operators `group_*` call it. A gradient bucket travels as one flat tensor. Gloo cannot be cancelled, so a waiting
+exchange polls every tenth of a millisecond whether a rank has been lost. A hierarchical exchange sums within groups
 of `inter` ranks, then among their first ranks, then hands the result back.
 """
 
@@ -50,8 +50,8 @@ class ProcessGroups:
                 dist.init_process_group(
                     backend, store=store, rank=ranks.rank, world_size=ranks.num_ranks, timeout=timeout
                 )
-            everybody = list(range(ranks.num_ranks))
-            self._groups = [dist.new_group(everybody, timeout=timeout, backend=backend) for _ in range(ranks.num_rings)]
+            all_ranks = list(range(ranks.num_ranks))
+            self._groups = [dist.new_group(all_ranks, timeout=timeout, backend=backend) for _ in range(ranks.num_rings)]
             self._levels = [_levels(ranks, backend, timeout) for _ in range(ranks.num_rings)] if ranks.inter else []
         except (RuntimeError, ValueError) as error:
             raise Unavailable(f"the trainers cannot connect by {backend}: {str(error).splitlines()[0]}") from error

@@ -1,4 +1,4 @@
-"""Ranks of a job without servers: where each listens, its GPU, and what it is told by Fluid's names and torchrun's.
+"""Ranks of a job without servers: where each listens, its GPU, and its environment in Fluid's names and torchrun's.
 
 Pure. Ranks are numbered host by host, as Fluid's launcher does: rank = host's number * ranks of a host + local number.
 Source: spec/fluid.md 5.
@@ -18,7 +18,7 @@ from penstock.protocol import contract
 from penstock.settings import SELECTED_GPUS, VISIBLE_GPUS
 
 _PROXIES = ("http_proxy", "https_proxy")
-_ELASTIC = "TORCHELASTIC_"  # what a launcher of torch above us has told us is not so for our ranks
+_ELASTIC = "TORCHELASTIC_"  # set for us by a launcher of torch above, and wrong for our ranks
 _OF_TORCHRUN = ("GROUP_WORLD_SIZE",)
 CLOUD_HOSTS, CLOUD_ENDPOINTS = "PADDLE_TRAINERS", "DISTRIBUTED_TRAINER_ENDPOINTS"
 CLOUD_NUM_PORTS = "TRAINER_PORTS_NUM"
@@ -52,17 +52,17 @@ def on_ports(hosts: Hosts, ports: Sequence[int]) -> Layout:
 
 
 def cloud_hosts(environ: Mapping[str, str]) -> Hosts:
-    """Return the hosts that PaddleCloud's variables name. Raises SpecError naming the one that is missing."""
+    """Return the hosts that PaddleCloud's variables name. Raises SpecError naming the one that is not set."""
     for name, example in ((CLOUD_HOSTS, "10.0.0.1,10.0.0.2"), (POD_IP, "10.0.0.1")):
         if not environ.get(name):
             raise SpecError(
                 f"--use_paddlecloud needs the environment variable {name}, for example {example}", pointer=name
             )
     hosts = hosts_of(environ[CLOUD_HOSTS], environ[POD_IP], names=(CLOUD_HOSTS, POD_IP))
-    told = environ.get(TRAINER_ID, "")
-    if told not in ("", str(hosts.here)):
+    given = environ.get(TRAINER_ID, "")
+    if given not in ("", str(hosts.here)):
         raise SpecError(
-            f"{TRAINER_ID} is {told!r}, but {POD_IP} {hosts.address} is number {hosts.here} of {CLOUD_HOSTS} "
+            f"{TRAINER_ID} is {given!r}, but {POD_IP} {hosts.address} is number {hosts.here} of {CLOUD_HOSTS} "
             f"({', '.join(hosts.addresses)}). With --use_paddlecloud it is the host's number; correct one of the two",
             pointer=TRAINER_ID,
         )
@@ -80,7 +80,7 @@ def check_cloud_ports(environ: Mapping[str, str], num_local: int) -> None:
 
 
 def check_alone(environ: Mapping[str, str]) -> None:
-    """Raise SpecError if PADDLE_TRAINERS names several hosts, which nobody asked us to read."""
+    """Raise SpecError if PADDLE_TRAINERS names several hosts, but --use_paddlecloud is not given."""
     listed = environ.get(CLOUD_HOSTS, "")
     if "," in listed:
         raise SpecError(
@@ -109,8 +109,8 @@ def cloud_layout(hosts: Hosts, listed: str, num_local: int) -> Layout:
     return Layout(hosts, endpoints, f"{hosts.addresses[0]}:{last + 1}")
 
 
-def check_told(environ: Mapping[str, str], layout: Layout) -> None:
-    """Raise SpecError if PADDLE_NUM_TRAINERS tells neither the number of hosts nor of ranks."""
+def check_num_trainers(environ: Mapping[str, str], layout: Layout) -> None:
+    """Raise SpecError if PADDLE_NUM_TRAINERS is neither the number of hosts nor of ranks."""
     text = environ.get(MANUAL_NUM_TRAINERS, "")
     hosts, ranks = len(layout.hosts.addresses), len(layout.endpoints)
     if text and text not in (str(hosts), str(ranks)):
@@ -122,7 +122,7 @@ def check_told(environ: Mapping[str, str], layout: Layout) -> None:
 
 
 def doubt(environ: Mapping[str, str], layout: Layout) -> str:
-    """Return what to say where PADDLE_NUM_TRAINERS may mean hosts that nobody has named; empty where it cannot.
+    """Return a warning where PADDLE_NUM_TRAINERS may mean hosts that are not named; empty where it cannot.
 
     In Fluid's manual it is the number of hosts. Each of several would start a job of its own.
     """

@@ -1,6 +1,6 @@
 """Ranks of a collective job: the number of this trainer, and where all trainers meet. Pure.
 
-Trainers meet at the first endpoint, or where torchrun's MASTER_ADDR and MASTER_PORT say (`penstock.identity`).
+Trainers meet at the first endpoint, or at torchrun's MASTER_ADDR and MASTER_PORT (`penstock.identity`).
 """
 
 from __future__ import annotations

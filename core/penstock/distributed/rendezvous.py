@@ -1,7 +1,7 @@
-"""How the ranks of a job find each other: a store that trainer 0 serves, a bounded wait, and names for who is missing.
+"""Rendezvous of a job's ranks: a store that trainer 0 serves, a deadline, and an error that names the absent ranks.
 
-Each rank claims its number, says where it is and how it means to exchange, and waits until all have. Whoever waits
-longer than PENSTOCK_COLLECTIVE_START_S (default 300) says which ranks have not come; a rank of this host that ends
+Each rank claims its number, publishes where it is and how it exchanges, and waits until all have. After
+PENSTOCK_COLLECTIVE_START_S (default 300) it fails with the ranks that have not arrived; a rank of this host that ends
 meanwhile is noticed at once. Blocks the calling thread; other threads run.
 """
 
@@ -31,7 +31,7 @@ _pause = threading.Event()  # never set: a wait that gives way to other threads
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a rank says of itself. `host`: equal for processes that can share memory. `endpoints`: as it knows them.
+    """What a rank publishes. `host`: equal for processes that can share memory. `endpoints`: as it knows them.
 
     `exchange`: settings that all ranks must share, in words. `cores`: numbers of those that it may run on; `quota`: how
     many of them at a time, by its control group, which all ranks of its host share.
@@ -57,9 +57,9 @@ def has_ended(pid: int) -> bool:
 
 
 class Rendezvous:
-    """The store and who is there. `present[r]`: what rank r has said.
+    """The store and the ranks that have arrived. `present[r]`: what rank r has published.
 
-    `exchange`: what this rank says of how it exchanges. Raises Unavailable, PeerError (a rank says something else),
+    `exchange`: how this rank exchanges. Raises Unavailable, PeerError (a rank exchanges in another way),
     SpecError.
     """
 
@@ -71,12 +71,12 @@ class Rendezvous:
         self.store = PrefixStore(f"penstock/{ranks.attempt}", self.base)
         if self.store.add(f"claim/{ranks.rank}", 1) > 1:
             raise SpecError(
-                f"two processes say that they are {ranks.name(ranks.rank)} of {ranks.num_ranks}; each trainer has a "
+                f"two processes claim to be {ranks.name(ranks.rank)} of {ranks.num_ranks}; each trainer has a "
                 "number of its own (trainer_id, PADDLE_TRAINER_ID)"
             )
         mine = Presence(this_host(), os.getpid(), ",".join(ranks.endpoints), exchange, core_numbers(), core_quota())
         self.store.set(f"here/{ranks.rank}", json.dumps(asdict(mine)))
-        self.wait_for("here", "has not come")
+        self.wait_for("here", "has not arrived")
         self.present = [Presence(**json.loads(self.store.get(f"here/{r}"))) for r in range(ranks.num_ranks)]
         for rank, other in enumerate(self.present):
             if other.endpoints != mine.endpoints:
@@ -99,10 +99,10 @@ class Rendezvous:
         return max(1, fair if mine.quota is None else min(fair, math.ceil(mine.quota) // len(here)))
 
     def left_s(self) -> float:
-        """Seconds until whoever has not come is given up; a little above 0 when that is over."""
+        """Seconds until the deadline for ranks to arrive; a little above 0 when it is over."""
         return max(self._deadline - time.monotonic(), 0.01)
 
-    def say(self, what: str) -> None:
+    def mark(self, what: str) -> None:
         """Note that this rank has done something."""
         self.store.set(f"{what}/{self.ranks.rank}", "yes")
 
@@ -129,9 +129,7 @@ class Rendezvous:
         while not self._has(key):
             self._check_alive({0}, key)
             if time.monotonic() > self._deadline:
-                raise Unavailable(
-                    f"{self.ranks.name(0)} has not said {key!r} in time ({COLLECTIVE_START_S})", ranks=[0]
-                )
+                raise Unavailable(f"{self.ranks.name(0)} has not set {key!r} in time ({COLLECTIVE_START_S})", ranks=[0])
             _pause.wait(_POLL_S)
 
     def _check_alive(self, missing: set[int], what: str) -> None:
@@ -166,7 +164,7 @@ def _open_store(ranks: Ranks, timeout_s: float) -> TCPStore:
                 got=ranks.meeting,
             ) from error
         raise Unavailable(
-            f"{ranks.name(0)} has not come within {timeout_s:.0f} s ({COLLECTIVE_START_S}): no process serves the "
+            f"{ranks.name(0)} has not arrived within {timeout_s:.0f} s ({COLLECTIVE_START_S}): no process serves the "
             f"trainers' store at {ranks.meeting} ({_first_line(error)})",
             ranks=[0],
         ) from error

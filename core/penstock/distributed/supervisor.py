@@ -1,4 +1,4 @@
-"""Runs the processes of a plan to their end: starts them, watches, names the first that fails, and leaves nobody."""
+"""Runs the processes of a plan to their end: starts them, watches, names the first that fails, and leaves none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TAIL_LINES = 20
 class Manner:
     """How a job is run. `server_grace_s`: how long servers may go on after the last trainer of this host.
 
-    `stop_s`: from SIGTERM to SIGKILL. `shows_ends`: whether each end is told, and not only a failure.
+    `stop_s`: from SIGTERM to SIGKILL. `shows_ends`: whether each end is reported, and not only a failure.
     """
 
     stop_s: float
@@ -112,7 +112,7 @@ class _Job:
             sys.stdout.buffer.write(output)
             sys.stdout.buffer.flush()
         except BrokenPipeError:
-            _write_to_nobody(sys.stdout)
+            _discard(sys.stdout)
         return len(output)
 
 
@@ -121,10 +121,10 @@ def print_line(text: str) -> None:
     try:
         print(text, file=sys.stderr, flush=True)
     except BrokenPipeError:
-        _write_to_nobody(sys.stderr)
+        _discard(sys.stderr)
 
 
-def _write_to_nobody(stream: IO[str]) -> None:
+def _discard(stream: IO[str]) -> None:
     """Go on though the reader of a stream has ended (`launch … | head`): the log files have it all."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())

@@ -1,9 +1,9 @@
 """The trainers of a collective job, of which this process is one: their exchanges, and how they end.
 
 Trainers exchange gradients at each step. One whose data has ended *joins*: until all have ended it takes part without
-rows, so that nobody waits for it for ever and its parameters stay those of the others. Joining happens at the end of
-the process by itself, and is logged. Whoever dies, fails or stands still ends the exchange of all others with
-an error that names it. Nothing here knows programs: an executor says how it takes part without rows (`Idle`).
+rows, so that no rank waits for it for ever and its parameters stay those of the others. Joining happens at the end of
+the process by itself, and is logged. A rank that dies, fails or hangs ends the exchange of all others with an error
+that names it. Nothing here knows programs: an executor defines how it takes part without rows (`Idle`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 Idle = Callable[[Tensor], None]
-"""How an executor takes part in a step without rows; given what the ranks have said of the step."""
+"""How an executor takes part in a step without rows; given what the ranks have sent of the step."""
 
 
 class TrainerGroup:
@@ -59,7 +59,7 @@ class TrainerGroup:
         self._over = False
         try:
             self._rings = _rings(meeting, label, transport)
-            meeting.say("ready")
+            meeting.mark("ready")
             meeting.wait_for("ready", "has not joined the others")
         except BaseException:
             self._detector.close()
@@ -128,7 +128,7 @@ class TrainerGroup:
                 _log.info(text, self.ranks.name(rank), steps)
 
     def step_failed(self, error: BaseException) -> None:
-        """Tell the others that this rank has not finished a step that they may be in."""
+        """Report to the others that this rank has not finished a step that they may be in."""
         self._give_up(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}")
 
     def why(self) -> Unavailable | None:
@@ -242,7 +242,7 @@ class TrainerGroup:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(1)  # an exception here would be printed, and the status still be 0
-        self._over = True  # nobody exchanges any more, so a rank that leaves is none that is missing
+        self._over = True  # no rank exchanges any more, so one that leaves is not lost
         self._detector.leave()
         self._rings.close()
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.dataset import Dataset
+from penstock.dataset.dataset_base import Run
 from penstock.dataset.prefetch import RunAhead
-from penstock.dataset.settings import Run
 from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError
 from penstock.exec.data_parallel import DataParallel, results

@@ -66,7 +66,7 @@ def loss_gradients(program: Program) -> dict[str, str]:
 
 
 def _no_input(program: Program, name: str, wanted: Mapping[str, VarDesc]) -> str:
-    """Say why a name cannot be fed."""
+    """Explain why a name cannot be fed."""
     if name not in program.variables:
         return unknown_variable(name, wanted)
     if name in loss_gradients(program):

@@ -63,7 +63,7 @@ def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
 
 
 def _visible(count: int) -> str:
-    """Say how many GPUs a user has, and why."""
+    """Describe how many GPUs a user has, and why."""
     if torch.version.cuda is None and torch.version.hip is None and not count:
         return "this torch has no CUDA"
     limit = VISIBLE_GPUS.text()

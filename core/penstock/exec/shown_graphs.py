@@ -34,7 +34,7 @@ class ShownGraphs:
         self._current: GraphDocument | None = None
 
     def show(self, lowered: Lowered, program: Program, rows: list[int], step: int) -> None:
-        """Say that `step` is the first to run the graph of `lowered`, unless the step before did too."""
+        """Report that `step` is the first to run the graph of `lowered`, unless the step before did too."""
         if not self._watch.is_watched:
             return
         key = (id(lowered.graph), tuple(tuple(b.items()) for b in lowered.shares.bindings))

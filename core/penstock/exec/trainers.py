@@ -169,7 +169,7 @@ class SharedSteps:
         self._steps += 1
 
     def failed(self, error: PenstockError) -> Unavailable | None:
-        """Tell the others of a step that was not finished; return the error that names a lost rank, if that is why."""
+        """Report an unfinished step to the others; return the error that names a lost rank, if that is why."""
         in_exchange = not isinstance(error, OperatorError) or str(error.fields.get("operator", "")).startswith(
             EXCHANGES
         )

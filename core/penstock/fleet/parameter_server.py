@@ -66,7 +66,7 @@ class ParameterServerFleet:
         self._communicator: Communicator | None = None
         self._storage: ProgramStorage | None = None
 
-    # -- who this process is -------------------------------------------------------------------------
+    # -- role and rank of this process ---------------------------------------------------------------
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
         """Find out which process of the job this is; without a role maker, from the environment.
@@ -246,7 +246,7 @@ class ParameterServerFleet:
     def init_worker(self) -> None:
         """Connect to the servers, as the strategy's TrainerRuntimeConfig says.
 
-        Raises Unavailable naming who is missing.
+        Raises Unavailable naming the servers that have not arrived.
         """
         made = self._made("init_worker")
         config = made.strategy.for_transpiler()
@@ -270,7 +270,7 @@ class ParameterServerFleet:
     def barrier_worker(self) -> None:
         """Wait until all workers that are alive have called this, after init_worker; a lost one until its lease ends.
 
-        Raises OrderError, Unavailable naming the server that is away.
+        Raises OrderError, Unavailable naming the unreachable server.
         """
         self._meet("barrier_worker", None)
 

@@ -124,7 +124,7 @@ class PaddleCloudRoleMaker(_OfEnvironment):
 
 
 class GeneralRoleMaker(_OfEnvironment):
-    """As PaddleCloudRoleMaker, but a server may say its number (PADDLE_PSERVER_ID) instead of its endpoint.
+    """As PaddleCloudRoleMaker, but a server may give its number (PADDLE_PSERVER_ID) instead of its endpoint.
 
     Fluid's other arguments configure its gloo rendezvous, which is not needed here; they are refused by name.
     """
@@ -143,7 +143,7 @@ class MPISymetricRoleMaker(_OfEnvironment):
 
 
 class UserDefinedRoleMaker(RoleMakerBase):
-    """The caller says everything. Raises SpecError for what cannot be."""
+    """The caller states everything. Raises SpecError for what cannot be."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class UserDefinedRoleMaker(RoleMakerBase):
 
 
 class UserDefinedCollectiveRoleMaker(RoleMakerBase):
-    """The caller says everything, for a job without servers. Raises SpecError for what cannot be."""
+    """The caller states everything, for a job without servers. Raises SpecError for what cannot be."""
 
     def __init__(self, current_id: int = 0, worker_endpoints: Sequence[str] | None = None) -> None:
         super().__init__()

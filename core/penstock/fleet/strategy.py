@@ -2,7 +2,7 @@
 
 A strategy holds a config for the transpiler, one for the trainers' communicator, one for the servers, and the two
 strategies that an executor takes. Each may be changed in place, replaced, or changed by a dict; an unknown key is a
-SpecError by name. What the mode decides (`forced`) holds whatever is set, and what is overridden is said.
+SpecError by name. What the mode decides (`forced`) holds whatever is set, with a warning for what is overridden.
 
 A mode's fields are Fluid's: there the communicator made the difference, so even Sync has `sync_mode` False, and is
 known by `completely_not_async`. Source: spec 1.9.
@@ -85,7 +85,7 @@ class StrategyTypeError(SpecError, TypeError):
 
 
 class DistributedStrategy:
-    """One of the four modes with its configs. Made by StrategyFactory; a subclass says its `mode`."""
+    """One of the four modes with its configs. Made by StrategyFactory; a subclass has its `mode`."""
 
     mode: Mode = "async"
 
@@ -171,13 +171,13 @@ class DistributedStrategy:
         return f"{type(self).__name__}(mode={self.mode!r}, {self._program_config!r})"
 
     def _force_all(self) -> None:
-        """Set again what somebody may have changed in a config that he was given."""
+        """Set again what a caller may have changed in a config that it was given."""
         self._force(self._program_config, self._forced.program, {})
         self._force(self._execute_strategy, self._forced.execute, {})
         self._force(self._build_strategy, self._forced.build, {})
 
     def _force(self, config: Any, fields: Mapping[str, Value], given: object) -> None:
-        # In an object a value is taken for somebody's choice where it is not the default.
+        # In an object a value is taken for the user's choice where it is not the default.
         asked = given if isinstance(given, Mapping) else {}
         defaults = type(config)._defaults
         for name, value in fields.items():

@@ -1,6 +1,6 @@
 """From a Program to the SSA graph over its replicas.
 
-Who holds what:
+Where tensors are:
 - `reduce`: every persistable that the forward pass does not write is shared by all replicas; each
   parameter's update runs once, on its owner. No broadcast is needed on CPU.
 - `all_reduce`: what the optimizer writes has one copy a replica, and each replica updates its own.

@@ -7,8 +7,8 @@
 - Updates that belong to no parameter (schedules, counts of steps) run on every replica, with equal results; barriers of
   parameter servers, which count calls, on the first one.
 
-Invariant: an operator on a replica reads the newest value, on that replica. `_held` says who has the newest value of
-what an update writes; what a reader lacks is copied to it by a `broadcast` handle right before. After the last handle
+Invariant: an operator on a replica reads the newest value, on that replica. `_held`: the replica with the newest
+value of what an update writes; a `broadcast` handle copies what a reader lacks right before it. After the last handle
 every replica's copy of every persistable variable is current. The graph runs on any device, on CPU too (tests).
 
 Source: multi_devices_graph_pass.cc (Fluid 1.8), spec/fluid.md 2.2.

@@ -1,6 +1,6 @@
 """Rewrite a graph handle by handle: what every pass is made of.
 
-A pass walks the old handles in order and says for each what takes its place. Edges are never carried over: the new
+A pass walks the old handles in order and gives a replacement for each. Edges are never carried over: the new
 graph derives them again from its storages, by the rules of `ssa.py`, so that a pass can get the operators wrong but not
 the order. Exchange plans and control edges follow the handles that they name.
 """

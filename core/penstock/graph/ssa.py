@@ -3,10 +3,10 @@
 A *physical variable* is a variable on one replica: `name#r`, or plain `name` when all replicas share it.
 Every write of a storage makes a new *version*. For a storage s and versions v0, v1, …:
 
-1 read after write   who reads s@v runs after the writer of s@v
+1 read after write   a reader of s@v runs after the writer of s@v
 2 write after read   the writer of s@v+1 runs after every reader of s@v
 3 write after write  the writer of s@v+1 runs after the writer of s@v
-4 a view             who reads a view also runs after the operator that made the view
+4 a view             a reader of a view also runs after the operator that made the view
 
 A version has one writer, or several that write disjoint parts of it (`are_disjoint`), in no order among themselves.
 `GraphBuilder.add` derives the edges from these four rules and nothing else; `check.py` proves the result.
@@ -46,7 +46,7 @@ class Physical:
 class OpHandle:
     """One node. `op`: the operator on physical names; `rows_of`: the replica whose sizes its expressions mean.
 
-    `control`: handles that run before it although no storage says so (a pass wants it); they are in `before` too,
+    `control`: handles that run before it although no storage requires it (a pass does); they are in `before` too,
     as far as other edges do not imply them.
     """
 

@@ -178,7 +178,7 @@ class Clock:
     def finding(self) -> Finding:
         """Warn of a clock that nothing corrects."""
         if self.is_synchronised is None:
-            return Finding("clock", "ok", "the kernel does not tell whether it is synchronised")
+            return Finding("clock", "ok", "the kernel does not report whether it is synchronised")
         if self.is_synchronised:
             return Finding("clock", "ok", f"synchronised, at most {self.error_s:.3g} s off")
         advice = "run chrony or systemd-timesyncd on the host, else times of several hosts do not fit together"

@@ -18,7 +18,7 @@ from penstock.machine.capability import Absent, capability, names
 from penstock.machine.findings import Finding, Reading
 from penstock.machine.readings import Clock, Cores, Folder, Memory, OpenFiles, Probed, Processor, SharedMemory
 
-_OWN_LINE = ("cache_folder", "shared_memory")  # capabilities that a reading of their own tells more about
+_OWN_LINE = ("cache_folder", "shared_memory")  # capabilities that have a more detailed reading
 _TIME_ERROR, _UNSYNCHRONISED = 5, 0x40
 
 

@@ -1,4 +1,4 @@
-"""What to say to somebody who uses Fluid's API eagerly: it records a Program, and has no eager mode of its own.
+"""Errors for eager use of Fluid's API: it records a Program, and has no eager mode of its own.
 
 Eager code is torch's: `penstock.capture` makes a Program of a torch module. Pure.
 Source: "only available in static graph mode", the note of Fluid's documents (spec/fluid.md, row 38).
@@ -47,5 +47,5 @@ def disable_dygraph() -> None:
 
 
 def enable_dygraph(place: object = None) -> None:
-    """Raise SpecError that says what to do instead."""
+    """Raise SpecError with what to do instead."""
     raise SpecError(f"fluid.enable_dygraph: {ADVICE}", got="dygraph")

@@ -53,7 +53,7 @@ class VarDesc:
     """A variable. `storage`: name of the variable that owns its memory (its own name unless it is a view).
 
     `distributed`: a table whose rows are on parameter servers alone; no process that trains allocates it. Its servers
-    make a row at the `admit_after`-th update that has its id, and drop one that nobody used for `expire_after_s`.
+    make a row at the `admit_after`-th update that has its id, and drop one that was not used for `expire_after_s`.
     `kind == "selected_rows"`: sparse gradient; `rows` (int64[n]) and `values` ([n, d]) name its two dense
     parts, `shape` is the dense shape of the parameter.
     `buffer`: persistable state that the forward pass writes (running statistics, counters): one per replica;
@@ -116,7 +116,7 @@ class Operator:
         return self._inputs  # found once: a graph's passes ask a hundred times
 
     def output_names(self) -> tuple[str, ...]:
-        """Names of all results that are kept."""
+        """Names of all results that are retained."""
         names: list[str] = []
         for out in self.outputs:
             if isinstance(out, tuple):

@@ -26,7 +26,7 @@ def memory_optimize(
     """Mark a Program: its temporaries are released at their last use.
 
     `skip_opt_set`: variables or names that are kept to the end of the run. `skip_grads`: gradients of parameters are
-    kept too, for whoever sends them away. `level`: 0 or 1, one and the same here. Raises SpecError, ProgramError.
+    kept too, for operators that send them. `level`: 0 or 1, one and the same here. Raises SpecError, ProgramError.
     """
     if level not in (0, 1):
         raise SpecError(f"memory_optimize: level is {level!r}; expected 0 or 1", got=level, expected="0 or 1")
@@ -61,7 +61,7 @@ def kept_names(program: Program) -> frozenset[str]:
 
 
 def releases(program: Program, fetched: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return for each operator of block 0 the temporaries that nobody needs after it; none without a mark."""
+    """Return for each operator of block 0 the temporaries that no later operator needs; none without a mark."""
     if program.memory_mark is None:
         return [()] * len(program.global_block().ops)
     variables, kept = program.variables, kept_names(program)

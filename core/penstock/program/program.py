@@ -90,7 +90,7 @@ class Program(Structure):
     """A Program that is being recorded or run. Equality is that of its structure (captured values aside).
 
     `captured`: values of tensors that were taken from outside, by variable name.
-    `memory_mark`: what `memory_optimize` was told, if it was called; no part of the text.
+    `memory_mark`: the arguments of `memory_optimize`, if it was called; no part of the text.
     `reader`: the DataLoader that runs take their batches from, if there is one; no part of the text.
     `after_steps_without_rows`: by owner, called after a step that this process takes part in without data of its own.
     `_open_recording`: makes the `recording` of a Program that has none; set by the recorder, as this module is read

@@ -4,6 +4,6 @@
 `states`     states of job, replica and node, and their transition tables
 `contract`   the environment that an agent gives to a process
 `frames`     the telemetry codec (columnar, little-endian)
-`exchange`   what EXCHANGE frames say of trainers and parameter servers, and their sum as a matrix
+`exchange`   EXCHANGE frames of trainers and parameter servers, and their sum as a matrix
 `graphdoc`   the graph document that a browser draws
 """

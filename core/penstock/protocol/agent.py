@@ -52,7 +52,7 @@ class Hello(Message):
     findings: Annotated[list[MachineFinding], Field(max_length=MAX_FINDINGS)] = Field(default_factory=list)
 
 
-class Beat(Message):
+class Heartbeat(Message):
     """Heartbeat of an agent."""
 
     type: Literal["beat"] = "beat"
@@ -88,7 +88,7 @@ class LogBytes(Message):
     text_b64: str
 
 
-FromAgent = Hello | Beat | ReplicaReport | LogBytes
+FromAgent = Hello | Heartbeat | ReplicaReport | LogBytes
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(Annotated[FromAgent, Field(discriminator="type")])
 
 # Server to agent

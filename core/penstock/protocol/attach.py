@@ -23,7 +23,7 @@ class Register(Message):
     endpoint: Short | None = None
 
 
-class Beat(Message):
+class Heartbeat(Message):
     """Heartbeat of the process."""
 
     type: Literal["beat"] = "beat"
@@ -47,6 +47,6 @@ class Stored(Message):
     stored_seq: StrictInt
 
 
-FromProcess = Register | Beat
+FromProcess = Register | Heartbeat
 FROM_PROCESS: TypeAdapter[FromProcess] = TypeAdapter(Annotated[FromProcess, Field(discriminator="type")])
 REGISTERED, STORED = TypeAdapter(Registered), TypeAdapter(Stored)

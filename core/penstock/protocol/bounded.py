@@ -1,6 +1,6 @@
 """Queue of telemetry in order of arrival, bounded by bytes: what does not fit is dropped, oldest first, and counted.
 
-`Rule`s say which kinds may be dropped, in their order: those of a rule only when those of the rules before it are gone.
+`Rule`s list which kinds may be dropped, in their order: those of a rule only when those of the rules before are gone.
 Kinds in no rule are never dropped. Invariant: rows pushed = rows popped, discarded or held + rows counted in `dropped`.
 Pure; the owner locks. Every call is O(1) amortised, but `discard` and iteration.
 """

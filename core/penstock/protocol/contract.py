@@ -109,10 +109,10 @@ class CollectiveJob:
             "GROUP_RANK": str(self.node),
             identity.WORLD_SIZE: size,
             "LOCAL_WORLD_SIZE": str(self.num_local),
-            "ROLE_NAME": "default",  # torchrun's own, where nobody says otherwise
+            "ROLE_NAME": "default",  # torchrun's own default
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": size,
-            "TORCHELASTIC_RUN_ID": "none",  # by it scripts and libraries tell that ranks are started for them
+            "TORCHELASTIC_RUN_ID": "none",  # by it scripts and libraries know that ranks are started for them
             identity.RESTART_COUNT: "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             identity.MASTER_ADDR: host.removeprefix("[").removesuffix("]"),
@@ -124,7 +124,7 @@ class CollectiveJob:
 def reserved(mode: Mode, *, gpus: int = 0) -> frozenset[str]:
     """Return the variables that an agent sets for a process of such a job, whatever else is asked for.
 
-    `gpus`: of each trainer. Variables that an agent only sets where they are missing are not among them.
+    `gpus`: of each trainer. Variables that an agent only sets where they are absent are not among them.
     """
     names = set(Managed("", "", "", "trainer", 0, 1, 0, "").environ())
     if mode == "pserver":
@@ -149,7 +149,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Unwatched:
-    """A process that nobody watches."""
+    """A process that is not watched."""
 
 
 def from_environ(

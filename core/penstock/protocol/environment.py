@@ -92,7 +92,7 @@ class Exported:
 
 
 def exported(environ: Mapping[str, str], env: Mapping[str, str], *, has_checkpoint: bool = False) -> Exported:
-    """Sort a submitter's environment for a job with `env`. `has_checkpoint`: the job says how often and how many."""
+    """Sort a submitter's environment for a job with `env`. `has_checkpoint`: the job sets how often and how many."""
     taken = _set_by(env) | ({CHECKPOINT_EVERY_STEPS.name, CHECKPOINT_KEEP.name} if has_checkpoint else set())
     found = {name: kind_of(name, environ[name]) for name in sorted(environ)}
     settings = {name: environ[name] for name, kind in found.items() if kind is Kind.SETTING}

@@ -1,12 +1,12 @@
-"""What an EXCHANGE frame says: what one process exchanged with parameter servers (or, a server, with trainers).
+"""Contents of an EXCHANGE frame: what one process exchanged with parameter servers (or, a server, with trainers).
 
     {"peers": [str], "blocks": [str],
      "rows": [[peer, block, calls, sent_bytes, received_bytes, wait_ns, retries, staleness, merges]]}
 
 `peer` and `block` are positions in the lists before. A trainer's peers are endpoints in the order of the job's servers,
 and '' for what waits or is merged before it is sent; a server's are `trainer N`. Block '' holds what belongs to none
-(barriers, beats, calls for several blocks). The sums count from the start of the
-process, so the newest frame of a process says all, and one that is lost costs nothing. A frame's header holds the
+(barriers, heartbeats, calls for several blocks). The sums count from the start of the
+process, so the newest frame of a process is complete, and one that is lost costs nothing. A frame's header holds the
 trainer's newest step.
 
 `matrix` joins the frames of a job into one cell for each (trainer, pserver, block). Calls, bytes, waits, retries and
@@ -57,7 +57,7 @@ class Sums:
         self.merges += other.merges
 
     def values(self) -> tuple[int, ...]:
-        """Return the figures in the order of `FIELDS`."""
+        """Return the sums in the order of `FIELDS`."""
         return tuple(getattr(self, name) for name in FIELDS)
 
 
@@ -74,7 +74,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ProcessRows:
     """The newest frame of one process. `step`: the trainer's, 0 if it has none."""
 
     role: str
@@ -157,15 +157,15 @@ def _row(row: Any, peers: list[str], blocks: list[str]) -> Exchanged:
     return Exchanged(peers[row[0]], blocks[row[1]], Sums(*row[2:]))
 
 
-def matrix(told: Iterable[Told], endpoints: Sequence[str] = ()) -> list[Cell]:
+def matrix(processes: Iterable[ProcessRows], endpoints: Sequence[str] = ()) -> list[Cell]:
     """Join the newest frames of the processes of an attempt. `endpoints`: those of pserver 0, 1, …, if known.
 
-    Several processes of one role and index (one was restarted) are summed. A peer that is nobody's is left out.
+    Several processes of one role and index (one was restarted) are summed. A peer that is no known server is left out.
     """
-    told = list(told)
-    at = _servers(told, endpoints)
+    processes = list(processes)
+    at = _servers(processes, endpoints)
     cells: dict[tuple[int, int, str], dict[str, Sums]] = {}
-    for one in told:
+    for one in processes:
         for row in one.rows:
             pair = _pair(one, row.peer, at)
             if pair is not None:
@@ -182,15 +182,15 @@ def _cell(key: tuple[int, int, str], sides: Mapping[str, Sums]) -> Cell:
     return cell
 
 
-def _servers(told: Sequence[Told], endpoints: Sequence[str]) -> dict[str, int]:
+def _servers(processes: Sequence[ProcessRows], endpoints: Sequence[str]) -> dict[str, int]:
     known = list(endpoints)
-    for one in told:
+    for one in processes:
         if one.role == "trainer":
             known += [peer for peer in one.peers if peer and peer not in known]
     return {endpoint: index for index, endpoint in enumerate(known)}
 
 
-def _pair(one: Told, peer: str, at: Mapping[str, int]) -> tuple[int, int] | None:
+def _pair(one: ProcessRows, peer: str, at: Mapping[str, int]) -> tuple[int, int] | None:
     """Return (trainer, pserver) that a row is about."""
     if one.role == "trainer":
         return None if peer not in at else (one.index, at[peer])

@@ -78,7 +78,7 @@ class Restart(_Strict):
 
 
 class Checkpoint(_Strict):
-    """How often a checkpoint is written, and how many are kept."""
+    """How often a checkpoint is written, and how many are retained."""
 
     every_steps: int = Field(500, ge=1)
     keep: int = Field(3, ge=1)
@@ -119,7 +119,7 @@ class JobSpec(_Strict):
 
 
 def without_reserved(spec: JobSpec) -> JobSpec:
-    """Return `spec`. Raises ValidationError, at each variable of `env` that an agent would override without a word.
+    """Return `spec`. Raises ValidationError, at each variable of `env` that an agent would override silently.
 
     Asked where a job is submitted, not by `JobSpec` itself: a job that is stored already has to stay readable.
     """
@@ -130,7 +130,7 @@ def without_reserved(spec: JobSpec) -> JobSpec:
 
 
 def _reserved(name: str, env: dict[str, str]) -> InitErrorDetails:
-    said = "{name} tells a process its place in the job, and is set by the agent; leave it out"
+    said = "{name} gives a process its place in the job, and is set by the agent; leave it out"
     error = PydanticCustomError("reserved_variable", said, {"name": name})
     return InitErrorDetails(type=error, loc=("env", name), input=env)  # not its value, which may be a secret
 

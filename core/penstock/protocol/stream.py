@@ -145,7 +145,7 @@ class GraphUsed(StreamGraph):
 
 
 class Gap(TypedDict):
-    """Rows that are missing, by kind of frame."""
+    """Rows that were lost, by kind of frame."""
 
     type: Literal["gap"]
     id: int

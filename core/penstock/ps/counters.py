@@ -49,7 +49,7 @@ class Counters:
         return _Wait(self, (peer, block)) if _counts_waits.get() else _NO_WAIT
 
     def begin(self, key: _Key) -> None:
-        """Somebody waits for (peer, block) from now on; see `waiting`."""
+        """A thread waits for (peer, block) from now on; see `waiting`."""
         with self._lock:
             self._share_out()
             self._waited_for.append(key)

@@ -58,7 +58,7 @@ class Descriptor:
         numbers = (trainer, trainers, every)
         if not slash or parts[0] not in get_args(PsMode) or not all(n.isdecimal() for n in numbers):
             raise ProgramError(
-                f"{text!r} does not say which parameter servers to use; expected 'sync 0/2 host:port,host:port'"
+                f"{text!r} does not name the parameter servers to use; expected 'sync 0/2 host:port,host:port'"
             )
         endpoints = tuple(parts[2].split(","))
         return Descriptor(cast(PsMode, parts[0]), int(trainer), int(trainers), endpoints, int(every))

@@ -53,7 +53,7 @@ class _NotAMember(Unavailable):
 
 
 def _missed(number: int, first: int) -> str:
-    """Say what a trainer in round `number` may miss, of which the server waits for it from round `first` on.
+    """Describe what a trainer in round `number` may miss, of which the server waits for it from round `first` on.
 
     It had reached the barrier of its round, perhaps, and only the answer was lost.
     """
@@ -107,7 +107,7 @@ class ServerLink:
     def push(self, block: str, tensors: Named, *, owned: bool = False) -> None:
         """Push the gradient of a block: [("values", …)], or with ("rows", …) before. It is applied once.
 
-        Returns when the server has it; in sync mode only the barrier says that it is not lost, and to a server on this
+        Returns when the server has it; in sync mode only the barrier confirms it, and to a server on this
         host it may bring it too. `owned`: the tensors' memory does not change any more, so sync mode needs no copy.
         """
         if self._round is not None:
@@ -185,7 +185,7 @@ class ServerLink:
 
     def begin_save(self, path: str) -> None:
         """Have the server copy its part, and write it while it serves; `finish_save` waits for that."""
-        self._ask("cut", f"to copy what goes to {path}", path=path).release()
+        self._ask("cut", f"to copy what is written to {path}", path=path).release()
 
     def finish_save(self, path: str) -> None:
         """Wait until the server has written what it has copied."""

@@ -139,7 +139,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """One trainer of a job. Who it is, and where the servers are, stands in its program.
+    """One trainer of a job. Its rank, and where the servers are, stands in its program.
 
     `shared_memory`: whether servers of the same host are reached through it.
     """

@@ -132,7 +132,7 @@ class Snapshotter:
         saving.finish()
 
     def origin(self, token: str) -> Origin:
-        """Say whether the values of the checkpoint with this token are, or were, this server's."""
+        """Return whether the values of the checkpoint with this token are, or were, this server's."""
         with self._dispatcher.frozen():
             epochs = self._dispatcher.machine.members.roster().newest
         began = (

@@ -53,7 +53,7 @@ from penstock.ps.wire import MAX_TENSORS, ROWS, VALUES, Message, Value, WireTens
 
 
 class BufferPool:
-    """Buffers of whole powers of two bytes; freed ones are kept. Thread-safe."""
+    """Buffers of whole powers of two bytes; freed ones are retained. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

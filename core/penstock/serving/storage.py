@@ -263,7 +263,7 @@ class _Dense:
         return {whole for whole, _ in self._named() if is_state(whole, self.served.parameter)}
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is kept under its names before the cut; scratch is zero between updates, shared numbers are not ours."""
+        """What is stored by its name before the cut; scratch is zero between updates, shared numbers are not ours."""
         for name, tensor in self._kept.items():
             whole = self.served.whole_name(name)
             if not is_scratch(whole, self.served.parameter):

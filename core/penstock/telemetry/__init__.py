@@ -1,7 +1,7 @@
-"""Telemetry of a training process: operator events, gradient exchange, metrics and progress, to whoever watches.
+"""Telemetry of a training process: operator events, gradient exchange, metrics and progress, sent to a watcher.
 
 `session()` is the door for executors and pservers; `log`, `progress` and `close` are for scripts, `exchange`
-for who talks to parameter servers. A process with
+for clients of parameter servers. A process with
 neither an agent nor PENSTOCK_URL and PENSTOCK_TOKEN runs exactly the same, and nothing here costs it anything.
 Needs numpy and pydantic, not torch.
 

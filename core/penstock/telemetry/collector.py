@@ -7,7 +7,7 @@ the source before its mark is made, so a complete step has all of its events. St
 later one was, are runs that failed: the newest one's events are sent as they are.
 
 Which graph a step ran is decided by `use(plan, from_step)`. Frames that index operators carry their plan, so that the
-outbox can say GRAPH_USED before them. Without a plan operator indices mean nothing, and no such frame is made.
+outbox can send GRAPH_USED before them. Without a plan operator indices mean nothing, and no such frame is made.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FRAME_BYTES = HEADER_BYTES + 8 * len(COLUMNS[Kind.OP_EVENTS])
 MAX_ROWS = 300_000  # of one OP_EVENTS frame: below 4 MiB
 MAX_SPAN_NS = 2**32 - 1  # of one OP_EVENTS frame: START_NS is u32
 MAX_OP = 2**16 - 1  # OP is u16
-LAST_STEPS = 3  # complete steps that are kept for the case of a failure
+LAST_STEPS = 3  # complete steps that are retained for the case of a failure
 
 MARK = np.dtype(
     [("step", np.int64), ("start_ns", np.int64), ("end_ns", np.int64), ("samples", np.int64), ("loss", np.float64)]
@@ -69,7 +69,7 @@ class Draft:
 
 @dataclass(slots=True)
 class Collected:
-    """What one drain gives. `lost`: events that no frame will ever tell of. `rows`: one for each complete step."""
+    """What one drain gives. `lost`: events that no frame will ever report. `rows`: one for each complete step."""
 
     drafts: list[Draft] = field(default_factory=list)
     rows: Rows = field(default_factory=lambda: np.empty(0, ROW))
@@ -147,7 +147,7 @@ class Collector:
         ]
 
     def _by_plan(self, steps: npt.NDArray[np.integer]) -> Iterator[tuple[GraphPlan, Mask | None]]:
-        """Tell which of `steps` ran which plan; None: all of them. Steps before the first plan are left out."""
+        """Return which of `steps` ran which plan; None: all of them. Steps before the first plan are left out."""
         begins = np.array([step for step, _ in self._plans], np.int64)
         low = int(np.searchsorted(begins, steps.min(), side="right")) - 1
         high = int(np.searchsorted(begins, steps.max(), side="right")) - 1

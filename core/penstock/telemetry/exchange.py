@@ -1,6 +1,6 @@
 """What a process has exchanged with parameter servers, as EXCHANGE frames. No thread, no clock.
 
-Who exchanges counts in objects of its own (`penstock.ps.counters.Counters`); here they are only read, by the drain
+Clients and servers count in objects of their own (`penstock.ps.counters.Counters`); here they are read, by the drain
 thread, and a frame is made when `PERIOD_S` has passed since the last and a sum has changed. Several sources of one
 process are one frame: rows of the same peer and block are added up.
 """
@@ -27,7 +27,7 @@ class ExchangeSource(Protocol):
 
 
 class ExchangeWatch:
-    """The sources of one process, and what was told of them last. `add` may be called from any thread."""
+    """The sources of one process, and what was sent of them last. `add` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,7 +1,7 @@
-"""Connections to who watches: the agent's Unix socket, or the server's websocket. Shells: no decisions but the dial's.
+"""Connections to a watcher: the agent's Unix socket, or the server's websocket. Shells: no decisions but the dial's.
 
 A link is used from the sender thread only. `send` and `idle` raise `Unavailable` when the connection is gone; `dial`
-raises it when nobody answers, and `PeerError` when the other side answered and refused, which no retry would change.
+raises it when there is no answer, and `PeerError` when the other side has refused, which no retry would change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PeerError, Unavailable
-from penstock.protocol.attach import REGISTERED, STORED, Beat, Register, Registered
+from penstock.protocol.attach import REGISTERED, STORED, Heartbeat, Register, Registered
 from penstock.protocol.contract import Attached, Managed
 from penstock.protocol.wire import parse
 from penstock.telemetry.outbox import Parcel
@@ -29,7 +29,7 @@ CLOSE_TIMEOUT_S = 1.0
 class Link(Protocol):
     """An open connection. `stream` and `epoch` go into every frame; call `idle` at least each `idle_s`.
 
-    `confirms`: the peer may say what it has stored; `stored_seq`: up to which frame, -1: nothing yet.
+    `confirms`: the peer may report what it has stored; `stored_seq`: up to which frame, -1: nothing yet.
     """
 
     stream: int
@@ -53,7 +53,7 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is. `endpoint`: where a pserver listens, None for a trainer."""
+    """Identity of this process. `endpoint`: where a pserver listens, None for a trainer."""
 
     role: str
     index: int
@@ -102,7 +102,7 @@ class UnixLink:
 
 
 class WebsocketLink:
-    """Binary messages to the server, after registration; a beat each third of the lease."""
+    """Binary messages to the server, after registration; a heartbeat each third of the lease."""
 
     confirms = True
 
@@ -128,7 +128,7 @@ class WebsocketLink:
             self.close()
             raise _hung_up(attached, identity, error) from error
         self.stored_seq = -1
-        self._beaten = time.monotonic()
+        self._heartbeat_at = time.monotonic()
 
     def _register(self, attached: Attached, identity: Identity) -> Registered:
         fields = {name: value for name, value in asdict(identity).items() if value is not None}
@@ -140,15 +140,15 @@ class WebsocketLink:
             self._socket.send(item.frame)
         except (self._closed_error, OSError) as error:
             raise Unavailable(f"the server closed the connection: {error}") from error
-        if time.monotonic() - self._beaten >= self.idle_s:
+        if time.monotonic() - self._heartbeat_at >= self.idle_s:
             self.idle()
 
     def idle(self) -> None:
-        """Send a beat, and read what the server said: unread messages would stall its pings."""
+        """Send a heartbeat, and read the answers: unread messages would stall its pings."""
         try:
-            if time.monotonic() - self._beaten >= self.idle_s * 0.9:
-                self._socket.send(Beat().encode())
-                self._beaten = time.monotonic()
+            if time.monotonic() - self._heartbeat_at >= self.idle_s * 0.9:
+                self._socket.send(Heartbeat().encode())
+                self._heartbeat_at = time.monotonic()
             self._read_all()
         except (self._closed_error, OSError) as error:
             raise Unavailable(f"the server closed the connection: {error}") from error
@@ -165,7 +165,7 @@ class WebsocketLink:
 
 
 def stored_seq(answer: str | bytes) -> int:
-    """Return up to which frame a server says that it has stored, -1 if this message does not say so."""
+    """Return up to which frame a server reports as stored, -1 if this message does not."""
     try:
         return parse(STORED, answer).stored_seq
     except PeerError:
@@ -196,7 +196,7 @@ def _refusal(attached: Attached, status: int) -> PeerError | Unavailable:
 
 
 def _hung_up(attached: Attached, identity: Identity, error: Exception) -> PeerError | Unavailable:
-    """Tell a refusal of the registration (close codes 1008 and 4400 to 4499) from a connection that broke."""
+    """Distinguish a refusal of the registration (close codes 1008 and 4400 to 4499) from a connection that broke."""
     received = getattr(error, "rcvd", None)
     if received is not None and (received.code == 1008 or 4400 <= received.code < 4500):
         return PeerError(

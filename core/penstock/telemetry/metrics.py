@@ -3,7 +3,7 @@
 A row stands for its step and the steps since the row before it: LOSS is the loss of exactly its step (NaN if it was not
 fetched), SAMPLES, STEP_NS, SYNC_BYTES and SYNC_NS are *means* over its steps, TIME_NS is the end of its step. So
 SAMPLES / STEP_NS is the throughput and STEP_NS the step time however many steps a row stands for.
-A row ends at the newest step of an interval whose loss is known; if none is, after `PATIENCE_S`. With an interval
+A row ends at the newest step of an interval whose loss is known; if none is, after `LOSS_WAIT_S`. With an interval
 of 100 ms that is at most 10 rows a second, and one a step for steps slower than that.
 """
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penstock.protocol.frames import Array, Column
 
-PATIENCE_S = 0.5
+LOSS_WAIT_S = 0.5
 
 ROW = np.dtype(
     [
@@ -47,7 +47,7 @@ class Thinner:
         known = np.flatnonzero(~np.isnan(self._held["loss"]))
         if len(known):
             return self._emit(int(known[-1]) + 1)
-        if len(self._held) and self._waited_s >= PATIENCE_S:
+        if len(self._held) and self._waited_s >= LOSS_WAIT_S:
             return self._emit(len(self._held))
         return None
 

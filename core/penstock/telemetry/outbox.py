@@ -9,7 +9,7 @@ Sequence numbers are given when a frame is taken, and given back if it could not
 sees have a hole only where frames were lost on the way. HELLO, GRAPH and GRAPH_USED are made when they are due on the
 connection at hand: a new connection starts with HELLO, and each graph goes before the first frame that indexes it.
 With a peer that confirms, METRICS, SCALARS, PROGRESS and EXCHANGE are kept until it has stored them (the newest 4 MiB),
-and go again, under new numbers, over the next connection; a repeated figure is harmless, since its step and time are
+and go again, under new numbers, over the next connection; a repeated value is harmless, since its step and time are
 its key.
 Invariant: rows put in = rows taken + rows counted as dropped + rows still held.
 """
@@ -138,7 +138,7 @@ class Outbox:
     def announce(self, graph: GraphHash, document: dict[str, Any]) -> None:
         """Take a graph document; it is sent once on each connection.
 
-        Raises ValueError if it is too large; then frames that index it are dropped and counted, since nobody could
+        Raises ValueError if it is too large; then frames that index it are dropped and counted, since no reader could
         read them.
         """
         try:

@@ -1,6 +1,6 @@
-"""How this process ends, as far as it can be known before it is over: GOODBYE tells it.
+"""Outcome of this process, as far as it is known before the end, for GOODBYE.
 
-CPython keeps an exception that nobody caught in `sys.last_value`, but nothing of a `SystemExit`. So `sys.exit` is
+CPython keeps an uncaught exception in `sys.last_value`, but nothing of a `SystemExit`. So `sys.exit` is
 wrapped, and whether its exception was caught after all is read from the outermost frame: one that ended by itself has
 stopped at its return. Not seen: a non-zero `raise SystemExit(3)` that does not go through `sys.exit`.
 """

@@ -56,7 +56,7 @@ def session() -> Session:
 
 
 def decide(environ: Mapping[str, str] | None = None) -> Watched | Unwatched:
-    """Return a session for an environment. One that cannot be read is told once, and leaves the process unwatched."""
+    """Return a session for an environment. One that cannot be read is logged once, and leaves the process unwatched."""
     try:
         found = contract.from_environ(environ, default_name=_default_name())
     except SpecError as error:
@@ -80,18 +80,18 @@ def log(values: Mapping[str, float] | None = None, /, *, step: int | None = None
 def exchange(counters: ExchangeSource, *, endpoints: Sequence[str] = ()) -> None:
     """Report the counters of an exchange with parameter servers (`penstock.ps.counters.Counters`), while they change.
 
-    `endpoints`: the servers in the job's order, for a trainer. Costs nothing in a process that nobody watches.
+    `endpoints`: the servers in the job's order, for a trainer. Costs nothing in a process that is not watched.
     """
     session().exchange(counters, endpoints=endpoints)
 
 
 def progress(done: int, total: int, unit: str = "steps") -> None:
-    """Say how far the script is; the job's page shows it as a bar and estimates the end."""
+    """Report how far the script is; the dashboard shows it as a bar and estimates the end."""
     session().progress(done, total, unit)
 
 
 def close() -> None:
-    """Send what is left and say goodbye, in at most 2 s. Happens at the interpreter's exit by itself."""
+    """Send what is left and GOODBYE, in at most 2 s. Happens at the interpreter's exit by itself."""
     session().close()
 
 

@@ -75,7 +75,7 @@ class Sampler:
 
 
 class SlowSteps:
-    """Tells the steps that took longer than 99 % of those before them. One for each watch."""
+    """Selects the steps that took longer than 99 % of those before them. One for each watch."""
 
     def __init__(self) -> None:
         self.threshold_ns = math.inf

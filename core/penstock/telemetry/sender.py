@@ -49,7 +49,7 @@ class Sender:
             self._changed.notify()
 
     def edit(self, change: Callable[[Outbox], None], *, redial: bool = False) -> None:
-        """Change the outbox under its lock. `redial`: say goodbye on the open connection, and open another."""
+        """Change the outbox under its lock. `redial`: send GOODBYE on the open connection, and open another."""
         with self._changed:
             change(self._outbox)
             self._redial = self._redial or redial
@@ -121,7 +121,7 @@ class Sender:
             link.close()
 
     def _ended(self, link: Link) -> bool:
-        """Say goodbye if only this connection ends, since what registered on it goes with it; else return True."""
+        """Send GOODBYE if only this connection ends, since what registered on it goes with it; else return True."""
         with self._changed:
             if not self._redial:
                 return True

@@ -1,7 +1,7 @@
-"""The telemetry of one process: who watches it, what it runs, and the thread that carries the one to the other.
+"""The telemetry of one process: its watcher, what it runs, and the thread that carries the one to the other.
 
 Three kinds of session, decided once from the environment: *managed* (an agent started the process; its Unix socket),
-*attached* (a person did; a websocket of its own), *unwatched* (nobody looks: no thread, no socket, empty methods).
+*attached* (a person did; a websocket of its own), *unwatched* (no thread, no socket, empty methods).
 
 The thread of the training only appends to deques. A daemon thread takes from them each `INTERVAL_S`, drains the trace
 sources and makes frames; the sender's thread sends them. Whatever fails here is logged once and never reaches training.
@@ -44,15 +44,15 @@ _log = logging.getLogger(__name__)
 
 
 class Session(Protocol):
-    """What a process tells of itself. No method waits for a peer (`close`: at most 2 s) or raises because of one.
+    """What a process reports of itself. No method waits for a peer (`close`: at most 2 s) or raises because of one.
 
     Here they do nothing; `Watched` sends.
     """
 
     def register(self, *, role: Role = "trainer", endpoint: str | None = None, index: int | None = None) -> None:
-        """Say what this process is; a pserver gives the host:port that it listens on. Default: the environment's.
+        """Register what this process is; a pserver gives the host:port that it listens on. Default: the environment's.
 
-        Call it before anything else: an attached process that has already registered says goodbye and comes anew.
+        Call it before anything else: an attached process that has already registered sends GOODBYE and registers again.
         """
         return
 
@@ -76,7 +76,7 @@ class Session(Protocol):
         return
 
     def progress(self, done: int, total: int, unit: str = "steps") -> None:
-        """Say how far the process is. Only the newest is sent, ten times a second at most.
+        """Report how far the process is. Only the newest is sent, ten times a second at most.
 
         Raises ValueError if `done` or `total` is not in [0, 2**63).
         """
@@ -88,13 +88,13 @@ class Session(Protocol):
 
 
 class Unwatched(Session):
-    """The session of a process that nobody watches: nothing is kept, started or sent."""
+    """The session of a process that is not watched: nothing is stored, started or sent."""
 
 
 class Watched(Session):
     """A managed or attached session. Threads start with the first call of a method other than `close`.
 
-    `outcome` tells how the program ends: GOODBYE says it, and after an error the last steps are sent as well.
+    `outcome`: how the program ends; GOODBYE reports it, and after an error the last steps are sent as well.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ def _pack(drafts: list[Draft]) -> tuple[list[Parcel], float]:
 
 
 def _spoken(kind: Kind, body: dict[str, Any], time_ns: int) -> Parcel | None:
-    """Encode what the script said; a body that cannot be sent is told and costs nothing but itself."""
+    """Encode a script's report; one that cannot be sent is logged and costs nothing but itself."""
     try:
         return message(kind, body, t0_ns=time_ns)
     except (TypeError, ValueError) as error:

@@ -22,17 +22,17 @@ _Mark = tuple[int, int, int, int, float]
 
 
 class Watch(Protocol):
-    """What an executor tells of its runs. Every method returns at once and raises nothing; here they do nothing."""
+    """What an executor reports of its runs. Every method returns at once and raises nothing; here they do nothing."""
 
     is_watched: bool
-    """False: nobody looks; an executor need not build graph documents."""
+    """False: not watched; an executor need not build graph documents."""
 
     def graph(self, document: GraphDocument, from_step: int = 0) -> None:
-        """Say that from step `from_step` on, runs use this graph. Call it before the first such run starts."""
+        """Report that from step `from_step` on, runs use this graph. Call it before the first such run starts."""
         return
 
     def step(self, *, step: int, start_ns: int, end_ns: int, samples: int, loss: float | None) -> None:
-        """Say that a run has ended. Times: Unix; `samples`: rows fed; `loss`: None if it was not fetched."""
+        """Report that a run has ended. Times: Unix; `samples`: rows fed; `loss`: None if it was not fetched."""
         return
 
     def close(self) -> None:
@@ -41,7 +41,7 @@ class Watch(Protocol):
 
 
 class NullWatch(Watch):
-    """A watch that nobody looks at."""
+    """Reports of a process that is not watched: dropped."""
 
     is_watched = False
 
@@ -75,7 +75,7 @@ class LiveWatch(Watch):
         self._on_close(self)
 
     def forget(self) -> None:
-        """Let nothing pile up from now on: nobody takes it any more."""
+        """Drop everything from now on: it is not drained any more."""
         self._marks = deque(maxlen=0)
         self._graphs = deque(maxlen=0)
 

@@ -3,7 +3,7 @@
 Block 0 is `listen_and_serv`, which serves the others. Block 1, in sync mode, is what a round does once: learning-rate
 schedule and step counters. Then one block for each parameter block: regulariser and update on its rows, as the
 trainer's program had them for the whole parameter. Fed is the block's gradient: in sync mode the mean over the
-trainers, which is made by the round and not by operators, because who takes part may change.
+trainers, which is made by the round and not by operators, because the participants may change.
 
 In immediate modes (async, half_async) nothing is shared between blocks that an update writes: each block begins with
 its own copy of the schedule and counters that it needs. In GEO the trainers update, and a block adds their deltas.
@@ -53,7 +53,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
-    """What `listen_and_serv` says. `round_block`: 0 if there is none."""
+    """Arguments of `listen_and_serv`. `round_block`: 0 if there is none."""
 
     endpoint: str
     endpoints: tuple[str, ...]
@@ -69,7 +69,7 @@ class ServerDescription:
 
 
 def describe(program: Program) -> ServerDescription | None:
-    """Return what a server's program says of itself; None for any other program."""
+    """Return the description in a server's program; None for any other program."""
     ops = program.global_block().ops
     if not ops or ops[0].type != LISTEN_AND_SERV:
         return None
@@ -181,7 +181,7 @@ class _Builder:
         """Describe the numbers `wanted`, and copy the operators that advance them into a block.
 
         `owner`: the update block that has numbers of its own; '' for those that all share. Return the operators, and
-        the own names of the numbers that they advance. Numbers that nobody advances are shared in any case.
+        the own names of the numbers that they advance. Numbers that no operator advances are shared in any case.
         """
         wanted = list(dict.fromkeys(wanted))
         operators = needed(self.partition.shared, wanted, self.source)

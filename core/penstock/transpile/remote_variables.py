@@ -1,4 +1,4 @@
-"""What a trainer's program says of the variables that servers keep for it: blocks, their servers, their rows. Pure."""
+"""Remote variables of a trainer's program, which servers keep: blocks, their servers, their rows. Pure."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _read_by(program: Program, op: Operator) -> RemoteVariable | None:
         kind: Kind = "rows" if heights else "ids"
         return RemoteVariable(variable, tuple(blocks), tuple(at), tuple(heights), kind)
     if op.type == GEO:
-        # Of a table a server tells a trainer what others changed, once: a read of the whole would count as that.
+        # Of a table a server sends a trainer what others changed, once: a read of the whole would count as that.
         _, touched, _, variable, blocks, at, heights = args
         as_a_whole: Kind = "dense" if touched is None else "rows"
         return RemoteVariable(variable, tuple(blocks), tuple(at), tuple(heights), as_a_whole)

@@ -2,7 +2,7 @@
 
 `transpile` rewrites the program and its startup program in place into the trainer's; the servers' are made on demand
 from copies of what they were. Every process of a job calls it with the same program, endpoints and settings. Nothing is
-sent here: a trainer's first run waits for its servers (PENSTOCK_PS_START_S), and says whom it waits for.
+sent here: a trainer's first run waits for its servers (PENSTOCK_PS_START_S), and names those that it waits for.
 Source: DistributeTranspiler (Fluid 1.8), spec 1.8 and 3; where Fluid's documents and code disagree, the documents win.
 """
 

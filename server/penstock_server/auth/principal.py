@@ -1,4 +1,4 @@
-"""Who asks, and what a scope opens. Pure."""
+"""Principals, and what a scope opens. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Principal:
 
 
 def scoped(*scopes: Scope) -> Callable[[E], E]:
-    """Declare that an endpoint is open to holders of one of `scopes`. Without it, it is open to nobody."""
+    """Declare that an endpoint is open to holders of one of `scopes`. Without it, it is closed."""
     return _mark(frozenset(scopes))
 
 
@@ -53,7 +53,7 @@ def authenticated(endpoint: E) -> E:
 
 
 def unauthenticated(endpoint: E) -> E:
-    """Declare that an endpoint is open to everybody. The route walk in the tests holds the whole list."""
+    """Declare that an endpoint is public. The route walk in the tests holds the whole list."""
     return _mark(frozenset({OPEN}))(endpoint)
 
 

@@ -1,7 +1,7 @@
 """Secrets and their keyed hashes. A secret is shown once; the database holds HMAC-SHA-256 of it.
 
 The key ("pepper") lies in a file of its own, so that a stolen database opens nothing. Looking a token up
-is one indexed equality on the hash, which tells a guesser nothing about how near a guess was.
+is one indexed equality on the hash, which shows nothing of how near a guess was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX: dict[TokenKind, str] = {"user": "psu", "node": "psn", "join": "psj", "l
 
 
 def new_secret(kind: TokenKind) -> str:
-    """Return a fresh secret of 256 bits; its prefix tells a person what it is."""
+    """Return a fresh secret of 256 bits; its prefix names its kind."""
     return f"{_PREFIX[kind]}_{secrets.token_urlsafe(32)}"
 
 

@@ -23,7 +23,7 @@ _HELD = [s.value for s in NodeState if s not in (NodeState.JOINING, NodeState.DO
 
 
 class LeaseWatch:
-    """One pass over all leases. `beat` is called by connections; nothing is written until `step`."""
+    """One pass over all leases. `renew` is called by connections; nothing is written until `step`."""
 
     def __init__(
         self, database: Database, clock: Clock, leases: Leases, reports: Reports, nodes: Nodes, agents: Agents
@@ -37,9 +37,9 @@ class LeaseWatch:
         self._leases.cut(node_id, self._clock.monotonic())
         self._seen.add(node_id)
 
-    def beat(self, node_id: str) -> None:
-        """An agent beat."""
-        self._leases.beat(node_id, self._clock.monotonic())
+    def renew(self, node_id: str) -> None:
+        """Note a heartbeat of an agent."""
+        self._leases.renew(node_id, self._clock.monotonic())
         self._seen.add(node_id)
 
     async def step(self) -> None:

@@ -1,4 +1,4 @@
-"""After a commit: tell agents what is wanted of them now, and browsers what has changed. Newest state only."""
+"""After a commit: send agents their desired set, and browsers what has changed. Newest state only."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _BROWSER_SCOPES = ("read", "submit", "admin")
 @router.get("/me", operation_id="getMe")
 @authenticated
 async def get_me(asker: Asker) -> api.Me:
-    """Say who asks."""
+    """Return the principal of the request."""
     return api.Me(name=asker.name, scopes=sorted(asker.scopes))
 
 

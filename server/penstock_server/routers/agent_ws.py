@@ -12,8 +12,8 @@ from fastapi import APIRouter, WebSocket
 from penstock.errors import PeerError
 from penstock.protocol.agent import (
     FROM_AGENT,
-    Beat,
     FromAgent,
+    Heartbeat,
     Hello,
     LeaseRenewed,
     LogAck,
@@ -89,9 +89,9 @@ async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
 
 async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> None:
     match message:
-        case Beat():
-            runtime.leases.beat(link.node_id)
-            if await runtime.metrics.settled():  # the agent keeps vital frames until a beat after them is answered
+        case Heartbeat():
+            runtime.leases.renew(link.node_id)
+            if await runtime.metrics.settled():  # the agent keeps vital frames until a heartbeat after them is answered
                 link.outbox.put("lease", LeaseRenewed(ttl_s=runtime.settings.lease_ttl_s).fields())
         case ReplicaReport():
             await _report(runtime, link, message)

@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, WebSocket
 
 from penstock.errors import PeerError
-from penstock.protocol.attach import FROM_PROCESS, Beat, Register, Registered, Stored
+from penstock.protocol.attach import FROM_PROCESS, Heartbeat, Register, Registered, Stored
 from penstock.protocol.frames import Kind, decode, decode_header
 from penstock.protocol.wire import parse
 from penstock_server.auth.principal import scoped
@@ -60,15 +60,15 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
         if isinstance(message, bytes):
             seen = max(seen, _seq(message))
             header = await runtime.ingest.offer(sender, message)
-            runtime.attach.beat(registered.replica_id)
+            runtime.attach.renew(registered.replica_id)
             if header is not None and header.kind is Kind.GOODBYE:
                 failed, error = outcome(decode(message).body)
                 await runtime.metrics.settled()  # a client that sees the end can read all metrics
                 await runtime.attach.goodbye(registered.replica_id, failed=failed, error=error)
-        elif not isinstance(parse(FROM_PROCESS, message), Beat):
+        elif not isinstance(parse(FROM_PROCESS, message), Heartbeat):
             raise PeerError("register came twice on one connection")
         else:
-            runtime.attach.beat(registered.replica_id)
+            runtime.attach.renew(registered.replica_id)
             if await runtime.metrics.settled():
                 outbox.put("beat", Stored(stored_seq=seen).fields())
 

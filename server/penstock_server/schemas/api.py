@@ -41,7 +41,7 @@ class Page(Answer, Generic[T]):
 
 
 class Progress(Answer):
-    """How far a job says it is."""
+    """Progress that a job reports."""
 
     done: float
     total: float
@@ -209,7 +209,7 @@ class Node(Answer):
 
 
 class NodeJoin(Request):
-    """What an agent says of its machine when it joins."""
+    """What an agent reports of its machine when it joins."""
 
     join_token: Text
     name: Annotated[Text, Field(min_length=1, max_length=255)]
@@ -281,7 +281,7 @@ class SessionRequest(Request):
 
 
 class Me(Answer):
-    """Who asks."""
+    """The principal of a request."""
 
     name: str
     scopes: list[str]

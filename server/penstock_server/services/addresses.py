@@ -1,6 +1,6 @@
 """Under which address each node of a job is reached by the others. Pure.
 
-An agent says which of its addresses leads to the server. On one machine that is the loopback, which serves as long as
+An agent reports which of its addresses leads to the server. On one machine that is the loopback, which is right while
 every node of the job is there; a node beside others that are elsewhere is called by its host's name instead.
 """
 

@@ -56,16 +56,16 @@ class Attach:
         self._leases.cut(answer.replica_id, self._clock.monotonic())
         return answer
 
-    def beat(self, replica_id: str) -> None:
+    def renew(self, replica_id: str) -> None:
         """Extend a process's lease."""
-        self._leases.beat(replica_id, self._clock.monotonic())
+        self._leases.renew(replica_id, self._clock.monotonic())
 
     def disconnected(self, replica_id: str) -> None:
         """Note that the connection is gone; the lease decides what that means."""
         self._connected.discard(replica_id)
 
     async def goodbye(self, replica_id: str, *, failed: bool = False, error: str = "") -> None:
-        """A process closed its telemetry, done or (`failed`) because of `error`. Nobody knows its exit code."""
+        """A process closed its telemetry, done or (`failed`) because of `error`. Its exit code is unknown."""
         detail = FAILED + (error or "it gave no error") if failed else CLOSED
         await self._end([replica_id], ReplicaState.EXITED, detail)
 

@@ -1,8 +1,8 @@
-"""When what takes the place of something that failed may start: at once, unless those before failed soon as well.
+"""Back-off between restarts: a replacement starts at once, unless those before it failed soon as well.
 
 Pure. A process, or a whole attempt, that fails as soon as it runs would use up its job's restarts within seconds, long
-before what is wrong (a full disk, a file system that is away) can pass. The longest pause of one process is well below
-the 30 s that trainers wait for a server (`PENSTOCK_PS_DEADLINE_S`); for a whole attempt nobody waits.
+before what is wrong (a full disk, an unreachable file system) can pass. The longest pause of one process is well below
+the 30 s that trainers wait for a server (`PENSTOCK_PS_DEADLINE_S`); for a whole attempt no process waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FIRST = timedelta(seconds=1)
 LONGEST = timedelta(seconds=8)
 LONGEST_OF_ATTEMPTS = timedelta(seconds=128)
 STEADY = timedelta(seconds=30)
-"""Who ran so long has not failed soon."""
+"""One that ran so long has not failed soon."""
 
 
 @dataclass(frozen=True, slots=True)

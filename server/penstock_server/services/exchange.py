@@ -8,7 +8,7 @@ from dataclasses import asdict
 import structlog
 
 from penstock.errors import PeerError
-from penstock.protocol.exchange import Told, matrix, rows_of
+from penstock.protocol.exchange import ProcessRows, matrix, rows_of
 from penstock.protocol.frames import Kind, decode, decode_header
 from penstock_server.schemas import api
 from penstock_server.services.jobs import Jobs
@@ -27,14 +27,14 @@ class Exchanges:
         """Return the exchange of a job's newest attempt. Raises NotFound."""
         job = await self._jobs.get(job_id)
         frames = await self._recorder.newest(job_id, Kind.EXCHANGE)
-        told = _told(job.replicas, frames)
+        processes = _process_rows(job.replicas, frames)
         endpoints = {r.index: r.endpoint or "" for r in job.replicas if r.role == "pserver"}
         known = _in_order(endpoints)
         steps: dict[int, int] = {}
-        for one in told:
+        for one in processes:
             if one.role == "trainer" and one.step:
                 steps[one.index] = max(one.step, steps.get(one.index, 0))
-        cells = [api.ExchangeCell(**asdict(cell)) for cell in matrix(told, known)]
+        cells = [api.ExchangeCell(**asdict(cell)) for cell in matrix(processes, known)]
         return api.Exchange(job_id=job.id, attempt=job.attempt, pservers=known, steps=steps, cells=cells)
 
 
@@ -47,9 +47,9 @@ def _in_order(endpoints: Mapping[int, str]) -> list[str]:
     return found if all(found) else []
 
 
-def _told(replicas: Sequence[api.Replica], frames: Sequence[bytes]) -> list[Told]:
+def _process_rows(replicas: Sequence[api.Replica], frames: Sequence[bytes]) -> list[ProcessRows]:
     by_stream = {replica.stream: replica for replica in replicas}
-    told = []
+    processes = []
     for data in frames:
         stream = decode_header(data).stream
         replica = by_stream.get(stream)
@@ -61,5 +61,5 @@ def _told(replicas: Sequence[api.Replica], frames: Sequence[bytes]) -> list[Told
         except PeerError as error:
             log.warning("exchange not shown", job=replica.job_id, stream=stream, error=str(error))
             continue
-        told.append(Told(replica.role, replica.index, frame.step, rows, peers))
-    return told
+        processes.append(ProcessRows(replica.role, replica.index, frame.step, rows, peers))
+    return processes

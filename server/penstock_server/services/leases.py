@@ -1,6 +1,6 @@
 """Leases of nodes and attached processes. Pure arithmetic on one monotonic clock, kept in memory.
 
-A holder that beat within the TTL is alive; then it is unreachable, and after a further grace it is gone.
+A holder that sent a heartbeat within the TTL is alive; then it is unreachable, and after a further grace it is gone.
 After a restart of the server every holder starts with a fresh grace, because the server was the one away.
 """
 
@@ -26,7 +26,7 @@ class Leases:
     grace_s: float
     _ends: dict[str, float] = field(default_factory=dict)
 
-    def beat(self, holder: str, now: float) -> None:
+    def renew(self, holder: str, now: float) -> None:
         """Extend a lease by the TTL; never shorten it."""
         self._ends[holder] = max(self._ends.get(holder, 0.0), now + self.ttl_s)
 
@@ -35,7 +35,7 @@ class Leases:
         self._ends.setdefault(holder, now + self.ttl_s + self.grace_s)
 
     def cut(self, holder: str, now: float) -> None:
-        """End a fresh grace: the holder has been heard of again, so the TTL counts from now."""
+        """End a fresh grace: the holder has sent a heartbeat again, so the TTL counts from now."""
         self._ends[holder] = now + self.ttl_s
 
     def drop(self, holder: str) -> None:

@@ -121,32 +121,32 @@ def may_linger(job_state: JobState, reason: str, role: str) -> bool:
 
 
 def sentence(replica: ReplicaFacts) -> str:
-    """Say how a replica ended."""
-    who = f"{replica.role} {replica.index} on {replica.place}"
+    """Describe how a replica ended."""
+    process = f"{replica.role} {replica.index} on {replica.place}"
     if replica.state is ReplicaState.LOST:
-        return f"{who} was lost: {replica.detail or 'nothing has been heard of it'}"
+        return f"{process} was lost: {replica.detail or 'it was not reported'}"
     if replica.exit_code is None and replica.detail.startswith(FAILED):
-        return f"{who} {replica.detail}"
+        return f"{process} {replica.detail}"
     if _could_not_start(replica):
-        return f"{who} could not start: {replica.detail}"
+        return f"{process} could not start: {replica.detail}"
     if replica.signal is not None:
         how = f"was ended by signal {replica.signal} ({_signal_name(replica.signal)})"
     elif replica.state is ReplicaState.KILLED:
         how = "was ended by its agent"
     else:
         how = f"exited with code {replica.exit_code}"
-    return f"{who} {how}" + (f": {replica.detail}" if replica.detail else "")
+    return f"{process} {how}" + (f": {replica.detail}" if replica.detail else "")
 
 
 def watching(replicas: tuple[ReplicaFacts, ...], grace_s: float) -> str:
-    """Say what a running job does, its unreachable replicas first, then those that take the place of others."""
-    away = [r for r in replicas if r.state is ReplicaState.UNKNOWN]
-    if not away:
+    """Describe what a running job does, its unreachable replicas first, then those that take the place of others."""
+    unreachable = [r for r in replicas if r.state is ReplicaState.UNKNOWN]
+    if not unreachable:
         again = [f"{r.role} {r.index}" for r in replicas if r.state in (ReplicaState.ASSIGNED, ReplicaState.PREPARING)]
         shown = ", ".join(again[:4]) + (" …" if len(again) > 4 else "")
         return _running(replicas) + (f"; {shown} {'is' if len(again) == 1 else 'are'} started again" if again else "")
-    who = ", ".join(f"{r.role} {r.index}" for r in away[:4]) + (" …" if len(away) > 4 else "")
-    return f"{away[0].place} is unreachable; {who} may still run there and count as lost after {grace_s:g} s"
+    shown = ", ".join(f"{r.role} {r.index}" for r in unreachable[:4]) + (" …" if len(unreachable) > 4 else "")
+    return f"{unreachable[0].place} is unreachable; {shown} may still run there and count as lost after {grace_s:g} s"
 
 
 def _running(replicas: tuple[ReplicaFacts, ...]) -> str:
@@ -188,8 +188,8 @@ def _finish(job: JobFacts) -> Step | None:
 def _complete(job: JobFacts) -> Step:
     """End a job whose trainers are done, by how its pservers ended.
 
-    One that crashed fails the job: what its script does after serving (a save of its own, say) may be missing. One that
-    was killed or lost is only told of: what trainers had saved was acknowledged to them before they ended.
+    One that crashed fails the job: what its script does after serving (such as a save of its own) may be missing. One
+    that was killed or lost is only reported: what trainers had saved was acknowledged to them before they ended.
     """
     failures = [_failure(r) for r in job.replicas if r.role == "pserver" and r.detail not in NOT_WANTED]
     crash = _earliest([f for f in failures if f is not None and _is_crash(f)])
@@ -227,7 +227,7 @@ def _is_replaceable(job: JobFacts, failure: _Failure) -> bool:
 def _was_killed(replica: ReplicaFacts) -> bool:
     """Whether something outside ended it: the kernel's memory killer, or a person. A crash has another signal.
 
-    A process that ends itself in good order on SIGTERM says so by the exit code that a shell would tell.
+    A process that ends itself in good order on SIGTERM has the exit code that a shell would give.
     """
     by_signal = (signals.SIGKILL, signals.SIGTERM)
     return replica.signal in by_signal or replica.exit_code in [128 + number for number in by_signal]
@@ -249,7 +249,7 @@ def _failure(replica: ReplicaFacts) -> _Failure | None:
     match replica.state:
         case ReplicaState.LOST:
             return _Failure(StopReason.NODE_LOST, "infra", replica)
-        case ReplicaState.KILLED:  # nobody asked for it: this is looked at before the job stops
+        case ReplicaState.KILLED:  # not requested: this is looked at before the job stops
             return _Failure(StopReason.REPLICA_FAILED, "infra", replica)
         case ReplicaState.EXITED if _could_not_start(replica):
             # What the node lacks may be there elsewhere, or on another port: that takes a new attempt.
@@ -262,8 +262,8 @@ def _failure(replica: ReplicaFacts) -> _Failure | None:
 
 
 def _could_not_start(replica: ReplicaFacts) -> bool:
-    told = replica.exit_code == NOT_PREPARED or replica.exit_code in NOT_EXECUTED
-    return told and bool(replica.detail) and not replica.started
+    refused = replica.exit_code == NOT_PREPARED or replica.exit_code in NOT_EXECUTED
+    return refused and bool(replica.detail) and not replica.started
 
 
 def _is_up(replica: ReplicaFacts) -> bool:

@@ -1,4 +1,4 @@
-"""Nodes: joining, what an administrator wants of them, and what their agents say."""
+"""Nodes: joining, what an administrator wants of them, and what their agents report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Nodes:
     async def join(self, request: api.NodeJoin) -> api.NodeJoined:
         """Take a join token and give a node its identity. Raises a problem if the token is no good.
 
-        A node of the same name and host that is away gets its old row back, with a new token.
+        A node of the same name and host that is not connected gets its old row back, with a new token.
         """
         async with self._db.write() as tx:
             if await self._tokens.take(tx, "join", request.join_token) is None:

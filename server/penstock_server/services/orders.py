@@ -51,7 +51,7 @@ class Orders:
 async def desired(
     database: Database, node_id: str, *, without: Collection[str], now: datetime, pserver_grace: timedelta
 ) -> Orders:
-    """Return what the agent of a node is to be told.
+    """Return the `desired` message for the agent of a node.
 
     A replica is wanted while its job starts or runs, its attempt is the job's, and it has not ended; a pserver also for
     `pserver_grace` after its trainers are done. One in the place of others that failed soon after each other is wanted

@@ -56,7 +56,7 @@ class Waits:
 
 
 def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Placed | Waits:
-    """Place all needs, or say why not. Deterministic. O(needs x rooms)."""
+    """Place all needs, or explain why not. Deterministic. O(needs x rooms)."""
     if not rooms:
         return Waits("waits for a node: none is READY. Start one with `penstock agent join`.", forever=True)
     free = {room.node_id: room.free for room in rooms}
@@ -91,16 +91,16 @@ def take(rooms: Sequence[Room], needs: Sequence[Need], placed: Placed) -> list[R
 
 
 def behind(name: str) -> str:
-    """Say that a job waits for the one before it."""
+    """Describe a job that waits for the one before it."""
     return f"waits behind job {name!r}, which waits for room"
 
 
 def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits:
-    who, what = f"{stuck.role} {stuck.index}", _say(stuck.amounts)
+    name, what = f"{stuck.role} {stuck.index}", _say(stuck.amounts)
     if not any(_fits(stuck.amounts, room.total) for room in rooms):
         largest = max(rooms, key=lambda room: _weight(room.total))
         return Waits(
-            f"{who} asks for {what}, but no READY node has that; the largest, {largest.name!r}, "
+            f"{name} asks for {what}, but no READY node has that; the largest, {largest.name!r}, "
             f"has {_say(largest.total)}. Ask for less, or join a larger node.",
             forever=True,
         )
@@ -109,7 +109,7 @@ def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits
         free = f"asks for {what}; free are {_list_free(rooms)}"
         if is_port:
             free = f"needs a port, and those that READY nodes offer are taken ({_num_ports(needs, rooms)})"
-        return Waits(f"waits for room: {who} {free}. It starts when others end.", forever=False)
+        return Waits(f"waits for room: {name} {free}. It starts when others end.", forever=False)
     if is_port:
         return Waits(
             f"asks for more ports than READY nodes offer: {_num_ports(needs, rooms)}. "
@@ -117,7 +117,7 @@ def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits
             forever=True,
         )
     return Waits(
-        f"asks for {len(needs)} replicas at once ({who}: {what}), more than the {len(rooms)} READY nodes hold "
+        f"asks for {len(needs)} replicas at once ({name}: {what}), more than the {len(rooms)} READY nodes hold "
         "together. Ask for fewer, or join another node.",
         forever=True,
     )
@@ -133,9 +133,9 @@ def _num_ports(needs: Sequence[Need], rooms: Sequence[Room]) -> str:
     wanted = sum(need.num_ports for need in listeners)
     offered = {(room.host, port) for room in rooms for port in room.offered}
     free = {(room.host, port) for room in rooms for port in room.ports}
-    who = f"{len(listeners)} {listeners[0].role}{'s' if len(listeners) != 1 else ''}"
-    who += "" if wanted == len(listeners) else f", which need {wanted} ports,"
-    return f"{who} for {len(free)} free of {len(offered)} ports"
+    text = f"{len(listeners)} {listeners[0].role}{'s' if len(listeners) != 1 else ''}"
+    text += "" if wanted == len(listeners) else f", which need {wanted} ports,"
+    return f"{text} for {len(free)} free of {len(offered)} ports"
 
 
 def _list_free(rooms: Sequence[Room]) -> str:

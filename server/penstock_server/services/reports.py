@@ -21,7 +21,7 @@ from penstock_server.tables import JobRow, NodeRow, ReplicaRow
 _BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 _FORWARD = {ReplicaState.ASSIGNED: 0, ReplicaState.PREPARING: 1, ReplicaState.UNKNOWN: 1, ReplicaState.RUNNING: 2}
 NEVER_STARTED_S = 2.0
-"""How long an agent has to say that it had started a replica which its job no longer wants."""
+"""How long an agent has to report that it had started a replica which its job no longer wants."""
 
 
 class StaleEpoch(PeerError):
@@ -47,7 +47,7 @@ class Reports:
         self._db, self._clock, self._nodes, self._tail = database, clock, nodes, tail
         self._grace_s, self._stop_patience_s = grace_s, stop_patience_s
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
-        self._released: set[str] = set()  # pservers whose agents were told that they are not wanted any more
+        self._released: set[str] = set()  # pservers whose agents received that they are not wanted any more
 
     async def hello(self, node_id: str, hello: Hello) -> set[str]:
         """Note that an agent connected; return the replicas that it should have and does not."""
@@ -133,7 +133,7 @@ class Reports:
                 return
             now = self._clock.now()
             transition(tx, node, NodeState.DOWN, at=now, reason="lease_missed")
-            detail = f"node {node.name!r} has not been heard of for {self._grace_s:g} s beyond its lease"
+            detail = f"node {node.name!r} has sent no heartbeat for {self._grace_s:g} s beyond its lease"
             jobs = set()
             for row in await self._busy_on(tx, node_id):
                 transition(tx, row, ReplicaState.LOST, at=now, reason="node_lost", detail=detail)
@@ -141,7 +141,7 @@ class Reports:
             await self._settle_all(tx, jobs)
 
     async def overdue(self) -> None:
-        """Give up on replicas of stopping jobs whose agent says nothing, so that no job stops for ever."""
+        """Give up on replicas of stopping jobs whose agent sends no report, so that no job stops for ever."""
         now = self._clock.now()
         statement = (
             select(ReplicaRow, JobRow)
@@ -185,8 +185,8 @@ class Reports:
             return waited >= timedelta(seconds=NEVER_STARTED_S)
         if replica.state == ReplicaState.UNKNOWN:
             return False  # its node's lease decides
-        patience_s = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
-        return waited >= timedelta(seconds=patience_s)
+        limit_s = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
+        return waited >= timedelta(seconds=limit_s)
 
     def _readopt(self, tx: Tx, row: ReplicaRow, found: RunningReplica) -> None:
         row.pid = found.pid or row.pid
@@ -200,7 +200,7 @@ class Reports:
         row.exit_code, row.signal = message.exit_code, message.signal
         before, after = ReplicaState(row.state), ReplicaState(message.state)
         if before is after or (after in _FORWARD and _FORWARD[after] <= _FORWARD[before]):
-            return  # told again, or overtaken
+            return  # reported again, or overtaken
         transition(tx, row, after, at=self._clock.now(), reason="reported", detail=message.detail or "")
 
     async def _busy_on(self, tx: Tx, node_id: str) -> list[ReplicaRow]:

@@ -70,8 +70,8 @@ async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail
 async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[ReplicaRow], *, at: datetime) -> None:
     """Put a new process in the place of one that ended: same node, same port, the same attempt.
 
-    A trainer's epoch grows, so that what its former self still has on the way is refused. A pserver's stays: it has no
-    say of its own, and whoever talks to it names the epoch of the trainer.
+    A trainer's epoch grows, so that what its former self still has on the way is refused. A pserver's stays: it decides
+    nothing, and requests to it name the epoch of the trainer.
     """
     former = next(row for row in replicas if row.id == step.replica.id)
     job.restarts += 1
@@ -88,7 +88,7 @@ async def _replace(tx: Tx, job: JobRow, step: Replace, replicas: Sequence[Replic
 
 
 async def _pause(tx: Tx, job: JobRow, at: datetime) -> str:
-    """Note when the next attempt may start; return what there is to say of it."""
+    """Note when the next attempt may start; return the text that describes it."""
     statement = select(AttemptRow).where(AttemptRow.job_id == job.id).order_by(AttemptRow.number)
     attempts = (await tx.session.execute(statement)).scalars()
     former = [Life(one.created_at, one.finished_at or at) for one in attempts]
@@ -103,7 +103,7 @@ async def _close_attempt(tx: Tx, job: JobRow, at: datetime) -> None:
     attempt = (await tx.session.execute(statement)).scalar_one_or_none()
     if attempt is not None and attempt.finished_at is None:
         attempt.finished_at, attempt.reason = at, job.reason
-        attempt.secret = ""  # of no use to anybody any more
+        attempt.secret = ""  # of no use any more
 
 
 async def _nodes_of_all_attempts(tx: Tx, job: JobRow) -> set[str]:

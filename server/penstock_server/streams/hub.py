@@ -1,4 +1,4 @@
-"""Who follows what. Publishing never waits: it only puts into the followers' queues."""
+"""Followers of jobs, logs and frames. Publishing never waits: it only puts into the followers' queues."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Recent:
                 self.pinned[what.stream] = (what, old)
 
     def all(self) -> list[tuple[Header | None, bytes | StreamGraph]]:
-        """Return everything that is kept, oldest first."""
+        """Return everything that is retained, oldest first."""
         return [*self.pinned.values(), *self.items]
 
 
@@ -89,7 +89,7 @@ class Hub:
                 del self._of_job[subscription.job_id]
 
     def follows(self, job_id: str) -> bool:
-        """Whether anybody would see a change of this job."""
+        """Whether a follower would see a change of this job."""
         return bool(self._of_list) or job_id in self._of_job
 
     def publish_job(self, job_id: str, view: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ class Hub:
 
     @property
     def lists_followed(self) -> bool:
-        """Whether anybody follows the list of jobs and nodes."""
+        """Whether the list of jobs and nodes has a follower."""
         return bool(self._of_list)
 
     def publish_nodes(self, nodes: list[dict[str, Any]]) -> None:
@@ -122,14 +122,14 @@ class Hub:
                 sub.queue.put_metrics(sub.id, points)
 
     def publish_log(self, job_id: str, replica_id: str) -> None:
-        """Say that a log has grown; each follower reads on from where it is."""
+        """Publish that a log has grown; each follower reads on from where it is."""
         for sub in self._of_job.get(job_id, ()):
             if "logs" in sub.parts and sub.ready:
                 offset = sub.log_offsets.get(replica_id, 0)
                 sub.queue.put_log(LogWish(sub.id, job_id, replica_id, offset))
 
     def publish_frame(self, job_id: str, header: Header, frame: bytes) -> None:
-        """Send one frame: the same bytes object to everybody."""
+        """Send one frame: the same bytes object to every follower."""
         self._ring(job_id).add(header, frame)
         part = _PART[header.kind]
         for sub in self._of_job.get(job_id, ()):
@@ -137,7 +137,7 @@ class Hub:
                 sub.queue.put_frame(sub.id, header.kind, header.count, frame)
 
     def publish_lost(self, job_id: str, frames: int) -> None:
-        """Say that frames of a stream never came."""
+        """Publish that frames of a stream never came."""
         for sub in self._of_job.get(job_id, ()):
             if sub.parts.isdisjoint(("ops", "sync")):
                 continue
@@ -154,7 +154,7 @@ class Hub:
             subscription.num_lost = 0
 
     def publish_graph(self, job_id: str, replica_id: str, stream: int, graph_hash: str) -> None:
-        """Say which graph the following frames of a stream index."""
+        """Publish which graph the following frames of a stream index."""
         used = StreamGraph(replica_id=replica_id, stream=stream, hash=graph_hash)
         self._ring(job_id).add(None, used)
         for sub in self._of_job.get(job_id, ()):

@@ -1,6 +1,6 @@
-"""Telemetry frames as they arrive: checked against who may send them, stored, and handed on undecoded.
+"""Telemetry frames as they arrive: their sender is checked, they are stored, and handed on undecoded.
 
-The header says whose a frame is; its stream and epoch have to belong to the sender, and to the job's
+The header names the sender of a frame; its stream and epoch have to belong to the sender, and to the job's
 current attempt, else it is refused and counted. Operator events are never decoded here. Figures, graph
 documents, progress and logs are few, and are.
 """
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who is on the other side: the agent of a node, or one attached process."""
+    """The other side: the agent of a node, or one attached process."""
 
     node_id: str | None = None
     replica_id: str | None = None
@@ -136,7 +136,7 @@ class Ingest:
         expected = self._next_seq.get(source.stream, header.seq)  # the first one seen may follow a restart of ours
         self._next_seq[source.stream] = max(expected, header.seq + 1)
         lost = header.seq - expected
-        if lost > 0 and header.kind is not Kind.GAP:  # what lies before a GAP is what it tells of
+        if lost > 0 and header.kind is not Kind.GAP:  # a GAP reports what lies before it
             self._meters.lost.inc(lost)
             self._hub.publish_lost(source.job_id, lost)
 

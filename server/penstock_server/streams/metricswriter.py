@@ -1,7 +1,7 @@
 """Metric points and newest figures on their way into the database: gathered, written in one go, then published.
 
 Points are published after they are stored, under the lock that a subscriber's snapshot takes: so a page
-gets each point once, in its snapshot or as a delta. When the database is away, the write is tried again and nothing
+gets each point once, in its snapshot or as a delta. When the database is unreachable, the write is retried and nothing
 is dropped. When it refuses what it is given, each job is written by itself, and only a job that is refused again
 loses its points of this flush; they are counted.
 """
@@ -26,7 +26,7 @@ from penstock_server.tables import JobRow, MetricRow
 log = structlog.get_logger(__name__)
 
 _AWAY = (OperationalError, InterfaceError, OSError, TimeoutError, asyncio.CancelledError)
-"""What a database raises that is away, busy or full; the same write may go well later."""
+"""What a database raises that is unreachable, busy or full; the same write may go well later."""
 
 
 class MetricsWriter:
@@ -52,7 +52,7 @@ class MetricsWriter:
 
     async def flush(self) -> set[str]:
         """Write what was gathered; return the jobs whose figures changed."""
-        async with self.lock:  # first, so that who flushes also waits for a flush that is under way
+        async with self.lock:  # first, so that a flush also waits for one that is under way
             if not self._points and not self._touched:
                 return set()
             points, self._points = self._points, {}
@@ -71,7 +71,7 @@ class MetricsWriter:
         """Write what was gathered; return whether it is stored now, all but what the database refuses for good."""
         try:
             await self.flush()
-        except Exception:  # a boundary: what could not be written is kept, and tried again
+        except Exception:  # a boundary: what could not be written is retained, and tried again
             log.exception("metrics not stored yet")
             return False
         return True

@@ -2,9 +2,9 @@
 
 State and metrics are merged (only the newest state waits, points are appended), logs are positions in a
 file, telemetry frames are bytes. When frames pass the high water, (1) the oldest OP_EVENTS go, and are
-counted; (2) after a second of this, OP_EVENTS are not queued at all and the browser is told; (3) at the
+counted; (2) after a second of this, OP_EVENTS are not queued at all and the browser is notified; (3) at the
 limit, or when it has not caught up for `slow_s`, the connection is to be closed with 4408. Once it has caught
-up it is told so. Nothing but frames is ever dropped.
+up it is notified. Nothing but frames is ever dropped.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BrowserQueue:
     _frames: BoundedQueue[_Waiting] = field(init=False)
     _congested_since: float | None = None
     _degraded: bool = False
-    _told: set[int] = field(default_factory=set)
+    _notified: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._frames = BoundedQueue([Rule(frozenset({Kind.OP_EVENTS}), self.high_water_bytes)])
@@ -91,7 +91,7 @@ class BrowserQueue:
         self.wake()
 
     def put_log(self, wish: LogWish) -> None:
-        """Queue the rest of a log; a wish that waits for the same log is kept."""
+        """Queue the rest of a log; a wish that waits for the same log stays."""
         self._logs.setdefault((wish.subscription, wish.replica_id), wish)
         self.wake()
 
@@ -116,7 +116,7 @@ class BrowserQueue:
         self.wake()
 
     def put_gap(self, subscription: int, kind: str, rows: int) -> None:
-        """Queue the news that rows are missing; it adds to what waits."""
+        """Queue a notice of lost rows; it adds to what waits."""
         gaps = self._gaps.setdefault(subscription, {})
         gaps[kind] = gaps.get(kind, 0) + rows
         self.wake()
@@ -137,14 +137,14 @@ class BrowserQueue:
             stream.append(entry.item.content)
         if not self._frames:
             self._congested_since, self._degraded = None, False
-            stream += [Degraded(type="degraded", id=n, reason=None) for n in sorted(self._told)]
-            self._told.clear()
+            stream += [Degraded(type="degraded", id=n, reason=None) for n in sorted(self._notified)]
+            self._notified.clear()
         return Round(messages, logs, stream)
 
     def forget(self, subscription: int) -> None:
         """Drop everything that waits for a subscription which ended."""
         self._metrics.pop(subscription, None)
-        self._told.discard(subscription)
+        self._notified.discard(subscription)
         self._gaps.pop(subscription, None)
         self._logs = {key: wish for key, wish in self._logs.items() if key[0] != subscription}
         self._frames.discard(lambda waiting: waiting.subscription == subscription)
@@ -158,7 +158,7 @@ class BrowserQueue:
             self.slow = True
         elif behind_s >= DEGRADE_AFTER_S and not self._degraded:
             self._degraded = True
-            self._told.add(subscription)
+            self._notified.add(subscription)
             reason = "this browser is behind: operator events are left out until it has caught up"
             self.put_state(f"degraded:{subscription}", Degraded(type="degraded", id=subscription, reason=reason))
 

@@ -62,7 +62,7 @@ class Recorder:
         return await asyncio.to_thread(lambda: list(segments.read(entries)))
 
     def release(self, job_id: str) -> None:
-        """Close a job that ended, after what is under way; its index is read again if somebody asks."""
+        """Close a job that ended, after what is under way; its index is read again on demand."""
         if self._waiting[job_id]:
             self._ended.add(job_id)
         else:

@@ -6,7 +6,7 @@ and read back from the files when a job is first looked at after a start. A torn
 its file: what follows in that file is not trusted, and appending goes on in a new one.
 
 Over the quota the oldest segment goes. An EXCHANGE frame that is the newest of its stream may be the last for ever, and
-says all that those before it said: from a segment that goes it is moved to segment 0, which is written anew each time.
+contains all that those before it did: from a removed segment it is moved to segment 0, which is written anew.
 """
 
 from __future__ import annotations

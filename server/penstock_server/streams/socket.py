@@ -74,7 +74,7 @@ async def send_outbox(socket: WebSocket, outbox: Outbox) -> None:
 async def converse(
     socket: WebSocket, reader: Coroutine[Any, Any, None], sender: Coroutine[Any, Any, None], void: asyncio.Event
 ) -> None:
-    """Run both sides until the reader ends. A peer that breaks the contract is told so, and closed.
+    """Run both sides until the reader ends. A peer that breaks the contract gets the reason, and is closed.
 
     So is one whose token is `void`.
 
@@ -87,7 +87,7 @@ async def converse(
         try:
             await reader
         except TimeoutError:
-            await close(socket, 1001, "nothing was said in time")
+            await close(socket, 1001, "no message came in time")
         except PeerError as error:
             await close(socket, MALFORMED, str(error))
         except Problem as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.io.checkpoints.background import Background
+from penstock.io.checkpoints.writer_thread import WriterThread
 
 
 def interrupted(work: Callable[[], object], *, at_main: bool = True) -> None:
@@ -31,7 +31,7 @@ def interrupted(work: Callable[[], object], *, at_main: bool = True) -> None:
 
 
 def test_a_job_whose_wait_was_interrupted_runs_on_till_awaited() -> None:
-    background, may_end, done = Background(), threading.Event(), list[int]()
+    background, may_end, done = WriterThread(), threading.Event(), list[int]()
 
     def job() -> None:
         assert may_end.wait(60)

@@ -1,6 +1,6 @@
 // A stress test of the ring, for the sanitizers: `make sanitize`.
 //
-// Ranks are threads over one piece of memory, so that a slot that is written before everybody has read it is a data
+// Ranks are threads over one piece of memory, so that a slot that is written before all have read it is a data
 // race that the thread sanitizer reports.  They make the same calls, drawn at random, some of them late; every result
 // is compared with what it has to be.  Some rings are made to fail in the middle: every rank then ends with that
 // message.
@@ -80,7 +80,7 @@ void meet(Ring& ring, Random& same, std::uint64_t call) {
   ring.meet(mine.data(), count, all.data());
   for (std::size_t i = 0; i < all.size(); ++i) {
     const auto rank = static_cast<std::uint32_t>(i / count);
-    check(all[i] == static_cast<std::int64_t>(given(call, rank, i % count)), "a meeting brings everybody's numbers");
+    check(all[i] == static_cast<std::int64_t>(given(call, rank, i % count)), "a meeting brings all numbers");
   }
 }
 
@@ -128,7 +128,7 @@ void make_call(Ring& ring, Random& same, std::uint64_t call) {
   }
 }
 
-// `fails`: the last rank goes away before its last call, and somebody tells the others.
+// `fails`: the last rank goes away before its last call, and the others are notified.
 void run(std::uint32_t num_ranks, Random& random, std::uint64_t num_calls, bool fails) {
   const std::size_t slot_bytes = 512 << (random() % 4);
   const Memory memory = zeros(Ring::size_bytes(num_ranks, slot_bytes));
@@ -148,7 +148,7 @@ void run(std::uint32_t num_ranks, Random& random, std::uint64_t num_calls, bool 
           make_call(ring, same, call);
         }
       } catch (const RingError& error) {
-        check(fails && std::string(error.what()) == "rank gone", "a ring ends as it was told");
+        check(fails && std::string(error.what()) == "rank gone", "a ring ends with the given error");
       }
       if (!goes) return;
       for (const auto& one : rings) one->fail("rank gone");

@@ -221,7 +221,7 @@ def _number(graph: Graph, program: Program, value: Arg) -> Arg:
 
 
 def _is_closed(graph: Graph, update: _Update, readers: Readers) -> bool:
-    """Whether nobody else reads what the operators make, nor gets in between them."""
+    """Whether no other operator reads what these make, nor gets in between them."""
     own = {h.index for h in update.handles}
     for name in (n for h in update.handles for n in h.makes()):
         if readers.is_fetched(name) or any(h.index not in own for h in readers.of(name)):

@@ -1,10 +1,10 @@
-"""Who may commit into a folder of checkpoints: the newest attempt, and nobody else.
+"""Fencing of a folder of checkpoints: the newest attempt alone may commit into it.
 
-Whoever begins to use the folder *claims* it: it gets the next number, and every attempt before it is refused from then
-on. Processes of one job and epoch (a trainer that is started again in its place) have one number, and are told apart by
-the token of each claim: the last one counts. Within one job an epoch below the one that has claimed last is refused at
-once. A claim and a commit exclude each other by a lock that the kernel lets go when a process dies: a commit that has
-begun is finished before the next claim.
+An attempt that begins to use the folder *claims* it: it gets the next number, and every attempt before it is refused
+from then on. Processes of one job and epoch (a trainer that is started again in its place) have one number, and differ
+in the token of each claim: the last one counts. Within one job an epoch below that of the last claim is refused
+at once. A claim and a commit exclude each other by a lock that the kernel releases when a process dies: a commit that
+has begun is finished before the next claim.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Fence:
             self._write()
 
     def check(self) -> None:
-        """Raise StaleAttempt if anybody has claimed the folder after this process."""
+        """Raise StaleAttempt if the folder was claimed after this process did."""
         with self._locked():
             self._check()
 
@@ -107,9 +107,9 @@ class Fence:
         flush(self.folder)
 
 
-def _stale(who: str, folder: Path, newest: Claim | None) -> StaleAttempt:
+def _stale(attempt: str, folder: Path, newest: Claim | None) -> StaleAttempt:
     return StaleAttempt(
-        f"{who} may not write checkpoints into {folder} any more: {newest or 'somebody has removed its claim, and'} "
+        f"{attempt} may not write checkpoints into {folder} any more: {newest or 'its claim was removed, and another'} "
         "has taken over. Only the newest attempt commits, so that two never mix; end this process, or give it a "
         "folder of its own",
         newest=None if newest is None else newest.number,

@@ -1,6 +1,6 @@
 """What of a program has to be the same for a checkpoint to fit it. Pure.
 
-Its operators, with all they are told, the variables that they use, and the seed. Not: lines of source; and what says
+Its operators with all arguments, the variables that they use, and the seed. Not: lines of source; and what says
 how many processes train it, and where they are, since a checkpoint may go on with other numbers of them.
 """
 

@@ -1,10 +1,10 @@
-"""Names in a folder of checkpoints, their order, and which of them are kept. Pure.
+"""Names in a folder of checkpoints, their order, and which of them are retained. Pure.
 
 checkpoint.<attempt>.<step>   a checkpoint; it is whole, unless a disk has lost something since
 unfinished.<name>.<token>     one that is being written by this claim, or was when its writer was killed
-removed.<name>.<number>       one that is being removed, since newer or better ones are kept, or it was never finished
+removed.<name>.<number>       one that is being removed, since newer or better ones are there, or it was never finished
 replaced.<name>               one that another of the same attempt and step is about to replace
-damaged.<name>                one that `restore` found damaged and passed over; nobody reads it
+damaged.<name>                one that `restore` found damaged and passed over; it is not read
 
 A later attempt's checkpoints are newer than those of the one before, whatever their steps: an attempt that goes on from
 an older checkpoint, because the newest was damaged, takes those steps again.
@@ -41,7 +41,7 @@ class Place:
 
 
 def place_of(name: str) -> Place | None:
-    """Return the place that a folder's name says; None for other names."""
+    """Return the place that a folder's name gives; None for other names."""
     match = _NAME.fullmatch(name)
     return Place(int(match[1]), int(match[2])) if match else None
 

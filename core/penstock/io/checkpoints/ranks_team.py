@@ -1,8 +1,8 @@
-"""The ranks of a collective job, which tell each other about checkpoints at the store at which they have met.
+"""The ranks of a collective job, which exchange messages about checkpoints through the store of their rendezvous.
 
 All have the same values, so rank 0 writes them; each rank's text goes through the store, so that only rank 0 needs to
 reach the folder. Ranks make each step together, one whose data has ended without rows: all count alike. Rank 0 decides
-by time, and says before it begins a step that all save after it. A rank that has closed its manager hands in nothing
+by time, and announces before a step that all save after it. A rank that has closed its manager hands in nothing
 more, and its last text stands for it from then on.
 """
 
@@ -48,10 +48,10 @@ class RanksTeam:
     def is_due(self, schedule: Schedule, steps: int) -> bool:
         if schedule.every_s is None:
             return schedule.by_steps(steps)
-        told = self._has(f"at/{steps}")
-        if self.rank == 0 and not told and schedule.by_time():
+        announced = self._has(f"at/{steps}")
+        if self.rank == 0 and not announced and schedule.by_time():
             self._set(f"at/{steps + 1}", "save")
-        return told or schedule.by_steps(steps)
+        return announced or schedule.by_steps(steps)
 
     def hand_in(self, mine: str) -> Collect:
         number, self._saves = self._saves, self._saves + 1

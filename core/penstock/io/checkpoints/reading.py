@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 def opened(path: Path) -> Checkpoint:
-    """Return a checkpoint after reading all of it. Raises Damaged naming the file that is missing or damaged.
+    """Return a checkpoint after reading all of it. Raises Damaged naming the absent or damaged file.
 
     UserError for one that cannot be read now (no right to, an error of the disk), or is of another Penstock.
     """

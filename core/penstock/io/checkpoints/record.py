@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its manifest, and the state of each rank. Pure: text in, data out.
+"""Manifest of a checkpoint, and the state of each rank. Pure: text in, data out.
 
 `manifest.json` names every other file with its size and sha256, and has a digest of itself, so that a changed byte is
 found wherever it is. It is written last: a folder without one was never finished.
@@ -70,7 +70,7 @@ class RankState:
 
     `passes`: passes over the data that it has finished. `position`: of its reader, in plain types. `generators`: the
     states of the random generators of Python, numpy and torch, which no operator uses but the user's code may.
-    `steps`: that its manager has counted; -1 if nobody has said.
+    `steps`: that its manager has counted; -1 if unknown.
     """
 
     program_steps: int

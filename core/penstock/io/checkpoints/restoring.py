@@ -55,8 +55,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What ranks are told of a checkpoint; `states`: a text for each rank that it was saved by."""
+class _Summary:
+    """What rank 0 sends of a checkpoint; `states`: a text for each rank that it was saved by."""
 
     path: str
     step: int
@@ -72,7 +72,7 @@ def restore(directory: Path, team: Team, target: Target, *, strict: bool) -> Res
     found = newest(directory, strict=strict, sets_aside=team.rank == 0)
     values = {} if found is None else _values(found, target, team.kind)
     team.restores(copy_of(found))
-    return None if found is None else _take(_said(found), values, team, target)
+    return None if found is None else _take(_summary(found), values, team, target)
 
 
 def _together(directory: Path, team: Team, target: Target, strict: bool) -> Restored | None:
@@ -82,7 +82,7 @@ def _together(directory: Path, team: Team, target: Target, strict: bool) -> Rest
             return None
         if "error" in content:
             raise UserError(f"rank 0 cannot restore: {content['error']}")
-        said = _Said(**content)
+        said = _Summary(**content)
         if said.fingerprint != fingerprint.fingerprint(target.text):
             raise UserError(f"this rank trains another program than rank 0, which restores {said.path}", file=said.path)
         values = empty(target.program, wanted(target.program, team.kind, set()))
@@ -90,14 +90,14 @@ def _together(directory: Path, team: Team, target: Target, strict: bool) -> Rest
         try:
             found = newest(directory, strict=strict, sets_aside=True)
             values = {} if found is None else _values(found, target, team.kind)
-            told = None if found is None else _said(found)
+            summary = None if found is None else _summary(found)
         except (PenstockError, OSError) as error:
             team.share(json.dumps({"error": str(error)}))
             raise
-        team.share(json.dumps(None if told is None else _plain(told)))
-        if told is None:
+        team.share(json.dumps(None if summary is None else _plain(summary)))
+        if summary is None:
             return None
-        said = told
+        said = summary
     team.broadcast([values[name] for name in sorted(values)])
     return _take(said, values, team, target)
 
@@ -117,16 +117,16 @@ def _values(found: Checkpoint, target: Target, kind: Kind) -> dict[str, torch.Te
     return found.values(wanted(target.program, kind, stored), lambda name: target.program.variables[name].source)
 
 
-def _said(found: Checkpoint) -> _Said:
+def _summary(found: Checkpoint) -> _Summary:
     record = found.record
-    return _Said(str(found.path), record.step, record.metric, record.fingerprint, [s.text() for s in found.ranks()])
+    return _Summary(str(found.path), record.step, record.metric, record.fingerprint, [s.text() for s in found.ranks()])
 
 
-def _plain(said: _Said) -> Mapping[str, Any]:
-    return {name: getattr(said, name) for name in _Said.__slots__}
+def _plain(said: _Summary) -> Mapping[str, Any]:
+    return {name: getattr(said, name) for name in _Summary.__slots__}
 
 
-def _take(said: _Said, values: Mapping[str, torch.Tensor], team: Team, target: Target) -> Restored:
+def _take(said: _Summary, values: Mapping[str, torch.Tensor], team: Team, target: Target) -> Restored:
     states = [rank_state(text, said.path) for text in said.states]
     mine = states[team.rank] if team.rank < len(states) else states[0]
     all_positions = tuple(state.position for state in states)
@@ -161,7 +161,7 @@ def passes_of(states: Sequence[RankState], rank: int, num_ranks: int) -> int:
     """Return how many passes over its data a rank has finished: ranks whose data is unequal differ.
 
     Of one whose state is not known, or if the job had another number of ranks: those that all had finished, so that
-    nobody leaves out what was left of a pass.
+    no rank leaves out what was left of a pass.
     """
     known = [state.passes for state in states if state.is_known]
     if len(states) == num_ranks and states[rank].is_known:
@@ -180,7 +180,7 @@ def steps_of(states: Sequence[RankState], rank: int, num_ranks: int, step: int) 
 def of_files(positions: Sequence[Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
     """Return the position of a reader whose files, those of `fresh`, were shared out differently before.
 
-    Each file is where whoever had it has left it. Raises UserError for a file that several had read, or nobody had,
+    Each file is where its reader has left it. Raises UserError for a file that several had read, or none had,
     and for readers that do not go file by file.
     """
     if fresh.get("kind") != "files" or any(not one or one.get("kind") != "files" for one in positions):
@@ -194,8 +194,8 @@ def of_files(positions: Sequence[Any], fresh: Mapping[str, Any]) -> dict[str, An
         for place in one["files"]:
             if place[0] in places:
                 raise UserError(
-                    f"several of the {len(positions)} readers of the checkpoint had read {place[0]!r}, so nobody can "
-                    "tell which lines are left of it for another number of trainers. Restore without the data set",
+                    f"several of the {len(positions)} readers of the checkpoint had read {place[0]!r}, so it is "
+                    "unknown which lines are left of it for another number of trainers. Restore without the data set",
                     file=place[0],
                 )
             places[place[0]] = place

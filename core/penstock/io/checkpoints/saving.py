@@ -31,7 +31,6 @@ from penstock.errors import PenstockError, SpecError, Unavailable, UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.io.checkpoints import fingerprint
-from penstock.io.checkpoints.background import Background, Staging
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
 from penstock.io.checkpoints.layout import Best
 from penstock.io.checkpoints.record import Collect, RankState
@@ -40,6 +39,7 @@ from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.servers import is_server, restore_server
 from penstock.io.checkpoints.teams import Team, team_of
 from penstock.io.checkpoints.values import generator_states, values_of
+from penstock.io.checkpoints.writer_thread import Staging, WriterThread
 from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer, check_dtypes, clear_up
 from penstock.io.saves.variables import Folder, plain
 from penstock.log import warn_once
@@ -67,7 +67,7 @@ class CheckpointManager:
 
     `directory`: of nothing but checkpoints; in a job, None for the job's own. `program`: what is trained, by default
     the default main program; `scope`: where its variables are; `executor`: a ParallelExecutor, whose both are taken.
-    `every_steps`, `every_s`: how often `step` saves; in a job, None for what the job says. `keep`: the latest so many
+    `every_steps`, `every_s`: how often `step` saves; in a job, None for the job's own. `keep`: the latest so many
     stay (3), and the best `keep_best` by the metric that `step` is given, the least or the greatest of them.
     Raises SpecError.
     """
@@ -96,7 +96,7 @@ class CheckpointManager:
         core = executor.core if isinstance(executor, ParallelExecutor) else None
         self.program = plain(program) if program is not None or core is None else core.program
         self._scope = scope or (core.memory.scope if core is not None else None)
-        self._background, self._staging = Background(), Staging()
+        self._background, self._staging = WriterThread(), Staging()
         self._team_found: Team | None = None
         self._writer: Writer | None = None
         self._text: tuple[int, str] = (-1, "")
@@ -150,7 +150,7 @@ class CheckpointManager:
 
     @property
     def team(self) -> Team:
-        """Who takes part; found at the first call. Raises SpecError."""
+        """The processes that take part; found at the first call. Raises SpecError."""
         if self._team_found is None:
             self._team_found = team_of(self.program, self.directory)
             if self._team_found.kind == "collective":
@@ -199,7 +199,7 @@ class CheckpointManager:
         """Count a step that is over; save if a checkpoint is due, and return whether that was so.
 
         `position`: where the reader is, in plain types. In a job every rank calls this after each step. Raises what the
-        writer has met since the last call: Unavailable (the disk is full, say), StaleAttempt.
+        writer has met since the last call: Unavailable (for example, the disk is full), StaleAttempt.
         """
         if not self.advance():
             self._position = position
@@ -218,7 +218,7 @@ class CheckpointManager:
         return False
 
     def data_ended(self, *, position: Any) -> None:
-        """Note where the reader is at the end of its data: what is saved until the pass is over says so."""
+        """Note where the reader is at the end of its data: what is saved until the pass is over records it."""
         self._position = self._stands = position
 
     def pass_ended(self, *, position: Any = None) -> None:
@@ -284,7 +284,7 @@ class CheckpointManager:
             return
         try:
             self.team.outcome(error)
-        except Unavailable as lost:  # whoever is to be told is gone, which the training meets by itself
+        except Unavailable as lost:  # the receiver is gone, which the training notices by itself
             _log.error("%s", lost)
 
     @property

@@ -1,4 +1,4 @@
-"""Who takes part in a checkpoint: this process alone, the ranks of a collective job, or a job's trainers and servers.
+"""Participants of a checkpoint: this process alone, the ranks of a collective job, or a job's trainers and servers.
 
 Each rank hands in its own state, a text; the first one writes them, and the values that all have. A team decides when a
 checkpoint is due for all of its ranks, brings their texts to the first, and sends the others its outcome.
@@ -48,10 +48,10 @@ class Team(Protocol):
         """Have servers write their part into the unfinished folder that `work` makes, on rank 0. After `hand_in`."""
 
     def outcome(self, error: str) -> None:
-        """Tell the others what came of the checkpoint: '' if it was written. First rank."""
+        """Send the others the outcome of the checkpoint: '' if it was written. First rank."""
 
     def restores(self, copy: Copy) -> None:
-        """Say what this rank is about to restore. Raises OtherCheckpoint if servers began from another one."""
+        """Announce what this rank is about to restore. Raises OtherCheckpoint if servers began from another one."""
 
     def share(self, text: str) -> str:
         """Return the first rank's text, on every rank."""

@@ -3,7 +3,7 @@
 In sync mode a checkpoint is due after so many rounds, by the servers' count, which a trainer that was started again
 shares with the others. Trainer 0 stands between the same two rounds then, and no server begins the next one before it
 pushes to it: the servers' parts are of one step. Other trainers wait for nothing: each leaves its text for that round
-in the folder, for trainer 0's writer. Nobody meets anybody, since a trainer that joins in the middle could not know
+in the folder, for trainer 0's writer. There is no barrier, since a trainer that joins in the middle could not know
 that the others wait for it. One that was lost or has left hands nothing in: after a bounded wait the checkpoint is
 without its reader's position, and later ones do not wait for it.
 
@@ -85,7 +85,7 @@ class TrainersTeam:
     def hand_in(self, mine: str) -> Collect:
         number = self._round
         if not self._knows_words:
-            self._forget_strangers(self._client.links[0].origin("").epochs)
+            self._forget_others(self._client.links[0].origin("").epochs)
         if self.rank:
             self._leave(number, mine)
         return lambda: self._collect(number, mine)
@@ -130,7 +130,7 @@ class TrainersTeam:
             if (match := _HANDED_IN.fullmatch(path.name))
         ]
 
-    def _forget_strangers(self, epochs: Mapping[int, int]) -> None:
+    def _forget_others(self, epochs: Mapping[int, int]) -> None:
         """Remove what trainers of runs before this one have left.
 
         A trainer 0 that is started again in its place needs what others have left since, of whom some have ended. Of
@@ -163,7 +163,7 @@ class TrainersTeam:
         origins = self._client.origins(copy.token)
         check_origins(copy, origins, self.rank)
         if not self._knows_words:
-            self._forget_strangers(origins[self._descriptor.endpoints[0]].epochs)
+            self._forget_others(origins[self._descriptor.endpoints[0]].epochs)
 
     def share(self, text: str) -> str:
         return text

@@ -66,7 +66,7 @@ def empty(program: Program, names: Mapping[str, tuple[str, tuple[int, ...]]]) ->
 
 
 def put(values: Mapping[str, torch.Tensor], scope: Scope) -> None:
-    """Replace variables of a scope, so that whoever has copies of them makes new ones."""
+    """Replace variables of a scope, so that holders of copies make new ones."""
     for name, tensor in values.items():
         scope.set(name, tensor)
 

@@ -1,6 +1,6 @@
 """Writing a checkpoint so that a process which dies at any moment leaves those before it, and no half of a new one.
 
-Everything is written into a folder whose name says that it is not finished, and brought to the disk; the manifest comes
+Everything is written into a folder whose name marks it as unfinished, and brought to the disk; the manifest comes
 last; then one rename, which only the newest attempt may make (`fence`), commits it. What is needed no more is removed
 after that, and is renamed first, so that what has a checkpoint's name is whole: then no attempt takes its files for
 those of a checkpoint, and a writer that was taken over, but lives, finds its folder gone. Several processes may remove
@@ -138,7 +138,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is written. `tensors`: contiguous, in the processor's memory, changed by nobody. `ranks`: a text for each.
+    """What is written. `tensors`: contiguous, in the processor's memory, unchanged. `ranks`: a text for each.
 
     `servers`: their part lies in the unfinished folder already.
     """

@@ -2,7 +2,7 @@
 
 The order: each data file under a temporary name, flushed to the disk, renamed to a name that contains its digest
 (so that it never replaces a file of the previous save); then the manifest in the same way; then the files that
-only the previous manifest named are removed. Whoever reads sees one manifest or the other, each with its files.
+only the previous manifest named are removed. A reader sees one manifest or the other, each with its files.
 Two processes that save to the same place at once may remove each other's files; give them different names.
 """
 
@@ -123,7 +123,7 @@ def digest_of(path: Path) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a manifest whose files are whole. Raises UserError naming the file that is missing or damaged."""
+    """Return a manifest whose files are whole. Raises UserError naming the absent or damaged file."""
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -1,6 +1,6 @@
 """Inference models: what the targets need of a Program at rest, with the values that it reads.
 
-The Program is stored as its text and read by Penstock's own grammar; names of inputs and results are kept in the
+The Program is stored as its text and read by Penstock's own grammar; names of inputs and results are stored in the
 manifest. Nothing in a model is executed while it is loaded.
 """
 
@@ -100,7 +100,7 @@ def load_inference_model(
 ) -> tuple[Program, list[str], list[VarDesc]]:
     """Return (program, names to feed, variables to fetch) of a saved model, its values put into the scope.
 
-    Raises UserError, with the scope unchanged, for a model that is missing, damaged, or no inference model.
+    Raises UserError, with the scope unchanged, for a model that is absent, damaged, or no inference model.
     """
     place = _place(dirname, model_filename, params_filename)
     manifest = read_manifest(place)

@@ -20,7 +20,7 @@ _DIGEST = 64  # characters of a sha256 in hexadecimal
 
 
 class Damaged(UserError):
-    """A file of a save is missing, or is not what was written: it stays so, however often it is read. Fields: file."""
+    """A file of a save is absent, or is not what was written: it stays so, however often it is read. Fields: file."""
 
     code = "damaged"
 

@@ -246,7 +246,7 @@ def read_variables(
 def checked_values(
     manifest: Manifest, place: Path, program: Program, variables: Sequence[VarDesc]
 ) -> dict[str, torch.Tensor]:
-    """Return the values of `variables`. Raises UserError for one that is missing, or of another dtype or shape."""
+    """Return the values of `variables`. Raises UserError for one that is absent, or of another dtype or shape."""
     wanted = {v.name: (v.dtype, tuple(int(str(d)) for d in v.shape)) for v in variables}
     stored = {v.name: v for v in manifest.variables}
     check_wanted(wanted, stored, str(place), lambda name: program.variables[name].source)

@@ -178,7 +178,7 @@ def results_of(rec: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     out = probed(rec, func, args, kwargs)
     if out is NotImplemented:
         raise error or ProgramError(f"{user_line()}: {func} has no shapes in symbols; write it by other operations")
-    rec.pinning.add(func)  # torch may remember its answer, and not ask again
+    rec.pinning.add(func)  # torch may cache its answer
     return out
 
 

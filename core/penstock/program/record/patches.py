@@ -1,8 +1,8 @@
 """Patches of torch: names that are replaced while a program is recorded, and put back when the last recording ends.
 
 Outside of recordings torch is as it was; within them every patch passes on what has no Variable among its operands, so
-that eager calls, of other threads too, give what they always gave. A name that somebody else has replaced meanwhile is
-left to them.
+that eager calls, of other threads too, give what they always gave. A name that was replaced by other code meanwhile
+is left as it is.
 """
 
 from __future__ import annotations

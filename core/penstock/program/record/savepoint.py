@@ -1,7 +1,7 @@
 """Undo what a failed call has recorded, so that the Program stays as it was before that call.
 
 Taken back: operators, variables, captured values, lookups and names, in the main Program and in the startup Program.
-Kept: guards and size symbols, since torch has learnt from them and will not ask again. The numbers of names are kept
+Kept: guards and size symbols, since torch has cached them and does not return to them. The numbers of names are kept
 too, unless the whole Program was copied: then a second try gives the names that the first one would have given, and
 torch takes back that tensors were changed in place, so that it may differentiate what was recorded before.
 """

@@ -119,7 +119,7 @@ class SymbolTable:
         return guards
 
     def forget_guards(self, source: str, asker: str) -> list[Guard]:
-        """Forget the relations that arose since the last call, so that a branch of the user's asks again.
+        """Forget the relations that arose since the last call, so that a branch of the user's evaluates them again.
 
         `asker`: the operator that was called. Returns those that its results depend on: a cut size that is equal to
         another (`min(20, s0) == 20`), which the kernel may broadcast where it is not. Raises ProgramError if one pins

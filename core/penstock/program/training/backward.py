@@ -1,7 +1,7 @@
 """`append_backward`: torch.autograd.grad under the recorder, so that backward operators are torch's own.
 
 The gradient of parameter w is the variable `w@GRAD`: dense and contiguous, written by one operator and
-read by nobody else in the backward pass (a copy is recorded where torch would share it), so that a
+read by no other operator in the backward pass (a copy is recorded where torch would share it), so that a
 gradient exchange may write it in place. Of a sparse table it is a SelectedRows variable: its parts
 `w@GRAD@ROWS` (int64[n]) and `w@GRAD@VALUES` ([n, d]); rows may repeat, and are never merged here.
 """

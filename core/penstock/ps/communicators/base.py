@@ -130,7 +130,7 @@ class Failure:
 
 
 class OverServers:
-    """Base of the communicators: what goes to the servers as it comes."""
+    """Base of the communicators: sends each gradient to the servers as it comes."""
 
     def __init__(self, servers: Servers, descriptor: Descriptor, *, counters: Counters) -> None:
         self.servers, self.descriptor = servers, descriptor

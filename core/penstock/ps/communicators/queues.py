@@ -10,7 +10,7 @@ LockStep (half-async): rounds between the threads of one trainer
 a round        one gradient of each participant, of one variable; it is complete when all participants have given
 twice          a participant that gives again before the round is complete gives to the next one
 leaving        a participant without data leaves; the rounds that wait for it no longer do, what it gave stays
-beginning      rounds that were open when participants change wait for no one, and take no more gradients
+beginning      rounds that were open when participants change wait for no trainer, and take no more gradients
 in order       one round of a variable at a time is taken; rounds of different variables are independent
 A participant does not block here: it gets the number of its round, and waits until that is done.
 """
@@ -92,7 +92,7 @@ class SendQueues(Generic[T]):
 
 
 class PullTrigger:
-    """Says when parameters are to be pulled: see the module."""
+    """Decides when parameters are pulled: see the module."""
 
     def __init__(self, *, min_sends: int) -> None:
         self.min_sends = min_sends

@@ -1,6 +1,6 @@
 """Snapshots of a server: a folder of safetensors files and a manifest with their sizes and checksums.
 
-Two phases: everything is written into a folder whose name says that it is not finished, and brought to the disk; then
+Two phases: everything is written into a folder whose name marks it as unfinished, and brought to the disk; then
 one rename makes it a snapshot. A crash at any point leaves those before whole; one of the same name is moved aside
 first, and back again (`tidy`) if the crash came before the new one had its place.
 
@@ -188,7 +188,7 @@ class ServerSnapshot:
 def finished_cut(path: Path) -> Cut:
     """Return the cut of a snapshot that has all its files, with their sizes. What is in them is not read.
 
-    Raises PeerError for one that is missing, or was not finished.
+    Raises PeerError for one that is absent, or was not finished.
     """
     body = _manifest(path)
     for file in body["files"]:

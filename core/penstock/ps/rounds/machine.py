@@ -52,7 +52,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """A membership as it is kept over a restart. `members`: trainer -> (epoch, first round that waits for it)."""
+    """A membership as it is stored over a restart. `members`: trainer -> (epoch, first round that waits for it)."""
 
     newest: dict[int, int] = field(default_factory=dict)
     joined: frozenset[int] = frozenset()

@@ -137,7 +137,7 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answer a request with an error. `rejoin`: the sender is unknown, and may join and ask again."""
+    """Answer a request with an error. `rejoin`: the sender is unknown, and may join and retry."""
 
     ticket: Ticket
     reason: str

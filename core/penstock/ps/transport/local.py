@@ -46,7 +46,7 @@ class Guarded:
 Handler = Callable[[Message], Message | Guarded]
 """Answers a request; runs on the connection's thread. Its tensors are valid until it returns.
 
-What it raises refuses the request, except Unavailable: that breaks the connection, so the client asks again.
+What it raises refuses the request, except Unavailable: that breaks the connection, so the client retries.
 """
 
 MAX_UNKNOWN = 64
@@ -193,7 +193,7 @@ class LocalClient:
     def call(self, message: Message, *, deadline_s: float) -> Answered:
         """Send a request and return its answer, whose tensors are valid until `release`. Raises Unavailable, PeerError.
 
-        After an error it is not known whether the request was carried out: ask again, with the same key.
+        After an error it is not known whether the request was carried out: retry, with the same key.
         """
         deadline = time.monotonic() + deadline_s
         line = self._take(deadline)

@@ -149,7 +149,7 @@ class TcpClient:
     def call(self, message: Message, *, deadline_s: float) -> Answered:
         """Send a request and return its answer. Raises Unavailable, PeerError.
 
-        After an error it is not known whether the request was carried out: ask again, with the same key.
+        After an error it is not known whether the request was carried out: retry, with the same key.
         """
         try:
             stream = self._method(chunks(message), timeout=deadline_s, metadata=self._metadata)

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dataset.oracle import Row, batches, dataset_of, rows
 
-from penstock.dataset import exchange, memory
-from penstock.dataset.exchange import _dealt
+from penstock.dataset import global_shuffle, memory
+from penstock.dataset.global_shuffle import _dealt
 from penstock.errors import SpecError, Unavailable
 
 ANNOUNCEMENT, PORT = 8, 5  # numbers that a worker announces; the place of its port
@@ -236,7 +236,7 @@ def test_strangers_at_the_door_are_sent_away(tmp_path: Path) -> None:
 
 
 def test_who_does_not_come_is_named_after_a_bounded_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "SILENCE_S", 1.0)
+    monkeypatch.setattr(global_shuffle, "SILENCE_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         found = shuffled(loaded(tmp_path, [9, 9]), 5, announced={0: lambda port: elsewhere.getsockname()[1]})
     assert all(isinstance(error, Unavailable) for error in found)

@@ -72,7 +72,7 @@ class Run(Protocol):
         ...
 
     def used(self, batch: _feed.Batch) -> None:
-        """Say that a batch was trained on."""
+        """Note that a batch was trained on."""
         ...
 
     def fraction(self) -> float | None:
@@ -241,7 +241,7 @@ class Dataset(ABC):
         """Begin a pass. Raises SpecError if files or inputs were not set; DataError if a file is not there."""
 
     def open_for_training(self) -> Run:
-        """Begin a pass of as many batches as `set_batches_per_pass` says. Raises like `open`."""
+        """Begin a pass of as many batches as `set_batches_per_pass` has set. Raises like `open`."""
         if self._batches_per_pass is None:
             return self.open()
         before, self._used_before = self._used_before, 0

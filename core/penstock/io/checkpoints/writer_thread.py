@@ -1,4 +1,4 @@
-"""One job at a time on a thread of its own; what goes wrong there is said at once, and raised by the next call.
+"""The thread of the checkpoint writer: one job at a time; an error is logged at once, and raised by the next call.
 
 Each job has its own thread, which is not a daemon: a process that ends waits until its last checkpoint is written.
 """
@@ -38,7 +38,7 @@ class Staging:
         return dict(self._memory)
 
 
-class Background:
+class WriterThread:
     """Owner: the training thread; `run` alone is the job's thread's."""
 
     def __init__(self) -> None:

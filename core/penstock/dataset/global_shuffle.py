@@ -1,4 +1,4 @@
-"""Rows of an InMemoryDataset exchanged between the trainers of a job: `global_shuffle`.
+"""`global_shuffle`: rows of an InMemoryDataset exchanged between the trainers of a job.
 
 Each trainer shuffles its rows and deals them out, so that all trainers have equally many afterwards (or one more), and
 shuffles what it has got. Rows go from trainer to trainer over connections of their own, of which each begins with a
@@ -43,22 +43,22 @@ def exchanged(
     shuffle: Callable[[int], None],
     rows_a_message: int,
 ) -> tuple[_feed.Store, int]:
-    """Return this trainer's new rows, and the seed that was used: rank 0's if nobody gave one. All trainers call it.
+    """Return this trainer's new rows, and the seed that was used: rank 0's if none was given. All trainers call it.
 
     `shuffle` puts the rows of `store` in another order, by a seed. Raises SpecError if trainers have other slots or
     seeds, Unavailable naming a trainer that is lost or silent; then `store` holds what it held.
     """
     with socket.create_server((own_address(peers.towards()), 0), backlog=peers.num) as server:
-        told = _Told.gathered(server, store, slots, peers, seed)
-        shuffle(_mixed(told.seed, peers.rank))
-        exchange = _Exchange(store, slots, peers, told, rows_a_message)
+        announced = _Announced.gathered(server, store, slots, peers, seed)
+        shuffle(_mixed(announced.seed, peers.rank))
+        exchange = _Exchange(store, slots, peers, announced, rows_a_message)
         error: Exception | None = None
         try:
             exchange.run(server)
         except (OSError, PeerError, Unavailable, ValueError) as failed:
             error = failed
         _all_have_theirs(peers, error)
-        return exchange.received(_mixed(told.seed, peers.num + peers.rank)), told.seed
+        return exchange.received(_mixed(announced.seed, peers.num + peers.rank)), announced.seed
 
 
 def _mixed(seed: int, number: int) -> int:
@@ -79,33 +79,33 @@ def _all_have_theirs(peers: Peers, error: Exception | None) -> None:
         )
 
 
-class _Told:
-    """What all trainers have said before: how many rows they have, where they are reached, the seed."""
+class _Announced:
+    """What all trainers announce before: how many rows they have, where they are reached, the seed."""
 
-    def __init__(self, said: list[list[int]], seed: int) -> None:
-        self.sizes = [numbers[0] for numbers in said]
-        self.numbers = [numbers[2] for numbers in said]
-        self.endpoints = [(_address(numbers[3:5]), numbers[5]) for numbers in said]
+    def __init__(self, announced: list[list[int]], seed: int) -> None:
+        self.sizes = [numbers[0] for numbers in announced]
+        self.numbers = [numbers[2] for numbers in announced]
+        self.endpoints = [(_address(numbers[3:5]), numbers[5]) for numbers in announced]
         self.seed = seed
 
     @classmethod
     def gathered(
         cls, server: socket.socket, store: _feed.Store, slots: Sequence[Slot], peers: Peers, seed: int | None
-    ) -> _Told:
+    ) -> _Announced:
         address, port = server.getsockname()[:2]
         drawn = secrets.randbits(62) if seed is None else seed % (1 << 62)
         columns = zlib.crc32(repr([slot.native for slot in slots]).encode())
         number = secrets.randbits(63)
         given = int(seed is not None)
-        said = peers.gather([len(store), columns, number, *_numbers(address), port, given, drawn])
-        for rank, (_, others_columns, *_, others_given, others_seed) in enumerate(said):
+        announced = peers.gather([len(store), columns, number, *_numbers(address), port, given, drawn])
+        for rank, (_, others_columns, *_, others_given, others_seed) in enumerate(announced):
             if others_columns != columns:
                 raise SpecError(f"global_shuffle: {peers.name(rank)} has set other inputs (set_use_var) than this one")
             if others_given != given or (given and others_seed != drawn):
                 raise SpecError(
                     f"global_shuffle: {peers.name(rank)} gives another seed than this one; give one, or none"
                 )
-        return cls(said, said[0][-1])
+        return cls(announced, announced[0][-1])
 
 
 def _numbers(address: str) -> tuple[int, int]:
@@ -125,15 +125,15 @@ class _Exchange:
     """The rows that go to the others, and those that come, by rank."""
 
     def __init__(
-        self, store: _feed.Store, slots: Sequence[Slot], peers: Peers, told: _Told, rows_a_message: int
+        self, store: _feed.Store, slots: Sequence[Slot], peers: Peers, announced: _Announced, rows_a_message: int
     ) -> None:
-        self._store, self._slots, self._peers, self._told = store, slots, peers, told
+        self._store, self._slots, self._peers, self._announced = store, slots, peers, announced
         self._rows_a_message = rows_a_message
         self._came: dict[int, _feed.Chunk] = {peers.rank: self._chunk()}
         self._lock = threading.Lock()
         self._errors: list[Exception] = []
-        begin = sum(told.sizes[: peers.rank])
-        self._counts = _dealt(begin, told.sizes[peers.rank], peers.num)
+        begin = sum(announced.sizes[: peers.rank])
+        self._counts = _dealt(begin, announced.sizes[peers.rank], peers.num)
 
     def run(self, server: socket.socket) -> None:
         """Return when all is sent and all has come. Raises the first error."""
@@ -144,7 +144,7 @@ class _Exchange:
             threads += self._accepted(server, len(others))
         except Exception as error:  # noqa: BLE001 - raised below, once the threads have ended
             self._errors.append(error)
-            server.close()  # who has connected and is not accepted any more sees it
+            server.close()  # trainers that have connected and were not accepted see it
         for thread in threads:
             thread.join()
         if self._errors:
@@ -167,8 +167,8 @@ class _Exchange:
             raise Unavailable(f"rows could not be given to {self._peers.name(rank)}: {error}") from error
 
     def _send_to(self, rank: int) -> None:
-        with socket.create_connection(self._told.endpoints[rank], timeout=SILENCE_S) as to:
-            to.sendall(_HELLO.pack(self._told.numbers[rank], self._peers.rank))
+        with socket.create_connection(self._announced.endpoints[rank], timeout=SILENCE_S) as to:
+            to.sendall(_HELLO.pack(self._announced.numbers[rank], self._peers.rank))
             for first, count in self._messages(rank):
                 batch = self._store.gather(first, count)
                 arrays = [array for i, slot in enumerate(self._slots) for array in _arrays(batch, i, slot)]
@@ -178,7 +178,7 @@ class _Exchange:
                     to.sendall(_bytes(array))
             to.sendall(struct.pack("<Q", 0))
             if to.recv(1) != b"\1":
-                raise PeerError(f"{self._peers.name(rank)} has not said that it has all rows")
+                raise PeerError(f"{self._peers.name(rank)} has not confirmed that it has all rows")
 
     def _take_own(self) -> None:
         own = self._came[self._peers.rank]
@@ -196,7 +196,7 @@ class _Exchange:
     # -- receiving -------------------------------------------------------------------------------------
 
     def _accepted(self, server: socket.socket, count: int) -> list[threading.Thread]:
-        """Accept the others. Raises Unavailable naming those that have not come, or the first error of a thread."""
+        """Accept the others. Raises Unavailable naming those that did not connect, or the first error of a thread."""
         server.settimeout(_LOOK_S)
         threads: list[threading.Thread] = []
         until = time.monotonic() + SILENCE_S
@@ -221,18 +221,18 @@ class _Exchange:
         if self._errors:
             raise self._errors[0]
         if time.monotonic() > until:
-            away = [self._peers.name(rank) for rank in range(self._peers.num) if rank not in self._came]
-            raise Unavailable(f"{', '.join(away)} did not connect within {SILENCE_S:.0f} s")
+            absent = [self._peers.name(rank) for rank in range(self._peers.num) if rank not in self._came]
+            raise Unavailable(f"{', '.join(absent)} did not connect within {SILENCE_S:.0f} s")
 
     def _greeted(self, connection: socket.socket) -> int | None:
-        """Return the rank of who connects; None: it is nobody of the job."""
+        """Return the rank of the trainer that connects; None: it is not a member of the job."""
         connection.settimeout(_GREETING_S)
         try:
             number, rank = _HELLO.unpack(_read(connection, _HELLO.size))
         except (OSError, PeerError):
             number, rank = -1, 0
         connection.settimeout(SILENCE_S)
-        if number != self._told.numbers[self._peers.rank] or rank >= self._peers.num or rank in self._came:
+        if number != self._announced.numbers[self._peers.rank] or rank >= self._peers.num or rank in self._came:
             connection.close()
             return None
         self._came[rank] = self._chunk()
