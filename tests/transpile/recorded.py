@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 
 import penstock as fluid
-from penstock.program.ir import Role
-from penstock.ps.remote import PREFETCH
 
 SERVERS = "10.0.0.1:6170,10.0.0.2:6170"
 ENDPOINTS = SERVERS.split(",")
@@ -86,17 +84,6 @@ def transpiled(recorded: Recorded, trainer: int = 0, trainers: int = 1, **settin
 def text_of(program: fluid.Program) -> str:
     """The text form without the lines of this file."""
     return re.sub(r' at="[^"]*"', "", str(program))
-
-
-def outline(program: fluid.Program) -> str:
-    """What talks to servers as text, in order, among the bare names of the other operators."""
-    lines = []
-    for op, line in zip(
-        program.operators, (t for t in text_of(program).splitlines() if t.startswith("op ")), strict=True
-    ):
-        remote = op.role & (Role.RPC | Role.DIST) or op.type == PREFETCH
-        lines.append(line if remote else f"op {op.name}")
-    return "\n".join(lines) + "\n"
 
 
 def types(program: fluid.Program) -> list[str]:
