@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+CONTAINERS = (dict, list, set, WeakKeyDictionary, WeakValueDictionary)
 OWN_NAMESPACES = {"penstock", "penstock_composed"}
 """Operators that are registered when Penstock is imported, and stay: torch takes back no kernel of C++."""
 
@@ -54,6 +56,23 @@ OF_TORCH = {
 }
 """What torch counts for itself, over all fake tensors of the process -> what."""
 
+_OPERATORS = "Penstock's operators are registered when it is imported, and torch has no public way to take them back"
+_MEMO = "what torch has looked up for an operator, at its first call"
+GROWS = {
+    "torch.library._defs": _OPERATORS,
+    "torch.library._impls": _OPERATORS,
+    "torch.library._keep_alive": _OPERATORS,
+    "torch.ops._dir": _OPERATORS,
+    "torch.ops.loaded_libraries": _OPERATORS,
+    "torch.fx.operator_schemas._SCHEMA_TO_SIGNATURE_CACHE": _MEMO,
+    "torch.jit._builtins._builtin_table": _MEMO,
+    "torch.utils._stats.simple_call_counter": _MEMO,
+    "torch._subclasses.fake_impls.FAST_OP_IMPLEMENTATIONS": _MEMO,
+    "torch._subclasses.fake_tensor.FakeTensorMode.cache": _MEMO,
+    "torch._subclasses.fake_tensor.FakeTensorMode.cache_bypasses": _MEMO,
+}
+"""Containers of torch's modules that have more entries after a recording -> why."""
+
 
 def calls() -> dict[str, Any]:
     """Return what some of the functions that a recording replaces give, on tensors."""
@@ -89,9 +108,13 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`names`: 'torch.nn.modules.module.Module.__call__' -> the object itself, which it keeps alive."""
+    """`names`: 'torch.nn.modules.module.Module.__call__' -> the object itself, which it keeps alive.
+
+    `sizes`: how many entries the containers among them have.
+    """
 
     names: dict[str, Any]
+    sizes: dict[str, int]
     settings: dict[str, Any]
     calls: dict[str, Any]
 
@@ -107,16 +130,14 @@ def state() -> State:
                 names[f"{path}.{name}"] = value
                 if issubclass(type(value), type) and value.__module__ == path:
                     names |= {f"{path}.{name}.{own}": held for own, held in list(vars(value).items())}
-    return State(names, {name: read() for name, read in SETTINGS.items()}, outcomes)
+    sizes = {name: len(value) for name, value in names.items() if issubclass(type(value), CONTAINERS)}
+    return State(names, sizes, {name: read() for name, read in SETTINGS.items()}, outcomes)
 
 
 def differences(before: State, after: State) -> list[str]:
     """List what is another one, is gone, or was added to what had been loaded; submodules may be added."""
-    found = [
-        name
-        for name, value in before.names.items()
-        if after.names.get(name, after) is not value and name not in OF_TORCH
-    ]  # fmt: skip
+    found = [name for name, value in before.names.items() if after.names.get(name, after) is not value]
+    found += [name for name, size in before.sizes.items() if after.sizes.get(name) != size and name not in GROWS]
     known = {name.rpartition(".")[0] for name in before.names}
     found += [
         name
@@ -125,7 +146,7 @@ def differences(before: State, after: State) -> list[str]:
     ]
     for old, new in ((before.settings, after.settings), (before.calls, after.calls)):
         found += [name for name in old if old[name] != new[name]]
-    return found
+    return [name for name in found if name not in OF_TORCH]
 
 
 class Net(nn.Module):
