@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from penstock.ps.durability.recovery import _Newer
+from penstock.ps.persistence import _Newer
 from penstock.ps.storage import Gradient
 
 

@@ -13,8 +13,8 @@ from tests.ps.trainer_calls import Refused, Trainer
 from torch import Tensor
 
 import penstock as fluid
-from penstock.ps.durability.recovery import recover_server
 from penstock.ps.durability.wal import AppliedIndex
+from penstock.ps.persistence import recover_server
 from penstock.ps.remote import PsMode
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings

@@ -105,8 +105,8 @@ def expected(num_steps: int, num_trainers: int, *, sync: bool) -> dict[str, list
 
 def stored(folder: Path, *, sync: bool) -> dict[str, list[float]]:
     """Return what a restart would find."""
-    from penstock.ps.durability.recovery import recover_server
     from penstock.ps.durability.wal import AppliedIndex
+    from penstock.ps.persistence import recover_server
 
     storage = TorchStorage(SHAPES, TABLES, sync=sync)
     index = AppliedIndex(trainers=1, keeps_changes=False)

@@ -15,9 +15,9 @@ from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Refused, Trainer
 
 from penstock.errors import PeerError, SpecError, Unavailable
-from penstock.ps.durability.recovery import recover_server, restore_from
 from penstock.ps.durability.server_snapshots import ServerSnapshot, snapshots
 from penstock.ps.durability.wal import AppliedIndex, log_files
+from penstock.ps.persistence import recover_server, restore_from
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 

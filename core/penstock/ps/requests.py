@@ -13,6 +13,7 @@ import torch
 
 from penstock.errors import PeerError
 from penstock.ps.dispatcher import Dispatcher, Response
+from penstock.ps.persistence import Snapshotter
 from penstock.ps.rounds.messages import (
     Barrier,
     Heartbeat,
@@ -28,7 +29,6 @@ from penstock.ps.rounds.messages import (
     TrainerRequest,
 )
 from penstock.ps.rows import are_within
-from penstock.ps.snapshotter import Snapshotter
 from penstock.ps.state import ServerState, use_cores_for
 from penstock.ps.storage import BlockSpec, Gradient
 from penstock.ps.transport.local import Guarded, host_id, refusal

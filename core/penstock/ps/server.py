@@ -17,16 +17,15 @@ from typing import Self
 from penstock import telemetry
 from penstock.errors import PenstockError, SpecError, Unavailable
 from penstock.ps.dispatcher import Dispatcher, Stragglers
-from penstock.ps.durability.recovery import Recovered, has_state, other_state, recover_server, restore_from
 from penstock.ps.durability.server_snapshots import StateLock
 from penstock.ps.durability.wal import WriteAheadLog
+from penstock.ps.persistence import Recovered, Snapshotter, has_state, other_state, recover_server, restore_from
 from penstock.ps.requests import Requests
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership
 from penstock.ps.rounds.messages import Tick
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.settings import ServerSettings
-from penstock.ps.snapshotter import Snapshotter
 from penstock.ps.state import ServerState, Updates
 from penstock.ps.storage import Storage
 from penstock.ps.transport.local import LocalServer

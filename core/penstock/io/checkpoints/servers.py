@@ -13,8 +13,8 @@ from penstock.errors import PeerError, UserError
 from penstock.io.checkpoints import server_parts
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.program.program import Program
-from penstock.ps.durability.recovery import has_state
 from penstock.ps.durability.server_snapshots import Item, ServerSnapshot
+from penstock.ps.persistence import has_state
 from penstock.ps.remote import LISTEN_AND_SERV, SPARSE_TABLE
 from penstock.scope import Scope
 from penstock.serving.storage import NUMBERS, ProgramStorage, prepared_storage

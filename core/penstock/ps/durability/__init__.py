@@ -1,1 +1,1 @@
-"""Durability of a parameter server: write-ahead log, snapshots, recovery."""
+"""Files that a parameter server goes on from: its write-ahead log, and its snapshots."""

@@ -5,7 +5,7 @@ one rename makes it a snapshot. A crash at any point leaves those before whole; 
 first, and back again (`tidy`) if the crash came before the new one had its place.
 
 A snapshot is a *cut* at one position of the log: it holds all records before. Parts of tables may be newer than the
-cut (`at`): what they hold already must not be applied again, see `recovery`.
+cut (`at`): what they hold already must not be applied again, see `ps.persistence`.
 """
 
 from __future__ import annotations
