@@ -20,8 +20,8 @@ from tests.support.waiting import until
 from penstock import identity
 from penstock.distributed import launch as launcher
 from penstock.distributed import rank_plan
-from penstock.distributed.log_files import claimed
 from penstock.distributed.ports import free_ports
+from penstock.distributed.supervisor import claimed
 from penstock.errors import SpecError
 from penstock.process.group import LoggedGroup, stop, wait_for_an_end
 from penstock.protocol import contract

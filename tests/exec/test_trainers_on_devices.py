@@ -201,7 +201,7 @@ def test_a_trainer_among_several_with_two_devices_is_refused(mode: Mode) -> None
 
 
 def test_trainers_with_gpus_need_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.distributed.nccl_groups import NcclGroups
+    from penstock.distributed.process_groups import NcclGroups
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SpecError, match="torch sees no GPU here"):

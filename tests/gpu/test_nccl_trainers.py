@@ -13,7 +13,7 @@ import torch
 from tests.support.endpoints import free_endpoint, free_endpoints
 
 from penstock.distributed import collective as _registered  # noqa: F401 - registers the operators
-from penstock.distributed.nccl_groups import NcclGroups
+from penstock.distributed.process_groups import NcclGroups
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous
 

@@ -1,4 +1,4 @@
-"""Exchange through torch.distributed: ranks on several hosts (Gloo), or with GPUs (NCCL, `nccl_groups.py`).
+"""Exchange through torch.distributed: ranks on several hosts (Gloo), or with GPUs (NCCL).
 
 The operators `group_*` call it. A gradient bucket travels as one flat tensor. Gloo cannot be cancelled, so a waiting
 exchange polls every tenth of a millisecond whether a rank has been lost. A hierarchical exchange sums within groups
@@ -10,20 +10,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public, but torch does not list it
 
-from penstock.compat.torch import set_group_timeout
+from penstock.compat.torch import abort_group, set_group_timeout
 from penstock.distributed import interfaces
 from penstock.distributed.exchange_ops import ENDED, HAS_ENDED, exchangers
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous
 from penstock.errors import SpecError, Unavailable
 
+_GPU = torch.device("cuda")
 _LOOK_S = 1e-4
 _TIMEOUT = timedelta(minutes=30)  # ours is the failure detector
 _pause = threading.Event()  # never set
@@ -183,3 +184,49 @@ def _levels(ranks: Ranks, backend: str, timeout: timedelta) -> tuple[Any, Any]:
             mine = group
     leaders = dist.new_group(list(range(0, ranks.num_ranks, ranks.inter)), timeout=timeout, backend=backend)
     return mine, leaders
+
+
+class OnCpu(Protocol):
+    """What the trainers have met by."""
+
+    def meet(self, mine: Tensor, ring: int = 0) -> Tensor: ...
+
+    def broadcast(self, tensors: list[Tensor]) -> None: ...
+
+
+class NcclGroups(ProcessGroups):
+    """NCCL groups of the trainers, one GPU each. All make them at once. Raises SpecError without a GPU, Unavailable.
+
+    Numbers that the processor needs (what a step is, counts of rows) are met through what the trainers have on CPU,
+    shared memory or Gloo. NCCL's work is enqueued behind the current stream, and the processor does not wait for it;
+    `fail` aborts it, so that a GPU does not wait for a rank that is lost. NCCL's own variables are neither read nor
+    written here. Has not been run on a GPU so far: docs/gpu.md.
+    """
+
+    def __init__(self, meeting: Rendezvous, label: str, on_cpu: OnCpu) -> None:
+        if not torch.cuda.is_available():
+            raise SpecError("trainers with GPUs: torch sees no GPU here; use use_cuda=False", got="no GPU")
+        self._on_cpu = on_cpu
+        super().__init__(meeting, label, "nccl")
+
+    def broadcast(self, tensors: list[Tensor]) -> None:
+        """Copy rank 0's tensors to every rank, wherever they lie."""
+        here = [tensor.cpu() for tensor in tensors]
+        self._on_cpu.broadcast(here)
+        for tensor, copy in zip(tensors, here, strict=True):
+            if tensor is not copy:  # `cpu()` of what lies there already is the tensor itself
+                tensor.copy_(copy)
+
+    def fail(self, why: str) -> None:
+        """End what waits on a GPU, now and later. Any thread."""
+        super().fail(why)
+        for group in self.groups():
+            abort_group(group, _GPU)
+
+    def _all(self, mine: Tensor, ring: int) -> Tensor:
+        return self._on_cpu.meet(mine, ring)
+
+    def _wait(self, work: Any) -> None:
+        if self._why:
+            raise Unavailable(self._why)
+        work.wait()  # the current stream waits

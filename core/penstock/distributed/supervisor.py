@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from penstock.distributed.local_job import Draining, Failed, Finished, Plan, status_text, verdict
-from penstock.distributed.log_files import claimed
+from penstock.errors import SpecError
 from penstock.process.group import LoggedGroup, stop, wait_for_an_end
 from penstock.process.reaper import OrphanReaper
 from penstock.process.signals import Stopped, ignore_signals, signals_held, stopped_by_signal
@@ -155,3 +158,43 @@ def _supervise(job: _Job, manner: Manner) -> int:
         print_line(f"stopped by {stopped}")
         return 128 + signal.Signals[str(stopped)].value
     return job.report(found)
+
+
+@contextmanager
+def claimed(logs: Sequence[Path]) -> Iterator[None]:
+    """Keep log files, and make their folders: two launchers at one file would destroy each other's lines.
+
+    Raises SpecError for a file that cannot be written, or that another launcher has.
+    """
+    with ExitStack() as stack:
+        for log in logs:
+            _lock(stack.enter_context(_open(log)), log)
+        yield
+
+
+def _open(log: Path) -> IO[bytes]:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        raise SpecError(
+            f"the log file {log} cannot be written: {error.strerror}. Choose another folder with --log_dir",
+            pointer="--log_dir",
+        ) from error
+
+
+def _lock(file: IO[bytes], log: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not filelock: the orphan reaper inherits the lock
+    except BlockingIOError as error:
+        raise SpecError(
+            f"another launcher writes to {log}, or what it has started has not ended yet. Choose another folder with "
+            "--log_dir, or wait",
+            pointer="--log_dir",
+        ) from error
+    except OSError as error:
+        raise SpecError(
+            f"the log file {log} cannot be kept to this launcher: {error.strerror}. Choose a folder with --log_dir "
+            "whose file system has locks",
+            pointer="--log_dir",
+        ) from error

@@ -23,8 +23,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # publi
 from penstock.distributed.exchange_ops import BEGINS, ENDED, HAS_ENDED, SIGNATURE
 from penstock.distributed.failure_detector import FailureDetector
 from penstock.distributed.interfaces import check_interfaces, names
-from penstock.distributed.nccl_groups import NcclGroups
-from penstock.distributed.process_groups import ProcessGroups
+from penstock.distributed.process_groups import NcclGroups, ProcessGroups
 from penstock.distributed.ranks import Ranks
 from penstock.distributed.rendezvous import Rendezvous, this_host
 from penstock.distributed.shared_ring import NoSharedMemory, SharedRings

@@ -46,7 +46,7 @@ class StoredVariable:
 @dataclass(frozen=True, slots=True)
 class ServersPart:
     """What the parameter servers of a job wrote with a save: `<folder>/<index>-of-<num_servers>` each, beside the
-    manifest, as `ps.durability.snapshots` writes it."""
+    manifest, as `ps.durability.server_snapshots` writes it."""
 
     folder: str
     num_servers: int
