@@ -29,6 +29,7 @@ class AdamOptimizer(Optimizer):
     kind = "adam"
     counts_steps = True
     sparse_kernel = True
+    _states: Mapping[str, float] = {"moment1": 0.0, "moment2": 0.0}
 
     def __init__(
         self,
@@ -44,9 +45,6 @@ class AdamOptimizer(Optimizer):
         super().__init__(learning_rate, regularization, grad_clip, name)
         self._betas = (float(beta1), float(beta2))
         self._epsilon = float(epsilon)
-
-    def _states(self) -> Mapping[str, float]:
-        return {"moment1": 0.0, "moment2": 0.0}
 
     def _dense(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
         kept = (state["moment1"], state["moment2"], state["step"])
@@ -99,6 +97,7 @@ class AdamaxOptimizer(Optimizer):
 
     kind = "adamax"
     counts_steps = True
+    _states: Mapping[str, float] = {"moment": 0.0, "inf_norm": 0.0}
 
     def __init__(
         self,
@@ -112,9 +111,6 @@ class AdamaxOptimizer(Optimizer):
     ) -> None:
         super().__init__(learning_rate, regularization, grad_clip, name)
         self._betas, self._epsilon = (float(beta1), float(beta2)), float(epsilon)
-
-    def _states(self) -> Mapping[str, float]:
-        return {"moment": 0.0, "inf_norm": 0.0}
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
         (beta1, beta2), moment, norm = self._betas, state["moment"], state["inf_norm"]

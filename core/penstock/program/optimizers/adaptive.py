@@ -30,10 +30,7 @@ class AdagradOptimizer(Optimizer):
         initial_accumulator_value: float = 0.0,
     ) -> None:
         super().__init__(learning_rate, regularization, grad_clip, name)
-        self._epsilon, self._first = float(epsilon), float(initial_accumulator_value)
-
-    def _states(self) -> Mapping[str, float]:
-        return {"moment": self._first}
+        self._epsilon, self._states = float(epsilon), {"moment": float(initial_accumulator_value)}
 
     def _sparse_kernel(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
         assert isinstance(one.gradient, SelectedRows)
@@ -50,6 +47,7 @@ class DecayedAdagradOptimizer(Optimizer):
     """m = decay m + (1 - decay) g g; p -= lr g / (sqrt(m) + epsilon)."""
 
     kind = "decayed_adagrad"
+    _states: Mapping[str, float] = {"moment": 0.0}
 
     def __init__(
         self,
@@ -62,9 +60,6 @@ class DecayedAdagradOptimizer(Optimizer):
     ) -> None:
         super().__init__(learning_rate, regularization, grad_clip, name)
         self._decay, self._epsilon = float(decay), float(epsilon)
-
-    def _states(self) -> Mapping[str, float]:
-        return {"moment": 0.0}
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
         moment = state["moment"]
@@ -94,10 +89,7 @@ class RMSPropOptimizer(Optimizer):
         super().__init__(learning_rate, regularization, grad_clip, name)
         self._rho, self._epsilon, self._momentum = float(rho), float(epsilon), float(momentum)
         self._centered = bool(centered)
-
-    def _states(self) -> Mapping[str, float]:
-        kept = {"mean_square": 0.0, "velocity": 0.0}
-        return {**kept, "mean_grad": 0.0} if self._centered else kept
+        self._states = dict.fromkeys(("mean_square", "velocity", *(("mean_grad",) if centered else ())), 0.0)
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
         square, velocity = state["mean_square"], state["velocity"]
@@ -116,6 +108,7 @@ class FtrlOptimizer(Optimizer):
     p = 0 where |z| <= l1, else (l1 sign(z) - z) / (n' ** a / lr + 2 l2)."""
 
     kind = "ftrl"
+    _states: Mapping[str, float] = {"squared": 0.0, "linear": 0.0}
 
     def __init__(
         self,
@@ -129,9 +122,6 @@ class FtrlOptimizer(Optimizer):
     ) -> None:
         super().__init__(learning_rate, regularization, grad_clip, name)
         self._l1, self._l2, self._power = float(l1), float(l2), -float(lr_power)
-
-    def _states(self) -> Mapping[str, float]:
-        return {"squared": 0.0, "linear": 0.0}
 
     def _raised(self, x: torch.Tensor) -> torch.Tensor:
         return x.sqrt() if self._power == 0.5 else x**self._power

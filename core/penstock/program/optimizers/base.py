@@ -33,11 +33,12 @@ State = dict[str, torch.Tensor]
 
 
 class Optimizer:
-    """Base: see the module. `states`: name -> first value of what is kept beside each parameter."""
+    """Base: see the module. `_states`: name -> first value of what is kept beside each parameter."""
 
     kind = "optimizer"
     counts_steps: ClassVar[bool] = False
     sparse_kernel: ClassVar[bool] = False
+    _states: Mapping[str, float] = {}
 
     def __init__(
         self,
@@ -56,9 +57,6 @@ class Optimizer:
         self._name = name
 
     # -- what an optimizer defines -----------------------------------------------------------------
-
-    def _states(self) -> Mapping[str, float]:
-        return {}
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
         """Record the update of `p` and of its state in place. `state["step"]` counts this step, where it is kept."""
@@ -135,7 +133,7 @@ class Optimizer:
         sizes, name = [int(d) for d in one.param.fake.shape], one.param.name
         state = {
             key: constant_state(f"{prefix}.{key}.{name}", first, one.param.desc.dtype, sizes).fake
-            for key, first in self._states().items()
+            for key, first in self._states.items()
         }
         return state if step is None else {**state, "step": step}
 
@@ -168,7 +166,7 @@ class Optimizer:
 
     def _by_rows(self, one: PendingGradient, rows: torch.Tensor, lr: torch.Tensor, state: State) -> None:
         merged = one.value
-        tables = {key: state[key] for key in self._states()}
+        tables = {key: state[key] for key in self._states}
         copies = {key: table.index_select(0, rows) for key, table in tables.items()}
         p = one.param_rows()
         self._rule(p, merged, lr, {**state, **copies})

@@ -35,6 +35,7 @@ class MomentumOptimizer(Optimizer):
     """v = mu v + g; p -= lr v, or lr (g + mu v) with Nesterov's look-ahead."""
 
     kind = "momentum"
+    _states: Mapping[str, float] = {"velocity": 0.0}
 
     def __init__(
         self,
@@ -47,9 +48,6 @@ class MomentumOptimizer(Optimizer):
     ) -> None:
         super().__init__(learning_rate, regularization, grad_clip, name)
         self._momentum, self._nesterov = float(momentum), bool(use_nesterov)
-
-    def _states(self) -> Mapping[str, float]:
-        return {"velocity": 0.0}
 
     def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
         velocity = state["velocity"]
@@ -65,6 +63,7 @@ class LarsMomentumOptimizer(Optimizer):
     """
 
     kind = "lars_momentum"
+    _states: Mapping[str, float] = {"velocity": 0.0}
 
     def __init__(
         self,
@@ -78,9 +77,6 @@ class LarsMomentumOptimizer(Optimizer):
     ) -> None:
         super().__init__(learning_rate, regularization, grad_clip, name)
         self._momentum, self._coeff, self._decay = float(momentum), float(lars_coeff), float(lars_weight_decay)
-
-    def _states(self) -> Mapping[str, float]:
-        return {"velocity": 0.0}
 
     def _update(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
         g = one.value
