@@ -12,7 +12,6 @@ from penstock.errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self
 
     from penstock.client import Client
@@ -27,9 +26,7 @@ class Display(Protocol):
     """Shows a job. Used as a context manager, so that a terminal is left as it was."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
     def show(self, job: Job) -> None:
         """Show the job's present state."""
 
@@ -108,9 +105,7 @@ class Lines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def show(self, job: Job) -> None:

@@ -95,6 +95,7 @@ NODE_TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
 
 TERMINAL_JOB = frozenset({J.SUCCEEDED, J.FAILED, J.CANCELLED})
 TERMINAL_REPLICA = frozenset({R.EXITED, R.KILLED, R.LOST})
+LIVE_REPLICA = tuple(state for state in R if state not in TERMINAL_REPLICA)
 
 
 def terminal_of(reason: StopReason) -> JobState:

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import select
 
 from penstock.protocol.agent import Hello
-from penstock.protocol.states import TERMINAL_REPLICA, NodeState, ReplicaState
+from penstock.protocol.states import LIVE_REPLICA, NodeState
 from penstock_server.auth.tokens import Tokens
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
@@ -18,7 +18,6 @@ from penstock_server.services.views import node_views
 from penstock_server.tables import NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
-_BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 _AWAY = frozenset({NodeState.JOINING, NodeState.UNREACHABLE, NodeState.DOWN})
 _WANTED = {"run": NodeState.READY, "cordon": NodeState.CORDONED, "drain": NodeState.DRAINING}
 
@@ -75,7 +74,7 @@ class Nodes:
 
     async def drained(self, tx: Tx, now: datetime) -> None:
         """Move draining nodes without replicas on to DRAINED."""
-        busy = select(ReplicaRow.node_id).where(ReplicaRow.state.in_(_BUSY), ReplicaRow.node_id.is_not(None))
+        busy = select(ReplicaRow.node_id).where(ReplicaRow.state.in_(LIVE_REPLICA), ReplicaRow.node_id.is_not(None))
         statement = select(NodeRow).where(NodeRow.state == NodeState.DRAINING, NodeRow.id.not_in(busy))
         for row in (await tx.session.execute(statement)).scalars():
             transition(tx, row, NodeState.DRAINED, at=now, reason="drained")

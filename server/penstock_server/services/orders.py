@@ -14,14 +14,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from penstock.protocol.agent import Checkpoint, Desired, DesiredSet
 from penstock.protocol.contract import CollectiveJob, PserverJob
 from penstock.protocol.jobspec import JobSpec
-from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
+from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB, JobState, ReplicaState
 from penstock_server.db import Database
 from penstock_server.services.addresses import Site, addresses
 from penstock_server.services.backoff import Life, starts_at
 from penstock_server.services.lifecycle import may_linger
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 
-_BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 _OVER = [s.value for s in TERMINAL_JOB]
 _GROUPED = ("pserver", "collective")
 
@@ -63,7 +62,7 @@ async def desired(
         .join(JobRow, JobRow.id == ReplicaRow.job_id)
         .where(
             ReplicaRow.node_id == node_id,
-            ReplicaRow.state.in_(_BUSY),
+            ReplicaRow.state.in_(LIVE_REPLICA),
             ReplicaRow.attempt == JobRow.attempt,
             JobRow.state.in_([JobState.STARTING, JobState.RUNNING, JobState.STOPPING]),
         )

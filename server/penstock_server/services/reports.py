@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from penstock.errors import PeerError
 from penstock.protocol.agent import Hello, ReplicaReport, RunningReplica
-from penstock.protocol.states import TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock.protocol.states import LIVE_REPLICA, TERMINAL_REPLICA, JobState, NodeState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.services.lifecycle import NEVER_STARTED, may_linger
@@ -18,7 +18,6 @@ from penstock_server.services.settle import LogTail, locked_job, settle
 from penstock_server.services.transitions import allowed, transition
 from penstock_server.tables import JobRow, NodeRow, ReplicaRow
 
-_BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 _FORWARD = {ReplicaState.ASSIGNED: 0, ReplicaState.PREPARING: 1, ReplicaState.UNKNOWN: 1, ReplicaState.RUNNING: 2}
 NEVER_STARTED_S = 2.0
 """How long an agent has to report that it had started a replica which its job no longer wants."""
@@ -87,7 +86,7 @@ class Reports:
         """Return (replica, job) for what runs on a node or ended there within the last day."""
         since = self._clock.now() - timedelta(days=1)
         statement = select(ReplicaRow.id, ReplicaRow.job_id).where(ReplicaRow.node_id == node_id)
-        statement = statement.where(ReplicaRow.state.in_(_BUSY) | (ReplicaRow.finished_at >= since))
+        statement = statement.where(ReplicaRow.state.in_(LIVE_REPLICA) | (ReplicaRow.finished_at >= since))
         async with self._db.glance() as session:
             return [(replica_id, job_id) for replica_id, job_id in await session.execute(statement)]
 
@@ -146,7 +145,7 @@ class Reports:
         statement = (
             select(ReplicaRow, JobRow)
             .join(JobRow, JobRow.id == ReplicaRow.job_id)
-            .where(ReplicaRow.state.in_(_BUSY), JobRow.kind == "managed")
+            .where(ReplicaRow.state.in_(LIVE_REPLICA), JobRow.kind == "managed")
             .where(JobRow.state.in_([JobState.STOPPING, JobState.RECOVERING]))
         )
         async with self._db.glance() as session:
@@ -204,7 +203,7 @@ class Reports:
         transition(tx, row, after, at=self._clock.now(), reason="reported", detail=message.detail or "")
 
     async def _busy_on(self, tx: Tx, node_id: str) -> list[ReplicaRow]:
-        statement = select(ReplicaRow).where(ReplicaRow.node_id == node_id, ReplicaRow.state.in_(_BUSY))
+        statement = select(ReplicaRow).where(ReplicaRow.node_id == node_id, ReplicaRow.state.in_(LIVE_REPLICA))
         return list((await tx.session.execute(statement)).scalars())
 
     async def _settle_all(self, tx: Tx, job_ids: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, func, select, update
 
 from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
-from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB, JobState, NodeState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.services.addresses import Site, addresses, endpoint
@@ -19,12 +19,10 @@ from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
-_BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
-
 
 def _waiting(now: datetime) -> ColumnElement[bool]:
     """Select jobs to be placed; those that recover, once nothing of the old attempt is left and their pause is over."""
-    is_free = JobRow.id.not_in(select(ReplicaRow.job_id).where(ReplicaRow.state.in_(_BUSY)))
+    is_free = JobRow.id.not_in(select(ReplicaRow.job_id).where(ReplicaRow.state.in_(LIVE_REPLICA)))
     is_due = JobRow.next_attempt_at.is_(None) | (JobRow.next_attempt_at <= now)
     return (JobRow.state == JobState.QUEUED) | ((JobRow.state == JobState.RECOVERING) & is_due & is_free)
 
@@ -131,7 +129,7 @@ async def _rooms(tx: Tx) -> list[Room]:
         return []
     used: dict[str | None, Amounts] = defaultdict(lambda: (0, 0, 0))
     sums = (func.sum(ReplicaRow.cpus), func.sum(ReplicaRow.gpus), func.sum(ReplicaRow.memory_bytes))
-    statement = select(ReplicaRow.node_id, sums[0], sums[1], sums[2]).where(ReplicaRow.state.in_(_BUSY))
+    statement = select(ReplicaRow.node_id, sums[0], sums[1], sums[2]).where(ReplicaRow.state.in_(LIVE_REPLICA))
     for node_id, cpus, gpus, memory in await tx.session.execute(statement.group_by(ReplicaRow.node_id)):
         used[node_id] = (int(cpus), int(gpus), int(memory))
     taken = await _ports_in_use(tx)
@@ -156,7 +154,7 @@ async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:
         .join(NodeRow, NodeRow.id == ReplicaRow.node_id)
         .join(JobRow, JobRow.id == ReplicaRow.job_id)
         .where(ReplicaRow.port.is_not(None))
-        .where(ReplicaRow.state.in_(_BUSY) | JobRow.state.not_in(over))
+        .where(ReplicaRow.state.in_(LIVE_REPLICA) | JobRow.state.not_in(over))
     )
     found = await tx.session.execute(statement)
     return {(host, port) for host, *ports in found for port in ports if port is not None}

@@ -10,12 +10,10 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
+from penstock.protocol.states import LIVE_REPLICA, JobState
 from penstock_server.schemas import api
 from penstock_server.streams.live import Live, LiveJob
 from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
-
-_BUSY = [s.value for s in ReplicaState if s not in TERMINAL_REPLICA]
 
 
 def columns(model: type[BaseModel], row: object) -> dict[str, Any]:
@@ -57,7 +55,7 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api
     """Show nodes with the CPUs that replicas hold on them."""
     statement = (
         select(ReplicaRow.node_id, func.sum(ReplicaRow.cpus))
-        .where(ReplicaRow.state.in_(_BUSY))
+        .where(ReplicaRow.state.in_(LIVE_REPLICA))
         .group_by(ReplicaRow.node_id)
     )
     used = {node_id: int(cpus) for node_id, cpus in await session.execute(statement)}
