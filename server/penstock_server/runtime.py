@@ -12,9 +12,7 @@ from penstock_server.auth.tokens import Held, Tokens
 from penstock_server.clock import Clock, SystemClock
 from penstock_server.db import Database, Effects, upgrade
 from penstock_server.instruments import Instruments
-from penstock_server.pipelines.leases import LeaseWatch
-from penstock_server.pipelines.loop import Loop
-from penstock_server.pipelines.publisher import Publisher
+from penstock_server.pipelines import LeaseWatch, Loop, Publisher
 from penstock_server.services.attach import Attach
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs

@@ -21,7 +21,8 @@ from penstock.distributed.ranks import ranks_in
 from penstock.errors import SpecError
 from penstock.fleet.roles import GeneralRoleMaker, PaddleCloudRoleMaker, RoleMakerBase
 from penstock.identity import FAMILIES, MPI_FAMILIES, VARIABLES, Family, Incarnation, JobIdentity
-from penstock.io.checkpoints.teams import Alone, team_of
+from penstock.io.checkpoints.team import Team
+from penstock.io.checkpoints.teams import team_of
 from penstock.protocol import contract
 from penstock.protocol.environment import PLACE_PREFIXES, PLACES
 
@@ -75,7 +76,7 @@ def of_data_set() -> Answer:
 
 def of_checkpoints() -> Answer:
     try:
-        assert isinstance(team_of(fluid.Program(), Path()), Alone)
+        assert type(team_of(fluid.Program(), Path())) is Team
     except SpecError as error:
         found = re.match(r"this process is trainer (\d+) of (\d+)", str(error))
         if found is None:
@@ -219,7 +220,7 @@ def test_a_data_set_reads_the_number_of_trainers_alone(variables: dict[str, str]
 )
 def test_a_checkpoint_without_a_meeting_is_saved(variables: dict[str, str]) -> None:
     with environment(**variables):
-        assert isinstance(team_of(fluid.Program(), Path()), Alone)
+        assert type(team_of(fluid.Program(), Path())) is Team
 
 
 @pytest.mark.parametrize(

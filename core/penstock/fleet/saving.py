@@ -28,8 +28,8 @@ from penstock.exec.parallel import CompiledProgram, ParallelExecutor
 from penstock.fleet.strategy import StrategyTypeError
 from penstock.io.saves import inference
 from penstock.io.saves.files import flush, read_manifest, read_tensors
+from penstock.io.saves.inference import pruned
 from penstock.io.saves.manifest import Manifest, ServersPart
-from penstock.io.saves.prune import pruned
 from penstock.io.saves.variables import manifest_path, persistables, write_variables
 from penstock.log import warn_once
 from penstock.program.program import Program

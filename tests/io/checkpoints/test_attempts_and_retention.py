@@ -14,7 +14,7 @@ from penstock.errors import SpecError
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
 from penstock.io.checkpoints.layout import Place, newest_first, place_of, to_remove
 from penstock.io.checkpoints.reading import newest
-from penstock.io.checkpoints.schedule import Schedule
+from penstock.io.checkpoints.team import Schedule
 from penstock.io.checkpoints.writing import Retention
 from penstock.io.saves.manifest import sealed
 

@@ -19,7 +19,7 @@ from penstock.exec.dataset_pass import Saves
 from penstock.io.checkpoints.fingerprint import fingerprint, normal_text
 from penstock.io.checkpoints.record import RankState, rank_state
 from penstock.io.checkpoints.restoring import Target, of_files, of_rank, passes_of, restore
-from penstock.io.checkpoints.teams import Alone
+from penstock.io.checkpoints.team import Team
 from penstock.io.checkpoints.values import values_of
 from penstock.io.checkpoints.writing import Contents
 
@@ -205,7 +205,7 @@ def test_ranks_of_unequal_data_restore_their_own_passes(tmp_path: Path) -> None:
     states = [RankState(8, 3, passes, None, {}).text() for passes in (1, 2)]
     writer(tmp_path / "saves").write(Contents("collective", 8, fingerprint(text), text, values, states))
     for rank in range(2):
-        team = Alone()
+        team = Team()
         team.rank, team.num_ranks = rank, 2  # of a job, whose ranks all read
         found = restore(tmp_path / "saves", team, Target(model.main, text, model.scope, None), strict=True)
         assert found is not None

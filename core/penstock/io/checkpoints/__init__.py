@@ -1,9 +1,9 @@
 """Checkpoints: saves that a training makes while it goes on, and goes on from as if nothing had interrupted it.
 
-layout, record, positions, fingerprint, schedule   decide, without I/O
+layout, record, fingerprint                        decide, without I/O
 fence, writing, reading                            the files: fencing, commit, removal, and what is whole
 server_parts, servers                              what parameter servers write, and take back
 writer_thread                                      copies for the writer, and its thread
-teams, ranks_team, trainers_team                   the processes that take part
+team, teams, ranks_team, trainers_team             when, and the processes that take part
 saving, restoring                                  CheckpointManager
 """

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,9 +20,7 @@ import torch.distributed as dist
 from penstock.distributed.trainer_group import TrainerGroup
 from penstock.errors import Unavailable
 from penstock.io.checkpoints.record import Collect, Kind
-from penstock.io.checkpoints.schedule import Schedule
-from penstock.io.saves.manifest import ServersPart
-from penstock.ps.settings import Copy
+from penstock.io.checkpoints.team import Schedule, Team
 
 _POLL_S = 0.005
 WAIT_S = 300.0
@@ -32,7 +29,7 @@ _pause = threading.Event()  # never set
 _numbers = count()  # of managers: every rank makes them in the same order
 
 
-class RanksTeam:
+class RanksTeam(Team):
     """One for each manager. Raises Unavailable when a rank is lost."""
 
     kind: Kind = "collective"
@@ -73,9 +70,6 @@ class RanksTeam:
             self._store.delete_key(key)
         return found
 
-    def save_servers(self, work: Callable[[], Path]) -> ServersPart | None:
-        return None
-
     def outcome(self, error: str) -> None:
         self._set(f"outcome/{self._saves - 1}", error or "written")
 
@@ -86,9 +80,6 @@ class RanksTeam:
             self._seen += 1
             if said != "written":
                 raise Unavailable(f"{self._group.ranks.name(0)} could not write a checkpoint: {said}")
-
-    def restores(self, copy: Copy) -> None:
-        return
 
     def share(self, text: str) -> str:
         key, self._restores = f"restore/{self._restores}", self._restores + 1

@@ -22,7 +22,7 @@ from penstock.io.checkpoints import fingerprint
 from penstock.io.checkpoints.reading import Checkpoint, newest
 from penstock.io.checkpoints.record import Kind, RankState, rank_state
 from penstock.io.checkpoints.server_parts import copy_of
-from penstock.io.checkpoints.teams import Team
+from penstock.io.checkpoints.team import Team
 from penstock.io.checkpoints.values import empty, put, put_generators, wanted
 from penstock.program.program import Program
 from penstock.scope import Scope

@@ -34,9 +34,9 @@ from penstock.io.checkpoints.fence import Fence, StaleAttempt
 from penstock.io.checkpoints.layout import Best
 from penstock.io.checkpoints.record import Collect, RankState
 from penstock.io.checkpoints.restoring import Restored, Target, restore
-from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.servers import is_server, restore_server
-from penstock.io.checkpoints.teams import Team, team_of
+from penstock.io.checkpoints.team import Schedule, Team
+from penstock.io.checkpoints.teams import team_of
 from penstock.io.checkpoints.values import generator_states, values_of
 from penstock.io.checkpoints.writer_thread import Staging, WriterThread
 from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer, check_dtypes, clear_up

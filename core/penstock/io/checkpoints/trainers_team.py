@@ -24,12 +24,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from penstock.errors import SpecError
 from penstock.io.checkpoints.record import Collect, Kind
-from penstock.io.checkpoints.schedule import Schedule
 from penstock.io.checkpoints.server_parts import check_origins
+from penstock.io.checkpoints.team import Schedule, Team
 from penstock.io.saves.manifest import ServersPart
 from penstock.program.program import Program
 from penstock.ps.client import TrainerClient
@@ -46,7 +44,7 @@ _ANY, _LAST = 0, 1 << 60  # instead of a round: in other modes than sync; of a t
 _pause = threading.Event()  # never set
 
 
-class TrainersTeam:
+class TrainersTeam(Team):
     """One for each manager. Raises Unavailable, PeerError, OSError."""
 
     kind: Kind = "pserver"
@@ -155,21 +153,12 @@ class TrainersTeam:
         self._client.begin_save(self._servers_folder)
         return ServersPart(part, len(self._descriptor.endpoints))
 
-    def outcome(self, error: str) -> None:
-        return
-
     def restores(self, copy: Copy) -> None:
         remotes.get(str(self._descriptor))  # opened, if no program has done that yet
         origins = self._client.origins(copy.token)
         check_origins(copy, origins, self.rank)
         if not self._knows_words:
             self._forget_others(origins[self._descriptor.endpoints[0]].epochs)
-
-    def share(self, text: str) -> str:
-        return text
-
-    def broadcast(self, tensors: list[torch.Tensor]) -> None:
-        return
 
     def close(self, last: str) -> None:
         if self.rank:

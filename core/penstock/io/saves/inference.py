@@ -1,7 +1,9 @@
 """Inference models: what the targets need of a Program at rest, with the values that it reads.
 
 The Program is stored as its text and read by Penstock's own grammar; names of inputs and results are stored in the
-manifest. Nothing in a model is executed while it is loaded.
+manifest. Nothing in a model is executed while it is loaded. Pruning walks the operators backwards: one stays if it
+makes a needed variable, or writes memory that a needed variable lies in, by storage and not by version; then its
+operands are needed too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ from penstock.errors import ProgramError, UserError
 from penstock.exec.parallel import CompiledProgram
 from penstock.io.saves.files import read_manifest
 from penstock.io.saves.manifest import Manifest
-from penstock.io.saves.prune import pruned
 from penstock.io.saves.variables import (
     Folder,
     assign,
@@ -27,12 +28,61 @@ from penstock.io.saves.variables import (
     write_variables,
 )
 from penstock.program import legality
-from penstock.program.ir import VarDesc
-from penstock.program.program import Program
+from penstock.program.ir import Operator, VarDesc, unknown_variable
+from penstock.program.program import Program, copy_structure
 from penstock.scope import Scope
 
 _log = logging.getLogger(__name__)
 MODEL_NAME = "__model__"
+
+
+def pruned(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> Program:
+    """Return a copy with what `targets` need; its inputs are exactly `feeds`, in their order.
+
+    Raises UserError for a target or feed that is not in the Program, and for a needed input that is not in `feeds`.
+    """
+    _check(program, feeds, targets)
+    storage = {name: var.storage for name, var in program.variables.items()}
+    needed = set(targets)
+    memory = {storage[name] for name in targets}
+    kept: list[Operator] = []
+    for op in reversed(program.operators):
+        if needed.isdisjoint(op.output_names()) and memory.isdisjoint(storage[w] for w in op.writes):
+            continue
+        kept.append(op)
+        needed.update(op.input_names(), op.output_names())
+        memory.update(storage[name] for name in (*op.input_names(), *op.output_names()))
+    for var in program.feeds():
+        if var.name in needed and var.name not in feeds:
+            raise UserError(
+                f"the targets {list(targets)} need the input {var.name!r} (created at {var.source}), but it is not "
+                f"among feeded_var_names {list(feeds)}",
+                variable=var.name,
+            )
+    return _copy(program, kept[::-1], list(feeds), needed | memory)
+
+
+def _check(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> None:
+    if not targets:
+        raise UserError("target_vars is empty; expected at least one variable to compute")
+    for name in (*feeds, *targets):
+        if name not in program.variables:
+            raise UserError(unknown_variable(name, program.variables), variable=name)
+    for name in feeds:
+        if not program.variables[name].feed:
+            raise UserError(
+                f"feeded_var_names holds {name!r}, which is no input of the program; "
+                f"expected some of {[v.name for v in program.feeds()]}",
+                variable=name,
+            )
+
+
+def _copy(program: Program, operators: list[Operator], feeds: list[str], needed: set[str]) -> Program:
+    copy = copy_structure(program)
+    rest = {n: v for n, v in program.variables.items() if n in needed and n not in feeds}
+    copy.operators = operators
+    copy.variables = {**{name: program.variables[name] for name in feeds}, **rest}
+    return Program(**vars(copy), captured={n: v for n, v in program.captured.items() if n in rest})
 
 
 def save_inference_model(

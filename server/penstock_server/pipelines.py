@@ -1,0 +1,207 @@
+"""Background pipelines: the loop that runs one, the watch over leases and time limits, the publisher.
+
+A step that raises is logged and tried again after a pause; one bad row never ends a pipeline. Leases live in memory and
+start with a fresh grace when the server does; their consequences are rows. After a commit the publisher sends agents
+their desired set, and browsers what has changed: newest state only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+import structlog
+from sqlalchemy import select, update
+
+from penstock.protocol.states import NodeState
+from penstock_server.clock import Clock
+from penstock_server.db import Database, Effects
+from penstock_server.services.leases import Leases, Standing
+from penstock_server.services.nodes import Nodes
+from penstock_server.services.orders import desired
+from penstock_server.services.reports import Reports
+from penstock_server.services.views import event_view, job_views, node_views
+from penstock_server.streams.agents import Agents
+from penstock_server.streams.hub import Hub
+from penstock_server.streams.live import Live
+from penstock_server.tables import EventRow, JobRow, NodeRow
+
+log = structlog.get_logger(__name__)
+
+FAILURE_PAUSE_S = 1.0
+MISSING_S = 5.0
+"""How long an agent that came back without a replica has to report its end before it counts as lost."""
+_HELD = [s.value for s in NodeState if s not in (NodeState.JOINING, NodeState.DOWN)]
+
+
+class LeaseWatch:
+    """One pass over all leases. `renew` is called by connections; nothing is written until `step`."""
+
+    def __init__(
+        self, database: Database, clock: Clock, leases: Leases, reports: Reports, nodes: Nodes, agents: Agents
+    ) -> None:
+        self._db, self._clock, self._leases = database, clock, leases
+        self._reports, self._nodes, self._agents = reports, nodes, agents
+        self._seen: set[str] = set()
+
+    def connected(self, node_id: str) -> None:
+        """An agent said hello: the TTL counts from now."""
+        self._leases.cut(node_id, self._clock.monotonic())
+        self._seen.add(node_id)
+
+    def renew(self, node_id: str) -> None:
+        """Note a heartbeat of an agent."""
+        self._leases.renew(node_id, self._clock.monotonic())
+        self._seen.add(node_id)
+
+    async def step(self) -> None:
+        """Act on every lease and limit that has run out."""
+        now = self._clock.monotonic()
+        async with self._db.glance() as session:
+            rows = (await session.execute(select(NodeRow.id, NodeRow.state).where(NodeRow.state.in_(_HELD)))).all()
+        for node_id, state in rows:
+            self._leases.ensure(node_id, now)
+            standing = self._leases.standing(node_id, now)
+            if standing is Standing.GONE:
+                await self._reports.node_gone(node_id)
+                self._leases.drop(node_id)
+            elif standing is Standing.MISSED and state != NodeState.UNREACHABLE:
+                await self._reports.node_missed(node_id)
+        await self._give_up_missing(now)
+        await self._reports.overdue()
+        await self._note_seen(any(state == NodeState.DRAINING for _, state in rows))
+
+    async def _give_up_missing(self, now: float) -> None:
+        for link in self._agents.all():
+            if link.missing and now - link.connected_at >= MISSING_S:
+                gone, link.missing = link.missing, set()
+                await self._reports.lost(gone, "its agent came back without it")
+
+    async def _note_seen(self, draining: bool) -> None:
+        if not self._seen and not draining:
+            return
+        seen, self._seen = self._seen, set()
+        async with self._db.write() as tx:
+            if seen:
+                statement = update(NodeRow).where(NodeRow.id.in_(seen)).values(last_seen_at=self._clock.now())
+                await tx.session.execute(statement)
+            if draining:
+                await self._nodes.drained(tx, self._clock.now())
+
+
+class Loop:
+    """One pipeline. `wake()` may be called from anywhere in the event loop, any number of times.
+
+    `rest_s`: least time between two steps, so that a burst of wakes costs few of them.
+    """
+
+    def __init__(
+        self, name: str, step: Callable[[], Awaitable[object]], *, every_s: float, rest_s: float = 0.0
+    ) -> None:
+        self.name, self._step, self._every_s, self._rest_s = name, step, every_s, rest_s
+        self._event = asyncio.Event()
+        self.failures = 0
+        self._stopping = False
+
+    def wake(self) -> None:
+        """Have the step run soon."""
+        self._event.set()
+
+    def stop(self) -> None:
+        """Have the loop end after the step that runs."""
+        self._stopping = True
+        self._event.set()
+
+    async def run(self) -> None:
+        """Run until stopped; a step that runs is never cancelled, because it may be in a transaction."""
+        while not self._stopping:
+            self._event.clear()
+            try:
+                await self._step()
+            except Exception:  # a boundary: recorded and tried again
+                self.failures += 1
+                log.exception("pipeline step failed", pipeline=self.name)
+                await self._pause(FAILURE_PAUSE_S)
+            else:
+                await self._pause(self._every_s)
+                if self._rest_s and not self._stopping:
+                    await asyncio.sleep(self._rest_s)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(0 if self._stopping else seconds):
+                await self._event.wait()
+        except TimeoutError:
+            return
+
+
+class Publisher:
+    """Gathers what changed, and sends each changed thing once, as it is when its turn comes."""
+
+    def __init__(
+        self, database: Database, clock: Clock, hub: Hub, live: Live, agents: Agents, *, pserver_grace_s: float
+    ) -> None:
+        self._pserver_grace = timedelta(seconds=pserver_grace_s)
+        self._db, self._clock, self._hub, self._live, self._agents = database, clock, hub, live, agents
+        self._jobs: set[str] = set()
+        self._nodes: set[str] = set()
+        self._again_at: dict[str, datetime] = {}
+        self._events: list[EventRow] = []
+
+    def mark(self, effects: Effects) -> None:
+        """Note what a transaction changed."""
+        self._jobs |= effects.jobs
+        self._nodes |= effects.nodes
+        self._events += effects.events
+
+    def mark_jobs(self, job_ids: set[str]) -> None:
+        """Note jobs whose figures changed."""
+        self._jobs |= job_ids
+
+    async def step(self) -> None:
+        """Send everything that was noted."""
+        jobs, self._jobs = self._jobs, set()
+        nodes, self._nodes = self._nodes, set()
+        events, self._events = self._events, []
+        for node_id in nodes:
+            await self.push_desired(node_id)
+        for event in events:
+            self._hub.publish_event(event.job_id, event_view(event).model_dump(mode="json", by_alias=True))
+        await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)})
+        if nodes and self._hub.lists_followed:
+            await self._publish_nodes()
+
+    async def push_desired(self, node_id: str) -> None:
+        """Send a node's whole wanted set to its agent, if it is connected."""
+        link = self._agents.get(node_id)
+        if link is not None:
+            now, grace = self._clock.now(), self._pserver_grace
+            orders = await desired(self._db, node_id, without=link.missing, now=now, pserver_grace=grace)
+            self._again_at.pop(node_id, None)
+            if orders.again_at is not None:
+                self._again_at[node_id] = orders.again_at
+            link.outbox.put("desired", orders.message.fields())
+
+    def look_at_clock(self) -> bool:
+        """Note nodes of which something else is wanted now, though nothing happened; return whether there are any."""
+        now = self._clock.now()
+        due = {node_id for node_id, at in self._again_at.items() if at <= now}
+        self._nodes |= due
+        for node_id in due:
+            del self._again_at[node_id]
+        return bool(due)
+
+    async def _publish_jobs(self, job_ids: set[str]) -> None:
+        if not job_ids:
+            return
+        async with self._db.read() as session:
+            rows = (await session.execute(select(JobRow).where(JobRow.id.in_(job_ids)))).scalars().all()
+            for view in await job_views(session, rows, self._live):
+                self._hub.publish_job(view.id, view.model_dump(mode="json"))
+
+    async def _publish_nodes(self) -> None:
+        async with self._db.read() as session:
+            rows = (await session.execute(select(NodeRow).order_by(NodeRow.id))).scalars().all()
+            nodes = await node_views(session, rows)
+        self._hub.publish_nodes([node.model_dump(mode="json") for node in nodes])
