@@ -21,8 +21,8 @@ from penstock.distributed.ranks import ranks_in
 from penstock.errors import SpecError
 from penstock.fleet.roles import GeneralRoleMaker, PaddleCloudRoleMaker, RoleMakerBase
 from penstock.identity import FAMILIES, MPI_FAMILIES, VARIABLES, Family, Incarnation, JobIdentity
+from penstock.io.checkpoints.saving import team_of
 from penstock.io.checkpoints.team import Team
-from penstock.io.checkpoints.teams import team_of
 from penstock.protocol import contract
 from penstock.protocol.environment import PLACE_PREFIXES, PLACES
 

@@ -17,7 +17,7 @@ from tests.support.endpoints import free_endpoints
 import penstock as fluid
 from penstock.errors import SpecError
 from penstock.io.checkpoints.reading import newest, opened
-from penstock.io.checkpoints.teams import check_same
+from penstock.io.checkpoints.saving import check_same
 from penstock.scope import Scope
 
 SCRIPT = Path(__file__).with_name("collective_job.py")

@@ -4,6 +4,6 @@ layout, record, fingerprint                        decide, without I/O
 fence, writing, reading                            the files: fencing, commit, removal, and what is whole
 server_parts, servers                              what parameter servers write, and take back
 writer_thread                                      copies for the writer, and its thread
-team, teams, ranks_team, trainers_team             when, and the processes that take part
+team, ranks_team, trainers_team                    when, and the processes that take part
 saving, restoring                                  CheckpointManager
 """

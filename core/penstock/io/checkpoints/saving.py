@@ -29,6 +29,9 @@ from penstock.distributed.collective import this_process
 from penstock.errors import PenstockError, SpecError, Unavailable, UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
+from penstock.exec.strategies import BuildStrategy
+from penstock.exec.trainers import mark_of, trainers_of
+from penstock.identity import JobIdentity
 from penstock.io.checkpoints import fingerprint
 from penstock.io.checkpoints.fence import Fence, StaleAttempt
 from penstock.io.checkpoints.layout import Best
@@ -36,14 +39,14 @@ from penstock.io.checkpoints.record import Collect, RankState
 from penstock.io.checkpoints.restoring import Restored, Target, restore
 from penstock.io.checkpoints.servers import is_server, restore_server
 from penstock.io.checkpoints.team import Schedule, Team
-from penstock.io.checkpoints.teams import team_of
-from penstock.io.checkpoints.values import generator_states, values_of
+from penstock.io.checkpoints.values import generator_states, of_each_rank, values_of
 from penstock.io.checkpoints.writer_thread import Staging, WriterThread
 from penstock.io.checkpoints.writing import AtPhase, Contents, Retention, Writer, check_dtypes, clear_up
 from penstock.io.saves.variables import Folder, plain
 from penstock.log import warn_once
 from penstock.program.program import Program
 from penstock.scope import Scope, global_scope
+from penstock.serving.remote_use import descriptors
 from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP
 
 _log = logging.getLogger(__name__)
@@ -359,3 +362,43 @@ def _folder(given: Folder | None) -> Path:
             "checkpoints alone"
         )
     return found.absolute()
+
+
+def check_same(program: Program, mode: object) -> None:
+    """Raise SpecError for a training after whose steps ranks have values that differ: rank 0's stand for all."""
+    own = of_each_rank(program) if mode == "local_sgd" else []
+    if own:
+        raise SpecError(
+            "collective_mode='local_sgd' cannot be saved and go on with this optimizer: each trainer has "
+            f"{own[0]!r} of its own ({len(own)} such variables), and a checkpoint holds those of trainer 0 alone. Use "
+            "SGD, which keeps nothing, or collective_mode='grad_allreduce', where all trainers have the same",
+            got=own[0],
+        )
+
+
+def team_of(program: Program, folder: Path) -> Team:
+    """Return the team of a program that this process trains. `folder`: of the checkpoints.
+
+    Meets the other trainers of a collective job if its program names them. Raises SpecError where only the
+    environment does, and they have not met; and for ranks whose values differ.
+    """
+    if descriptors(program):
+        from penstock.io.checkpoints.trainers_team import TrainersTeam  # loads a client of servers
+
+        return TrainersTeam(program, folder)
+    mark = mark_of(program)
+    if mark is not None:
+        check_same(program, mark.args[0])
+        trainers_of(program, BuildStrategy())
+    if this_process.group is not None:
+        from penstock.io.checkpoints.ranks_team import RanksTeam  # loads torch.distributed
+
+        return RanksTeam(this_process.group)
+    found = JobIdentity.of_meeting()
+    if found is not None and found.num_trainers > 1:
+        raise SpecError(
+            f"this process is trainer {found.index} of {found.num_trainers}, but has not met the others, so it cannot "
+            "save or restore with them. Transpile the program, or make the ParallelExecutor, before. If each process "
+            "trains independently, take PADDLE_TRAINER_ENDPOINTS and WORLD_SIZE out of its environment"
+        )
+    return Team()
