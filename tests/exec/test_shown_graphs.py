@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from tests.support.process_state import session_of
 
 import penstock as fluid
-from penstock import telemetry
 from penstock.program.program import Program
 from penstock.protocol.graphdoc import GraphDocument
-from penstock.telemetry import Watch
+from penstock.telemetry import TraceSource, Watch
+from penstock.telemetry.sessions import Session
 
 
 class Recorded(Watch):
@@ -24,23 +27,23 @@ class Recorded(Watch):
         self.graphs.append((from_step, document))
 
 
-class Session:
+class OneWatch(Session):
     """Hands out one watch."""
 
     def __init__(self, watch: Recorded) -> None:
         self._watch = watch
 
-    def watch(self, source: object, *, name: str) -> Recorded:
+    def watch(self, source: TraceSource, *, name: str) -> Recorded:
         return self._watch
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """What the executors of a test tell; two replicas."""
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
+    """What the executors of a test send; two replicas."""
     recorded = Recorded()
     monkeypatch.setenv("CPU_NUM", "2")
-    monkeypatch.setattr(telemetry, "session", lambda: Session(recorded))
-    return recorded
+    with session_of(OneWatch(recorded)):
+        yield recorded
 
 
 def activations() -> tuple[Program, str, str]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from penstock.exec import flags
 from penstock.telemetry import process
-from penstock.telemetry.sessions import Unwatched, Watched
+from penstock.telemetry.sessions import Session
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def no_flags_set() -> Iterator[None]:
 
 
 @contextmanager
-def session_of(instead: Watched | Unwatched) -> Iterator[None]:
+def session_of(instead: Session) -> Iterator[None]:
     """Make `instead` the session of this process within the block."""
     former, process._process.session = process._process.session, instead
     try:

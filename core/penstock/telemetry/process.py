@@ -25,7 +25,7 @@ class _Process:
 
     def __init__(self) -> None:
         self.exits, self.lock = ExitWatch(), threading.Lock()
-        self.session: Watched | Unwatched | None = None
+        self.session: Session | None = None
 
     def opened(self) -> Session:
         """Return the session, decided at the first call."""
