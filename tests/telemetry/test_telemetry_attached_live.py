@@ -109,7 +109,7 @@ def attached(url: str, *, token: str = "good", index: int = 0) -> Attached:
     return Attached(url, token, "by-hand", "trainer", index)
 
 
-def test_an_attached_process_registers_streams_and_sends_heartbeats(server: ControlPlane) -> None:
+def test_an_attached_process_streams_and_sends_heartbeats(server: ControlPlane) -> None:
     session = Watched(attached(server.url))
     watch = session.watch(Source(), name="train")
     watch.graph(GraphDocument.model_validate(GOLDEN), from_step=0)
