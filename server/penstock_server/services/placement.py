@@ -96,12 +96,12 @@ def behind(name: str) -> str:
 
 
 def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits:
-    name, what = f"{stuck.role} {stuck.index}", _say(stuck.amounts)
+    name, what = f"{stuck.role} {stuck.index}", _amounts_text(stuck.amounts)
     if not any(_fits(stuck.amounts, room.total) for room in rooms):
         largest = max(rooms, key=lambda room: _weight(room.total))
         return Waits(
             f"{name} asks for {what}, but no READY node has that; the largest, {largest.name!r}, "
-            f"has {_say(largest.total)}. Ask for less, or join a larger node.",
+            f"has {_amounts_text(largest.total)}. Ask for less, or join a larger node.",
             forever=True,
         )
     is_port = stuck.num_ports > 0 and isinstance(place([replace(need, num_ports=0) for need in needs], rooms), Placed)
@@ -139,11 +139,11 @@ def _num_ports(needs: Sequence[Need], rooms: Sequence[Room]) -> str:
 
 
 def _list_free(rooms: Sequence[Room]) -> str:
-    shown = "; ".join(f"{_say(room.free)} on {room.name!r}" for room in rooms[:3])
+    shown = "; ".join(f"{_amounts_text(room.free)} on {room.name!r}" for room in rooms[:3])
     return shown + (f"; and {len(rooms) - 3} more nodes" if len(rooms) > 3 else "")
 
 
-def _say(amounts: Amounts) -> str:
+def _amounts_text(amounts: Amounts) -> str:
     cpus, gpus, memory = amounts
     parts = [f"{cpus} CPU{'s' if cpus != 1 else ''}"]
     if gpus:
