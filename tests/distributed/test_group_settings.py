@@ -38,6 +38,12 @@ def test_an_unknown_transport_is_refused_before_anybody_meets(monkeypatch: pytes
         CollectiveProcess().form(Ranks(0, 2, "127.0.0.1:1"))
 
 
+def test_one_trainer_forms_no_group() -> None:
+    process = CollectiveProcess()
+    assert process.form(Ranks(0, 1, "127.0.0.1:1")) is None
+    assert process.group is None
+
+
 def signature_of(size: int) -> int:
     """Return what trainers of a layer of this size compare."""
     with fluid.program_guard(main := fluid.Program(), fluid.Program()):

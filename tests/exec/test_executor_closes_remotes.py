@@ -10,11 +10,12 @@ import torch
 from tests.support.remotes import remotes_of_a_test
 
 from penstock.compat.torch import schema_of
+from penstock.errors import Unavailable
 from penstock.exec.executor import Executor
 from penstock.exec.parallel import CompiledProgram
 from penstock.program.ir import Operator, VarDesc
 from penstock.program.program import Program
-from penstock.ps.communicator import remotes
+from penstock.ps.communicator import Remotes, remotes
 from penstock.ps.remote import REMOTE_TYPES, SEND_BARRIER, Descriptor
 from penstock.scope import Scope
 
@@ -43,6 +44,12 @@ def opened() -> Iterator[dict[str, Recorded]]:
 
     with remotes_of_a_test(open_one):
         yield found
+
+
+def test_a_remote_that_is_not_open_has_no_client() -> None:
+    assert Remotes().find_client(DESCRIPTOR) is None
+    with pytest.raises(Unavailable, match="not connected"):
+        Remotes().client(DESCRIPTOR)
 
 
 def program_with_a_barrier() -> Program:
