@@ -60,7 +60,7 @@ READINGS: list[tuple[Reading, Level, str]] = [
     (folder(error="read-only", is_needed=True), "error", "/there cannot be written: read-only"),
     (Clock(True, 0.002), "ok", "at most 0.002 s off"),
     (Clock(False, 16.0), "warning", "not synchronised"),
-    (Clock(None, 0.0), "ok", "does not tell"),
+    (Clock(None, 0.0), "ok", "does not report"),
     (Torch("2.13.0", cuda="12.8", capability="AVX2"), "ok", "2.13.0, CUDA 12.8, kernels for AVX2"),
     (Torch("", is_installed=False), "warning", "not installed"),
     (Torch("", "loading it ended with SIGILL"), "error", "cannot be loaded: loading it ended with SIGILL"),

@@ -130,7 +130,8 @@ def test_the_guard_loads_the_standard_library_only() -> None:
         "set(sys.modules) - before if one.partition('.')[0] not in sys.stdlib_module_names))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    library = ["penstock", "penstock.process", "penstock.process.proc", "penstock.process.signals", "penstock.version"]
+    parts = ("", ".log", ".process", ".process.proc", ".process.signals", ".version")
+    library = [f"penstock{part}" for part in parts]
     worker = ["penstock_worker", "penstock_worker.guard", "penstock_worker.lease"]
     assert result.stdout.split() == [*library, *worker]
 
