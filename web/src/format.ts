@@ -105,8 +105,9 @@ const SHORT_DTYPE: Readonly<Record<string, string>> = {
   bool: "bool",
 };
 
-/** "aten.addmm.default" → "addmm": what fits a box. */
+/** "aten.addmm.default" → "addmm": what fits a box. A product of matrices with its bias and activation is a matmul. */
 export function shortType(type: string): string {
+  if (type === "penstock.product.default") return "matmul";
   const parts = type.split(".");
   const name = (parts.length >= 2 ? parts[1] : parts[0]) ?? type;
   return name.replace(/^_+|_+$/g, "").replace(/_backward$/, " grad");

@@ -1,6 +1,6 @@
 /** Words and numbers as the dashboard writes them. */
 import { expect, test } from "vitest";
-import { sentenceAndError } from "../src/format";
+import { sentenceAndError, shortType } from "../src/format";
 
 test("a failed job says its sentence and the last line of its log, where a traceback has the error", () => {
   const why =
@@ -11,4 +11,10 @@ test("a failed job says its sentence and the last line of its log, where a trace
 test("a sentence alone has no error", () => {
   expect(sentenceAndError("runs 2 trainers on node 'vm'")).toEqual(["runs 2 trainers on node 'vm'", ""]);
   expect(sentenceAndError("")).toEqual(["", ""]);
+});
+
+test("a box has the operator's own name, and a fused product of matrices is a matmul", () => {
+  expect(shortType("aten.addmm.default")).toBe("addmm");
+  expect(shortType("aten.threshold_backward.default")).toBe("threshold grad");
+  expect(shortType("penstock.product.default")).toBe("matmul");
 });
