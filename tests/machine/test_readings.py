@@ -12,7 +12,7 @@ from penstock.errors import Unavailable
 from penstock.machine import survey
 from penstock.machine.capability import Capability
 from penstock.machine.findings import Finding, Level, Reading, to_mend, worst
-from penstock.machine.readings import Clock, Cores, Folder, Memory, OpenFiles, Probed, Processor, SharedMemory
+from penstock.machine.readings import Cores, Folder, KernelClock, Memory, OpenFiles, Probed, Processor, SharedMemory
 
 MIB, GIB = 1 << 20, 1 << 30
 X86 = frozenset({"sse2", "avx2"})
@@ -58,9 +58,9 @@ READINGS: list[tuple[Reading, Level, str]] = [
     (folder(free=50 * MIB), "warning", "50 MiB free"),
     (folder(error="read-only"), "warning", "/there cannot be written: read-only"),
     (folder(error="read-only", is_needed=True), "error", "/there cannot be written: read-only"),
-    (Clock(True, 0.002), "ok", "at most 0.002 s off"),
-    (Clock(False, 16.0), "warning", "not synchronised"),
-    (Clock(None, 0.0), "ok", "does not report"),
+    (KernelClock(True, 0.002), "ok", "at most 0.002 s off"),
+    (KernelClock(False, 16.0), "warning", "not synchronised"),
+    (KernelClock(None, 0.0), "ok", "does not report"),
     (Torch("2.13.0", cuda="12.8", capability="AVX2"), "ok", "2.13.0, CUDA 12.8, kernels for AVX2"),
     (Torch("", is_installed=False), "warning", "not installed"),
     (Torch("", "loading it ended with SIGILL"), "error", "cannot be loaded: loading it ended with SIGILL"),
@@ -142,4 +142,4 @@ def test_a_full_disk_under_the_state_folder_is_an_error(tmp_path: Path, monkeypa
 
 def test_a_kernel_that_does_not_answer_leaves_the_clock_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
-    assert survey.read_clock() == Clock(None, 0.0)
+    assert survey.read_clock() == KernelClock(None, 0.0)
