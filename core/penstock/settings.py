@@ -24,7 +24,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Kind(StrEnum):
+class VariableKind(StrEnum):
     """What a variable is about, which decides whether it reaches a job that does not set it by its own `env`."""
 
     SETTING = "setting"  # how a job runs: passes from the submitter's environment
@@ -58,7 +58,7 @@ class Setting(Generic[T]):
     values: Values[T]
     default: T
     meaning: str
-    kind: Kind = Kind.SETTING
+    kind: VariableKind = VariableKind.SETTING
     shown_default: str = ""
     same_as: str = ""
     is_deprecated: bool = False
@@ -140,17 +140,17 @@ def seconds(name: str, default: float, meaning: str) -> Setting[float]:
     return Setting(name, SECONDS, default, meaning)
 
 
-def text(name: str, shown: str, meaning: str, kind: Kind, shown_default: str) -> Setting[str]:
+def text(name: str, shown: str, meaning: str, kind: VariableKind, shown_default: str) -> Setting[str]:
     """Return a setting that is any text, by default none."""
     return Setting(name, Values(shown, "a text", str), "", meaning, kind, shown_default)
 
 
-def path(name: str, shown: str, meaning: str, kind: Kind, shown_default: str) -> Setting[Path | None]:
+def path(name: str, shown: str, meaning: str, kind: VariableKind, shown_default: str) -> Setting[Path | None]:
     """Return a setting that is a file or folder."""
     return Setting(name, Values(shown, "a path", Path), None, meaning, kind, shown_default)
 
 
-def count(name: str, shown: str, meaning: str, kind: Kind, shown_default: str) -> Setting[int | None]:
+def count(name: str, shown: str, meaning: str, kind: VariableKind, shown_default: str) -> Setting[int | None]:
     """Return a setting that is a number from 1 on."""
     return Setting(name, whole(1, shown), None, meaning, kind, shown_default)
 
@@ -166,7 +166,7 @@ NUMBERS = Values("numbers, comma-separated", "numbers as '0,1'", lambda text: tu
 
 # ---------------------------------------------------------------- the tree
 
-SETTING, PATH, NODE, PLACE, SECRET, TOOL = Kind
+SETTING, PATH, NODE, PLACE, SECRET, TOOL = VariableKind
 
 CPU_NUM = count("CPU_NUM", "replicas, from 1", "replicas of a ParallelExecutor on the CPU", SETTING, "number of cores")
 MATRIX_KERNELS = Setting(

@@ -20,7 +20,7 @@ from penstock_server.services.leases import Leases
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.reports import Reports
 from penstock_server.services.scheduling import Scheduling
-from penstock_server.services.storage import Storage
+from penstock_server.services.storage import JobStorage
 from penstock_server.services.telemetry import Telemetry
 from penstock_server.settings import Settings
 from penstock_server.statedir import locked
@@ -52,7 +52,7 @@ class Runtime:
     nodes: Nodes
     reports: Reports
     attach: Attach
-    storage: Storage
+    storage: JobStorage
     agents: Agents
     hub: Hub
     ingest: Ingest
@@ -126,7 +126,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     scheduling = Scheduling(database, clock)
     runtime = Runtime(
         settings, clock, database, meters, tokens, Held(database, clock), jobs, nodes, reports, attach,
-        Storage(database, clock, settings.state_dir / "snapshots"),
+        JobStorage(database, clock, settings.state_dir / "snapshots"),
         agents, hub, ingest, logs, recorder, Exchanges(jobs, recorder), metrics, leases, publisher, scheduling, [],
     )  # fmt: skip
     _wire(runtime, live)

@@ -137,7 +137,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_profile_is_private_and_holds_no_secret(config: Path, tmp_path: Path) -> None:
     (tmp_path / "admin.token").write_text("secret\n")
-    profile.save(profile.Profile("http://127.0.0.1:1", str(tmp_path / "admin.token")))
+    profile.save(profile.UserProfile("http://127.0.0.1:1", str(tmp_path / "admin.token")))
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
     assert "secret" not in config.read_text()
     assert profile.resolve(None, None) == ("http://127.0.0.1:1", "secret")
@@ -145,7 +145,7 @@ def test_the_profile_is_private_and_holds_no_secret(config: Path, tmp_path: Path
 
 def test_a_kept_token_is_only_used_for_its_own_server(config: Path, tmp_path: Path) -> None:
     (tmp_path / "admin.token").write_text("secret")
-    profile.save(profile.Profile("http://127.0.0.1:1", str(tmp_path / "admin.token")))
+    profile.save(profile.UserProfile("http://127.0.0.1:1", str(tmp_path / "admin.token")))
     with pytest.raises(AuthError, match="no token is known for http://elsewhere"):
         profile.resolve("http://elsewhere", None)
     assert profile.resolve("http://elsewhere", "mine") == ("http://elsewhere", "mine")
@@ -164,8 +164,8 @@ def test_a_server_in_the_default_folder_needs_no_profile(
 
 
 def test_a_profile_is_only_removed_by_its_owner(config: Path) -> None:
-    mine = profile.Profile("http://127.0.0.1:1", "a")
-    profile.save(profile.Profile("http://127.0.0.1:2", "b"))
+    mine = profile.UserProfile("http://127.0.0.1:1", "a")
+    profile.save(profile.UserProfile("http://127.0.0.1:2", "b"))
     profile.remove(mine)
     assert json.loads(config.read_text())["url"] == "http://127.0.0.1:2"
 

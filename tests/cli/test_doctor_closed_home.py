@@ -101,7 +101,7 @@ def test_a_state_folder_whose_stat_fails_is_an_error(tmp_path: Path, monkeypatch
 
 def test_a_token_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "config.json"))
-    profile.save(profile.Profile("http://there", str(tmp_path)))  # a folder
+    profile.save(profile.UserProfile("http://there", str(tmp_path)))  # a folder
     with pytest.raises(SpecError, match=r"the token in .* cannot be read: .*; give --token or set PENSTOCK_TOKEN"):
         profile.resolve(None, None)
 
@@ -110,7 +110,7 @@ def test_a_profile_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: 
     (tmp_path / "file").touch()
     monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "file" / "config.json"))
     with pytest.raises(SpecError, match=r"cannot be written: .*; set PENSTOCK_CONFIG"):
-        profile.save(profile.Profile("http://there", "token"))
+        profile.save(profile.UserProfile("http://there", "token"))
 
 
 def test_a_user_without_a_home_is_advised_to_set_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock.command.follow import AWAY_S, Away
-from penstock.command.jobs import Lines, LogReader
+from penstock.command.jobs import LineCutter, LogReader
 from penstock.errors import Unavailable
 from penstock.protocol.rest import Job, LogChunk, Replica
 
@@ -43,7 +43,7 @@ def job(*replica_ids: str) -> Job:
 
 
 def test_a_line_waits_for_its_end() -> None:
-    lines = Lines()
+    lines = LineCutter()
     assert lines.add("a", "one\ntw") == ["one"]
     assert lines.add("b", "other") == []
     assert lines.add("a", "o\n\n") == ["two", ""]

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.command.follow import Lines
+from penstock.command.follow import StateLines
 from penstock.command.output import describe, figures
 from penstock.command.progress import Bar
 from penstock.protocol.rest import Job
@@ -52,7 +52,7 @@ def test_an_ended_job_has_no_time_left() -> None:
 
 def test_lines_are_printed_on_state_changes_not_on_each_poll() -> None:
     said: list[str] = []
-    with Lines(to=said.append) as lines:
+    with StateLines(to=said.append) as lines:
         for state in ("QUEUED", "QUEUED", "RUNNING", "RUNNING", "SUCCEEDED"):
             lines.show(job(state))
     assert [line.split()[1] for line in said] == ["QUEUED", "RUNNING", "SUCCEEDED"]

@@ -274,7 +274,7 @@ def test_the_first_rank_of_a_launcher_in_a_job_reports_for_it() -> None:
     for process in launcher.plan_of(args, replica.environ()).processes:
         given = {**replica.environ(), **process.env}
         environs.append({name: value for name, value in given.items() if value is not None})
-    assert [contract.from_environ(one) for one in environs] == [replica, contract.Unwatched()]
+    assert [contract.from_environ(one) for one in environs] == [replica, contract.UnwatchedProcess()]
     assert [one[identity.REPLICA_ID] for one in environs] == ["r1", "r1"], "an agent could not find what is left"
 
 

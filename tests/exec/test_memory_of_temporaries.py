@@ -18,7 +18,7 @@ from penstock.errors import ProgramError, SpecError, Unavailable
 from penstock.exec import temporaries
 from penstock.exec.data_parallel import DataParallel
 from penstock.exec.memory import ReplicaMemory
-from penstock.exec.temporaries import Retention, Temporaries
+from penstock.exec.temporaries import ReleasePolicy, Temporaries
 from penstock.graph.analysis.buffers import check
 from penstock.graph.analysis.liveness import staying
 from penstock.graph.passes import PassChoice
@@ -273,7 +273,7 @@ def test_print_log_says_how_many(capsys: pytest.CaptureFixture[str]) -> None:
 def test_shared_memory_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     network = NETWORKS["conv_net"]()
     core = DataParallel(network.main, ReplicaMemory(started(network.startup)), mode="all_reduce", num_replicas=1)
-    core.temporaries = Temporaries(network.main, core.choice, Retention(), shared=True)
+    core.temporaries = Temporaries(network.main, core.choice, ReleasePolicy(), shared=True)
     core.run(network.feed(8, 0), [])
     monkeypatch.setattr(temporaries, "usable_bytes", lambda: 4096)
     with pytest.raises(Unavailable, match="this process may use 0 MiB"):

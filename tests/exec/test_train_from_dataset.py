@@ -19,7 +19,7 @@ import penstock as fluid
 from penstock.dataset.slots import feed_of
 from penstock.errors import OperatorError, SpecError
 from penstock.exec import dataset_reports
-from penstock.exec.dataset_reports import Progress
+from penstock.exec.dataset_reports import PassProgress
 from penstock.telemetry.sessions import Unwatched
 
 NUM_IDS = 50
@@ -184,7 +184,7 @@ def test_progress_is_one_line_a_second_on_a_terminal(
 ) -> None:
     terminal, now = Terminal(), [10.0]
     monkeypatch.setattr("sys.stderr", terminal)
-    shown = Progress(lambda: share, shows_line=True, clock=lambda: now[0])
+    shown = PassProgress(lambda: share, shows_line=True, clock=lambda: now[0])
     for seconds in (0.5, 1.5, 0.5, 0.5):
         now[0] += seconds
         shown.trained(100)

@@ -7,14 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.bounded import BoundedQueue, Rule
+from penstock.protocol.bounded import BoundedQueue, DropRule
 from penstock.protocol.frames import Kind
 
 LIMIT, LAST_RESORT = 20, 40
 RULES = (
-    Rule(frozenset({Kind.OP_EVENTS}), LIMIT),
-    Rule(frozenset({Kind.OP_SUMS, Kind.SYNC}), LIMIT),
-    Rule(frozenset({Kind.METRICS}), LAST_RESORT, keep_newest=True),
+    DropRule(frozenset({Kind.OP_EVENTS}), LIMIT),
+    DropRule(frozenset({Kind.OP_SUMS, Kind.SYNC}), LIMIT),
+    DropRule(frozenset({Kind.METRICS}), LAST_RESORT, keep_newest=True),
 )
 RANK = {kind: rank for rank, rule in enumerate(RULES) for kind in rule.kinds}
 KINDS = [Kind.OP_EVENTS, Kind.OP_SUMS, Kind.SYNC, Kind.METRICS, Kind.HELLO]

@@ -35,8 +35,8 @@ from penstock.settings import (
     SELECTED_GPUS,
     SETTINGS,
     TREE,
-    Kind,
     Setting,
+    VariableKind,
 )  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ def test_the_walk_finds_names_however_they_are_read() -> None:
 
 def test_every_key_of_the_runtime_configs_is_a_setting() -> None:
     names = [f"FLAGS_{key.removeprefix('_')}" for key in (*TRAINER_KEYS, *SERVER_KEYS)]
-    assert {kind_of(name) for name in names} == {Kind.SETTING}
+    assert {kind_of(name) for name in names} == {VariableKind.SETTING}
 
 
 @pytest.mark.parametrize("mode", ["local", "pserver", "collective", "command"])
@@ -309,12 +309,17 @@ def page() -> Iterator[tuple[str, ...]]:
 
 
 def test_the_page_lists_the_variables_of_the_table() -> None:
-    titles = {Kind.SETTING: "settings", Kind.PATH: "paths", Kind.NODE: "nodes", Kind.SECRET: "secrets"}
+    titles = {
+        VariableKind.SETTING: "settings",
+        VariableKind.PATH: "paths",
+        VariableKind.NODE: "nodes",
+        VariableKind.SECRET: "secrets",
+    }
     expected = {
         (titles.get(row.kind, "tools"), row.name, row.values.shown, row.default_text, reader, row.meaning)
         for reader, rows in TREE.items()
         for row in rows
-        if row.kind is not Kind.PLACE
+        if row.kind is not VariableKind.PLACE
     }
     assert set(page()) == expected
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_server.services.placement import Need, Placed, Room, Waits, place, take
+from penstock_server.services.placement import Chosen, Need, Room, Waits, place, take
 
 GIB = 1 << 30
 
@@ -21,26 +21,26 @@ def room(name: str, cpus: int, used: int = 0, gpus: int = 0) -> Room:
     return Room(name, name, (cpus, gpus, 64 * GIB), (cpus - used, gpus, 64 * GIB))
 
 
-def waits(answer: Placed | Waits) -> Waits:
+def waits(answer: Chosen | Waits) -> Waits:
     assert isinstance(answer, Waits)
     return answer
 
 
 def test_replicas_fill_the_fullest_node_that_holds_them() -> None:
-    assert place([need(2)], [room("big", 16), room("small", 4)]) == Placed(("small",))
+    assert place([need(2)], [room("big", 16), room("small", 4)]) == Chosen(("small",))
 
 
 def test_large_replicas_are_placed_first_so_that_all_fit() -> None:
-    assert place([need(1, 0), need(4, 1)], [room("a", 4), room("b", 1)]) == Placed(("b", "a"))
+    assert place([need(1, 0), need(4, 1)], [room("a", 4), room("b", 1)]) == Chosen(("b", "a"))
 
 
 def test_a_replica_that_asks_for_no_core_shares_a_full_node() -> None:
     needs = [need(1, 0), need(1, 1), need(0, 2), need(0, 3)]
-    assert place(needs, [room("small", 2)]) == Placed(("small",) * 4)
+    assert place(needs, [room("small", 2)]) == Chosen(("small",) * 4)
 
 
 def test_gpus_are_kept_for_those_who_ask_for_them() -> None:
-    assert place([need(1)], [room("gpu", 4, gpus=8), room("cpu", 64)]) == Placed(("cpu",))
+    assert place([need(1)], [room("gpu", 4, gpus=8), room("cpu", 64)]) == Chosen(("cpu",))
 
 
 def listener(index: int = 0) -> Need:
@@ -51,7 +51,7 @@ def test_port_is_given_once_on_a_host_that_two_nodes_share() -> None:
     ports = (7001, 7002, 7003)
     rooms = [replace(room(name, 2), host="h", ports=ports, offered=ports) for name in ("a", "b")]
     placed = place([listener(0), need(1), listener(1), listener(2)], rooms)
-    assert isinstance(placed, Placed)
+    assert isinstance(placed, Chosen)
     assert sorted(placed.ports) == [0, 2, 3]
     assert sorted(placed.ports.values()) == [(7001,), (7002,), (7003,)]
     left = take(rooms, [listener(0), need(1), listener(1), listener(2)], placed)
@@ -82,7 +82,7 @@ def test_ranks_of_a_collective_job_have_distinct_ports() -> None:
     ranks = [Need("trainer", 0, (1, 0, GIB), num_ports=2), Need("trainer", 1, (1, 0, GIB), num_ports=1)]
     ports = (7001, 7002, 7003)
     placed = place(ranks, [replace(room("a", 2), ports=ports, offered=ports)])
-    assert isinstance(placed, Placed)
+    assert isinstance(placed, Chosen)
     assert placed.ports == {0: (7001, 7002), 1: (7003,)}
     answer = waits(place(ranks, [replace(room("a", 2), ports=ports[:2], offered=ports)]))
     assert "2 trainers, which need 3 ports, for 2 free of 3 ports" in answer.why
@@ -98,7 +98,7 @@ def test_busy_cores_are_named_where_ports_are_free() -> None:
 def test_two_hosts_may_give_the_same_port() -> None:
     rooms = [replace(room(name, 1), host=name, ports=(7001,)) for name in ("a", "b")]
     placed = place([listener(0), listener(1)], rooms)
-    assert isinstance(placed, Placed)
+    assert isinstance(placed, Chosen)
     assert set(placed.node_ids) == {"a", "b"}
     assert placed.ports == {0: (7001,), 1: (7001,)}
 

@@ -10,14 +10,14 @@ import pytest
 from tests.server.harness import FakeAgent, FakeClock, Server, running, settings_for
 from tests.support.waiting import until_answer
 
-from penstock_server.services.backoff import FIRST, LONGEST, LONGEST_OF_ATTEMPTS, STEADY, Life, starts_at
+from penstock_server.services.backoff import FIRST, LONGEST, LONGEST_OF_ATTEMPTS, STEADY, Span, starts_at
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MOMENT = timedelta(milliseconds=10)
 
 
-def lives(*lasted: timedelta) -> list[Life]:
-    return [Life(START, START + one) for one in lasted]
+def lives(*lasted: timedelta) -> list[Span]:
+    return [Span(START, START + one) for one in lasted]
 
 
 def pause_after(*lasted: timedelta) -> timedelta:

@@ -17,7 +17,7 @@ from tests.support.yardstick import slowdown
 from penstock.protocol.frames import Column, Frame, Kind, encode
 from penstock.protocol.jobspec import JobSpec
 from penstock_server.auth.principal import Principal
-from penstock_server.streams.ingest import Sender
+from penstock_server.streams.ingest import FrameSender
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.speed]
 
@@ -85,7 +85,7 @@ async def test_hundred_thousand_events_a_second_cost_part_of_a_core(sqlite_serve
         names = (Column.START_NS, Column.DURATION_NS, Column.OP, Column.THREAD)
         columns = {name: np.arange(1000) % 60_000 for name in names}
         frames = [encode(Frame(Kind.OP_EVENTS, source["stream"], 1, i, columns=columns)) for i in range(100)]
-        from_trainer = Sender(replica_id=source["replica_id"])
+        from_trainer = FrameSender(replica_id=source["replica_id"])
         begin = time.process_time()
         for frame in frames:
             await sqlite_server.runtime.ingest.take(from_trainer, frame)

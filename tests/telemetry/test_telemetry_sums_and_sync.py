@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.protocol.frames import Column
 from penstock.protocol.graphdoc import GraphDocument, Op, RoleName, Sync, Value
 from penstock.telemetry.events import Events, op_sums
-from penstock.telemetry.sync import SyncPlan
+from penstock.telemetry.sync import GraphExchanges
 
 MS = 1_000_000
 DRAWN = st.lists(st.tuples(st.integers(0, 65535), st.integers(0, 2**32 - 1)), min_size=1, max_size=200)
@@ -62,38 +62,38 @@ def test_sums_equal_a_loop_over_the_events(drawn: list[tuple[int, int]]) -> None
 
 def test_wait_is_from_the_earliest_gradient_to_the_exchange() -> None:
     step = {0: (0, 10), 1: (0, 25), 2: (0, 2), 3: (26, 3), 4: (30, 4), 5: (40, 1)}
-    got = SyncPlan(document()).exchanged(*schedule(step), num_rows=1)
+    got = GraphExchanges(document()).exchanged(*schedule(step), num_rows=1)
     assert got.wait_ns.tolist() == [[16 * MS]]  # replica 0 was ready at 10, the exchange began at 26; 2 is no producer
     assert got.time_ns.tolist() == [[7 * MS]]
 
 
 def test_backward_operators_produce_gradients_without_a_writer() -> None:
     step = {0: (0, 10), 1: (0, 25), 2: (0, 2), 3: (26, 3), 4: (30, 4)}
-    got = SyncPlan(document(writer="w@GRAD@scaled")).exchanged(*schedule(step), num_rows=1)
+    got = GraphExchanges(document(writer="w@GRAD@scaled")).exchanged(*schedule(step), num_rows=1)
     assert got.wait_ns.tolist() == [[16 * MS]]
 
 
 def test_without_backward_all_earlier_operators_are_producers() -> None:
     step = {0: (0, 10), 1: (0, 25), 2: (0, 2), 3: (26, 3), 4: (30, 4)}
-    got = SyncPlan(document(writer="other", backward="forward")).exchanged(*schedule(step), num_rows=1)
+    got = GraphExchanges(document(writer="other", backward="forward")).exchanged(*schedule(step), num_rows=1)
     assert got.wait_ns.tolist() == [[24 * MS]]
 
 
 def test_wait_is_never_negative() -> None:
     step = {0: (0, 30), 1: (0, 40), 3: (26, 3), 4: (30, 4)}
-    assert SyncPlan(document()).exchanged(*schedule(step), num_rows=1).wait_ns.tolist() == [[0]]
+    assert GraphExchanges(document()).exchanged(*schedule(step), num_rows=1).wait_ns.tolist() == [[0]]
 
 
 def test_a_replica_without_rows_is_not_waited_for() -> None:
     step = {1: (0, 25), 3: (26, 3), 4: (30, 4)}
-    assert SyncPlan(document()).exchanged(*schedule(step), num_rows=1).wait_ns.tolist() == [[1 * MS]]
+    assert GraphExchanges(document()).exchanged(*schedule(step), num_rows=1).wait_ns.tolist() == [[1 * MS]]
 
 
 def test_sync_rows_are_sums_over_the_steps_with_the_exchange() -> None:
     ran = {0: (0, 10), 1: (0, 25), 3: (26, 3), 4: (30, 4)}
     idle = {0: (50, 10)}
     again = {0: (100, 20), 1: (100, 10), 3: (130, 1), 4: (131, 1)}
-    plan = SyncPlan(document())
+    plan = GraphExchanges(document())
     got = plan.columns(plan.exchanged(*schedule(ran, idle, again), num_rows=3))
     assert {c.name: v.tolist() for c, v in got.items()} == {
         "PARAM": [0], "COUNT": [2], "BYTES": [2 * 40 * 2], "TOTAL_NS": [9 * MS], "WAIT_NS": [36 * MS],
@@ -111,11 +111,11 @@ def test_sparse_rows_count_ids_and_values_of_every_replica() -> None:
     ops = [*made.ops]
     ops[3] = gather("gather.rows", [5], [3], dtype="int64")
     ops[4] = gather("gather.values", [5, 16], [3, 16], dtype="bfloat16")
-    plan = SyncPlan(made.model_copy(update={"ops": ops}))
+    plan = GraphExchanges(made.model_copy(update={"ops": ops}))
     got = plan.columns(plan.exchanged(*schedule({0: (0, 1), 3: (2, 1), 4: (3, 1)}), num_rows=1))
     assert got[Column.BYTES].tolist() == [(5 + 3) * (8 + 16 * 2)]
 
 
 def test_events_of_operators_that_the_document_lacks_are_ignored() -> None:
     step = {0: (0, 10), 1: (0, 25), 3: (26, 3), 4: (30, 4), 6: (1, 1), 9999: (0, 1)}
-    assert SyncPlan(document()).exchanged(*schedule(step), num_rows=1).wait_ns.tolist() == [[16 * MS]]
+    assert GraphExchanges(document()).exchanged(*schedule(step), num_rows=1).wait_ns.tolist() == [[16 * MS]]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PeerError
-from penstock.protocol.agent import Checkpoint, Desired, DesiredSet
+from penstock.protocol.agent import CheckpointOrder, Desired, DesiredSet
 from penstock_worker import messages, ports, statedirs
 from penstock_worker.replica import NEVER_STARTED, Replica, entrypoint_environment
 from penstock_worker.snapshots import SnapshotCache
@@ -43,7 +43,7 @@ def test_only_folders_of_ended_jobs_without_process_are_deleted(tmp_path: Path) 
 
 
 def test_checkpoints_outlive_attempts_and_env_may_set_the_folder(tmp_path: Path) -> None:
-    asked = order().model_copy(update={"checkpoint": Checkpoint(every_steps=7, keep=2)})
+    asked = order().model_copy(update={"checkpoint": CheckpointOrder(every_steps=7, keep=2)})
     folder = statedirs.checkpoint_dir(tmp_path, asked)
     assert folder == tmp_path / "checkpoints" / "j1"
     assert statedirs.checkpoint_dir(tmp_path, asked.model_copy(update={"attempt": 2})) == folder

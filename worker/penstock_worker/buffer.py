@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from penstock.protocol.bounded import BoundedQueue, Rule
+from penstock.protocol.bounded import BoundedQueue, DropRule
 from penstock.protocol.frames import Frame, Header, Kind, encode
 
 LIMIT_BYTES = 64 << 20
@@ -44,7 +44,7 @@ class FrameBuffer:
         self._epoch = epoch
         self._limit = limit_bytes
         self._waiting = BoundedQueue[_Held](
-            [Rule(kinds, limit_bytes, keep_newest=Kind.EXCHANGE in kinds) for kinds in DROPPED]
+            [DropRule(kinds, limit_bytes, keep_newest=Kind.EXCHANGE in kinds) for kinds in DROPPED]
         )
         self._sent: deque[tuple[int, _Held]] = deque()  # (number of the send, frame), kinds of AGAIN only
         self._sends = 0

@@ -26,7 +26,7 @@ BEFORE_END_S = 10.0  # longest delay of the report of an end by a log and frames
 FRAMES_A_TURN = 16
 
 
-class Source(Protocol):
+class ReplicaSource(Protocol):
     """What a replica has to send."""
 
     report: ReplicaReport
@@ -47,7 +47,7 @@ class _Heartbeat:
 class Outgoing:
     """State of one connection. `sources` is the agent's own mapping and may grow and shrink meanwhile."""
 
-    def __init__(self, sources: Mapping[str, Source], log_offsets: Mapping[str, int]) -> None:
+    def __init__(self, sources: Mapping[str, ReplicaSource], log_offsets: Mapping[str, int]) -> None:
         self._sources = sources
         self._reported: dict[str, ReplicaReport] = {}
         self.ends_first = False  # reports of ends go out without the log and the frames: the agent stops
@@ -64,7 +64,7 @@ class Outgoing:
             yield from self._log(source)
             yield from self._frames(source)
 
-    def _report(self, source: Source, now: float) -> Iterator[str]:
+    def _report(self, source: ReplicaSource, now: float) -> Iterator[str]:
         report = source.report
         if self._reported.get(report.replica_id) == report:
             return
@@ -73,7 +73,7 @@ class Outgoing:
         self._reported[report.replica_id] = report
         yield report.encode()
 
-    def _may_end(self, source: Source, now: float) -> bool:
+    def _may_end(self, source: ReplicaSource, now: float) -> bool:
         # Not from the end itself: an agent that was stopped or disconnected meanwhile has had no turn to send anything.
         if source.end_due_at is None:
             source.end_due_at = now
@@ -81,13 +81,13 @@ class Outgoing:
             return True
         return not source.draining and source.frames.empty and source.log.drained
 
-    def _log(self, source: Source) -> Iterator[str]:
+    def _log(self, source: ReplicaSource) -> Iterator[str]:
         piece = source.log.next_chunk()
         if piece is not None:
             offset, chunk = piece
             yield messages.log(source.report, offset, chunk).encode()
 
-    def _frames(self, source: Source) -> Iterator[bytes]:
+    def _frames(self, source: ReplicaSource) -> Iterator[bytes]:
         for _ in range(FRAMES_A_TURN):
             payload = source.frames.pop()
             if payload is None:

@@ -18,7 +18,7 @@ from penstock.command.doctor_readings import Gpus, Kernels, Libraries, Native, P
 from penstock.command.stack import check_port
 from penstock.errors import PenstockError
 from penstock.machine.capability import Capability
-from penstock.machine.findings import Finding, Reading
+from penstock.machine.findings import Finding, MachineReading
 from penstock.machine.survey import read_machine, read_state_folder
 from penstock.settings import MATRIX_KERNELS
 from penstock.version import __version__
@@ -31,16 +31,16 @@ def diagnose(*, url: str | None, token: str | None, state_dir: Path, with_torch:
     """Return all findings; torch is loaded by another process meanwhile. Never raises for what is missing."""
     with ThreadPoolExecutor(1) as pool:
         of_torch = pool.submit(read_torch) if with_torch else None
-        readings: list[Reading] = [*read_machine(), _state_folder(state_dir), *_server_and_port(url, token)]
+        readings: list[MachineReading] = [*read_machine(), _state_folder(state_dir), *_server_and_port(url, token)]
         readings.extend(of_torch.result() if of_torch else [])
     return tuple(reading.finding() for reading in readings)
 
 
-def _state_folder(path: Path) -> Reading:
+def _state_folder(path: Path) -> MachineReading:
     return read_state_folder(path, advice="give 'penstock up' and the agent another folder with --state-dir")
 
 
-def read_torch() -> Sequence[Reading]:
+def read_torch() -> Sequence[MachineReading]:
     """Read torch, the native libraries, kernels and GPUs in another process."""
     if importlib.util.find_spec("torch") is None:
         return [Torch("", is_installed=False), _gpus({})]
@@ -58,7 +58,7 @@ def read_torch() -> Sequence[Reading]:
     return torch_readings(found, error, MATRIX_KERNELS.text() or "")
 
 
-def torch_readings(found: dict[str, Any], error: str, setting: str) -> Sequence[Reading]:
+def torch_readings(found: dict[str, Any], error: str, setting: str) -> Sequence[MachineReading]:
     """Return the readings of what `doctor_torch` printed; of torch's failure if it printed nothing."""
     if not found:
         return [Torch("", error), _gpus({})]
@@ -88,7 +88,7 @@ def _gpus(found: dict[str, Any]) -> Gpus:
     return Gpus(installed, driver, tuple(found.get("gpus", ())), bool(found.get("cuda")))
 
 
-def _server_and_port(url: str | None, token: str | None) -> tuple[Reading, Reading]:
+def _server_and_port(url: str | None, token: str | None) -> tuple[MachineReading, MachineReading]:
     server = read_server(url, token)
     default = urlsplit(profile.DEFAULT_URL)
     host, number = str(default.hostname), int(default.port or 0)

@@ -85,15 +85,15 @@ def wait(
 def display_for(*, quiet: bool = False) -> Display:
     """Return what fits: nothing, a live bar on a terminal, lines elsewhere."""
     if quiet:
-        return Lines(every_s=float("inf"), to=lambda _: None)
+        return StateLines(every_s=float("inf"), to=lambda _: None)
     if not sys.stderr.isatty():
-        return Lines()
+        return StateLines()
     from penstock.command.progress import Bar  # loads rich
 
     return Bar()
 
 
-class Lines:
+class StateLines:
     """One line for each change of state, and one each ten seconds while the job makes progress."""
 
     def __init__(self, *, every_s: float = LINE_EVERY_S, to: Callable[[str], None] = note) -> None:

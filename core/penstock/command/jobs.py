@@ -230,7 +230,7 @@ def _figures(sums: Sums) -> list[str]:
     return [str(count) for count in counts]
 
 
-class Source(Protocol):
+class LogSource(Protocol):
     """Gives pieces of logs; `Client` does."""
 
     def logs(self, job_id: str, replica_id: str, *, offset: int = 0) -> LogChunk:
@@ -238,7 +238,7 @@ class Source(Protocol):
         ...
 
 
-class Lines:
+class LineCutter:
     """Cuts the texts of several logs into lines: what has no end yet waits for it. No I/O."""
 
     def __init__(self) -> None:
@@ -259,13 +259,13 @@ class Lines:
 class LogReader:
     """Prints what is new, from where it stopped; of a replica of an attempt before as well, until its log has ended."""
 
-    def __init__(self, client: Source, *, json: bool) -> None:
+    def __init__(self, client: LogSource, *, json: bool) -> None:
         self._client = client
         self._json = json
         self._offsets: dict[str, int] = {}
         self._known: dict[str, Replica] = {}
         self._finished: set[str] = set()
-        self._lines = Lines()
+        self._lines = LineCutter()
 
     def print_new(self, job: Job, chosen: Sequence[Replica]) -> bool:
         """Print the next piece of each log; return whether there was any. Raises Unavailable in between."""

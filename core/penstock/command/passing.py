@@ -12,7 +12,7 @@ import typer
 from penstock.command.specfile import with_env
 from penstock.protocol.environment import Exported, exported, kind_of
 from penstock.protocol.jobspec import JobSpec
-from penstock.settings import Kind
+from penstock.settings import VariableKind
 
 
 def given(pairs: Sequence[str]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def with_environment(spec: JobSpec, environ: Mapping[str, str], over: Mapping[st
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the settings that pass to jobs."""
-    return {name: value for name, value in environ.items() if kind_of(name) is not Kind.SETTING}
+    return {name: value for name, value in environ.items() if kind_of(name) is not VariableKind.SETTING}
 
 
 def _sentences(found: Exported, own: Mapping[str, str]) -> list[str]:

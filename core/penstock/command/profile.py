@@ -24,7 +24,7 @@ DEFAULT_URL = "http://127.0.0.1:7080"
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class UserProfile:
     """A server that this user started. `token_file`: path of its admin token."""
 
     url: str
@@ -44,10 +44,10 @@ def path() -> Path:
     return CONFIG.read() or home() / "config.json"
 
 
-def load() -> Profile | None:
+def load() -> UserProfile | None:
     """Return the profile, None if there is none. Raises SpecError if it is damaged or cannot be read."""
     try:
-        return Profile(**json.loads(path().read_text(encoding="utf-8")))
+        return UserProfile(**json.loads(path().read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -58,12 +58,12 @@ def load() -> Profile | None:
         raise SpecError(f"{path()} is damaged ({error}); remove it, or give --url and --token") from error
 
 
-def local() -> Profile | None:
+def local() -> UserProfile | None:
     """Return the server that keeps its state in `~/.penstock/server`, None if none ever did. Raises SpecError."""
     folder = home() / "server"
     try:
         fields = json.loads((folder / "server.json").read_text(encoding="utf-8"))
-        return Profile(str(fields["url"]), str(folder / "admin.token"))
+        return UserProfile(str(fields["url"]), str(folder / "admin.token"))
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
         return None
     except OSError as error:
@@ -75,7 +75,7 @@ def _unreadable(what: str, file: Path, error: OSError, advice: str) -> SpecError
     return SpecError(f"{what} in {file} cannot be read: {error.strerror or error}; {advice}", got=str(file))
 
 
-def save(profile: Profile) -> None:
+def save(profile: UserProfile) -> None:
     """Replace the profile in one step. Raises SpecError if it cannot be written."""
     target = path()
     try:
@@ -91,7 +91,7 @@ def save(profile: Profile) -> None:
         ) from error
 
 
-def remove(profile: Profile) -> None:
+def remove(profile: UserProfile) -> None:
     """Remove the profile if it still is this one."""
     try:
         if load() == profile:

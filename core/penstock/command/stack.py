@@ -58,7 +58,7 @@ class Stack:
         self._server: group.LoggedGroup | None = None
         self._agent: group.LoggedGroup | None = None
         self._environ = {name: value for name, value in environ.items() if name not in (URL.name, TOKEN.name)}
-        self._profile: profile.Profile | None = None
+        self._profile: profile.UserProfile | None = None
         self.url = ""
         self.client: Client
 
@@ -82,7 +82,7 @@ class Stack:
         self.url = self._until_ready(self._server, server_dir)
         token_file = server_dir / "admin.token"
         self.client = Client(self.url, token=token_file.read_text(encoding="utf-8").strip())
-        self._profile = profile.Profile(self.url, str(token_file))
+        self._profile = profile.UserProfile(self.url, str(token_file))
         profile.save(self._profile)
         if self._with_agent:
             self._start_agent()

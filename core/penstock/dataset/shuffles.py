@@ -18,7 +18,7 @@ Seed = int | list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredShuffles:
     """A position. `before`: how many of the shuffles belong to passes before; `samples`: used of this pass."""
 
     seeds: list[Seed]
@@ -36,7 +36,7 @@ class Shuffles:
 
     def __init__(self) -> None:
         self.seeds: list[Seed] = []
-        self.restored: Restored | None = None
+        self.restored: RestoredShuffles | None = None
         self._own = 0  # where those of the pass that runs, or ran last, begin
         self._next = 0  # of the next one
 
@@ -53,7 +53,7 @@ class Shuffles:
     def restore(self, position: Mapping[str, Any]) -> None:
         """Let the next pass go on at a position of `as_position`."""
         seeds: list[Seed] = [list(map(int, s)) if isinstance(s, Sequence) else int(s) for s in position["seeds"]]
-        self.restored = Restored(seeds, int(position.get("before", 0)), int(position["samples"]))
+        self.restored = RestoredShuffles(seeds, int(position.get("before", 0)), int(position["samples"]))
 
     def before_next(self) -> list[Seed]:
         """Return the shuffles to make before the next one that is asked for. Raises SpecError.

@@ -26,7 +26,7 @@ from penstock.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Omission:
     """What one operator does and its Program does not declare. `str()` names operator, variable and line."""
 
     kind: Literal["undeclared write", "undeclared view", "view that is a copy"]
@@ -40,12 +40,12 @@ class Finding:
         return f"{self.kind}: operator {self.operator!r} ({where}), variable {self.variable!r}"
 
 
-def audit(program: Program, feed: Mapping[str, Any], scope: Scope | None = None) -> list[Finding]:
+def audit(program: Program, feed: Mapping[str, Any], scope: Scope | None = None) -> list[Omission]:
     """Run `program` once and return what was found; an empty list is a clean Program.
 
     The scope is updated as by any run. Raises what `Executor.run` raises.
     """
-    findings: list[Finding] = []
+    findings: list[Omission] = []
 
     def hook(op: Operator, operands: list[Any], call: Callable[[], Any]) -> Any:
         tensors = named_operands(op, operands)
@@ -59,22 +59,22 @@ def audit(program: Program, feed: Mapping[str, Any], scope: Scope | None = None)
     return findings
 
 
-def _writes(op: Operator, tensors: list[tuple[str, torch.Tensor]], before: Mapping[int, bytes]) -> Iterator[Finding]:
+def _writes(op: Operator, tensors: list[tuple[str, torch.Tensor]], before: Mapping[int, bytes]) -> Iterator[Omission]:
     declared = {_address(t) for name, t in tensors if name in op.writes}
     for name, tensor in tensors:
         if _address(tensor) not in declared and _digest(tensor) != before[_address(tensor)]:
-            yield Finding("undeclared write", op.name, op.type, name, op.source)
+            yield Omission("undeclared write", op.name, op.type, name, op.source)
 
 
-def _views(program: Program, op: Operator, tensors: list[tuple[str, torch.Tensor]], result: Any) -> Iterator[Finding]:
+def _views(program: Program, op: Operator, tensors: list[tuple[str, torch.Tensor]], result: Any) -> Iterator[Omission]:
     storages = {program.variables[name].storage: _address(t) for name, t in tensors}
     addresses = set(storages.values()) - {0}
     for name, tensor in named_results(op, result):
         base = program.variables[name].storage
         if base == name and _address(tensor) in addresses:
-            yield Finding("undeclared view", op.name, op.type, name, op.source)
+            yield Omission("undeclared view", op.name, op.type, name, op.source)
         elif base != name and storages.get(base, _address(tensor)) != _address(tensor):
-            yield Finding("view that is a copy", op.name, op.type, name, op.source)
+            yield Omission("view that is a copy", op.name, op.type, name, op.source)
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -25,7 +25,7 @@ from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
 from penstock.exec.shown_graphs import ShownGraphs, write_drawings
-from penstock.exec.temporaries import Retention, Statistics, Temporaries, statistics
+from penstock.exec.temporaries import ReleasePolicy, Statistics, Temporaries, statistics
 from penstock.exec.trainers import SharedSteps, Trainers, signature
 from penstock.graph.across import STEP
 from penstock.graph.operands import Shares
@@ -59,7 +59,7 @@ class DataParallel:
         loss_name: str | None = None,
         scale_loss: bool = True,
         choice: PassChoice = PassChoice(),  # noqa: B008 - frozen
-        retention: Retention = Retention(),  # noqa: B008 - frozen
+        retention: ReleasePolicy = ReleasePolicy(),  # noqa: B008 - frozen
         name: str = "program",
         cores: int = 0,
         trainers: Trainers | None = None,

@@ -28,7 +28,7 @@ from penstock.dataset.prefetch import RunAhead
 from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError
 from penstock.exec.data_parallel import DataParallel, results
-from penstock.exec.dataset_reports import Fetches, FetchHandler, HandlerThread, Profile, Progress
+from penstock.exec.dataset_reports import Fetches, FetchHandler, HandlerThread, PassProgress, Profile
 from penstock.exec.devices import Devices, devices_of
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.parallel import CompiledProgram
@@ -169,7 +169,7 @@ def run_from_dataset(
         saves = Saves(wanted.checkpoints, chosen, dataset.position)
         run = _prefetched(run, steps.first, ends) if num_threads == 1 else run
         prints = wanted.debug or handler is not None or bool(wanted.fetch_list)
-        progress = ends.enter_context(contextlib.closing(Progress(run.fraction, shows_line=not prints)))
+        progress = ends.enter_context(contextlib.closing(PassProgress(run.fraction, shows_line=not prints)))
         pass_ = _Pass(run, {v.name for v in chosen.feeds()}, fetches, handler, saves, progress)
         if trains:
             steps.first.begin_together()
@@ -292,7 +292,7 @@ class _Pass:
         fetches: Fetches,
         handler: HandlerThread | None,
         saves: Saves,
-        progress: Progress,
+        progress: PassProgress,
     ) -> None:
         self._run, self._inputs, self._fetches, self._handler = run, inputs, fetches, handler
         self._saves, self._progress = saves, progress

@@ -164,7 +164,7 @@ class Profile:
         ]
 
 
-class Progress:
+class PassProgress:
     """Progress of a pass: sent to the dashboard twice a second, and shown as one line on a terminal once a second.
 
     `fraction`: of the data, None if it is not known. The line is for terminals, where nothing else is printed:

@@ -37,24 +37,24 @@ Seen = tuple[int, int, int, list[tuple[int, int]], bool, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class ReleasePolicy:
     """What happens to temporaries. `eager`: released with their last use; `every`: runs until others are cleared."""
 
     eager: bool = True
     every: int = 1
 
 
-def retention(execution: ExecutionStrategy) -> Retention:
+def retention(execution: ExecutionStrategy) -> ReleasePolicy:
     """Return the strategy's setting, and FLAGS_eager_delete_tensor_gb now (below 0: nothing is released in a run).
 
     Warns once if the strategy's has no effect, and is not the default.
     """
     eager, every = value_of(EAGER_DELETE) >= 0, execution.num_iteration_per_drop_scope
-    if eager and every != Retention().every:
+    if eager and every != ReleasePolicy().every:
         why = "eager deletion leaves no temporary between runs; FLAGS_eager_delete_tensor_gb below 0 turns it off"
         text = f"ExecutionStrategy.num_iteration_per_drop_scope = {every} has no effect: {why}"
         warn_once(_log, text, execution)
-    return Retention(eager, every)
+    return ReleasePolicy(eager, every)
 
 
 def check_shared_memory(needed: int, usable: int) -> None:
@@ -77,7 +77,7 @@ class Temporaries:
     `shared`: other trainers of this host sum gradients where they lie.
     """
 
-    def __init__(self, program: Program, choice: PassChoice, retention: Retention, *, shared: bool = False) -> None:
+    def __init__(self, program: Program, choice: PassChoice, retention: ReleasePolicy, *, shared: bool = False) -> None:
         self.program, self.choice, self.retention = program, choice, retention
         self._shared = shared
         self._arena = Arena(shared=shared)

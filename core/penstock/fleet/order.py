@@ -22,7 +22,7 @@ class OrderError(SpecError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class CallRule:
     """When a call may be made: after `needs`, by `role` (None: either), once or again and again."""
 
     needs: str = ""
@@ -30,20 +30,20 @@ class Rule:
     once: bool = False
 
 
-RULES: Mapping[str, Rule] = {
-    "init": Rule(),
-    "distributed_optimizer": Rule("init"),
-    "minimize": Rule("distributed_optimizer", once=True),
-    "main_program": Rule("minimize"),
-    "startup_program": Rule("minimize"),
-    "init_server": Rule("minimize", Role.SERVER, once=True),
-    "run_server": Rule("init_server", Role.SERVER, once=True),
-    "init_worker": Rule("minimize", Role.WORKER, once=True),
-    "stop_worker": Rule("init_worker", Role.WORKER, once=True),
-    "barrier_worker": Rule("init_worker", Role.WORKER),
-    "all_reduce_worker": Rule("init_worker", Role.WORKER),
-    "save_persistables": Rule("init_worker", Role.WORKER),
-    "save_inference_model": Rule("init_worker", Role.WORKER),
+RULES: Mapping[str, CallRule] = {
+    "init": CallRule(),
+    "distributed_optimizer": CallRule("init"),
+    "minimize": CallRule("distributed_optimizer", once=True),
+    "main_program": CallRule("minimize"),
+    "startup_program": CallRule("minimize"),
+    "init_server": CallRule("minimize", Role.SERVER, once=True),
+    "run_server": CallRule("init_server", Role.SERVER, once=True),
+    "init_worker": CallRule("minimize", Role.WORKER, once=True),
+    "stop_worker": CallRule("init_worker", Role.WORKER, once=True),
+    "barrier_worker": CallRule("init_worker", Role.WORKER),
+    "all_reduce_worker": CallRule("init_worker", Role.WORKER),
+    "save_persistables": CallRule("init_worker", Role.WORKER),
+    "save_inference_model": CallRule("init_worker", Role.WORKER),
 }
 
 

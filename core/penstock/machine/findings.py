@@ -21,7 +21,7 @@ class Finding:
     advice: str = ""
 
 
-class Reading(Protocol):
+class MachineReading(Protocol):
     """Something that was read from a machine. `finding` is a pure function of it."""
 
     def finding(self) -> Finding:

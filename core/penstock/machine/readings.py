@@ -169,7 +169,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class KernelClock:
     """What the kernel knows of its clock. `is_synchronised`: None where the kernel does not answer."""
 
     is_synchronised: bool | None

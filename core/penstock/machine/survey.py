@@ -15,8 +15,8 @@ from pathlib import Path
 
 from penstock.machine import cache, cgroup, cores, memory, shared
 from penstock.machine.capability import Absent, capability, names
-from penstock.machine.findings import Finding, Reading
-from penstock.machine.readings import Clock, Cores, Folder, Memory, OpenFiles, Probed, Processor, SharedMemory
+from penstock.machine.findings import Finding, MachineReading
+from penstock.machine.readings import Cores, Folder, KernelClock, Memory, OpenFiles, Probed, Processor, SharedMemory
 
 _OWN_LINE = ("cache_folder", "shared_memory")  # capabilities that have a more detailed reading
 _TIME_ERROR, _UNSYNCHRONISED = 5, 0x40
@@ -27,7 +27,7 @@ def findings_of_machine(root: Path = cgroup.ROOT) -> tuple[Finding, ...]:
     return tuple(reading.finding() for reading in read_machine(root))
 
 
-def read_machine(root: Path = cgroup.ROOT) -> Sequence[Reading]:
+def read_machine(root: Path = cgroup.ROOT) -> Sequence[MachineReading]:
     """Read everything about this machine that needs no torch."""
     probed = [Probed(capability(name)) for name in names() if name not in _OWN_LINE and "." not in name]
     return [
@@ -134,13 +134,13 @@ class _Timex(ctypes.Structure):
     )
 
 
-def read_clock() -> Clock:
+def read_clock() -> KernelClock:
     """Ask the kernel, without setting anything, whether its clock is synchronised."""
     timex = _Timex()
     try:
         state = int(ctypes.CDLL(None).adjtimex(ctypes.byref(timex)))
     except (AttributeError, OSError):  # another C library, or a platform without the call
-        return Clock(None, 0.0)
+        return KernelClock(None, 0.0)
     if state < 0:
-        return Clock(None, 0.0)
-    return Clock(state != _TIME_ERROR and not timex.status & _UNSYNCHRONISED, timex.maxerror / 1e6)
+        return KernelClock(None, 0.0)
+    return KernelClock(state != _TIME_ERROR and not timex.status & _UNSYNCHRONISED, timex.maxerror / 1e6)

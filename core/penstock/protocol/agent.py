@@ -111,7 +111,7 @@ class LeaseRenewed(Message):
     ttl_s: float = Field(gt=0)
 
 
-class Checkpoint(jobspec.Checkpoint):
+class CheckpointOrder(jobspec.Checkpoint):
     """`checkpoint` of a job's description."""
 
     model_config = ConfigDict(extra="ignore")
@@ -133,7 +133,7 @@ class Desired(Message):
     snapshot: str | None = None
     cpus: int = 1
     stop_grace_s: float = 5.0
-    checkpoint: Checkpoint | None = None
+    checkpoint: CheckpointOrder | None = None
     pserver_job: PserverJob | None = None
     collective_job: CollectiveJob | None = None
 

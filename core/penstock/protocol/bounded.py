@@ -1,6 +1,6 @@
 """Queue of telemetry in order of arrival, bounded by bytes: what does not fit is dropped, oldest first, and counted.
 
-`Rule`s list which kinds may be dropped, in their order: those of a rule only when those of the rules before are gone.
+`DropRule`s list which kinds may be dropped, in order: those of a rule only when those of the rules before are gone.
 Kinds in no rule are never dropped. Invariant: rows pushed = rows popped, discarded or held + rows counted in `dropped`.
 Pure; the owner locks. Every call is O(1) amortised, but `discard` and iteration.
 """
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DropRule:
     """These kinds are dropped while more than `limit_bytes` are held; with `keep_newest` all but the newest entry."""
 
     kinds: frozenset[Kind]
@@ -40,7 +40,7 @@ class Entry(NamedTuple, Generic[T]):
 class BoundedQueue(Generic[T]):
     """`outside_bytes`: bytes that the owner holds elsewhere and that count against the limits."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[DropRule]) -> None:
         self._rules = tuple(rules)
         self._rule_of = {kind: at for at, rule in enumerate(rules) for kind in rule.kinds}
         self._queues: tuple[deque[Entry[T]], ...] = tuple(deque() for _ in range(len(rules) + 1))  # last: never dropped

@@ -148,13 +148,13 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwatched:
+class UnwatchedProcess:
     """A process that is not watched."""
 
 
 def from_environ(
     environ: Mapping[str, str] | None = None, *, default_name: str = "attached"
-) -> Managed | Attached | Unwatched:
+) -> Managed | Attached | UnwatchedProcess:
     """Read the contract from `environ`, by default the process's environment. Raises SpecError.
 
     An agent's variables win over a user's. A managed process has the number of its replica, which may run a launcher;
@@ -172,7 +172,7 @@ def from_environ(
     url, token = URL.read(environ), TOKEN.read(environ)
     if url and token:
         return Attached(url.rstrip("/"), token, name or default_name, *_attached_as(variables))
-    return Unwatched()
+    return UnwatchedProcess()
 
 
 def _attached_as(variables: Variables) -> tuple[Role, int]:

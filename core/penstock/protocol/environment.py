@@ -14,7 +14,7 @@ from typing import get_args
 
 from penstock import identity
 from penstock.protocol import contract
-from penstock.settings import ABSENT, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, SETTINGS, Kind
+from penstock.settings import ABSENT, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, SETTINGS, VariableKind
 
 OWN_PREFIX = "PENSTOCK_"
 FLUID_PREFIX = "FLAGS_"
@@ -29,7 +29,7 @@ PLACES = identity.VARIABLES.union(
     *(contract.reserved(mode, gpus=1) for mode in get_args(contract.Mode)),
     ("TRAINER_PORTS_NUM", "DISTRIBUTED_TRAINER_ENDPOINTS", "GROUP_WORLD_SIZE"),  # read, or taken away, by launchers
 )
-"""Variables of Kind.PLACE, with all that begin like PLACE_PREFIXES."""
+"""Variables of VariableKind.PLACE, with all that begin like PLACE_PREFIXES."""
 PLACE_PREFIXES = ("PADDLE_", "TORCHELASTIC_")
 
 SAME_SETTING = {setting.name: setting.same_as for setting in SETTINGS if setting.same_as}
@@ -54,12 +54,12 @@ def _names_secret(name: str) -> bool:
     return any(text in words for text in SECRET_TEXTS) or not parts.isdisjoint(SECRET_PARTS)
 
 
-def kind_of(name: str, value: str = "") -> Kind | None:
+def kind_of(name: str, value: str = "") -> VariableKind | None:
     """Return the kind of a variable, None for one that Penstock does not know."""
     if is_secret(name, value):
-        return Kind.SECRET
+        return VariableKind.SECRET
     if name in PLACES or name.startswith(PLACE_PREFIXES):
-        return Kind.PLACE
+        return VariableKind.PLACE
     if name in _KINDS:
         return _KINDS[name]
     return next((kind for prefix, kind in _PREFIXES.items() if name.startswith(prefix)), None)
@@ -68,13 +68,13 @@ def kind_of(name: str, value: str = "") -> Kind | None:
 def passes_from_node(name: str, value: str) -> bool:
     """True if an agent's variable reaches the jobs on its node, unless the job sets it: what a machine needs passes.
 
-    These are variables of Kind.NODE, PENSTOCK_ABSENT, and all that neither Penstock nor Fluid has a name for. Settings
+    These are variables of VariableKind.NODE, PENSTOCK_ABSENT, and all that neither Penstock nor Fluid names. Settings
     do not pass: they are those of the submitter, and part of the job's `env`.
     """
     kind = kind_of(name, value)
     if name in _OF_NODES_TOO:
-        return kind is not Kind.SECRET
-    return kind is Kind.NODE or (kind is None and not name.startswith((OWN_PREFIX, FLUID_PREFIX)))
+        return kind is not VariableKind.SECRET
+    return kind is VariableKind.NODE or (kind is None and not name.startswith((OWN_PREFIX, FLUID_PREFIX)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,11 @@ def exported(environ: Mapping[str, str], env: Mapping[str, str], *, has_checkpoi
     """Sort a submitter's environment for a job with `env`. `has_checkpoint`: the job sets how often and how many."""
     taken = _set_by(env) | ({CHECKPOINT_EVERY_STEPS.name, CHECKPOINT_KEEP.name} if has_checkpoint else set())
     found = {name: kind_of(name, environ[name]) for name in sorted(environ)}
-    settings = {name: environ[name] for name, kind in found.items() if kind is Kind.SETTING}
+    settings = {name: environ[name] for name, kind in found.items() if kind is VariableKind.SETTING}
     return Exported(
         passed={name: value for name, value in settings.items() if name not in taken},
         overruled={name: value for name, value in settings.items() if name in taken and env.get(name) != value},
-        paths=tuple(name for name, kind in found.items() if kind is Kind.PATH and name not in env),
+        paths=tuple(name for name, kind in found.items() if kind is VariableKind.PATH and name not in env),
         unknown=tuple(n for n, kind in found.items() if kind is None and n.startswith(_REPORTED)),
     )
 

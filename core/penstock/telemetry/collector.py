@@ -25,7 +25,7 @@ from penstock.protocol.graphdoc import GraphDocument, GraphHash
 from penstock.telemetry.events import Events, Index, Ints, Mask, concatenate, op_sums
 from penstock.telemetry.metrics import ROW, Rows
 from penstock.telemetry.sampling import Sampler, SlowSteps
-from penstock.telemetry.sync import SyncPlan
+from penstock.telemetry.sync import GraphExchanges
 
 EVENT_BYTES = 12
 FRAME_BYTES = HEADER_BYTES + 8 * len(COLUMNS[Kind.OP_EVENTS])
@@ -45,14 +45,14 @@ class GraphPlan:
     """A graph document, and what is computed from it once. `trains`: it has a backward or an optimizer operator."""
 
     hash: GraphHash
-    sync: SyncPlan
+    sync: GraphExchanges
     trains: bool
 
     @classmethod
     def of(cls, document: GraphDocument, graph: GraphHash) -> GraphPlan:
         """Prepare a document. Cost: O(operators + edges)."""
         trains = any(op.role in ("backward", "optimize") for op in document.ops)
-        return cls(graph, SyncPlan(document), trains)
+        return cls(graph, GraphExchanges(document), trains)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProcessIdentity:
     """Identity of this process. `endpoint`: where a pserver listens, None for a trainer."""
 
     role: str
@@ -106,7 +106,7 @@ class WebsocketLink:
 
     confirms = True
 
-    def __init__(self, attached: Attached, identity: Identity) -> None:
+    def __init__(self, attached: Attached, identity: ProcessIdentity) -> None:
         # Only a process that a person attached needs websockets; importing it costs 60 ms.
         from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -130,7 +130,7 @@ class WebsocketLink:
         self.stored_seq = -1
         self._heartbeat_at = time.monotonic()
 
-    def _register(self, attached: Attached, identity: Identity) -> Registered:
+    def _register(self, attached: Attached, identity: ProcessIdentity) -> Registered:
         fields = {name: value for name, value in asdict(identity).items() if value is not None}
         self._socket.send(Register.model_validate({**fields, "job_name": attached.job_name}).encode())
         return parse(REGISTERED, self._socket.recv(timeout=OPEN_TIMEOUT_S))
@@ -195,7 +195,7 @@ def _refusal(attached: Attached, status: int) -> PeerError | Unavailable:
     return Unavailable(f"the server at {attached.url} answered with status {status}")
 
 
-def _hung_up(attached: Attached, identity: Identity, error: Exception) -> PeerError | Unavailable:
+def _hung_up(attached: Attached, identity: ProcessIdentity, error: Exception) -> PeerError | Unavailable:
     """Distinguish a refusal of the registration (close codes 1008 and 4400 to 4499) from a connection that broke."""
     received = getattr(error, "rcvd", None)
     if received is not None and (received.code == 1008 or 4400 <= received.code < 4500):
@@ -206,7 +206,7 @@ def _hung_up(attached: Attached, identity: Identity, error: Exception) -> PeerEr
     return Unavailable(f"the server at {attached.url} hung up while this process registered: {error}")
 
 
-def dialer(contract: Managed | Attached, identity: Callable[[], Identity]) -> Callable[[], Link]:
+def dialer(contract: Managed | Attached, identity: Callable[[], ProcessIdentity]) -> Callable[[], Link]:
     """Return what opens a connection."""
     if isinstance(contract, Managed):
         return lambda: UnixLink(contract)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.protocol.bounded import BoundedQueue, Rule
+from penstock.protocol.bounded import BoundedQueue, DropRule
 from penstock.protocol.frames import Frame, Kind, encode
 from penstock.protocol.graphdoc import GraphHash
 from penstock.telemetry.collector import Draft
@@ -82,9 +82,9 @@ class Outbox:
     def __init__(self, *, limit_bytes: int = LIMIT_BYTES, last_resort_bytes: int = LAST_RESORT_BYTES) -> None:
         self._queue = BoundedQueue[Parcel](
             [
-                Rule(_EVENTS, limit_bytes),
-                Rule(_SUMS, limit_bytes),
-                Rule(_VITAL, last_resort_bytes, keep_newest=True),
+                DropRule(_EVENTS, limit_bytes),
+                DropRule(_SUMS, limit_bytes),
+                DropRule(_VITAL, last_resort_bytes, keep_newest=True),
             ]
         )
         self._newest: dict[Kind, Parcel] = {}  # of REPLACED

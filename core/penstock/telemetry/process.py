@@ -62,7 +62,7 @@ def decide(environ: Mapping[str, str] | None = None) -> Watched | Unwatched:
     except SpecError as error:
         _log.warning("%s. Training continues without telemetry.", error)
         return Unwatched()
-    if isinstance(found, contract.Unwatched):
+    if isinstance(found, contract.UnwatchedProcess):
         return Unwatched()
     return Watched(found, outcome=_process.exits.outcome)
 

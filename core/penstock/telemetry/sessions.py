@@ -29,7 +29,7 @@ from penstock.protocol.graphdoc import GraphDocument, GraphHash
 from penstock.telemetry.collector import Collected, Collector, Draft
 from penstock.telemetry.events import TraceSource
 from penstock.telemetry.exchange import ExchangeSource, ExchangeWatch
-from penstock.telemetry.link import Identity, dialer
+from penstock.telemetry.link import ProcessIdentity, dialer
 from penstock.telemetry.metrics import checked_count, checked_scalars
 from penstock.telemetry.outbox import Outbox, Parcel, message, pack
 from penstock.telemetry.outcome import Outcome
@@ -174,7 +174,7 @@ class Watched(Session):
         for watch in self._watches:
             watch.forget()
 
-    def _who(self) -> Identity:
+    def _who(self) -> ProcessIdentity:
         return self._identity  # read at each dial, since `register` changes it
 
     def _start(self) -> None:
@@ -311,6 +311,6 @@ def _spoken(kind: Kind, body: dict[str, Any], time_ns: int) -> Parcel | None:
         return None
 
 
-def _identity(contract: Managed | Attached) -> Identity:
+def _identity(contract: Managed | Attached) -> ProcessIdentity:
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return Identity(contract.role, contract.index, socket.gethostname(), os.getpid(), None, program, __version__)
+    return ProcessIdentity(contract.role, contract.index, socket.gethostname(), os.getpid(), None, program, __version__)

@@ -30,7 +30,7 @@ _NEVER = np.int64(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
+class StepExchanges:
     """What was exchanged, by step and parameter: arrays of shape [steps, parameters]."""
 
     ran: Mask
@@ -46,7 +46,7 @@ class _Groups:
     begin: Index
 
 
-class SyncPlan:
+class GraphExchanges:
     """The exchanges of one graph, prepared for arrays. Immutable."""
 
     def __init__(self, document: GraphDocument) -> None:
@@ -62,7 +62,7 @@ class SyncPlan:
         self._exchanges = _group(exchanges, slot_of, unused=len(relevant))
         self._producers = _group(producers, slot_of, unused=len(relevant))
 
-    def exchanged(self, events: Events, row: Index, *, num_rows: int) -> Exchanged:
+    def exchanged(self, events: Events, row: Index, *, num_rows: int) -> StepExchanges:
         """Return the exchanges of whole steps. `row`: for each event, which of `num_rows` steps it belongs to."""
         slot = self._slot.take(events.op, mode="clip")  # an operator that the document lacks falls on the last, -1
         used = np.flatnonzero(slot >= 0)
@@ -79,9 +79,9 @@ class SyncPlan:
         ran = first_start != _NEVER
         timed = ran & (first_end != _NEVER)
         wait_ns = np.where(timed, np.maximum(first_start - np.where(timed, first_end, 0), 0), 0)
-        return Exchanged(ran, time_ns, wait_ns)
+        return StepExchanges(ran, time_ns, wait_ns)
 
-    def columns(self, exchanged: Exchanged) -> dict[Column, Array]:
+    def columns(self, exchanged: StepExchanges) -> dict[Column, Array]:
         """Return the columns of a SYNC frame: one row for each parameter that was exchanged, ascending."""
         count = exchanged.ran.sum(axis=0)
         param = np.flatnonzero(count)

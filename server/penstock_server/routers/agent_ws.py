@@ -29,7 +29,7 @@ from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
 from penstock_server.services.reports import StaleEpoch
 from penstock_server.streams.agents import AgentLink
-from penstock_server.streams.ingest import Sender
+from penstock_server.streams.ingest import FrameSender
 from penstock_server.streams.socket import close, converse, receive, send_outbox
 
 router = APIRouter(prefix="/api/v1")
@@ -66,7 +66,7 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
     if not isinstance(hello, Hello):
         raise PeerError("the first message of an agent has to be hello")
     await _welcome(runtime, link, hello)
-    sender = Sender(node_id=link.node_id)
+    sender = FrameSender(node_id=link.node_id)
     while (message := await receive(socket)) is not None:
         if isinstance(message, bytes):
             await runtime.ingest.offer(sender, message)

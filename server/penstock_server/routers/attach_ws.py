@@ -15,7 +15,7 @@ from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
 from penstock_server.services.attach import outcome
-from penstock_server.streams.ingest import Sender
+from penstock_server.streams.ingest import FrameSender
 from penstock_server.streams.socket import Outbox, close, converse, receive, send_outbox
 
 router = APIRouter(prefix="/api/v1")
@@ -54,7 +54,7 @@ async def _read(socket: WebSocket, runtime: Runtime, outbox: Outbox) -> None:
 
 async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered: Registered) -> None:
     outbox.put("registered", registered.fields())
-    sender = Sender(replica_id=registered.replica_id)
+    sender = FrameSender(replica_id=registered.replica_id)
     seen = -1
     while (message := await receive(socket)) is not None:
         if isinstance(message, bytes):

@@ -19,14 +19,14 @@ STEADY = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Span:
     """From when to when a process, or an attempt, was there."""
 
     created_at: datetime
     finished_at: datetime | None
 
 
-def starts_at(former: Sequence[Life], created_at: datetime, *, longest: timedelta = LONGEST) -> datetime:
+def starts_at(former: Sequence[Span], created_at: datetime, *, longest: timedelta = LONGEST) -> datetime:
     """Return when a process or an attempt may start. `former`: those in whose place it is, oldest first."""
     soon = 0
     for life in former:

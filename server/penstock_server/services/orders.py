@@ -11,13 +11,13 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from penstock.protocol.agent import Checkpoint, Desired, DesiredSet
+from penstock.protocol.agent import CheckpointOrder, Desired, DesiredSet
 from penstock.protocol.contract import CollectiveJob, PserverJob
 from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB, JobState, ReplicaState
 from penstock_server.db import Database
 from penstock_server.services.addresses import Site, addresses
-from penstock_server.services.backoff import Life, starts_at
+from penstock_server.services.backoff import Span, starts_at
 from penstock_server.services.lifecycle import may_linger
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 
@@ -139,7 +139,7 @@ def _group(places: Mapping[tuple[str, int], Sequence[ReplicaRow]], secret: str, 
         secret=secret,
         addresses=where,
         starts_at={
-            rows[-1].id: starts_at([Life(one.created_at, one.finished_at) for one in rows[:-1]], rows[-1].created_at)
+            rows[-1].id: starts_at([Span(one.created_at, one.finished_at) for one in rows[:-1]], rows[-1].created_at)
             for rows in places.values()
         },
     )
@@ -161,7 +161,7 @@ def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> Desired:
         snapshot=spec.snapshot,
         cpus=replica.cpus,
         stop_grace_s=spec.stop_grace_s,
-        checkpoint=None if spec.checkpoint is None else Checkpoint(**spec.checkpoint.model_dump()),
+        checkpoint=None if spec.checkpoint is None else CheckpointOrder(**spec.checkpoint.model_dump()),
     )
     if group is None or replica.node_id is None:
         return order

@@ -40,7 +40,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Chosen:
     """A node for each need, in the order of the needs. `ports`: by position, for the needs that listen."""
 
     node_ids: tuple[str, ...]
@@ -55,7 +55,7 @@ class Waits:
     forever: bool
 
 
-def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Placed | Waits:
+def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Chosen | Waits:
     """Place all needs, or explain why not. Deterministic. O(needs x rooms)."""
     if not rooms:
         return Waits("waits for a node: none is READY. Start one with `penstock agent join`.", forever=True)
@@ -77,10 +77,10 @@ def place(needs: Sequence[Need], rooms: Sequence[Room]) -> Placed | Waits:
                 if room.host == best.host:
                     left[room.node_id].pop(port, None)
         free[best.node_id] = _minus(free[best.node_id], needs[i].amounts)
-    return Placed(tuple(chosen[i] for i in range(len(needs))), ports)
+    return Chosen(tuple(chosen[i] for i in range(len(needs))), ports)
 
 
-def take(rooms: Sequence[Room], needs: Sequence[Need], placed: Placed) -> list[Room]:
+def take(rooms: Sequence[Room], needs: Sequence[Need], placed: Chosen) -> list[Room]:
     """Return the rooms as they are once the placement stands."""
     free = {room.node_id: room.free for room in rooms}
     host = {room.node_id: room.host for room in rooms}
@@ -104,7 +104,7 @@ def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits
             f"has {_amounts_text(largest.total)}. Ask for less, or join a larger node.",
             forever=True,
         )
-    is_port = stuck.num_ports > 0 and isinstance(place([replace(need, num_ports=0) for need in needs], rooms), Placed)
+    is_port = stuck.num_ports > 0 and isinstance(place([replace(need, num_ports=0) for need in needs], rooms), Chosen)
     if _is_placeable(needs, [replace(room, free=room.total, ports=room.offered) for room in rooms], rooms):
         free = f"asks for {what}; free are {_list_free(rooms)}"
         if is_port:
@@ -125,7 +125,7 @@ def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits
 
 def _is_placeable(needs: Sequence[Need], whole: Sequence[Room], now: Sequence[Room]) -> bool:
     """Whether the needs fit nodes that hold nothing else. False at once if the nodes are like that already."""
-    return whole != now and isinstance(place(needs, whole), Placed)
+    return whole != now and isinstance(place(needs, whole), Chosen)
 
 
 def _num_ports(needs: Sequence[Need], rooms: Sequence[Room]) -> str:

@@ -14,7 +14,7 @@ from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB, JobState, NodeS
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.services.addresses import Site, addresses, endpoint
-from penstock_server.services.placement import Amounts, Need, Placed, Room, behind, place, take
+from penstock_server.services.placement import Amounts, Chosen, Need, Room, behind, place, take
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
@@ -51,7 +51,7 @@ class Scheduling:
                 after = job.id
                 needs = needs_of(JobSpec.model_validate(job.spec))
                 answer = place(needs, rooms)
-                if isinstance(answer, Placed):
+                if isinstance(answer, Chosen):
                     rooms = take(rooms, needs, answer)
                     await _start(tx, job, needs, answer, now)
                     placed += 1
@@ -160,7 +160,7 @@ async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:
     return {(host, port) for host, *ports in found for port in ports if port is not None}
 
 
-async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Placed, now: datetime) -> None:
+async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Chosen, now: datetime) -> None:
     job.epoch += 1
     job.attempt += 1
     job.next_attempt_at = None

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.db import Tx, next_numbers
-from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS, Life, starts_at
+from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS, Span, starts_at
 from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, watching
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
@@ -91,7 +91,7 @@ async def _pause(tx: Tx, job: JobRow, at: datetime) -> str:
     """Note when the next attempt may start; return the text that describes it."""
     statement = select(AttemptRow).where(AttemptRow.job_id == job.id).order_by(AttemptRow.number)
     attempts = (await tx.session.execute(statement)).scalars()
-    former = [Life(one.created_at, one.finished_at or at) for one in attempts]
+    former = [Span(one.created_at, one.finished_at or at) for one in attempts]
     next_at = starts_at(former, at, longest=LONGEST_OF_ATTEMPTS)
     job.next_attempt_at = next_at if next_at > at else None
     seconds = (next_at - at).total_seconds()

@@ -29,7 +29,7 @@ _GZIP = b"\x1f\x8b"
 PART_ROWS = 1000
 
 
-class Storage:
+class JobStorage:
     """Reads of what jobs left behind, and the store of snapshots."""
 
     def __init__(self, database: Database, clock: Clock, snapshots: Path) -> None:

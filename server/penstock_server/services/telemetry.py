@@ -18,7 +18,7 @@ from penstock.protocol.jobspec import storable
 from penstock_server.clock import Clock
 from penstock_server.db import Database
 from penstock_server.streams.hub import Hub
-from penstock_server.streams.ingest import Source
+from penstock_server.streams.ingest import StreamSource
 from penstock_server.streams.live import Live
 from penstock_server.streams.metricswriter import MetricsWriter
 from penstock_server.tables import GraphRow, JobGraphRow, JobRow, ReplicaRow
@@ -34,7 +34,7 @@ class Telemetry:
     def __init__(self, database: Database, clock: Clock, *, live: Live, metrics: MetricsWriter, hub: Hub) -> None:
         self._db, self._clock, self._live, self._metrics, self._hub = database, clock, live, metrics, hub
 
-    async def find(self, stream: int) -> Source | None:
+    async def find(self, stream: int) -> StreamSource | None:
         """Return what a stream stands for."""
         statement = (
             select(ReplicaRow, JobRow.attempt)
@@ -46,11 +46,11 @@ class Telemetry:
         if found is None:
             return None
         row, attempt = found
-        return Source(
+        return StreamSource(
             stream, row.id, row.job_id, row.epoch, row.role, row.index, row.node_id, current=row.attempt == attempt
         )
 
-    async def on_frame(self, source: Source, frame: Frame) -> None:
+    async def on_frame(self, source: StreamSource, frame: Frame) -> None:
         """Apply one frame."""
         match frame.kind:
             case Kind.METRICS:
@@ -68,12 +68,12 @@ class Telemetry:
             case _:
                 return
 
-    def _on_metrics(self, source: Source, frame: Frame) -> None:
+    def _on_metrics(self, source: StreamSource, frame: Frame) -> None:
         for row in step_figures(frame):
             for name, value in row.values.items():
                 self._put(source, name, row.step, row.time_ns, value)
 
-    def _on_scalars(self, source: Source, body: Mapping[str, Any]) -> None:
+    def _on_scalars(self, source: StreamSource, body: Mapping[str, Any]) -> None:
         values = body.get("values")
         step, time_ns = body.get("step", 0), body.get("time_ns") or time.time_ns()
         if not isinstance(values, dict) or not fits(step, MAX_INT) or not fits(time_ns, MAX_INT):
@@ -85,7 +85,7 @@ class Telemetry:
         for name, number in points.items():
             self._put(source, name, step, time_ns, number)
 
-    def _on_progress(self, source: Source, frame: Frame) -> None:
+    def _on_progress(self, source: StreamSource, frame: Frame) -> None:
         if source.suffix:
             return  # trainer 0 speaks for the job
         body = _object(frame)
@@ -93,14 +93,14 @@ class Telemetry:
             raise PeerError(f"a PROGRESS frame holds {_quoted(body)}; expected numbers done and total")
         self._metrics.touch(source.job_id)
 
-    def _put(self, source: Source, name: str, step: int, time_ns: int, value: float) -> None:
+    def _put(self, source: StreamSource, name: str, step: int, time_ns: int, value: float) -> None:
         self._metrics.add(source.job_id, name + source.suffix, step, time_ns, value)
         if not source.suffix:
             latest = self._live.of(source.job_id).latest
             latest[name] = value
             latest["step"] = max(step, latest.get("step", 0))
 
-    async def _on_hello(self, source: Source, body: Mapping[str, Any]) -> None:
+    async def _on_hello(self, source: StreamSource, body: Mapping[str, Any]) -> None:
         values: dict[str, Any] = {}
         for name in ("host", "endpoint"):
             text = body.get(name)
@@ -120,7 +120,7 @@ class Telemetry:
             await tx.session.execute(update(ReplicaRow).where(ReplicaRow.id == source.replica_id).values(**values))
             tx.effects.jobs.add(source.job_id)
 
-    async def _on_graph(self, source: Source, frame: Frame) -> None:
+    async def _on_graph(self, source: StreamSource, frame: Frame) -> None:
         try:
             document = GraphDocument.model_validate(frame.body)
         except ValidationError as error:
@@ -137,7 +137,7 @@ class Telemetry:
             row = {"hash": found, "program": document.program, "document": text, "first_seen_at": self._clock.now()}
             await tx.session.execute(insert(GraphRow).values(row).on_conflict_do_nothing())
 
-    async def _on_graph_used(self, source: Source, body: Mapping[str, Any]) -> None:
+    async def _on_graph_used(self, source: StreamSource, body: Mapping[str, Any]) -> None:
         found = str(body.get("hash", ""))
         if not _is_storable(found):
             raise PeerError(f"a GRAPH_USED frame names graph {found[:64]!r}")

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StreamSource:
     """What a stream stands for. `current`: its attempt is still the job's."""
 
     stream: int
@@ -42,21 +42,21 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class FrameSender:
     """The other side: the agent of a node, or one attached process."""
 
     node_id: str | None = None
     replica_id: str | None = None
 
-    def owns(self, source: Source) -> bool:
+    def owns(self, source: StreamSource) -> bool:
         """Whether the sender may speak for this stream."""
         if self.replica_id is not None:
             return source.replica_id == self.replica_id
         return self.node_id is not None and source.node_id == self.node_id
 
 
-FindSource = Callable[[int], Awaitable[Source | None]]
-OnFrame = Callable[[Source, Frame], Awaitable[None]]
+FindSource = Callable[[int], Awaitable[StreamSource | None]]
+OnFrame = Callable[[StreamSource, Frame], Awaitable[None]]
 
 
 class Ingest:
@@ -67,7 +67,7 @@ class Ingest:
     ) -> None:
         self._find, self._on_frame = find, on_frame
         self._hub, self._recorder, self._logs, self._meters = hub, recorder, logs, meters
-        self._sources: dict[int, Source] = {}
+        self._sources: dict[int, StreamSource] = {}
         self._next_seq: dict[int, int] = {}
 
     def forget_job(self, job_id: str) -> None:
@@ -79,7 +79,7 @@ class Ingest:
         for stream in [n for n, s in self._sources.items() if s.job_id == job_id]:
             self._next_seq.pop(stream, None)
 
-    async def offer(self, sender: Sender, data: bytes) -> Header | None:
+    async def offer(self, sender: FrameSender, data: bytes) -> Header | None:
         """Take one frame, whatever is wrong with it; return its header, or None if it was refused.
 
         One bad frame of one process must not cut off its node, or the rest of what it sends: a sender that
@@ -96,7 +96,7 @@ class Ingest:
         self._meters.refused.labels(reason).inc()
         return None
 
-    async def take(self, sender: Sender, data: bytes) -> Header | None:
+    async def take(self, sender: FrameSender, data: bytes) -> Header | None:
         """Take one frame; return its header, or None if it is not the sender's, which is counted.
 
         Raises PeerError if it is no frame.
@@ -132,7 +132,7 @@ class Ingest:
             self._hub.publish_log(job_id, replica_id)
         return appended.next_offset
 
-    def _count_lost(self, source: Source, header: Header) -> None:
+    def _count_lost(self, source: StreamSource, header: Header) -> None:
         expected = self._next_seq.get(source.stream, header.seq)  # the first one seen may follow a restart of ours
         self._next_seq[source.stream] = max(expected, header.seq + 1)
         lost = header.seq - expected
@@ -140,14 +140,14 @@ class Ingest:
             self._meters.lost.inc(lost)
             self._hub.publish_lost(source.job_id, lost)
 
-    async def _look_up(self, stream: int) -> Source | None:
+    async def _look_up(self, stream: int) -> StreamSource | None:
         source = await self._find(stream)
         if source is not None:
             self._sources[stream] = source
         return source
 
 
-def _refusal(sender: Sender, source: Source | None, header: Header) -> str | None:
+def _refusal(sender: FrameSender, source: StreamSource | None, header: Header) -> str | None:
     if source is None:
         return "unknown_stream"
     if not sender.owns(source):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.protocol.bounded import BoundedQueue, Rule
+from penstock.protocol.bounded import BoundedQueue, DropRule
 from penstock.protocol.frames import Kind
 from penstock.protocol.stream import Degraded, Gap, MetricsAdded, Points, ServerMessage
 
@@ -67,7 +67,7 @@ class BrowserQueue:
     _notified: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._frames = BoundedQueue([Rule(frozenset({Kind.OP_EVENTS}), self.high_water_bytes)])
+        self._frames = BoundedQueue([DropRule(frozenset({Kind.OP_EVENTS}), self.high_water_bytes)])
 
     @property
     def frame_bytes(self) -> int:

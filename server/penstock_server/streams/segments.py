@@ -33,7 +33,7 @@ MOVED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SegmentEntry:
     """Where one frame lies, and what it is."""
 
     segment: int
@@ -52,7 +52,7 @@ class Segments:
     def __init__(self, folder: Path, *, segment_bytes: int, quota_bytes: int) -> None:
         self._folder, self._segment_bytes, self._quota_bytes = folder, segment_bytes, quota_bytes
         self._sizes: dict[int, int] = {}
-        self.entries: list[Entry] = []
+        self.entries: list[SegmentEntry] = []
         self._fd: int | None = None
         self._current = 0
         for path in sorted(folder.glob("*.seg")) if folder.is_dir() else ():
@@ -60,7 +60,7 @@ class Segments:
             self._sizes[int(path.stem)] = path.stat().st_size
             self.entries.extend(_scan(path))
 
-    def append(self, header: Header, frame: bytes) -> Entry:
+    def append(self, header: Header, frame: bytes) -> SegmentEntry:
         """Append one frame. Raises OSError when the disk does."""
         needed = RECORD.size + len(frame)
         if self._fd is None or self._sizes[self._current] + needed > self._segment_bytes:
@@ -77,7 +77,7 @@ class Segments:
         self.entries.append(entry)
         return entry
 
-    def read(self, entries: Iterable[Entry]) -> Iterator[bytes]:
+    def read(self, entries: Iterable[SegmentEntry]) -> Iterator[bytes]:
         """Read frames back. One that was deleted or moved by the quota in the meantime is left out."""
         for entry in entries:
             try:
@@ -92,9 +92,9 @@ class Segments:
 
     def select(
         self, *, stream: int | None, kinds: Collection[Kind], after_seq: int | None, limit_bytes: int
-    ) -> list[Entry]:
+    ) -> list[SegmentEntry]:
         """Return the oldest entries that fit the filter, together at most `limit_bytes` (but at least one)."""
-        chosen: list[Entry] = []
+        chosen: list[SegmentEntry] = []
         size = 0
         for entry in self.entries:
             if (stream is not None and entry.stream != stream) or entry.kind not in kinds:
@@ -107,7 +107,7 @@ class Segments:
             chosen.append(entry)
         return chosen
 
-    def last(self, kinds: Collection[Kind], limit_bytes: int) -> list[Entry]:
+    def last(self, kinds: Collection[Kind], limit_bytes: int) -> list[SegmentEntry]:
         """Return the newest entries of these kinds, oldest first, together at most `limit_bytes`.
 
         Before them stands the GRAPH_USED of each stream that says which graph they index. The newest EXCHANGE frame of
@@ -117,13 +117,13 @@ class Segments:
         chosen = self._last(frozenset(kinds) - {Kind.EXCHANGE}, limit_bytes)
         return sorted([*pinned, *chosen], key=lambda entry: (entry.segment, entry.offset))
 
-    def newest(self, kind: Kind) -> list[Entry]:
+    def newest(self, kind: Kind) -> list[SegmentEntry]:
         """Return the newest entry of this kind of each stream, by stream. O(entries)."""
         found = {entry.stream: entry for entry in self.entries if entry.kind is kind}
         return [found[stream] for stream in sorted(found)]
 
-    def _last(self, kinds: Collection[Kind], limit_bytes: int) -> list[Entry]:
-        chosen: list[Entry] = []
+    def _last(self, kinds: Collection[Kind], limit_bytes: int) -> list[SegmentEntry]:
+        chosen: list[SegmentEntry] = []
         size = 0
         open_streams: set[int] = set()
         for entry in reversed(self.entries):
@@ -168,7 +168,7 @@ class Segments:
         del self._sizes[oldest]
         self._path(oldest).unlink(missing_ok=True)
 
-    def _move(self, staying: Sequence[Entry]) -> list[Entry]:
+    def _move(self, staying: Sequence[SegmentEntry]) -> list[SegmentEntry]:
         """Write segment 0 anew; return its entries. Of many streams the newest, as many as one segment holds."""
         content, moved = bytearray(MAGIC), []
         for entry in _newest_that_fit(staying, self._segment_bytes):
@@ -186,13 +186,13 @@ class Segments:
         return self._folder / f"{segment:06d}.seg"
 
 
-def _newest_that_fit(entries: Sequence[Entry], room_bytes: int) -> Sequence[Entry]:
+def _newest_that_fit(entries: Sequence[SegmentEntry], room_bytes: int) -> Sequence[SegmentEntry]:
     """Leave out the first, as many as there is no room for. `entries`: one of each stream, by stream."""
     ends = list(accumulate(RECORD.size + entry.size_bytes for entry in reversed(entries)))
     return entries[len(entries) - sum(end <= room_bytes for end in ends) :]
 
 
-def _is_of(entry: Entry, frame: bytes) -> bool:
+def _is_of(entry: SegmentEntry, frame: bytes) -> bool:
     try:
         header = decode_header(frame)
     except PeerError:
@@ -200,14 +200,14 @@ def _is_of(entry: Entry, frame: bytes) -> bool:
     return (header.stream, header.seq) == (entry.stream, entry.seq)
 
 
-def _entry(segment: int, offset: int, header: Header, size: int) -> Entry:
-    return Entry(segment, offset, size, header.stream, header.kind, header.seq, header.t0_ns, header.count)
+def _entry(segment: int, offset: int, header: Header, size: int) -> SegmentEntry:
+    return SegmentEntry(segment, offset, size, header.stream, header.kind, header.seq, header.t0_ns, header.count)
 
 
-def _scan(path: Path) -> list[Entry]:
+def _scan(path: Path) -> list[SegmentEntry]:
     """Return the entries of one file, up to its end or its first damaged record."""
     content = path.read_bytes()
-    entries: list[Entry] = []
+    entries: list[SegmentEntry] = []
     if not content.startswith(MAGIC):
         log.warning("segment is not readable", path=str(path))
         return entries

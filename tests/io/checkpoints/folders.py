@@ -12,7 +12,7 @@ import torch
 
 from penstock.io.checkpoints.fence import Fence
 from penstock.io.checkpoints.fingerprint import fingerprint
-from penstock.io.checkpoints.reading import Checkpoint
+from penstock.io.checkpoints.reading import StoredCheckpoint
 from penstock.io.checkpoints.record import RankState
 from penstock.io.checkpoints.writing import Contents, Retention, Writer, clear_up
 
@@ -75,7 +75,7 @@ def kills_itself(work: Callable[[Callable[[str], None]], object], phase: str, tu
     return status != 0
 
 
-def is_of_step(found: Checkpoint | None, step: int) -> bool:
+def is_of_step(found: StoredCheckpoint | None, step: int) -> bool:
     """Whether a checkpoint is that of `contents(step)`, to the bit."""
     assert found is not None
     if found.record.step != step:

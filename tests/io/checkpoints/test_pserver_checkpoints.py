@@ -12,7 +12,7 @@ from tests.io.checkpoints.conftest import Process, Start
 from tests.support.endpoints import free_endpoints
 
 from penstock.io.checkpoints import server_parts
-from penstock.io.checkpoints.reading import Checkpoint, newest
+from penstock.io.checkpoints.reading import StoredCheckpoint, newest
 from penstock.ps.durability.server_snapshots import ServerSnapshot
 
 SCRIPT = Path(__file__).with_name("pserver_job.py")
@@ -56,7 +56,7 @@ class Job:
         return "\n".join(f"== {one.status}\n{one.said}" for one in self.processes)
 
 
-def left(folder: Path) -> tuple[Checkpoint, Values]:
+def left(folder: Path) -> tuple[StoredCheckpoint, Values]:
     """Return the newest checkpoint, and what servers wrote into it: whole variables, rows of tables by id."""
     found = newest(folder, strict=True, sets_aside=False)
     assert found is not None and found.record.servers is not None

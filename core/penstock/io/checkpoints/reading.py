@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class StoredCheckpoint:
     """A checkpoint whose every byte is what was written."""
 
     path: Path
@@ -51,7 +51,7 @@ class Checkpoint:
         return found
 
 
-def opened(path: Path) -> Checkpoint:
+def opened(path: Path) -> StoredCheckpoint:
     """Return a checkpoint after reading all of it. Raises Damaged naming the absent or damaged file.
 
     UserError for one that cannot be read now (no right to, an error of the disk), or is of another Penstock.
@@ -64,7 +64,7 @@ def opened(path: Path) -> Checkpoint:
     record = parse(text, str(manifest))
     for stored in record.files:
         verify(path / stored.name, stored)
-    return Checkpoint(path, record)
+    return StoredCheckpoint(path, record)
 
 
 def places(folder: Path) -> list[Place]:
@@ -79,7 +79,7 @@ def _path_of(folder: Path, place: Place) -> Path:
     return aside if aside.is_dir() and not path.is_dir() else path
 
 
-def _opened_at(folder: Path, place: Place) -> Checkpoint:
+def _opened_at(folder: Path, place: Place) -> StoredCheckpoint:
     """Open a checkpoint; if it was put back meanwhile (`settle_replaced`), by its name then. Raises as `opened`."""
     path = _path_of(folder, place)
     try:
@@ -91,7 +91,7 @@ def _opened_at(folder: Path, place: Place) -> Checkpoint:
         return opened(again)
 
 
-def newest(folder: Path, *, strict: bool, sets_aside: bool) -> Checkpoint | None:
+def newest(folder: Path, *, strict: bool, sets_aside: bool) -> StoredCheckpoint | None:
     """Return the newest checkpoint that is whole; None if there is none at all.
 
     A damaged one is logged, and the one before it tried; `sets_aside`: it gets another name, so that it is

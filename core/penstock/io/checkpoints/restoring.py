@@ -19,7 +19,7 @@ from penstock.dataset import Dataset
 from penstock.dataset.shuffles import is_between
 from penstock.errors import PenstockError, UserError
 from penstock.io.checkpoints import fingerprint
-from penstock.io.checkpoints.reading import Checkpoint, newest
+from penstock.io.checkpoints.reading import StoredCheckpoint, newest
 from penstock.io.checkpoints.record import Kind, RankState, rank_state
 from penstock.io.checkpoints.server_parts import copy_of
 from penstock.io.checkpoints.team import Team
@@ -102,7 +102,7 @@ def _together(directory: Path, team: Team, target: Target, strict: bool) -> Rest
     return _take(said, values, team, target)
 
 
-def _values(found: Checkpoint, target: Target, kind: Kind) -> dict[str, torch.Tensor]:
+def _values(found: StoredCheckpoint, target: Target, kind: Kind) -> dict[str, torch.Tensor]:
     """Return the values of a checkpoint. Raises UserError if it is not of this program."""
     record = found.record
     if (record.kind == "pserver") != (kind == "pserver"):
@@ -117,7 +117,7 @@ def _values(found: Checkpoint, target: Target, kind: Kind) -> dict[str, torch.Te
     return found.values(wanted(target.program, kind, stored), lambda name: target.program.variables[name].source)
 
 
-def _summary(found: Checkpoint) -> _Summary:
+def _summary(found: StoredCheckpoint) -> _Summary:
     record = found.record
     return _Summary(str(found.path), record.step, record.metric, record.fingerprint, [s.text() for s in found.ranks()])
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from penstock.errors import PeerError, UserError
 from penstock.io.checkpoints.layout import Place
-from penstock.io.checkpoints.reading import Checkpoint
+from penstock.io.checkpoints.reading import StoredCheckpoint
 from penstock.io.saves.files import digest_of, flush
 from penstock.io.saves.manifest import ServersPart, StoredFile
 from penstock.ps.durability.server_snapshots import finished_cut
@@ -21,7 +21,7 @@ def parts(folder: Path, servers: ServersPart) -> list[Path]:
     return [folder / servers.folder / f"{index}-of-{count}" for index in range(count)]
 
 
-def copy_of(found: Checkpoint | None) -> Copy:
+def copy_of(found: StoredCheckpoint | None) -> Copy:
     """Return what a checkpoint, or none, is called between trainers and servers."""
     if found is None or found.record.servers is None:
         return Copy()

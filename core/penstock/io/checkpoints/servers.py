@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.errors import PeerError, UserError
 from penstock.io.checkpoints import server_parts
-from penstock.io.checkpoints.reading import Checkpoint, newest
+from penstock.io.checkpoints.reading import StoredCheckpoint, newest
 from penstock.program.program import Program
 from penstock.ps.durability.server_snapshots import Item, ServerSnapshot
 from penstock.ps.persistence import has_state
@@ -28,7 +28,7 @@ def is_server(program: Program) -> bool:
     return any(op.type == LISTEN_AND_SERV for op in program.operators)
 
 
-def restore_server(directory: Path, program: Program, scope: Scope, *, strict: bool) -> Checkpoint | None:
+def restore_server(directory: Path, program: Program, scope: Scope, *, strict: bool) -> StoredCheckpoint | None:
     """Restore this server's part; its startup program has run. None: no checkpoint, or a newer state of its own.
 
     Raises UserError, and ProgramError for a checkpoint of another program.
@@ -56,7 +56,7 @@ def restore_server(directory: Path, program: Program, scope: Scope, *, strict: b
     return found
 
 
-def _take(found: Checkpoint, storage: ProgramStorage, program: Program) -> None:
+def _take(found: StoredCheckpoint, storage: ProgramStorage, program: Program) -> None:
     ends, states = dict[str, int](), storage.states()
     for item in _items(found):
         parameter, _, part = item.name.rpartition("@")
@@ -68,7 +68,7 @@ def _take(found: Checkpoint, storage: ProgramStorage, program: Program) -> None:
     _check(storage, program, ends, found.path)
 
 
-def _items(found: Checkpoint) -> Iterator[Item]:
+def _items(found: StoredCheckpoint) -> Iterator[Item]:
     servers = found.record.servers
     if servers is None:
         raise UserError(
