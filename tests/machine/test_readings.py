@@ -11,7 +11,7 @@ from penstock.command.doctor_readings import Gpus, Kernels, Libraries, Native, P
 from penstock.errors import Unavailable
 from penstock.machine import survey
 from penstock.machine.capability import Capability
-from penstock.machine.findings import Finding, Level, Reading, to_mend, worst
+from penstock.machine.findings import Finding, Level, MachineReading, to_mend, worst
 from penstock.machine.readings import Cores, Folder, KernelClock, Memory, OpenFiles, Probed, Processor, SharedMemory
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -32,7 +32,7 @@ def server(version: str = "1", *, failed: bool = False, asked: bool = False, url
     return Server(url, version, "1", Unavailable("no answer\nat all") if failed else None, is_asked_for=asked)
 
 
-READINGS: list[tuple[Reading, Level, str]] = [
+READINGS: list[tuple[MachineReading, Level, str]] = [
     (Processor("EPYC", "x86_64", X86 | {"avx512f", "amx_tile"}), "ok", "EPYC (x86_64): AVX2, AVX-512, AMX"),
     (Processor("Xeon", "x86_64", frozenset({"sse2"})), "warning", "no vector instructions"),
     (Processor("Grace", "aarch64", frozenset({"asimd", "sve"})), "ok", "NEON, SVE"),
@@ -88,13 +88,13 @@ READINGS: list[tuple[Reading, Level, str]] = [
 
 
 @pytest.mark.parametrize(("reading", "level", "text"), READINGS)
-def test_a_reading_has_a_level_and_says_what_was_read(reading: Reading, level: Level, text: str) -> None:
+def test_a_reading_has_a_level_and_says_what_was_read(reading: MachineReading, level: Level, text: str) -> None:
     found = reading.finding()
     assert (found.level, text in found.detail, "\n" in found.detail) == (level, True, False), found
 
 
 @pytest.mark.parametrize("reading", [r for r, level, _ in READINGS if level != "ok"])
-def test_what_is_not_ok_says_what_to_do(reading: Reading) -> None:
+def test_what_is_not_ok_says_what_to_do(reading: MachineReading) -> None:
     assert reading.finding().advice
 
 
