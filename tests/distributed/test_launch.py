@@ -185,7 +185,7 @@ def test_paddlecloud_tells_hosts_and_ports(cloud: Mapping[str, str], expected: l
         (["--nproc_per_node", "2", "missing.py"], {}, "there is no script 'missing.py'"),
         (["--nproc_per_node", "0", "script.py"], {}, "'0' is no number from 1 on"),
         (["--nproc_per_node", "2", "--gpus", "2", "script.py"], {}, "not allowed with argument"),
-        (["script.py"], {"CUDA_VISIBLE_DEVICES": ""}, "say how many ranks compute on CPU with --nproc_per_node N"),
+        (["script.py"], {"CUDA_VISIBLE_DEVICES": ""}, "set the number of ranks on CPU with --nproc_per_node N"),
         (["--gpus", "3", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "asks for 3 GPUs, but visible here are 0, 1"),
         (["--selected_gpus", "1,9", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "asks for GPU 9, but visible"),
         (["--selected_gpus", "1,1", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "expected different GPUs"),
