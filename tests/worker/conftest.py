@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 import pytest_asyncio
 from tests.support.waiting import until_async
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request
 
 from penstock_worker import lease
@@ -60,9 +62,11 @@ class FakeServer:
             await self._server.wait_closed()
 
     async def want(self, *replicas: dict[str, Any]) -> None:
+        """Ask for these replicas: at once, or of an agent that has just closed its connection after its next hello."""
         self.desired = list(replicas)
         if self._connection is not None:
-            await self._say({"type": "desired", "replicas": self.desired})
+            with contextlib.suppress(ConnectionClosed):
+                await self._say({"type": "desired", "replicas": self.desired})
 
     async def _say(self, message: dict[str, Any]) -> None:
         assert self._connection is not None
