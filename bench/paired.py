@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json as json_format
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from bench import workloads
 from bench.ctr import STEPS
 from bench.peers import ROOT
 from bench.peers.contender import CONTENDERS
-from bench.peers.race import Results, alternate, ended_by_signals
+from bench.peers.race import Results, alternate, check_losses, ended_by_signals
 from bench.peers.remote import PeerFailed, Remote
 from bench.report import Report
 from penstock.exec.places import num_cores
@@ -68,6 +67,9 @@ def race_of_two(key: str, kept: Path, against: Path, rounds: int, steps: int) ->
                 remotes.append(one)
                 one.wait_ready()
             alternate(remotes, results, num_rounds=rounds)
+            for one in remotes:
+                one.check()
+                results.losses[one.key] = one.losses
         except BaseException:
             for one in remotes:
                 one.kill()
@@ -98,19 +100,22 @@ def measure_engine(report: Report, against: Path, rounds: int) -> None:
         report.ratios[name] = round(report.add(f"ratio_{name}", pairs, digits=3), 3)
 
 
-def measure_race(report: Report, key: str, kept: Path, given: argparse.Namespace) -> None:
-    """Add a contender's ratio of rates and of processor times. Raises SystemExit if a side fails."""
+def measure_race(report: Report, key: str, kept: Path, band: float, given: argparse.Namespace) -> None:
+    """Add a contender's ratio of rates and of processor times. Raises SystemExit if a side fails or learns another."""
     rates: list[float] = []
+    step_ms: list[float] = []
     cpu: list[float] = []
     for _ in range(given.starts):
         try:
             results = race_of_two(key, kept, given.against.resolve(), given.rounds, given.steps)
+            check_losses(results.losses, band)
         except PeerFailed as error:
             raise SystemExit(f"bench paired: {error}") from error
         ours, other = results.seconds["ours"], results.seconds["other"]
         rates += [b / a for a, b in zip(ours, other, strict=True)]
         cpu.append(results.cpu_seconds["other"] / results.cpu_seconds["ours"])
-        report.figures[f"{key}_ms_per_step"] = round(1e3 * statistics.median(ours) / given.steps, 3)
+        step_ms += [1e3 * seconds / given.steps for seconds in ours]
+    report.add(f"{key}_ms_per_step", step_ms, digits=3)
     report.ratios[key] = round(report.add(f"ratio_{key}", rates, digits=3), 3)
     report.ratios[f"{key}_cpu"] = round(report.add(f"ratio_{key}_cpu", cpu, digits=3), 3)
 
@@ -124,12 +129,13 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     extra.steps = extra.steps or STEPS[extra.workload]
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         kept = Path(folder) / "workload.npz"
-        workloads.build(extra.workload).save(kept)
+        workload = workloads.build(extra.workload)
+        workload.save(kept)
         for key in extra.contenders:
             if not json:
                 print(f"bench paired: {key}", file=sys.stderr)
             if key == ENGINE:
                 measure_engine(report, extra.against.resolve(), rounds)
             else:
-                measure_race(report, key, kept, extra)
+                measure_race(report, key, kept, workload.loss_band, extra)
     return report

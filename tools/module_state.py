@@ -1,8 +1,9 @@
 """The check that state has an owner: no module-level name that functions change, but those in tools/module_state.toml.
 
 `python tools/module_state.py` lists each module-level name that a function rebinds with `global`, writes into (`name[k]
-=`, `name.field =`, `name.append(…)`) or that is an object whose methods change it, and each function with a cache; exit
-status 1 if there was one, or an entry without need. Not seen: changes through an alias, or by another module.
+=`, `name.field =`, `name.append(…)`) or that is an object whose methods change it, and each function or method with a
+cache; exit status 1 if there was one, or an entry without need. Not seen: changes through an alias or a function that
+is given the object, by another module, and of attributes of classes.
 """
 
 from __future__ import annotations
@@ -17,28 +18,46 @@ SOURCES = ("core", "server", "worker")
 ALLOWED = Path(__file__).with_suffix(".toml")
 _CHANGES = frozenset(
     {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove"}
-    | {"setdefault", "sort", "update"}
+    | {"setdefault", "sort", "update", "difference_update", "rotate", "set"}
 )
 _STATEFUL = frozenset({"ContextVar", "count", "local"})
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Scope = Function | ast.Lambda | ast.ClassDef
 
 
 def state_of(tree: ast.Module, stateful: Set[str] = _STATEFUL) -> set[str]:
     """Return the module-level names of a file that hold state. `stateful`: names of classes whose objects do."""
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
-    found = {node.name for node in tree.body if isinstance(node, Function) and "cache" in str(_decorators(node))}
+    found = {node.name for node in functions if {"cache", "lru_cache"} & {*_decorators(node)}}
     known = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     stateful = stateful - {function.name for function in functions}
-    for node in tree.body:
+    for node in _own(tree):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
             known |= names
             if isinstance(node.value, ast.Call) and _last(node.value.func) in stateful:
                 found |= names
-    for function in functions:
-        found |= (_written(function) - _local(function)) & known
-    return found
+    return found | (set(_changed(tree, frozenset())) & known)
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """Iterate over the nodes of a scope, not over those of functions and classes within; their heads are among them."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, Scope):
+            yield from _own(node)
+
+
+def _changed(scope: ast.AST, hidden: Set[str]) -> Iterator[str]:
+    """Name what the functions within a scope change; `hidden`: names that mean locals there."""
+    for node in _own(scope):
+        if isinstance(node, ast.ClassDef):
+            yield from _changed(node, hidden)
+        elif isinstance(node, Scope):
+            inside = hidden | _local(node)
+            yield from _written(node) - inside
+            yield from _changed(node, inside)
 
 
 def stateful_classes(tree: ast.Module) -> Iterator[str]:
@@ -64,9 +83,9 @@ def _root(value: ast.expr) -> str:
     return value.id if isinstance(value, ast.Name) else ""
 
 
-def _written(function: Function) -> set[str]:
+def _written(function: ast.AST) -> set[str]:
     found = set[str]()
-    for node in ast.walk(function):
+    for node in _own(function):
         if isinstance(node, ast.Global):
             found.update(node.names)
         elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
@@ -76,9 +95,11 @@ def _written(function: Function) -> set[str]:
     return found
 
 
-def _local(function: Function) -> set[str]:
-    nodes = list(ast.walk(function))
-    names = {n.arg for n in nodes if isinstance(n, ast.arg)}
+def _local(function: ast.AST) -> set[str]:
+    nodes = list(_own(function))
+    names = {
+        n.arg for part in nodes if isinstance(part, ast.arguments) for n in ast.walk(part) if isinstance(n, ast.arg)
+    }
     names |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return names - {name for n in nodes if isinstance(n, ast.Global) for name in n.names}
 

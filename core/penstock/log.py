@@ -1,8 +1,8 @@
 """Log lines of the library: loggers named after modules, written to stderr where an application configures no logging.
 
 A module logs to `logging.getLogger(__name__)`: INFO is progress, WARNING what a user should change, ERROR what failed.
-A record that another handler receives is left to it, so an application that configures logging gets every record, and
-none is written twice.
+A record that another handler takes is left to it, so that an application that configures logging finds none written
+twice.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 
+_NAME = "penstock.fallback"
 _lock = threading.RLock()  # a collection of garbage within may end an owner that logs
 _warned: dict[int, set[str]] = {}  # id of an owner, as long as it lives -> subjects
 
@@ -20,10 +21,10 @@ class FallbackHandler(logging.Handler):
     """Writes `penstock: <message>` to the current `sys.stderr`, as `logging.lastResort` does, but from INFO on."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record that no other handler receives."""
+        """Write a record that no other handler takes."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         while logger is not None:
-            if any(handler is not self for handler in logger.handlers):
+            if any(other.name != _NAME and record.levelno >= other.level for other in logger.handlers):
                 return
             logger = logger.parent if logger.propagate else None
         try:
@@ -34,9 +35,10 @@ class FallbackHandler(logging.Handler):
 
 
 def set_up() -> None:
-    """Give the logger `penstock` its handler, and the level INFO unless the application has set one."""
-    logger = logging.getLogger("penstock")
-    logger.addHandler(FallbackHandler())
+    """Give the logger `penstock` its one handler, and the level INFO unless the application has set one."""
+    logger, handler = logging.getLogger("penstock"), FallbackHandler()
+    handler.name = _NAME
+    logger.handlers = [handler, *(other for other in logger.handlers if other.name != _NAME)]
     logger.setLevel(logger.level or logging.INFO)
 
 

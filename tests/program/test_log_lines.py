@@ -40,6 +40,19 @@ logging.getLogger({logger!r}).addHandler(handler)"""
     assert stderr_of(configure + LINES) == received
 
 
+def test_a_line_that_no_handler_takes_goes_to_stderr() -> None:
+    configure = (
+        "import penstock; logging.basicConfig(level=logging.ERROR, handlers=[logging.FileHandler('/dev/null')])\n"
+    )
+    configure += "logging.getLogger().handlers[0].setLevel(logging.ERROR)"
+    assert stderr_of(configure + LINES) == "penstock: progress\npenstock: advice 7\n"
+
+
+def test_lines_are_written_once_after_a_second_import() -> None:
+    configure = "import importlib, penstock; importlib.reload(penstock)"
+    assert stderr_of(configure + LINES) == "penstock: progress\npenstock: advice 7\n"
+
+
 def test_a_logger_that_does_not_propagate_writes_to_stderr() -> None:
     configure = "import penstock; logging.basicConfig(); logging.getLogger('penstock').propagate = False"
     assert stderr_of(configure + LINES) == "penstock: progress\npenstock: advice 7\n"

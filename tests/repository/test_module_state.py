@@ -19,6 +19,9 @@ CHANGED = [
     "def f():\n    del kept[1]",
     "def f():\n    kept[1].append(2)",
     "class C:\n    async def f(self):\n        kept.clear()",
+    "def f():\n    kept.clear()\n    return lambda kept: kept",
+    "def f():\n    def g():\n        kept.clear()",
+    "f = lambda: kept.pop()",
 ]
 
 
@@ -32,6 +35,16 @@ def test_name_that_is_read_or_local_is_none(own: str) -> None:
     assert module_state.state_of(ast.parse(f"kept = []\ndef f():\n    {own}")) == set()
 
 
+def test_name_that_is_bound_in_a_branch_is_state() -> None:
+    text = "try:\n    kept = make()\nfinally:\n    pass\ndef f():\n    kept.clear()"
+    assert module_state.state_of(ast.parse(text)) == {"kept"}
+
+
+def test_name_of_an_enclosing_function_is_none() -> None:
+    text = "kept = []\ndef f():\n    kept = []\n    def g():\n        kept.clear()"
+    assert module_state.state_of(ast.parse(text)) == set()
+
+
 def test_parameter_of_the_same_name_is_none() -> None:
     assert module_state.state_of(ast.parse("kept = []\ndef f(kept):\n    kept.append(1)")) == set()
 
@@ -41,6 +54,7 @@ def test_parameter_of_the_same_name_is_none() -> None:
     [
         "@functools.cache\ndef kept(): ...",
         "@lru_cache(maxsize=1)\ndef kept(): ...",
+        "class C:\n    @lru_cache\n    def kept(self): ...",
         "kept = threading.local()",
         "kept: ContextVar[int] = ContextVar('kept')",
         "kept = itertools.count()",

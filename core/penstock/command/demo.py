@@ -28,7 +28,6 @@ from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
 
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock.protocol.jobspec import JobSpec
     from penstock.protocol.rest import Job, Node, Series
 
 EXAMPLE = Path("examples") / "ctr_flights" / "job.yaml"
