@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -115,3 +117,30 @@ def test_an_untrained_parameter_written_in_forward_is_by_replica() -> None:
     with fluid.program_guard(main, Program(seed=1)):
         Counts()(fluid.layers.data("x", [4]))
     assert main.variables["counts_0.count"].buffer
+
+
+class Scaled(nn.Linear):
+    """A module whose call itself computes."""
+
+    def __call__(self, x: Any, scale: float) -> Any:
+        return super().__call__(x * 2.0) * scale
+
+
+def test_a_call_that_a_class_overrides_is_recorded_once() -> None:
+    module, main, startup = Scaled(4, 2), Program(seed=1), Program(seed=1)
+    with fluid.program_guard(main, startup):
+        out = module(fluid.layers.data("x", [4]), 3.0)
+    scope, exe = Scope(), fluid.Executor()
+    exe.run(startup, scope=scope)
+    (got,) = exe.run(main, {"x": ROWS}, [out], scope=scope)
+    np.testing.assert_allclose(got, module(torch.from_numpy(ROWS), 3.0).detach().numpy(), rtol=1e-5)
+
+
+def test_a_program_that_nothing_refers_to_is_collected() -> None:
+    main = Program(seed=1)
+    with fluid.program_guard(main, Program(seed=1)):
+        nn.Linear(4, 2)(fluid.layers.data("x", [4]))
+    alive = weakref.ref(main)
+    del main
+    gc.collect()
+    assert alive() is None

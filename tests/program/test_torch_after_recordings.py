@@ -73,6 +73,15 @@ def test_recording_that_an_error_ends_leaves_torch_as_it_was() -> None:
         assert not is_patched()
 
 
+def test_recording_leaves_the_generator_of_torch_alone() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    before = torch.get_rng_state()
+    with guarded():
+        x = fluid.layers.data("x", [4])
+        fluid.layers.fc(fluid.layers.dropout(module(x) + torch.zeros(x.shape[0], 4), 0.5), 2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_inner_guard_leaves_the_outer_one_recording() -> None:
     main = Program(seed=1)
     with torch_stays(), fluid.program_guard(main, Program(seed=1)):

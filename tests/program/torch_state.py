@@ -36,7 +36,6 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "float32 products": torch.get_float32_matmul_precision,
     "autocast": lambda: (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
     "oneDNN": lambda: (torch.backends.mkldnn.enabled, torch.backends.mkldnn.is_available()),  # type: ignore[no-untyped-call]  # torch
-    "state of the generator": lambda: torch.get_rng_state().tolist(),
     "filters of loggers": lambda: {
         name: list(logger.filters)
         for name, logger in logging.root.manager.loggerDict.items()
@@ -122,7 +121,6 @@ class State:
 def state() -> State:
     """Return the state of all of torch that is loaded."""
     outcomes = calls()
-    torch.manual_seed(7)
     names: dict[str, Any] = {}
     for path, module in list(sys.modules.items()):
         if path.partition(".")[0] == "torch":

@@ -38,7 +38,9 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
         found = None
         if any(isinstance(a, (Variable, list, tuple, dict)) for a in (*args, *kwargs.values())):
             found = recording_in((args, kwargs))
-        return original(module, *args, **kwargs) if found is None else record_module(found, module, args, kwargs)
+        if found is None:
+            return original(module, *args, **kwargs)
+        return record_module(found, module, args, kwargs, call=functools.partial(original, module))
 
     return call
 
@@ -63,9 +65,18 @@ def _described(module: torch.nn.Module, path: str) -> str:
 
 
 def record_module(
-    recording: Recording, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = ""
+    recording: Recording,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str = "",
+    call: Callable[..., Any] | None = None,
 ) -> Any:
-    """Record one call of a module; parameters are called `<name>.<path>`. Returns Variables."""
+    """Record one call of a module; parameters are called `<name>.<path>`. Returns Variables.
+
+    `call`: what is left of a call under way, which a `__call__` of the module's class may have begun; None: all of it.
+    """
     root = name or _name_for(recording, module)
     paths = {id(m): f"{root}.{path}" if path else root for path, m in module.named_modules()}
     with undone_on_failure(recording):
@@ -74,7 +85,10 @@ def record_module(
         recording.modules.append(root)
         try:
             with patches.opened(), _stand_ins(recording, module, root) as swapped, recording_modes(recording):
-                out = module(*args, **kwargs)
+                if call is None:
+                    out = module(*args, **kwargs)
+                else:
+                    out = _inner(recording, paths, module, functools.partial(call, *args, **kwargs), (args, kwargs))
                 _write_back(recording, swapped)
         finally:
             recording.modules.pop()
@@ -158,7 +172,7 @@ def _asked(operands: Iterable[Any]) -> Recording | None:
     """The Recording that a size among the operands belongs to, unless it is in a recorded call already."""
     for value in operands:
         if isinstance(value, torch.SymInt):
-            found = getattr(shape_env_of(value), "penstock_recording", None)
+            found = getattr(shape_env_of(value), "penstock_recording", lambda: None)()
             return None if found is None or found.active else _current(found)
         if isinstance(value, (tuple, list)) and (inner := _asked(value)) is not None:
             return inner

@@ -7,6 +7,7 @@ Owned by the thread that records; a Program is recorded by one thread at a time.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,7 +66,8 @@ class Recording:
         self.program = program
         self.origin = self
         self.shape_env = ShapeEnv(specialize_zero_one=False)  # else a branch on one row would be no guard
-        self.shape_env.penstock_recording = self  # type: ignore[attr-defined]  # for factories, which get sizes alone
+        # for factories, which get sizes alone; weak, because caches of torch keep every ShapeEnv
+        self.shape_env.penstock_recording = weakref.ref(self)  # type: ignore[attr-defined]
         self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
         self.symbols = SymbolTable(self.shape_env)
         self.handles: dict[str, Any] = {}
