@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ from tests.support.endpoints import free_endpoints
 
 import penstock as fluid
 from penstock.errors import SpecError
+from penstock.io.checkpoints import saving
 from penstock.io.checkpoints.reading import newest, opened
+from penstock.io.checkpoints.record import Kind
 from penstock.io.checkpoints.saving import check_same
+from penstock.io.checkpoints.team import Team
 from penstock.scope import Scope
 
 SCRIPT = Path(__file__).with_name("collective_job.py")
@@ -151,6 +156,29 @@ def test_a_rank_that_ends_without_leaving_is_not_awaited(start: Start, tmp_path:
     }
     said = "rank 0 has closed its CheckpointManager of .* and others go on.*Call collective.join"
     assert [len(re.findall(said, rank.said)) for rank in ranks] == [1, 0, 0], ranks[0].said
+
+
+class OfARank(Team):
+    kind: Kind = "collective"
+
+
+def test_a_closed_manager_is_not_kept_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(saving, "team_of", lambda program, folder: OfARank())
+    program = fluid.Program()
+    manager = fluid.io.CheckpointManager(tmp_path, program)
+    manager.restore()
+    manager.close()
+    alive = weakref.ref(manager)
+    del manager
+    gc.collect()
+    assert alive() is None
+    (warn,) = program.after_steps_without_rows.values()
+    for _ in range(2):
+        warn()
+    assert len(caplog.messages) == 1
+    assert f"rank 0 has closed its CheckpointManager of {tmp_path}" in caplog.text
 
 
 def test_a_process_outside_the_group_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

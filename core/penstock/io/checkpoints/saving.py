@@ -311,13 +311,10 @@ class CheckpointManager:
             if team is not None:
                 self.program.after_steps_without_rows.pop(team, None)
                 if team.rank == 0 and team.kind == "collective":
-                    self.program.after_steps_without_rows[team] = self._warn_closed
+                    closed = f"rank 0 has closed its CheckpointManager of {self.directory}, and others go on"
+                    text = f"{closed}: nothing is saved of their steps. Call collective.join() before close()"
+                    self.program.after_steps_without_rows[team] = partial(warn_once, _log, text, team)
                 team.close(self._state(self._position).text())
-
-    def _warn_closed(self) -> None:
-        closed = f"rank 0 has closed its CheckpointManager of {self.directory}, and others go on"
-        text = f"{closed}: nothing is saved of their steps. Call collective.join() before close()"
-        warn_once(_log, text, self)
 
     def __enter__(self) -> Self:
         return self
