@@ -11,9 +11,9 @@ from tests.ps.small_server import SmallServer
 from tests.support.waiting import until
 from torch import Tensor
 
-from penstock.errors import Unavailable
+from penstock.errors import SpecError, Unavailable
 from penstock.ps.client import TrainerClient
-from penstock.ps.communicator import communicate
+from penstock.ps.communicator import Remotes, communicate
 from penstock.ps.remote import Descriptor, PsMode, Remote
 from penstock.ps.settings import TrainerRuntimeConfig, TrainerSettings
 
@@ -176,3 +176,11 @@ def test_an_unreachable_server_ends_training_and_close_returns(serve: Serve, joi
         until(train_until_it_fails)
     assert raised.value.endpoint == server.endpoint
     trainer.close()
+
+
+def test_a_client_without_a_communicator_is_not_found(serve: Serve) -> None:
+    remotes, every = Remotes(), 0
+    descriptor = Descriptor("geo", 0, 1, (serve({"w": vector()}).endpoint,), every)
+    with pytest.raises(SpecError, match="GEO exchanges every 0 steps"):
+        remotes.connect(descriptor)
+    assert remotes.find_client(str(descriptor)) is None

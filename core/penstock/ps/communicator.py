@@ -76,6 +76,7 @@ class Remotes:
         try:
             return communicate(client, config)
         except BaseException:
+            self._clients.pop(str(descriptor), None)
             client.close()
             raise
 
