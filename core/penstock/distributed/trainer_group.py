@@ -240,6 +240,7 @@ class TrainerGroup:
             self._detector.linger()
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
+            logging.shutdown()  # handlers that buffer write their lines
             os._exit(1)  # an exception here would be printed, and the status still be 0
         self._over = True  # no rank exchanges any more, so one that leaves is not lost
         self._detector.leave()
