@@ -321,7 +321,7 @@ def _stacked(samples: Iterable[Any], batch_size: int, *, drop_last: bool) -> Ite
             yield _columns(batch)
             batch = []
     if batch and drop_last:
-        _log.info(_LEFT_OUT, len(batch), batch_size)
+        _log.warning(_LEFT_OUT, len(batch), batch_size)
     elif batch:
         yield _columns(batch)
 
@@ -332,7 +332,7 @@ def _batches_of(dataset: Dataset, program: Any, *, drop_last: bool) -> Iterator[
     try:
         while (batch := run.take()) is not None:
             if drop_last and len(batch) < dataset.batch_size:
-                _log.info(_LEFT_OUT, len(batch), dataset.batch_size)
+                _log.warning(_LEFT_OUT, len(batch), dataset.batch_size)
                 run.used(batch)
                 continue
             yield _Made(feed_of(batch, run.slots, wanted), partial(run.used, batch))

@@ -253,7 +253,8 @@ def _rings(meeting: Rendezvous, label: str, wanted: str) -> SharedRings | Proces
         raise SpecError(f"{COLLECTIVE_TRANSPORT} is 'shared_memory', but the trainers are on several hosts", got=wanted)
     if wanted != "gloo" and one_host:
         if meeting.ranks.inter:
-            _log.info("hierarchical all-reduce has one level here: all trainers are on one host, and share its memory")
+            one_level = "hierarchical all-reduce has one level here"
+            _log.warning("%s: all trainers are on one host, and share its memory", one_level)
         try:
             return SharedRings(meeting, label)
         except NoSharedMemory as error:
