@@ -157,6 +157,8 @@ def main() -> list[str]:
     """Serve requests; return in each forked process, with what it is to run."""
     for name in _WARM:
         importlib.import_module(name)
+    early = importlib.import_module("penstock.ps.settings")._started_ns.cache_info().currsize
+    assert not early, "all processes would have the same default epoch"
     gc.collect()
     gc.freeze()  # what is not looked at by a forked process is not copied for it
     libc = ctypes.CDLL(None, use_errno=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ from penstock.settings import (
 )
 
 _log = logging.getLogger(__name__)
+_start_lock = threading.Lock()  # a cache calls its function in each thread that asks at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +168,14 @@ class TrainerSettings:
         )
 
 
-@functools.cache
 def started_ns() -> int:
-    """Return the default incarnation of this process: larger when it is started again."""
+    """Return the default incarnation of this process: larger when it is started again. Thread-safe."""
+    with _start_lock:
+        return _started_ns()
+
+
+@functools.cache
+def _started_ns() -> int:
     return time.time_ns()
 
 
