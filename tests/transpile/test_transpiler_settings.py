@@ -242,15 +242,13 @@ def test_the_default_programs_are_distributed_if_none_are_given() -> None:
     )
 
 
-def test_row_67_a_class_of_the_users_places_the_blocks(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "penstock")
-
+def test_row_67_a_class_of_the_users_places_the_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     class Last(PSDispatcher):
         def dispatch(self, varlist: Sequence[Any]) -> list[str]:
             return [self.eps[-1]] * len(varlist)
 
     made = transpiled(tower(width=8), split_method=Last, print_log=True)
     assert made.placement.on(ENDPOINTS[0]) == []
-    said = caplog.text
-    assert f"server {ENDPOINTS[0]} has nothing" in said
-    assert f"server {ENDPOINTS[1]} has table.block0 (16000), table.block1 (16000)" in said
+    said = capsys.readouterr().err
+    assert f"penstock: server {ENDPOINTS[0]} has nothing" in said
+    assert f"penstock: server {ENDPOINTS[1]} has table.block0 (16000), table.block1 (16000)" in said

@@ -9,7 +9,7 @@ Source: DistributeTranspiler (Fluid 1.8), spec 1.8 and 3; where Fluid's document
 from __future__ import annotations
 
 import copy
-import logging
+import sys
 
 from penstock.errors import ProgramError, SpecError
 from penstock.identity import checked_endpoints
@@ -30,8 +30,6 @@ from penstock.transpile.trainer import (
     make_trainer_program,
     make_trainer_startup,
 )
-
-_log = logging.getLogger(__name__)
 
 
 class DistributeTranspiler:
@@ -96,7 +94,7 @@ class DistributeTranspiler:
         make_trainer_startup(startup, gone, partition, placement, descriptor)
         self._done = _Transpiled(main, startup, origin_startup, partition, placement, descriptor, config)
         if config.print_log:
-            _log_placement(placement)
+            _print_placement(placement)
 
     # -- what came of it ---------------------------------------------------------------------------
 
@@ -269,7 +267,7 @@ def _check_frozen_tables(program: Program, partition: Partition) -> None:
             )
 
 
-def _log_placement(placement: Placement) -> None:
+def _print_placement(placement: Placement) -> None:
     for endpoint in placement.endpoints:
         names = ", ".join(f"{p.name} ({p.block.numel})" for p in placement.on(endpoint)) or "nothing"
-        _log.info("server %s has %s", endpoint, names)
+        print(f"penstock: server {endpoint} has {names}", file=sys.stderr)
