@@ -1,7 +1,8 @@
 """Parquet and Arrow files as the columns that text gives: each slot by its name, several values as lists.
 
 Offsets count rows here. A row with a null, a number that is not finite, or too many values is a bad line, with the row
-as its line and the slot's place as its column. A pipe command is refused (`settings`). Needs pyarrow (extra `parquet`).
+as its line and the slot's place as its column. A pipe command is refused (`dataset_base`). Needs pyarrow (extra
+`parquet`).
 """
 
 from __future__ import annotations

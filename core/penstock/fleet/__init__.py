@@ -1,5 +1,5 @@
 """fleet: one script for all processes of a job with parameter servers. The object itself is in `parameter_server`.
 
-`position`, `mpi`, `roles`, `files`, `modes` and `order` are pure, and need neither torch nor an executor. Fluid's paths
-are in `penstock.incubate`.
+`position`, `roles` and `order` are pure, and need neither torch nor an executor. Fluid's paths are in
+`penstock.incubate`.
 """

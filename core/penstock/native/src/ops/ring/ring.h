@@ -19,7 +19,7 @@
 //  has
 //    thrown is of no more use: ranks are at different stages.
 //  * One call at a time (a second one waits for the first).
-// A rank that dies holds nothing up but its own stage: the failure detector (distributed/watch.py) calls `fail`.
+// A rank that dies holds nothing up but its own stage: `distributed/failure_detector.py` calls `fail`.
 #pragma once
 
 #include <atomic>
