@@ -12,7 +12,7 @@ import pytest
 import torch  # noqa: F401 as it is loaded it sets what is set here after it
 from hypothesis import HealthCheck, settings
 from tests.support.nursery import Nursery
-from tests.support.process_state import no_flags_set
+from tests.support.process_state import no_flags_set, nothing_warned
 
 # What one process of the tests has compiled, the next one need not.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -37,9 +37,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _flags_of_this_test_alone() -> Iterator[None]:
-    """What a test sets by `set_flags` ends with it."""
-    with no_flags_set():
+def _flags_and_warnings_of_this_test_alone() -> Iterator[None]:
+    """What a test sets by `set_flags` ends with it, and what is logged once in a process is logged in each test."""
+    with no_flags_set(), nothing_warned():
         yield
 
 

@@ -47,12 +47,16 @@ def warn_once(logger: logging.Logger, text: str, owner: object = None, *, about:
 
     `owner`: a program, strategy, client, …; it is forgotten at its end. `about`: the subject, if its texts differ.
     """
-    owner, about = logger if owner is None else owner, about or text
+    if is_first(logger if owner is None else owner, about or text):
+        logger.warning(text, stacklevel=2)
+
+
+def is_first(owner: object, about: str) -> bool:
+    """Return whether this is the first call for `owner`, as long as it lives, with this subject. Thread-safe."""
     with _lock:
         if id(owner) not in _warned:
             _warned[id(owner)] = set()
-            weakref.finalize(owner, _warned.pop, id(owner)).atexit = False
+            weakref.finalize(owner, _warned.pop, id(owner), None).atexit = False
         is_new = about not in _warned[id(owner)]
         _warned[id(owner)].add(about)
-    if is_new:
-        logger.warning(text, stacklevel=2)
+    return is_new

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import SpecError
+from penstock.log import is_first
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -101,8 +102,9 @@ class Setting(Generic[T]):
 
 
 def warn_deprecated(name: str, instead: str) -> None:
-    """Warn that a name of ours is deprecated. Python's filters show it once for the line that uses it."""
-    warnings.warn(f"{name} is deprecated: use {instead}", FutureWarning, stacklevel=4)
+    """Warn once in a process that a name of ours is deprecated."""
+    if is_first(warn_deprecated, name):
+        warnings.warn(f"{name} is deprecated: use {instead}", FutureWarning, stacklevel=4)
 
 
 def with_prefixes(prefixes: tuple[str, ...]) -> dict[str, str]:

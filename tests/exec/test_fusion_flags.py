@@ -141,9 +141,8 @@ def made(make: Callable[[], fluid.optimizer.Optimizer], build: fluid.BuildStrate
 def test_fused_exchanges_in_reduce_mode_warn_of_no_effect(
     warnings: Callable[[], list[str]],
 ) -> None:
-    default, fused = fluid.BuildStrategy(), strategy(fuse_all_reduce_ops=True)
-    default.reduce_strategy = fused.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
-    for build in (default, fused, fused):
+    for build in (fluid.BuildStrategy(), strategy(fuse_all_reduce_ops=True), strategy(fuse_all_reduce_ops=True)):
+        build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
         made(lambda: fluid.optimizer.SGD(0.1), build)
     (line,) = warnings()
     assert "BuildStrategy.fuse_all_reduce_ops = True has no effect in Reduce mode" in line

@@ -138,8 +138,8 @@ def test_a_field_without_effect_warns_once_unless_at_default(kind: type[Any], ca
     }
     for name, why in kind._without_effect.items():
         default = kind._defaults[name]
-        strategy = kind()
         for _ in range(2):
+            strategy = kind()
             setattr(strategy, name, default)
             setattr(strategy, name, others[type(default)](default))
         (warning,) = caplog.messages

@@ -1,10 +1,11 @@
-"""What a process has one of, for a block of a test: Fluid's flags, and the session of telemetry."""
+"""What a process has one of, for a block of a test: Fluid's flags, warnings, and the session of telemetry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from penstock import log
 from penstock.exec import flags
 from penstock.telemetry import process
 from penstock.telemetry.sessions import Session
@@ -20,6 +21,16 @@ def no_flags_set() -> Iterator[None]:
     finally:
         flags._set.clear()
         flags._set.update(before)
+
+
+@contextmanager
+def nothing_warned() -> Iterator[None]:
+    """Begin without warnings that were logged; those of the block are forgotten with it."""
+    former, log._warned = log._warned, {}
+    try:
+        yield
+    finally:
+        log._warned = former
 
 
 @contextmanager

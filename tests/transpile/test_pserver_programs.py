@@ -88,11 +88,11 @@ def minimised() -> tuple[Any, Any]:
     return main, startup
 
 
-def server(endpoint: str, mode: Any = "sync", **more: Any) -> tuple[Any, Any]:
+def server(endpoint: str, mode: Any = "sync", endpoints: list[str] = ENDPOINTS, **more: Any) -> tuple[Any, Any]:
     """Return (program, startup program) of a server."""
     main, startup = minimised()
     partition = Partition(main)
-    placement = place(partition, ENDPOINTS, DistributeTranspilerConfig())
+    placement = place(partition, endpoints, DistributeTranspilerConfig())
     program = pserver_program(partition, placement, endpoint, startup=startup, mode=mode, num_trainers=2, **more)
     return program, pserver_startup(program, startup)
 
@@ -167,11 +167,9 @@ def test_an_endpoint_that_is_no_server_is_refused() -> None:
 
 
 def test_a_server_without_blocks_serves_none_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    main, startup = minimised()
-    partition = Partition(main)
-    placement = place(partition, ["a:1", "b:1", "c:1", "d:1", "e:1", "empty:1"], DistributeTranspilerConfig())
+    endpoints = ["a:1", "b:1", "c:1", "d:1", "e:1", "empty:1"]
     for _ in range(2):
-        program = pserver_program(partition, placement, "empty:1", startup=startup, mode="async", num_trainers=2)
+        program, startup = server("empty:1", "async", endpoints=endpoints)
         assert [op.block for op in program.operators] == [0]
-        assert not pserver_startup(program, startup).operators
+        assert not startup.operators
     assert caplog.text.count("server empty:1 gets no parameter block") == 1

@@ -192,11 +192,11 @@ def _allowed_threads(program: Program, num_threads: int, *, is_compiled: bool) -
         return 1
     if is_compiled:
         text = "train_from_dataset: a CompiledProgram runs each batch on its replicas, one batch at a time"
-        warn_once(_log, text, program)
+        warn_once(_log, text)
         return 1
     if any(op.type in REMOTE_TYPES or op.role & (Role.RPC | Role.DIST) for op in program.operators):
         why = "this program exchanges gradients with other processes, so one thread trains, on all cores"
-        warn_once(_log, f"train_from_dataset: {why}; {num_threads} threads were asked for", program)
+        warn_once(_log, f"train_from_dataset: {why}; {num_threads} threads were asked for")
         return 1
     return num_threads
 

@@ -81,7 +81,7 @@ def _check_fields_of_trainers(program: Program, build: BuildStrategy, execution:
         )
     if execution.use_thread_barrier:
         text = "ExecutionStrategy.use_thread_barrier = True has no effect: this program talks to no parameter servers"
-        warn_once(_log, text, execution)
+        warn_once(_log, text)
 
 
 def _run_fed(
@@ -106,7 +106,7 @@ def _mode(build: BuildStrategy, num_replicas: int, program: Program) -> Mode:
     if num_replicas > 1 and any(op.role & Role.RPC for op in program.operators):
         if build.reduce_strategy != ReduceStrategy.Reduce:
             why = "the program sends to parameter servers, and one replica sends what all have summed"
-            warn_once(_log, f"reduce_strategy AllReduce is run as Reduce: {why}", program)
+            warn_once(_log, f"reduce_strategy AllReduce is run as Reduce: {why}")
         return "reduce"
     if build.reduce_strategy == ReduceStrategy.Reduce:
         if num_replicas == 1 and trains:
@@ -135,7 +135,7 @@ def _data_parallel(
         field = f"ExecutionStrategy.num_iteration_per_run = {execution.num_iteration_per_run}"
         why = "it needs a reader in the program (fluid.io.DataLoader, iterable=False)"
         text = f"{field} has no effect: {why}; each run is one iteration on what is fed"
-        warn_once(_log, text, execution)
+        warn_once(_log, text)
     trains = any(op.role & Role.BACKWARD for op in program.operators)
     if trains and not loss_name and needs_loss:
         raise ProgramError(

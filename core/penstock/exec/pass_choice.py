@@ -1,7 +1,7 @@
 """Choice of passes: what a BuildStrategy asks for, what of it holds for an executor, and warnings for the rest.
 
 A field may have no effect because of what it is used with: GPUs, a mode, an optimizer. That is known when an executor
-is made, and logged then, once for a strategy.
+is made, and logged then, once in a process.
 """
 
 from __future__ import annotations
@@ -86,22 +86,22 @@ def warn_of_fields_without_effect(build: BuildStrategy, program: Program, mode: 
     if devices:
         for name in _CPU_ONLY:
             if build.__dict__[name] is True:
-                _warn_of(build, name, "on GPUs: it is made for CPU and off there")
+                _warn_of(name, "on GPUs: it is made for CPU and off there")
         return
     if build.fuse_broadcast_ops:
-        _warn_of(build, "fuse_broadcast_ops", "on CPU: replicas share parameters")
+        _warn_of("fuse_broadcast_ops", "on CPU: replicas share parameters")
     if build.__dict__["fuse_all_reduce_ops"] is True and mode == "reduce":
-        _warn_of(build, "fuse_all_reduce_ops", "in Reduce mode: each gradient goes to its parameter's owner by itself")
+        _warn_of("fuse_all_reduce_ops", "in Reduce mode: each gradient goes to its parameter's owner by itself")
     if build.fuse_all_optimizer_ops and not _fuses_updates(program):
         why = (
             "on this program: no two of its updates are of a kind that is fused (SGD, Momentum, Adagrad or Adam with "
             "equal settings, on dense gradients)"
         )
-        _warn_of(build, "fuse_all_optimizer_ops", why)
+        _warn_of("fuse_all_optimizer_ops", why)
 
 
-def _warn_of(build: BuildStrategy, field: str, why: str) -> None:
-    warn_once(_log, f"BuildStrategy.{field} = True has no effect {why}", build)
+def _warn_of(field: str, why: str) -> None:
+    warn_once(_log, f"BuildStrategy.{field} = True has no effect {why}")
 
 
 def _fuses_updates(program: Program) -> bool:

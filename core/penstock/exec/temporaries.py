@@ -53,7 +53,7 @@ def retention(execution: ExecutionStrategy) -> ReleasePolicy:
     if eager and every != ReleasePolicy().every:
         why = "eager deletion leaves no temporary between runs; FLAGS_eager_delete_tensor_gb below 0 turns it off"
         text = f"ExecutionStrategy.num_iteration_per_drop_scope = {every} has no effect: {why}"
-        warn_once(_log, text, execution)
+        warn_once(_log, text)
     return ReleasePolicy(eager, every)
 
 

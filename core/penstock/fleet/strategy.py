@@ -160,7 +160,7 @@ class DistributedStrategy:
                 raise StrategyTypeError(f"debug option {name!r} is {value!r}; expected {_names(kind)}", got=value)
         self._debug_opt = {"dump_file_num": 16, **opt_info} if opt_info else {}
         if opt_info:
-            warn_once(_log, "debug options are stored but dump nothing: they are for training from a dataset", self)
+            warn_once(_log, "debug options are stored but dump nothing: they are for training from a dataset")
 
     def for_transpiler(self) -> DistributeTranspilerConfig:
         """Return a copy of the transpiler's config as it is now, with what the mode decides."""
@@ -184,7 +184,7 @@ class DistributedStrategy:
             asked_for = asked.get(name, getattr(config, name))
             if asked_for != value and (name in asked or asked_for != defaults[name]):
                 text = f"{name} = {asked_for!r} is not taken: {type(self).__name__} keeps {name} = {value!r}"
-                warn_once(_log, text, self)
+                warn_once(_log, text)
             if getattr(config, name) != value:
                 setattr(config, name, value)
 

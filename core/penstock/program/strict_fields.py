@@ -1,6 +1,7 @@
 """Settings as objects with known fields: an unknown name, or a value of another type, is refused by name.
 
-A field that has no effect is stored, and logs once why when it is set to something else than its default. Pure data.
+A field that has no effect is stored, and logs why when it is set to something else than its default, once in a process.
+Pure data.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class StrictFields:
             raise SpecError(f"{kind}.{name} is {value!r}; expected {expected}", got=value, expected=expected)
         if name in self._without_effect and value != default:
             why = self._without_effect[name]
-            warn_once(_log, f"{kind}.{name} = {value!r} is stored but has no effect: {why}", self)
+            warn_once(_log, f"{kind}.{name} = {value!r} is stored but has no effect: {why}")
         self.__dict__[name] = list(value) if isinstance(default, list) else value
 
     def __copy__(self) -> Self:

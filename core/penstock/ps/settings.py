@@ -351,13 +351,13 @@ class TrainerRuntimeConfig(RuntimeConfig):
         for name in sorted(self._given):
             if name in _WITHOUT_EFFECT:
                 text = f"{name} = {values[name]} is stored but has no effect: {_WITHOUT_EFFECT[name]}"
-                warn_once(_log, text, self)
+                warn_once(_log, text)
             elif name not in MODE_KEYS[mode] - _IDLE[mode]:
-                warn_once(_log, f"{name} = {values[name]} has no effect in {mode} mode", self)
+                warn_once(_log, f"{name} = {values[name]} has no effect in {mode} mode")
         for name in _FORCED if mode in ("sync", "half_async") else ():
             if values[name] != threads:
                 text = f"{name} is {values[name]}, but {mode} mode merges one gradient of each training thread: "
-                warn_once(_log, f"WARNING: {text}{threads} (CPU_NUM) is used", self)
+                warn_once(_log, f"WARNING: {text}{threads} (CPU_NUM) is used")
                 values[name] = threads
         return CommunicatorSettings(
             max_merge_var_num=values["communicator_max_merge_var_num"],
@@ -379,7 +379,7 @@ class ServerRuntimeConfig(RuntimeConfig):
         """Return how many updates a server makes at the same time; None: the default. Warns of what was set in vain."""
         for name in ("_rpc_get_thread_num", "_rpc_prefetch_thread_num"):
             if name in self._given:
-                warn_once(_log, f"{name} = {self[name]} has no effect: any free thread reads", self)
+                warn_once(_log, f"{name} = {self[name]} has no effect: any free thread reads")
         return self["_rpc_send_thread_num"] if "_rpc_send_thread_num" in self._given else None
 
     def _set(self, name: object, value: object) -> None:

@@ -114,7 +114,7 @@ def pserver_program(
     placed = placement.on(endpoint)
     if not placed:
         counts = f"{len(placement.blocks)} blocks for {len(placement.endpoints)} servers"
-        warn_once(_log, f"server {endpoint} gets no parameter block: there are {counts}", partition)
+        warn_once(_log, f"server {endpoint} gets no parameter block: there are {counts}")
     return _Builder(partition, startup, mode, dc_asgd=dc_asgd).build(placement, endpoint, num_trainers, placed)
 
 
