@@ -246,6 +246,29 @@ def module_tensors() -> None:
 
 
 @contract
+def enter_bottom() -> None:
+    below, above = Functions(), Functions()
+    with above:
+        private.enter_bottom(below)
+        torch.zeros(2)
+    assert len(above.modules_and_names) == len(below.modules_and_names) == 1
+    torch.zeros(2)
+    assert (len(above.modules_and_names), len(below.modules_and_names)) == (1, 2)
+    assert private.leave_bottom(below)
+
+
+@contract
+def leave_bottom() -> None:
+    below, above = Functions(), Functions()
+    private.enter_bottom(below)
+    with above:
+        assert private.leave_bottom(below)
+        torch.zeros(2)
+    assert not private.leave_bottom(below)
+    assert (len(above.modules_and_names), len(below.modules_and_names)) == (1, 0)
+
+
+@contract
 def FUNCTIONAL_CHECKS() -> None:
     assert [bool(getattr(F, name)) for name in private.FUNCTIONAL_CHECKS] == [True] * 3
     x = torch.ones(2)

@@ -179,15 +179,16 @@ def _record(fluid: Any) -> None:
 
 
 def defaults() -> Iterator[bool]:
-    """Record into the default Programs twice; tell whether torch is patched, before and after one of them runs."""
+    """Record into the default Programs twice; tell whether torch is patched, before and after each of them runs."""
     import penstock as fluid  # as above
 
     for _ in range(2):
         _record(fluid)
         fluid.Executor(fluid.CPUPlace()).run(fluid.Program())
         yield is_patched()
-        fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
-        yield is_patched()
+        for program in (fluid.default_startup_program(), fluid.default_main_program()):
+            fluid.Executor(fluid.CPUPlace()).run(program, feed={"x": torch.ones(2, 3, 4)} if program.feeds() else {})
+            yield is_patched()
 
 
 def is_patched() -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.multiprocessing.reductions as _reductions
+import torch.overrides
 import torch.utils._python_dispatch as _python_dispatch
 import torch.utils._pytree as _pytree
 import torch.utils.checkpoint as _checkpoint
@@ -158,6 +159,29 @@ def storage_behind(reference: Any) -> torch.UntypedStorage | None:
 def module_tensors(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return where a module keeps parameters and buffers; by setattr a stand-in would be refused as no Parameter."""
     return module._parameters, module._buffers
+
+
+_overrides: Any = torch.overrides  # it has no types
+
+
+def enter_bottom(mode: Any) -> None:
+    """Enter a function mode below those of this thread; entered on top, it is what the end of another one leaves."""
+    above = [_overrides._pop_mode() for _ in _overrides._get_current_function_mode_stack()]
+    for one in (mode, *reversed(above)):
+        _overrides._push_mode(one)
+
+
+def leave_bottom(mode: Any) -> bool:
+    """Leave a function mode that others may be above of; False within a call that it handles, where it is not left."""
+    modes = _overrides._get_current_function_mode_stack()
+    if not any(one is mode for one in modes):
+        return False
+    for _ in modes:
+        _overrides._pop_mode()
+    for one in modes:
+        if one is not mode:
+            _overrides._push_mode(one)
+    return True
 
 
 FUNCTIONAL_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

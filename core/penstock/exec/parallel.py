@@ -30,7 +30,7 @@ from penstock.log import warn_once
 from penstock.program.eager import advice
 from penstock.program.ir import Role
 from penstock.program.program import Program
-from penstock.program.record.context import default_main_program
+from penstock.program.record.context import default_main_program, program_runs
 from penstock.program.record.variable import Variable
 from penstock.ps.remote import REMOTE_TYPES
 from penstock.scope import Scope, global_scope
@@ -362,6 +362,7 @@ class CompiledProgram:
         return self
 
     def _core_for(self, scope: Scope, place: object) -> DataParallel:
+        program_runs(self._program)
         if self._core is None:
             self._core = self._make_core(scope, place)
         elif self._core.memory.scope is not scope and (self._settings is None or self._settings.share is None):

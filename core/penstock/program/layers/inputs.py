@@ -10,7 +10,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
 from penstock.program.record import entry_points as _patches  # noqa: F401 - of torch, while a program is recorded
-from penstock.program.record.context import default_main_program, input_declared
+from penstock.program.record.context import default_main_program, record_on
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
@@ -45,7 +45,7 @@ def _input(name: str, sizes: list[int], dtype: str, lod_level: int, stop_gradien
             f"{user_line()}: input {name!r} has dtype {dtype!r}; expected one of {', '.join(sorted(_DTYPES))}",
             variable=name,
         )
-    input_declared()
+    record_on(default_main_program())
     recording = recording_of(default_main_program())
     fake = recording.fake_of_shape(sizes, getattr(torch, dtype))
     described: VarDesc = recording.describe(fake, name, feed=True)

@@ -2,7 +2,8 @@
 
 The default Programs are those of the process, as Fluid's are; guards, roles and scopes are of the thread that opens
 them. Recording itself is one thread at a time: `recording_lock`, since it changes torch.nn.functional for a moment.
-A recording lasts as long as its guard; that of the default Programs from an input on until one of the two runs.
+A recording lasts as long as its guard; that of the default Programs from an input on until the main Program runs. What
+uses a Variable after that opens the recording of its Program again, until the Program runs or a guard of it ends.
 """
 
 from __future__ import annotations
@@ -12,23 +13,27 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from penstock.compat.torch import enter_bottom, leave_bottom
 from penstock.program.ir import Role
 from penstock.program.program import Program
-from penstock.program.record.patches import patches
+from penstock.program.record.patches import PatchCatcher, patches
 
 recording_lock = threading.RLock()
 
 
 class _Default:
-    """The process's Programs, and their recording while it is open."""
+    """The process's Programs; `recordings`: id -> a Program that is recorded outside a guard, and what ends that."""
 
     main = Program()
     startup = Program()
-    recording: ExitStack | None = None
+    recordings: dict[int, tuple[Program, ExitStack]] = {}  # noqa: RUF012 - of the class, as the rest
 
 
 class _State(threading.local):
-    """`main`, `startup`: those of the innermost guard of this thread, if any. `calls`: see `open_calls`."""
+    """`main`, `startup`: those of the innermost guard of this thread, if any. `calls`: see `open_calls`.
+
+    `catcher`: what `variable_used` has entered, until a Program runs in this thread or a guard ends.
+    """
 
     def __init__(self) -> None:
         self.main: Program | None = None
@@ -37,6 +42,7 @@ class _State(threading.local):
         self.role_vars: tuple[tuple[str, str], ...] = ()
         self.scopes: list[str] = []
         self.calls: list[tuple[Any, dict[int, str]]] = []
+        self.catcher: PatchCatcher | None = None
 
 
 _state = _State()
@@ -64,23 +70,40 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
             yield
     finally:
         _state.main, _state.startup = old
+        if main_program is not _Default.main:
+            program_runs(main_program)
 
 
-def input_declared() -> None:
-    """Begin to record the default Programs, unless this thread has opened a guard."""
+def record_on(program: Program) -> None:
+    """Record a Program until it runs, or a guard of it ends; nothing to do if it is recorded already.
+
+    The default main Program is recorded until it runs: a guard of it, such as an optimizer's, ends nothing.
+    """
+    if program is _state.main:
+        return
     with recording_lock:
-        if _state.main is None and _Default.recording is None:
-            _Default.recording = ExitStack()
-            _Default.recording.enter_context(patches.opened())
+        if id(program) not in _Default.recordings:
+            recording = ExitStack()
+            recording.enter_context(patches.opened())
+            _Default.recordings[id(program)] = program, recording
+
+
+def variable_used(program: Program) -> None:
+    """Record the Program of a Variable; in `torch.zeros(x.shape[0])` torch's function is looked up before the size."""
+    if not patches.num_open and _state.catcher is None:
+        _state.catcher = PatchCatcher()
+        enter_bottom(_state.catcher)
+    record_on(program)
 
 
 def program_runs(program: Program) -> None:
-    """End the recording of the default Programs if it is one of them; another input begins it again."""
-    if program is _Default.main or program is _Default.startup:
+    """End the recording of a Program outside guards; its next use begins it again."""
+    if _state.catcher is not None and leave_bottom(_state.catcher):
+        _state.catcher = None
+    if id(program) in _Default.recordings:
         with recording_lock:
-            if _Default.recording is not None:
-                _Default.recording.close()
-                _Default.recording = None
+            _, recording = _Default.recordings.pop(id(program), (program, ExitStack()))
+            recording.close()
 
 
 def open_calls() -> list[tuple[Any, dict[int, str]]]:

@@ -19,12 +19,20 @@ import torch
 
 from penstock.compat.torch import module_tensors, shape_env_of
 from penstock.errors import ProgramError
-from penstock.program.record.context import default_main_program, open_calls
+from penstock.program.record.context import open_calls
 from penstock.program.record.failures import telling
 from penstock.program.record.patches import patches
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
-from penstock.program.record.variable import Variable, operands_of, recording_in, recording_modes, unwrap, wrap
+from penstock.program.record.variable import (
+    Variable,
+    operands_of,
+    recording_in,
+    recording_modes,
+    recording_now,
+    unwrap,
+    wrap,
+)
 
 _FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye", "linspace", "rand", "randn", "randint", "randperm")
 
@@ -181,8 +189,7 @@ def _asked(operands: Iterable[Any]) -> Recording | None:
 
 def _current(found: Recording) -> Recording | None:
     """Under the guard of a clone, that clone's."""
-    current = default_main_program().recording
-    chosen: Recording = current if current is not None and current.origin is found.origin else found
+    chosen = recording_now(found)
     return None if chosen.active else chosen
 
 

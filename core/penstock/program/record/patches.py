@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """Owner, name, and a function from what stands there to what replaces it."""
 
@@ -62,6 +65,15 @@ class Patches:
                 self.num_open -= 1
                 if not self.num_open:
                     self._undo.close()
+
+
+class PatchCatcher(TorchFunctionMode):
+    """Calls the patch of a function of torch that was looked up before the patch was made."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        now = getattr(torch, getattr(func, "__name__", ""), None)
+        chosen = now if now is not None and getattr(now, "__wrapped__", None) == func else func
+        return chosen(*args, **(kwargs or {}))
 
 
 patches = Patches()

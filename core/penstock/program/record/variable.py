@@ -17,7 +17,7 @@ from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.composite import CompositeMode, plain_functional
-from penstock.program.record.context import default_main_program, recording_lock
+from penstock.program.record.context import default_main_program, recording_lock, variable_used
 from penstock.program.record.dispatch import RecordMode
 from penstock.program.record.failures import called, described, telling
 from penstock.program.record.patches import patches
@@ -50,7 +50,12 @@ class Variable:
 
     @property
     def shape(self) -> torch.Size:
-        """Sizes; the batch is a symbol that prints like s77 and takes part in arithmetic."""
+        """Sizes; the batch is a symbol that prints like s77 and takes part in arithmetic.
+
+        They are recorded in torch's functions, so reading them opens the recording of the Program.
+        """
+        _refuse_module()
+        variable_used(recording_now(self._recording).program)
         return self.fake.shape
 
     @property
@@ -174,6 +179,7 @@ for _name in _DUNDERS.split(" "):
 def recording_modes(recording: Recording) -> Iterator[None]:
     """Run torch calls within the block on fakes, and record them. One thread at a time; another one waits."""
     with recording_lock:
+        variable_used(recording.program)
         recording.active += 1
         try:
             with CompositeMode(recording), plain_functional(), RecordMode(recording), recording.fake_mode:
@@ -182,18 +188,23 @@ def recording_modes(recording: Recording) -> Iterator[None]:
             recording.active -= 1
 
 
+def recording_now(own: Recording) -> Recording:
+    """Return the Recording that calls go into now: under the guard of a clone (or of its original), that Program's."""
+    current = default_main_program().recording
+    chosen: Recording = current if current is not None and current.origin is own.origin else own
+    return chosen
+
+
 def recording_in(values: Any) -> Recording | None:
     """Return the Recording that a call on a nest of values goes into: that of the Variables among them.
 
     Under the guard of a clone (or of its original) it is that Program's. Raises ProgramError for two Programs.
     """
-    current = default_main_program().recording
     found: Recording | None = None
     for leaf in tree_leaves(values):
         if not isinstance(leaf, Variable):
             continue
-        own = leaf._recording
-        target: Recording = current if current is not None and current.origin is own.origin else own
+        target = recording_now(leaf._recording)
         if found is not None and target is not found:
             raise ProgramError(f"{user_line()}: {leaf.name!r} belongs to another program than the other operands")
         found = target
@@ -213,11 +224,7 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
     recording = recording_in((args, kwargs))
     if recording is None:
         raise ProgramError(f"{user_line()}: a call to {func} has no Variable among its operands")
-    if not patches.num_open and (module := running_module()) is not None:
-        raise ProgramError(
-            f"{user_line()}: module {type(module).__name__} is called on a variable after the recording of its program "
-            "has ended. Call it under fluid.program_guard(program), where a module is recorded whole"
-        )
+    _refuse_module()
     with undone_on_failure(recording):
         args, kwargs = unwrap(recording, (args, kwargs))
         with (
@@ -226,6 +233,15 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
         ):
             out = func(*args, **kwargs)
         return wrap(recording, out)
+
+
+def _refuse_module() -> None:
+    """Raise ProgramError within a module that was called while nothing was recorded, so that torch ran its forward."""
+    if not patches.num_open and (module := running_module()) is not None:
+        raise ProgramError(
+            f"{user_line()}: module {type(module).__name__} is called on a variable after the recording of its program "
+            "has ended. Call it under fluid.program_guard(program), where a module is recorded whole"
+        )
 
 
 def unwrap(recording: Recording, values: Any) -> Any:
