@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,8 @@ FEED = {"x": np.ones((3, 4), "float32")}
 @pytest.fixture(autouse=True)
 def defaults(monkeypatch: pytest.MonkeyPatch) -> tuple[Program, Program]:
     """New default Programs, and no recording."""
-    for program, _ in list(context._Default.recordings.values()):
-        context.program_runs(program)
+    for end in list(context._Default.recordings.values()):
+        end()
     main, startup = Program(seed=1), Program(seed=1)
     monkeypatch.setattr(context._Default, "main", main)
     monkeypatch.setattr(context._Default, "startup", startup)
@@ -157,4 +158,13 @@ def test_module_that_reads_a_size_alone_is_refused() -> None:
     _, x = guarded_input()
     with pytest.raises(ProgramError, match=r"module Sized is called .* fluid\.program_guard\(program\)"):
         Sized()(x)
+    assert not is_patched()
+
+
+def test_recording_ends_with_its_program() -> None:
+    main, x = guarded_input()
+    assert x.shape[1] == 4
+    assert is_patched()
+    del main, x
+    gc.collect()
     assert not is_patched()

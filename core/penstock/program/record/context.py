@@ -9,6 +9,7 @@ uses a Variable after that opens the recording of its Program again, until the P
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,11 +23,11 @@ recording_lock = threading.RLock()
 
 
 class _Default:
-    """The process's Programs; `recordings`: id -> a Program that is recorded outside a guard, and what ends that."""
+    """The process's Programs; `recordings`: id of a Program that is recorded outside a guard -> what ends that."""
 
     main = Program()
     startup = Program()
-    recordings: dict[int, tuple[Program, ExitStack]] = {}  # noqa: RUF012 - of the class, as the rest
+    recordings: dict[int, weakref.finalize[..., Program]] = {}  # noqa: RUF012 - of the class, as the rest
 
 
 class _State(threading.local):
@@ -75,7 +76,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 def record_on(program: Program) -> None:
-    """Record a Program until it runs, or a guard of it ends; nothing to do if it is recorded already.
+    """Record a Program until it runs, is freed, or a guard of it ends; nothing to do if it is recorded already.
 
     The default main Program is recorded until it runs: a guard of it, such as an optimizer's, ends nothing.
     """
@@ -85,7 +86,9 @@ def record_on(program: Program) -> None:
         if id(program) not in _Default.recordings:
             recording = ExitStack()
             recording.enter_context(patches.opened())
-            _Default.recordings[id(program)] = program, recording
+            end = weakref.finalize(program, _end, id(program), recording)
+            end.atexit = False
+            _Default.recordings[id(program)] = end
 
 
 def variable_used(program: Program) -> None:
@@ -100,10 +103,15 @@ def program_runs(program: Program) -> None:
     """End the recording of a Program outside guards; its next use begins it again."""
     if _state.catcher is not None and leave_bottom(_state.catcher):
         _state.catcher = None
-    if id(program) in _Default.recordings:
-        with recording_lock:
-            _, recording = _Default.recordings.pop(id(program), (program, ExitStack()))
-            recording.close()
+    end = _Default.recordings.get(id(program))
+    if end is not None:
+        end()
+
+
+def _end(key: int, recording: ExitStack) -> None:
+    with recording_lock:
+        _Default.recordings.pop(key, None)
+        recording.close()
 
 
 def open_calls() -> list[tuple[Any, dict[int, str]]]:

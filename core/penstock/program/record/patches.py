@@ -39,10 +39,11 @@ class Patches:
     """The patches of all recordings of the process: made by the first that is open, undone by the last. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage within may end the recording of a Program
         self._patches: list[Patch] = []
         self._undo = ExitStack()
         self.num_open = 0
+        self._are_made = False
 
     def add(self, *patches: Patch) -> None:
         """Make these in every recording, in one that is open already as well."""
@@ -55,15 +56,17 @@ class Patches:
     def opened(self) -> Iterator[None]:
         """Record within the block."""
         with self._lock:
-            if not self.num_open:
+            self.num_open += 1  # first: what is freed meanwhile may be the last other recording
+            if not self._are_made:
+                self._are_made = True
                 self._undo.enter_context(patched(self._patches))
-            self.num_open += 1
         try:
             yield
         finally:
             with self._lock:
                 self.num_open -= 1
                 if not self.num_open:
+                    self._are_made = False
                     self._undo.close()
 
 
