@@ -19,15 +19,15 @@ from torch import nn
 import penstock as fluid
 from penstock.errors import ProgramError
 from penstock.program.program import Program
-from penstock.program.record.context import _Default, program_runs
+from penstock.program.record.context import _Default
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
 def _no_recording_of_other_tests() -> None:
-    for program, _ in list(_Default.recordings.values()):
-        program_runs(program)
+    for end in list(_Default.recordings.values()):
+        end()
 
 
 @contextmanager
