@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -328,7 +329,8 @@ def test_a_copy_that_cannot_be_written_fails_when_awaited(start: Start, tmp_path
             raise OSError(28, "No space left on device")
 
     server.snapshotter.at_step = full
-    trainer.ask("cut", path="kept")
+    with suppress(Refused):  # if the writer has failed by then
+        trainer.ask("cut", path="kept")
     with pytest.raises(Refused, match=r"kept/0 cannot be saved: .*No space left"):
         trainer.ask("written", path="kept")
     server.snapshotter.at_step = lambda step: None
