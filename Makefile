@@ -95,6 +95,10 @@ else
 	$(BIN)/python -m bench grid
 	$(BIN)/python -m bench matrix
 	$(BIN)/python -m bench ctr
+	$(BIN)/python -m bench ctr --workload slots
+	$(BIN)/python -m bench ctr --workload bags
+	$(BIN)/python -m bench ctr --workload ragged_slots
+	$(BIN)/python -m bench ctr --workload din
 	$(BIN)/python -m bench ctr --workload flights
 	$(BIN)/python -m bench ctr --workload lenet
 	$(BIN)/python -m bench ctr --workload transformer
@@ -104,6 +108,7 @@ else
 	$(BIN)/python -m bench transport
 	$(BIN)/python -m bench collective
 	$(BIN)/python -m bench checkpoints
+	$(BIN)/python -m bench startup
 endif
 
 peers: setup-dev ## Make the environments of the benchmarks' peers in build/peers (ARGS="NAME …" for some)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import grpc
 
-from penstock.ps.transport.local import LocalServer
+from penstock.ps.transport.local import LineServer
 from penstock.ps.transport.tcp import TcpServer
 from penstock.ps.wire import Message, WireTensor
 
@@ -43,7 +43,7 @@ def serve(largest: int, parent: Connection) -> None:
         return answers[asked]
 
     answers = {size: bytes(memory[:size]) for size in {0, *(1 << k for k in range(10, 40) if 1 << k <= largest)}}
-    local = LocalServer(handler, job=JOB, token=TOKEN)
+    local = LineServer(handler, job=JOB, token=TOKEN)
     remote = TcpServer(handler, address="127.0.0.1:0", job=JOB, token=TOKEN)
     plain = grpc.server(ThreadPoolExecutor(2), options=UNLIMITED)
     method: Any = grpc.unary_unary_rpc_method_handler(unary)  # no serialisers: raw bytes, as fast as it goes

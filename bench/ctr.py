@@ -34,10 +34,21 @@ from bench.workloads import Workload
 from penstock.exec.places import num_cores
 
 ROUNDS = 7
-STEPS = {"criteo": 50, "flights": 50, "lenet": 100, "transformer": 25}
+STEPS = {
+    "criteo": 50,
+    "slots": 50,
+    "bags": 20,
+    "ragged_slots": 20,
+    "din": 50,
+    "flights": 50,
+    "lenet": 100,
+    "transformer": 25,
+}
 SUFFIX: dict[Column, str] = {"installed": "", "equal": "_equal", "foreign": "_foreign"}
 COLUMNS: dict[str, list[Column]] = {"both": ["installed", "equal"], "all": list(SUFFIX)}
-PEERS = [key for key, kind in CONTENDERS.items() if key not in (OURS, ROOF, COLLECTIVE) and not kind.served]
+PEERS = [
+    key for key, kind in CONTENDERS.items() if key not in (OURS, ROOF, COLLECTIVE) and not (kind.served or kind.hosts)
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,16 +59,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--column", choices=[*SUFFIX, *COLUMNS], default="both", help="(%(default)s)")
 
 
-def chosen(peers: str | None) -> list[str]:
-    """Return the keys of the peers that were asked for; `paddle_pe` means both modes. Raises SystemExit."""
+def chosen(peers: str | None, workload: str) -> list[str]:
+    """Return the keys of the peers that were asked for, None: of all that train `workload`. Raises SystemExit.
+
+    `paddle_pe` means both modes.
+    """
     if peers is None:
-        return PEERS
+        return [key for key in PEERS if CONTENDERS[key].trains(workload)]
     keys: list[str] = []
     for name in filter(None, peers.split(",")):
         keys += PADDLE_MODES if name == "paddle_pe" else [name]
     unknown = sorted(set(keys) - set(PEERS))
     if unknown:
         raise SystemExit(f"bench ctr: unknown peer {', '.join(unknown)}; expected {', '.join([*PEERS, 'paddle_pe'])}")
+    if unable := [key for key in keys if not CONTENDERS[key].trains(workload)]:
+        raise SystemExit(f"bench ctr: {', '.join(unable)} cannot train the workload {workload}")
     return list(dict.fromkeys(keys))
 
 
@@ -67,7 +83,7 @@ def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     columns = COLUMNS.get(extra.column) or [extra.column]
     report = Report("ctr", rounds)
     steps = extra.steps or STEPS[extra.workload]
-    keys = [OURS, *chosen(extra.peers), ROOF]
+    keys = [OURS, *chosen(extra.peers, extra.workload), ROOF]
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             kept = Path(folder) / "workload.npz"

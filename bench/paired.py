@@ -36,7 +36,7 @@ ENGINE_TIMES = (
     "cross_thread_edge_us",
     "wide_operator_us",
 )
-RACED = [key for key in CONTENDERS if key.startswith("penstock")]
+RACED = [key for key, kind in CONTENDERS.items() if key.startswith("penstock") and not kind.hosts]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,8 @@ one server and one trainer each; the server of paddle makes its table by itself,
 
 Contenders take turns as in `bench ctr`. `of_local_…` is our rate with servers over the local job's; `ratio_…` is the
 rate of the better of our two pairs, sync and async, over the peer's.
+
+`--hosts`: several servers and trainers, each on an emulated host (`bench/hosts/grid.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from bench import workloads
+from bench.hosts import grid as hosts
 from bench.peers import PeerMissing
 from bench.peers.agreement import check_same_training
 from bench.peers.contender import CONTENDERS, OURS
@@ -36,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of this benchmark."""
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of one turn (%(default)s)")
     parser.add_argument("--peers", help=f"comma-separated: {', '.join(PEERS)}; by default all, '' for none")
+    hosts.add_arguments(parser)
 
 
 def chosen(peers: str | None) -> list[str]:
@@ -49,6 +53,8 @@ def chosen(peers: str | None) -> list[str]:
 
 def main(rounds: int, json: bool, extra: argparse.Namespace) -> Report:
     """Race; raise SystemExit with the reason if a contender fails or has learned something else."""
+    if extra.hosts:
+        return hosts.main(rounds, json, extra)
     workload = workloads.build("criteo")
     report = Report("pserver", rounds)
     keys = [OURS, *SERVED, *chosen(extra.peers)]

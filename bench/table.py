@@ -7,6 +7,7 @@ With one thread, seconds are the processor's, with one for each core those on th
 
 `array` is the ceiling of the run: the same number of rows gathered from a plain array by their number, on huge pages,
 each asked for in time. It reads one line of memory for a row of 16 floats where a table of any ids reads two.
+`lines_1` and `lines_2` are the ceiling of memory alone: one and two random cache lines for each id, nothing copied.
 `map` is a loop over a std::unordered_map with rows on the heap (same compiler and flags); it does not sum equal ids.
 `fbgemm` is FBGEMM's CPU table of the same rows, by number, in a process of its own (`make peers`).
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -99,9 +101,9 @@ def filled(rows: int, width: int, rule: str, report: Report, name: str) -> Spars
     return table
 
 
-def push(table: SparseTable, rule: str, ids: Ids, gradients: Floats) -> None:
+def push(table: SparseTable, rule: str, ids: Ids, gradients: Floats, threads: int = 1) -> None:
     """Push by SGD or Adagrad."""
-    (table.push_sgd if rule == "sgd" else table.push_adagrad)(ids, gradients, lr=LR)
+    (table.push_sgd if rule == "sgd" else table.push_adagrad)(ids, gradients, lr=LR, threads=threads)
 
 
 def core_seconds(action: Callable[[], object]) -> float:
@@ -114,6 +116,14 @@ def core_seconds(action: Callable[[], object]) -> float:
 def pull_of(table: SparseTable, batches: Batches) -> Callable[[], float]:
     """Return the contender that pulls one batch."""
     return lambda: core_seconds(lambda: table.pull(batches.ids[batches.next()], out=batches.out))
+
+
+def lines_of(array: ArrayRows, lines_a_row: int) -> Callable[[], float]:
+    """Return the contender that reads so many random cache lines for each row of a batch."""
+    random = np.random.default_rng(lines_a_row)
+    lines = [random.integers(0, array.num_lines, BATCH * lines_a_row) for _ in range(NUM_BATCHES)]
+    turns = itertools.cycle(lines)
+    return lambda: core_seconds(lambda: array.read_lines(next(turns)))
 
 
 def train_of(table: SparseTable, rule: str, batches: Batches) -> Callable[[], float]:
@@ -186,7 +196,7 @@ def add_rates(samples: dict[str, list[float]], rows: int, prefix: str, report: R
     for name, seconds in samples.items():
         report.add(f"{prefix}_{name}_m_rows_per_s", [1e-6 * rows / s for s in seconds], digits=2)
     for what in ("pull", "train"):
-        for peer in ("map", "fbgemm", "array"):
+        for peer in ("map", "fbgemm", "array", "lines_1", "lines_2"):
             theirs = samples.get(f"{peer}_{what}")
             if theirs is not None:
                 ratios = [t / s for t, s in zip(theirs, samples[f"penstock_{what}"], strict=True)]
@@ -204,7 +214,9 @@ def measure_one_core(table: SparseTable, rows: int, rule: str, num_rounds: int, 
         fbgemm_contenders(rows, width, rule, BATCH, 1, report) as fbgemm,
     ):
         ceiling = {
-            "array_pull": lambda: core_seconds(lambda: array.gather(batches.numbers[batches.next()], batches.out))
+            "array_pull": lambda: core_seconds(lambda: array.gather(batches.numbers[batches.next()], batches.out)),
+            "lines_1_pull": lines_of(array, 1),
+            "lines_2_pull": lines_of(array, 2),
         }
         samples = alternating_blocks({**ours, **ceiling, **theirs, **fbgemm}, num_rounds)
     add_rates(samples, BATCH, f"{rule}_1", report)
@@ -222,6 +234,19 @@ def measure_all_cores(table: SparseTable, rows: int, rule: str, num_rounds: int,
     with fbgemm_contenders(rows, width, rule, BATCH * num_threads, num_threads, report) as fbgemm:
         samples = alternating_blocks({**ours, **fbgemm}, num_rounds)
     add_rates(samples, BATCH * num_threads, f"{rule}_{num_threads}", report)
+    measure_one_push(table, rule, each[0], num_rounds, report)
+
+
+def measure_one_push(table: SparseTable, rule: str, batches: Batches, num_rounds: int, report: Report) -> None:
+    """Add the rates of one push by one thread and by one for each core, on the wall: what an update of a server has."""
+    num_threads = len(os.sched_getaffinity(0))
+
+    def by(threads: int) -> Callable[[], float]:
+        return lambda: timed(lambda: push(table, rule, batches.ids[batches.next()], batches.gradients, threads))
+
+    samples = alternating_blocks({"by_1": by(1), f"by_{num_threads}": by(num_threads)}, num_rounds)
+    for name, seconds in samples.items():
+        report.add(f"{rule}_push_{name}_m_rows_per_s", [1e-6 * BATCH / s for s in seconds], digits=2)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,11 +22,13 @@ GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "surface.txt
 PLAIN = (bool, int, float, str, bytes, type(None))
 IMPORTED = (
     "penstock.client",
+    "penstock.dataset.readers",
     "penstock.errors",
     "penstock.incubate.fleet.base.role_maker",
     "penstock.incubate.fleet.parameter_server.distribute_transpiler",
     "penstock.incubate.data_generator",
     "penstock.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy",
+    "penstock.paddle_alias",
 )
 """Modules that scripts import by their path; the others are attributes of `penstock`."""
 FUNCTIONS = {"penstock.distributed.collective": ("join",)}

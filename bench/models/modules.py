@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +30,8 @@ class Network(nn.Module):
 
     def sparse_parameters(self) -> list[nn.Parameter]:
         """Return the tables whose gradients are sparse."""
-        tables = [table for table in self.modules() if isinstance(table, nn.Embedding) and table.sparse]
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        tables = [table for table in self.modules() if isinstance(table, kinds) and table.sparse]
         return [parameter for table in tables for parameter in table.parameters()]
 
     def dense_parameters(self) -> list[nn.Parameter]:
@@ -61,6 +63,63 @@ class OwnTables(nn.Module):
         return torch.cat([*parts, dense], dim=1)
 
 
+class Bags(nn.Module):
+    """Sums the rows of each slot's ids: ids int64[all], slot after slot, offsets int64[slots x rows + 1], dense.
+
+    One table, which all slots share, or a table each.
+    """
+
+    def __init__(self, tables: list[Array], slots: int) -> None:
+        super().__init__()
+        self.slots = slots
+        self.tables = nn.ModuleList(_bag(table) for table in tables)
+
+    def forward(self, ids: Tensor, offsets: Tensor, dense: Tensor) -> Tensor:
+        rows = len(dense)
+        if len(self.tables) == 1:
+            pooled = self.tables[0](ids, offsets).view(self.slots, rows, -1)
+            return torch.cat([pooled.transpose(0, 1).flatten(1), dense], dim=1)
+        ends = offsets[::rows].tolist()
+        parts = [
+            table(ids[ends[slot] : ends[slot + 1]], offsets[slot * rows : (slot + 1) * rows + 1] - ends[slot])
+            for slot, table in enumerate(self.tables)
+        ]
+        return torch.cat([*parts, dense], dim=1)
+
+
+class ClickRows(nn.Module):
+    """Looks up items and categories: target int64[rows, 2], history int64[rows, clicks, 2], padded with zeros.
+
+    Gives the target's rows [rows, width], the clicks' [rows, clicks, width], and which clicks are padding.
+    """
+
+    def __init__(self, tables: list[Array]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(_embedding(table, sparse=True) for table in tables)
+
+    def forward(self, target: Tensor, history: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        targets = [table(target[:, column]) for column, table in enumerate(self.tables)]
+        clicks = [table(history[:, :, column]) for column, table in enumerate(self.tables)]
+        return torch.cat(targets, dim=1), torch.cat(clicks, dim=2), history[:, :, 0] == 0
+
+
+class Interest(nn.Module):
+    """Weighs clicks by attention to the target, and classifies target and interest."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        super().__init__()
+        self.attention, self.tower = _tower(weights, "a."), _tower(weights)
+
+    def forward(self, features: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        target, clicks, padding = features
+        beside = target.unsqueeze(1).expand_as(clicks)
+        pairs = torch.cat([beside, clicks, beside - clicks, beside * clicks], dim=2)
+        scores = self.attention(pairs).squeeze(2).masked_fill(padding, -1e9)
+        interest = torch.bmm(torch.softmax(scores, dim=1).unsqueeze(1), clicks).squeeze(1)
+        logits: Tensor = self.tower(torch.cat([interest, target, interest * target], dim=1))
+        return logits
+
+
 class Encoder(nn.Module):
     """Torch's own encoder layers over symbols and their positions, the mean over symbols, and a linear layer."""
 
@@ -86,7 +145,12 @@ def network(workload: Workload) -> Network:
         return Network(nn.Identity(), _lenet(weights))
     if workload.name == "transformer":
         return Network(nn.Identity(), Encoder(weights))
+    if workload.name == "din":
+        return Network(ClickRows([weights["table0"], weights["table1"]]), Interest(weights))
     slots = sorted((key for key in weights if key.startswith("table") and key != "table"), key=lambda k: int(k[5:]))
+    if "lengths" in workload.feeds:
+        tables = [weights[key] for key in slots or ["table"]]
+        return Network(Bags(tables, workload.feeds["lengths"].shape[2]), _tower(weights))
     front = OwnTables([weights[key] for key in slots]) if slots else SharedTable(weights["table"])
     return Network(front, _tower(weights))
 
@@ -123,11 +187,26 @@ def trained(workload: Workload, parameters: Mapping[str, Tensor]) -> dict[str, A
 
 
 def tensors(workload: Workload) -> list[dict[str, Tensor]]:
-    """Cut every batch once, as tensors."""
+    """Cut every batch once, as tensors. Slots of several ids: as `Bags` takes them, which is FBGEMM's layout."""
+    if "lengths" in workload.feeds:
+        return [_flat(workload, step) for step in range(workload.num_batches)]
     return [
         {name: torch.tensor(values) for name, values in workload.batch(step).items()}
         for step in range(workload.num_batches)
     ]
+
+
+def _flat(workload: Workload, step: int) -> dict[str, Tensor]:
+    batch, slots = workload.batch(step), workload.bags(step)
+    ends = np.concatenate([[0], *(lengths for _, lengths in slots)]).cumsum()
+    made = {"ids": np.concatenate([ids for ids, _ in slots]), "offsets": ends}
+    return {name: torch.tensor(v) for name, v in (made | {k: batch[k] for k in ("dense", "label")}).items()}
+
+
+def _bag(table: Array) -> nn.EmbeddingBag:
+    rows, width = table.shape
+    values = torch.tensor(table)
+    return nn.EmbeddingBag(rows, width, mode="sum", sparse=True, include_last_offset=True, _weight=values)
 
 
 def _embedding(table: Array, *, sparse: bool) -> nn.Embedding:
@@ -135,10 +214,12 @@ def _embedding(table: Array, *, sparse: bool) -> nn.Embedding:
     return nn.Embedding(rows, width, sparse=sparse, _weight=torch.tensor(table))
 
 
-def _linear(weight: Array, bias: Array) -> nn.Linear:
-    layer = nn.Linear(*weight.shape)
+def _linear(weight: Array, bias: Array | None) -> nn.Linear:
+    inputs, outputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=bias is not None)
     _put(layer.weight, weight.T)
-    _put(layer.bias, bias)
+    if bias is not None:
+        _put(layer.bias, bias)
     return layer
 
 
@@ -151,7 +232,7 @@ def _tower(weights: Mapping[str, Array], prefix: str = "") -> nn.Sequential:
     layers: list[nn.Module] = []
     while f"{prefix}w{len(layers) // 2}" in weights:
         number = len(layers) // 2
-        layers += [_linear(weights[f"{prefix}w{number}"], weights[f"{prefix}b{number}"]), nn.ReLU()]
+        layers += [_linear(weights[f"{prefix}w{number}"], weights.get(f"{prefix}b{number}")), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 

@@ -36,6 +36,7 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     for name in ("map_new", "array_new"):
         getattr(loaded, name).restype = ctypes.c_void_p
+    loaded.array_lines.restype = ctypes.c_uint64
     return loaded
 
 
@@ -79,6 +80,15 @@ class ArrayRows:
         """out[i] = row numbers[i]."""
         count, width = ctypes.c_uint64(len(numbers)), ctypes.c_uint64(self._width)
         library().array_gather(self._array, _at(numbers), count, width, _at(out))
+
+    @property
+    def num_lines(self) -> int:
+        """Cache lines of 64 bytes that the array has."""
+        return self._rows * self._width // 16
+
+    def read_lines(self, lines: Ids) -> int:
+        """Read one word of each of these cache lines, prefetched; return the words' sum."""
+        return int(library().array_lines(self._array, _at(lines), ctypes.c_uint64(len(lines))))
 
     def __enter__(self) -> Self:
         return self

@@ -23,25 +23,17 @@ from bench.workloads.fingerprint import Movement
 from bench.workloads.workload import Workload
 
 
-class PaddleTrainer:
-    """The trainer. Owns the server's process."""
+class FleetTrainer:
+    """A trainer of fleet, with the role and the servers that the process's environment names."""
 
-    def __init__(self, options: Options) -> None:
-        environment = _environment(options.cores)
-        command = [sys.executable, "-m", "bench.peers.paddle_brpc", str(options.workload)]
-        server = environment | {"TRAINING_ROLE": "PSERVER"}
-        self._server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=os.environ | server, cwd=options.folder
-        )
-        os.environ |= environment | {"TRAINING_ROLE": "TRAINER"}
-        workload = Workload.load(options.workload)
-        self._fleet, self._program, self._loss, startup = _recorded(workload)
+    def __init__(self, workload: Workload, *, asynchronous: bool = True) -> None:
+        self._fleet, self._program, self._loss, startup = recorded(workload, asynchronous=asynchronous)
         import paddle  # only the peer's own environment has it
 
         self._executor = paddle.static.Executor(paddle.CPUPlace())
         self._executor.run(startup)
         self._fleet.init_worker()
-        self._feeds = list(_feeds(workload))
+        self._feeds = list(feeds(workload))
         self._next = 0
 
     def run(self, num_steps: int) -> float:
@@ -64,13 +56,31 @@ class PaddleTrainer:
         return {}
 
     def close(self) -> None:
-        """End the server, which would go on without trainers."""
+        """Leave the servers, which go on."""
         self._fleet.stop_worker()
+
+
+class PaddleTrainer(FleetTrainer):
+    """The trainer. Owns the server's process."""
+
+    def __init__(self, options: Options) -> None:
+        environment = _environment(options.cores)
+        command = [sys.executable, "-m", "bench.peers.paddle_brpc", str(options.workload)]
+        server = environment | {"TRAINING_ROLE": "PSERVER"}
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=os.environ | server, cwd=options.folder
+        )
+        os.environ |= environment | {"TRAINING_ROLE": "TRAINER"}
+        super().__init__(Workload.load(options.workload))
+
+    def close(self) -> None:
+        """End the server, which would go on without trainers."""
+        super().close()
         self._server.kill()
         self._server.wait()
 
 
-def _recorded(workload: Workload) -> tuple[Any, Any, Any, Any]:
+def recorded(workload: Workload, *, asynchronous: bool = True) -> tuple[Any, Any, Any, Any]:
     """Record CTR-DNN for fleet; return fleet, the program to run, the loss's name, the startup program."""
     import paddle
     from paddle import static
@@ -93,13 +103,14 @@ def _recorded(workload: Workload) -> tuple[Any, Any, Any, Any]:
         label = static.data("label", [None, 1], "int64")
         loss = paddle.mean(paddle.nn.functional.softmax_with_cross_entropy(logits, label))
         strategy = fleet.DistributedStrategy()
-        strategy.a_sync = True
+        strategy.a_sync = asynchronous
         fleet.distributed_optimizer(paddle.optimizer.SGD(workload.learning_rate), strategy).minimize(loss)
         # fleet rewrites copies, and makes those the current programs
         return fleet, static.default_main_program(), loss.name, static.default_startup_program()
 
 
-def _feeds(workload: Workload) -> Any:
+def feeds(workload: Workload) -> Any:
+    """Give every batch as its data layers want it."""
     from bench.peers import paddle_programs
 
     return paddle_programs.feeds(workload)
@@ -133,7 +144,7 @@ def main() -> None:
     from bench.peers.serve import end_with_parent
 
     end_with_parent()
-    fleet, _, _, _ = _recorded(Workload.load(Path(sys.argv[1])))
+    fleet, _, _, _ = recorded(Workload.load(Path(sys.argv[1])))
     fleet.init_server()
     fleet.run_server()
 

@@ -112,7 +112,10 @@ def _tensors(feed: dict[str, Any], core: Any) -> dict[str, Any]:
     made = {}
     for name, values in feed.items():
         made[name] = core.LoDTensor()
-        made[name].set(np.ascontiguousarray(values), core.CPUPlace())
+        rows, lengths = values if isinstance(values, tuple) else (values, None)
+        made[name].set(np.ascontiguousarray(rows), core.CPUPlace())
+        if lengths is not None:
+            made[name].set_recursive_sequence_lengths([lengths.tolist()])
     return made
 
 

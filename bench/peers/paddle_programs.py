@@ -37,7 +37,7 @@ def record(workload: Workload) -> Recorded:
     if workload.name == "transformer":
         logits = _transformer(workload, initial, parts)
     else:
-        logits = _lenet(workload) if workload.name == "lenet" else _ctr(workload)
+        logits = {"lenet": _lenet, "din": _din}.get(workload.name, _ctr)(workload)
     label = static.data("label", [None, 1], "int64")
     loss = paddle.mean(paddle.nn.functional.softmax_with_cross_entropy(logits, label))
     rate = workload.learning_rate
@@ -48,13 +48,16 @@ def record(workload: Workload) -> Recorded:
     return Recorded(loss, initial, parts)
 
 
-def feeds(workload: Workload) -> Iterator[dict[str, Array]]:
-    """Give every batch as the data layers of `record` want it."""
+def feeds(workload: Workload) -> Iterator[dict[str, Any]]:
+    """Give every batch as the data layers of `record` want it: arrays; slots of several ids as rows and lengths."""
     for step in range(workload.num_batches):
         batch = workload.batch(step)
-        if "dense" in batch:
-            slots = batch["ids"].shape[1]
-            yield {f"C{slot + 1}": batch["ids"][:, slot : slot + 1] for slot in range(slots)} | {
+        if "lengths" in batch:
+            slots = {f"C{slot + 1}": (ids[:, None], own) for slot, (ids, own) in enumerate(workload.bags(step))}
+            yield slots | {"dense": batch["dense"], "label": batch["label"]}
+        elif "dense" in batch:
+            number = batch["ids"].shape[1]
+            yield {f"C{slot + 1}": batch["ids"][:, slot : slot + 1] for slot in range(number)} | {
                 "dense": batch["dense"],
                 "label": batch["label"],
             }
@@ -63,13 +66,14 @@ def feeds(workload: Workload) -> Iterator[dict[str, Array]]:
 
 
 def _ctr(workload: Workload) -> Any:
-    shared = "table" in workload.weights
+    shared, several = "table" in workload.weights, "lengths" in workload.feeds
     parts = []
     for slot in range(workload.feeds["ids"].shape[2]):
-        ids = static.data(f"C{slot + 1}", [None, 1], "int64")
+        ids = static.data(f"C{slot + 1}", [None, 1], "int64", lod_level=int(several))
         name = "table" if shared else f"table{slot}"
         size = list(workload.weights[name].shape)
         row = static.nn.embedding(ids, size, is_sparse=True, param_attr=paddle.ParamAttr(name=name))
+        row = static.nn.sequence_lod.sequence_pool(row, "sum") if several else row
         parts.append(paddle.reshape(row, [-1, size[1]]))
     parts.append(static.data("dense", [None, workload.feeds["dense"].shape[2]], "float32"))
     return tower(workload, paddle.concat(parts, axis=1))
@@ -89,9 +93,29 @@ def _linear(workload: Workload, x: Any, weight: str, bias: str, act: str | None 
         workload.weights[weight].shape[1],
         num_flatten_dims=len(x.shape) - 1,
         weight_attr=paddle.ParamAttr(name=weight),
-        bias_attr=paddle.ParamAttr(name=bias),
+        bias_attr=paddle.ParamAttr(name=bias) if bias in workload.weights else False,
         activation=act,
     )
+
+
+def _din(workload: Workload) -> Any:
+    """Attention over a history: as `bench.models.modules.Interest` has it."""
+    target, history = static.data("target", [None, 2], "int64"), static.data("history", [None, None, 2], "int64")
+
+    def rows(ids: Any, column: int) -> Any:
+        size = list(workload.weights[f"table{column}"].shape)
+        name = paddle.ParamAttr(name=f"table{column}")
+        return static.nn.embedding(ids, size, is_sparse=True, param_attr=name)
+
+    targets = paddle.concat([rows(target[:, column], column) for column in range(2)], axis=1)
+    clicks = paddle.concat([rows(history[:, :, column], column) for column in range(2)], axis=2)
+    beside = paddle.expand_as(paddle.unsqueeze(targets, 1), clicks)
+    pairs = paddle.concat([beside, clicks, beside - clicks, beside * clicks], axis=2)
+    padding = paddle.cast(history[:, :, 0] == 0, "float32")
+    scores = paddle.squeeze(tower(workload, pairs, "a."), 2) - 1e9 * padding
+    weights = paddle.nn.functional.softmax(scores, axis=1)
+    interest = paddle.squeeze(paddle.bmm(paddle.unsqueeze(weights, 1), clicks), 1)
+    return tower(workload, paddle.concat([interest, targets, interest * targets], axis=1))
 
 
 def _lenet(workload: Workload) -> Any:

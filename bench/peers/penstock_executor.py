@@ -1,4 +1,7 @@
-"""Penstock as a contender: ParallelExecutor on a replica for each core. `mode`: "reduce" or "all_reduce"."""
+"""Penstock as a contender: ParallelExecutor on a replica for each core. `mode`: "reduce", "all_reduce" or "padded".
+
+"padded" is Reduce with slots of several ids as padded batches, where "reduce" has them ragged.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ class PenstockTrainer:
     def __init__(self, workload: Workload, *, mode: str, cores: int) -> None:
         os.environ["CPU_NUM"] = str(cores)
         self._workload = workload
-        self._executor, self._loss, self._feeds = programs.trainer(workload, build=programs.strategy(mode))
+        self._executor, self._loss, self._feeds = programs.trainer(
+            workload, build=programs.strategy("reduce" if mode == "padded" else mode), padded=mode == "padded"
+        )
         self._parameters = {parameter.name for parameter in self._executor.core.program.parameters()}
         self._step = 0
 

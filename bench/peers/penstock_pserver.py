@@ -1,4 +1,6 @@
-"""Penstock with one parameter server on the same host. `mode`: "sync1", "async1" (one trainer), "sync2" (two).
+"""Penstock with one parameter server on the same host.
+
+`mode`: "sync1", "async1", "half1" (half-async), "geo1" with one trainer, "sync2" with two.
 
 One trainer has a replica a core, as the local job; two have one each, half of each batch, and a core of their own.
 Rank 0 is the process that the parent talks to: it starts the server and the other trainer, and passes every command on.
@@ -7,7 +9,6 @@ Rank 0 is the process that the parent talks to: it starts the server and the oth
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import subprocess
@@ -20,11 +21,13 @@ import torch
 
 import penstock as fluid
 from bench.models import programs
+from bench.peers.cluster import losses, pass_on, share
 from bench.peers.contender import CONTENDERS, Options, fetches
 from bench.peers.serve import end_with_parent
 from bench.workloads.fingerprint import Movement, looked_up, movements
 from bench.workloads.workload import Array, Workload
-from penstock.ps.communicator import remotes
+from penstock.program.ir import Operator
+from penstock.ps.communicator import Communicator, remotes
 from penstock.ps.remote import PREFETCH
 from penstock.scope import Scope
 
@@ -45,17 +48,20 @@ class PserverTrainer:
         scope = Scope()
         self._starter = fluid.Executor(fluid.CPUPlace())
         self._starter.run(recorded.startup, scope=scope)
+        self._communicator = Communicator(program) if options.mode.startswith(("half", "geo")) else None
+        if self._communicator is not None:
+            self._communicator.start()
         self._executor = fluid.ParallelExecutor(
             False, recorded.loss, program, scope=scope, build_strategy=programs.strategy()
         )
         self._workload, self._scope, self._loss = workload, scope, recorded.loss
-        self._lookup = next(op for op in program.operators if op.type == PREFETCH)
-        self._feeds = [_share(feed, self._rank, self._trainers) for feed in recorded.feeds]
+        self._lookup = next((op for op in program.operators if op.type == PREFETCH), None)
+        self._feeds = [share(feed, self._rank, self._trainers) for feed in recorded.feeds]
         self._next = 0
 
     def run(self, num_steps: int) -> float:
         """Train on every trainer; return the last loss, of the whole batch."""
-        self._pass_on({"run": num_steps})
+        pass_on(self._children[1:], {"run": num_steps})
         loss = 0.0
         for step in range(num_steps):
             wanted = [self._loss] if fetches(step, num_steps) else []
@@ -63,33 +69,24 @@ class PserverTrainer:
             self._next += 1
             if wanted:
                 loss = float(fetched[0].mean())
-        losses = [loss, *(self._loss_of(child) for child in self._children[1:])]  # of equal shares
-        return sum(losses) / len(losses)
+        found = [loss, *losses(self._children[1:])]  # of equal shares
+        return sum(found) / len(found)
 
     def check(self) -> None:
         """The server has one copy of everything."""
-        self._pass_on({"check": True})
+        pass_on(self._children[1:], {"check": True})
 
     def movements(self) -> dict[str, Movement]:
         """Return how far each weight has moved: those of the trainer as it pulled them, the table's from the server."""
-        values = {name: _found(self._scope, name) for name in self._workload.weights if name != "table"}
-        return movements(self._workload, {**values, "table": self._table()})
-
-    def _table(self) -> Array:
-        rows = looked_up(self._workload, "table")
-        table: Array = np.array(self._workload.weights["table"])
-        out = torch.empty(len(rows), table.shape[1])
-        _, descriptor, name, blocks, at, heights, *_ = self._lookup.args
-        found: Any = remotes.get(str(descriptor))
-        found.prefetch(name, list(blocks), list(at), list(heights), torch.tensor(rows), out)
-        table[rows] = out.numpy()
-        return table
+        return movements_of(self._workload, self._scope, self._lookup)
 
     def close(self) -> None:
         """Leave the server, which then ends."""
         for child in self._children:
             if child.stdin is not None:
                 child.stdin.close()
+        if self._communicator is not None:
+            self._communicator.stop()
         self._executor.close()
         self._starter.close()
         for descriptor in remotes.opened():
@@ -97,26 +94,13 @@ class PserverTrainer:
         for child in self._children:
             child.wait()
 
-    def _loss_of(self, child: subprocess.Popen[bytes]) -> float:
-        assert child.stdout is not None
-        for line in child.stdout:
-            answer = json.loads(line)
-            if "error" in answer:
-                raise RuntimeError(f"the other trainer ended: {answer['error']}")
-            if "loss" in answer:
-                return float(answer["loss"])
-        raise RuntimeError("the other trainer has ended without a result")
-
-    def _pass_on(self, command: dict[str, Any]) -> None:
-        for child in self._children[1:]:
-            assert child.stdin is not None
-            child.stdin.write(json.dumps(command).encode() + b"\n")
-            child.stdin.flush()
-
 
 def transpiled(recorded: programs.Recorded, endpoint: str, trainer: int, mode: str) -> Any:
     """Cut the workload's program for one server. `mode` as `make` takes it."""
-    transpiler = fluid.DistributeTranspiler()
+    config = fluid.DistributeTranspilerConfig()
+    config.sync_mode = mode.startswith("sync")
+    config.half_async, config.geo_sgd_mode = mode.startswith("half"), mode.startswith("geo")
+    transpiler = fluid.DistributeTranspiler(config)
     transpiler.transpile(
         trainer,
         program=recorded.main,
@@ -156,9 +140,25 @@ def _children(options: Options, meet: Path, trainers: int) -> list[subprocess.Po
     return started
 
 
-def _share(feed: Any, rank: int, trainers: int) -> dict[str, Array]:
-    rows = len(next(iter(feed.values()))) // trainers
-    return {name: values[rank * rows : (rank + 1) * rows] for name, values in feed.items()}
+def movements_of(workload: Workload, scope: Scope, lookup: Operator | None) -> dict[str, Movement]:
+    """Return how far each weight has moved: those of the trainer as it pulled them, the table's from the servers.
+
+    `lookup`: the operator that prefetches the table's rows; None with GEO, where each trainer has the table.
+    """
+    values = {name: _found(scope, name) for name in workload.weights if name != "table"}
+    table = _found(scope, "table") if lookup is None else _served_table(workload, lookup)
+    return movements(workload, {**values, "table": table})
+
+
+def _served_table(workload: Workload, lookup: Operator) -> Array:
+    rows = looked_up(workload, "table")
+    table: Array = np.array(workload.weights["table"])
+    out = torch.empty(len(rows), table.shape[1])
+    _, descriptor, name, blocks, at, heights, *_ = lookup.args
+    found: Any = remotes.get(str(descriptor))
+    found.prefetch(name, list(blocks), list(at), list(heights), torch.tensor(rows), out)  # type: ignore[arg-type]  # tuples of numbers
+    table[rows] = out.numpy()
+    return table
 
 
 def _found(scope: Scope, name: str) -> Array:

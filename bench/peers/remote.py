@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class PeerFailed(Exception):
 class Remote:
     """A contender in its own process. Not thread-safe. `column`: who answers MKL's vendor check.
 
+    `cluster`: the file of a contender on several hosts, and `enter` what takes its first process to its host.
     With `checkout` it runs the sources and the `.venv` of another checkout of the project. `label`: its key in results.
     The constructor returns at once; `wait_ready` returns when the contender can run. Raises PeerMissing.
     """
@@ -64,19 +65,23 @@ class Remote:
         column: Column,
         checkout: Path | None = None,
         label: str | None = None,
+        cluster: Path | None = None,
+        enter: Sequence[str] = (),
     ) -> None:
         self.key = label or key
         self._spins = CONTENDERS[key].spins
         self.versions: dict[str, str] = {}
         self.losses: list[float] = []
+        self.exposed_shares: list[float] = []
         self.movements: dict[str, Movement] = {}
         self._is_stopped = False
         self._log = folder / f"{self.key}.log"
         meet = folder / self.key
         meet.mkdir()
         python = checkout / ".venv/bin/python" if checkout else environment(CONTENDERS[key].environment)
-        command = [str(python), "-m", "bench.peers.serve", key]
+        command = [*enter, str(python), "-m", "bench.peers.serve", key]
         command += ["--workload", str(workload), "--folder", str(meet), "--cores", str(cores)]
+        command += [] if cluster is None else ["--cluster", str(cluster)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -105,6 +110,8 @@ class Remote:
         self._send({"run": num_steps})
         reply = self._reply("seconds", TURN_LIMIT_S)
         self.losses.append(float(reply["loss"]))
+        if "exposed" in reply:
+            self.exposed_shares.append(float(reply["exposed"]))
         return float(reply["seconds"])
 
     def check(self) -> None:

@@ -1,9 +1,9 @@
 """A contender's process: `python -m bench.peers.serve KEY …` reads commands from stdin and answers on stdout.
 
-One JSON object a line. First comes {"ready": versions}. {"run": N} answers {"seconds", "loss"} after N steps;
-{"check": true} answers {"checked": true, "movements"}; the end of stdin ends the process. Whatever fails is answered as
-{"error": text} and ends it. Idle means waiting in a read: no thread polls, and a parent that dies takes its children
-with it.
+One JSON object a line. First comes {"ready": versions}. {"run": N} answers {"seconds", "loss"} after N steps, and
+{"exposed"} of contenders that measure it; {"check": true} answers {"checked": true, "movements"}; the end of stdin ends
+the process. Whatever fails is answered as {"error": text} and ends it. Idle means waiting in a read: no thread polls,
+and a parent that dies takes its children with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from bench.peers.contender import CONTENDERS, Options, Trainer
+from bench.peers.cluster import stay_on_core
+from bench.peers.contender import CONTENDERS, MeasuresExchange, Options, Trainer
 
 PR_SET_PDEATHSIG = 1
 
@@ -45,7 +46,9 @@ def answer(trainer: Trainer, command: dict[str, Any]) -> dict[str, Any]:
     if "run" in command:
         start = time.perf_counter()
         loss = trainer.run(int(command["run"]))
-        return {"seconds": time.perf_counter() - start, "loss": loss}
+        seconds = time.perf_counter() - start
+        exposed = {"exposed": trainer.exposed_share()} if isinstance(trainer, MeasuresExchange) else {}
+        return {"seconds": seconds, "loss": loss, **exposed}
     trainer.check()
     return {"checked": True, "movements": {name: asdict(moved) for name, moved in trainer.movements().items()}}
 
@@ -70,10 +73,14 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--cores", type=int, required=True)
     parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--cluster", type=Path)
     given = parser.parse_args()
     end_with_parent()
+    if given.cluster is not None:
+        stay_on_core(given.cluster, given.rank)
     replies = private_stdout()
-    options = Options(CONTENDERS[given.key].mode, given.workload, given.folder, given.cores, given.rank)
+    mode = CONTENDERS[given.key].mode
+    options = Options(mode, given.workload, given.folder, given.cores, given.rank, given.cluster)
     try:
         trainer = make(given.key, options)
         print(json.dumps({"ready": versions()}), file=replies)

@@ -1,7 +1,7 @@
 """What is trained by the benchmarks, as plain arrays: feeds, initial values and the shape of the work.
 
-`criteo`, `flights`, `lenet` and `transformer` make a `Workload` each; `build(name)` makes one by its name. Only the
-source of the data is imported, and only when it is asked for: a peer's environment has numpy and nothing else.
+Each name of `NAMES` is a function that makes a `Workload`; `build(name)` makes one by its name. Only the source of the
+data is imported, and only when it is asked for: a peer's environment has numpy and nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.workloads.workload import Workload
 
-NAMES = ("criteo", "flights", "lenet", "transformer")
+NAMES = ("criteo", "slots", "bags", "ragged_slots", "din", "flights", "lenet", "transformer")
 
 __all__ = ["NAMES", "Workload", "build", "criteo"]
 
@@ -23,7 +23,16 @@ def criteo(**options: Any) -> Workload:
 
 def build(name: str, **options: Any) -> Workload:
     """Make a workload by its name: one of NAMES. Raises KeyError for another."""
-    module = {"criteo": "ctr", "flights": "ctr", "lenet": "digits", "transformer": "sequences"}[name]
+    module = {
+        "criteo": "ctr",
+        "slots": "ctr",
+        "bags": "bags",
+        "ragged_slots": "bags",
+        "din": "clicks",
+        "flights": "ctr",
+        "lenet": "digits",
+        "transformer": "sequences",
+    }[name]
     # imported here: each needs packages of its own (pandas, scikit-learn) that not every process has
     made: Workload = getattr(importlib.import_module(f"bench.workloads.{module}"), name)(**options)
     return made

@@ -47,7 +47,12 @@ def movements(workload: Workload, values: Mapping[str, Array]) -> dict[str, Move
 
 def looked_up(workload: Workload, table: str) -> Array:
     """Return the rows of a table that the first batch looks up, in that order, each once, at most TABLE_ROWS."""
-    slot = table.removeprefix("table")
-    ids = workload.feeds["ids"][0]
-    wanted = (ids[:, int(slot)] if slot else ids).ravel().tolist()
-    return np.asarray(list(dict.fromkeys(wanted))[:TABLE_ROWS], np.int64)
+    slot, feeds = table.removeprefix("table"), workload.feeds
+    if "history" in feeds:
+        columns = feeds["target"][0], feeds["history"][0].reshape(-1, feeds["history"].shape[-1])
+        ids = np.concatenate(columns)
+    else:
+        ids = feeds["ids"][0]
+    wanted = (ids[:, int(slot)] if slot else ids).ravel()
+    used = wanted[wanted != 0] if "lengths" in feeds else wanted
+    return np.asarray(list(dict.fromkeys(used.tolist()))[:TABLE_ROWS], np.int64)

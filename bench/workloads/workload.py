@@ -25,7 +25,9 @@ _FEED, _WEIGHT, _REST = "feed.", "weight.", "rest"
 class Workload:
     """Batches of equal size and initial values.
 
-    `feeds`: each [batches, rows, …]. `optimizer`: "sgd" or "adam" (sparse tables: lazily). `product`: (m, k, n) of the
+    `feeds`: each [batches, rows, …]. `history`, [batches, rows, clicks, …] padded with zeros, is cut to the longest
+    one of a batch. `lengths`, [batches, rows, slots], says how many of the ids [batches, rows, slots, …] a slot has;
+    those behind are zeros. `optimizer`: "sgd" or "adam" (sparse tables: lazily). `product`: (m, k, n) of the
     matrix product in which most of the time goes. `flops_per_sample`: of the matrix products and convolutions of one
     training step. `loss_band`: how far the last losses of two contenders may lie apart; `movement_band`: how far, as a
     share, what training has moved a weight by.
@@ -51,7 +53,18 @@ class Workload:
 
     def batch(self, step: int) -> dict[str, Array]:
         """Return the feeds of a step, counted from 0; after the last batch comes the first one again. Views."""
-        return {name: values[step % self.num_batches] for name, values in self.feeds.items()}
+        batch = {name: values[step % self.num_batches] for name, values in self.feeds.items()}
+        if "history" in batch:
+            clicks = batch["history"]
+            batch["history"] = clicks[:, : int(clicks.any(axis=(0, 2)).sum())]
+        return batch
+
+    def bags(self, step: int) -> list[tuple[Array, Array]]:
+        """Return (ids, lengths) of each slot of a step, int64 [ids] and [rows]: row after row, without what pads."""
+        batch = self.batch(step)
+        ids, lengths = batch["ids"], batch["lengths"]
+        own = np.arange(ids.shape[-1]) < lengths[..., None]
+        return [(ids[:, slot][own[:, slot]], lengths[:, slot].copy()) for slot in range(lengths.shape[1])]
 
     def save(self, path: Path) -> None:
         """Write everything to one file."""

@@ -25,7 +25,8 @@ from penstock.exec.feeding import has_batch, share_sizes
 from penstock.exec.parallel import ParallelExecutor
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
 from penstock.program.layers import fluid_data
-from penstock.program.optimizers import SGD, Adam, AdamW, Momentum, Optimizer
+from penstock.program.optimizers import SGD, AdamW, Momentum, Optimizer
+from penstock.program.optimizers.adam import TorchAdamOptimizer
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, program_guard
 from penstock.program.record.entry_points import record_module
@@ -234,7 +235,8 @@ def _sgd(settings: _Settings) -> Optimizer:
 
 def _adam(settings: _Settings) -> Optimizer:
     beta1, beta2 = (float(b) for b in settings["betas"])
-    return Adam(float(settings["lr"]), beta1, beta2, float(settings["eps"]), regularization=_decay(settings))
+    rate, epsilon = float(settings["lr"]), float(settings["eps"])
+    return TorchAdamOptimizer(rate, beta1, beta2, epsilon, regularization=_decay(settings))
 
 
 def _adamw(settings: _Settings) -> Optimizer:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.command import doctor, jobs, nodes, serve
+from penstock.command import convert, doctor, fluid, jobs, nodes, serve
 from penstock.command.exits import exit_of
 from penstock.errors import PenstockError
 from penstock.version import __version__
@@ -50,6 +50,9 @@ app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
 app.command("nodes")(nodes.nodes)
 app.command("doctor")(doctor.doctor)
+app.command("run-fluid", context_settings=fluid.RUN_SETTINGS)(fluid.run_fluid)
+app.command("check-fluid")(fluid.check_fluid)
+app.command("convert-fluid")(convert.convert_fluid)
 app.command("login-link")(nodes.login_link)
 app.add_typer(nodes.token_commands, name="token")
 app.add_typer(nodes.agent_commands, name="agent")

@@ -2,7 +2,58 @@
 
 from __future__ import annotations
 
-from penstock.errors import EOFException
-from penstock.exec.places import CPUPlace, CUDAPlace
+import torch
 
-__all__ = ["CPUPlace", "CUDAPlace", "EOFException"]
+from penstock.errors import EOFException
+from penstock.errors import PenstockError as EnforceNotMet
+from penstock.exec.flags import set_flags
+from penstock.exec.parallel import ParallelExecutor
+from penstock.exec.places import CPUPlace, CUDAPlace, is_compiled_with_cuda
+from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
+from penstock.lod_tensor import LoDTensor
+from penstock.scope import Scope
+from penstock.settings import EAGER_DELETE, FUSE_GROUPS_SIZE, FUSE_MEMORY_SIZE
+
+
+class VarDesc:
+    """Fluid's descriptions of variables, of which scripts name the types."""
+
+    class VarType:
+        """Element types, as torch's dtypes, and kinds of variables."""
+
+        BOOL, UINT8, INT8, INT16, INT32, INT64 = (
+            torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+        )  # fmt: skip
+        FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+        LOD_TENSOR, SELECTED_ROWS = "dense", "selected_rows"
+
+
+def _set_eager_deletion_mode(threshold: float, fraction: float, fast: bool) -> None:
+    """Set FLAGS_eager_delete_tensor_gb to `threshold` bytes; `fraction` and `fast` have no effect."""
+    set_flags({EAGER_DELETE.name: threshold / 2**30})
+
+
+def _set_fuse_parameter_group_size(size: int) -> None:
+    """Set FLAGS_fuse_parameter_groups_size: gradients that are exchanged as one."""
+    set_flags({FUSE_GROUPS_SIZE.name: size})
+
+
+def _set_fuse_parameter_memory_size(size: float) -> None:
+    """Set FLAGS_fuse_parameter_memory_size, MiB of gradients that are exchanged as one."""
+    set_flags({FUSE_MEMORY_SIZE.name: size})
+
+
+def get_cuda_device_count() -> int:
+    """Return the number of GPUs that can be used."""
+    return torch.cuda.device_count()
+
+
+def is_compiled_with_dist() -> bool:
+    """Whether parameter servers and collectives are built in: always."""
+    return True
+
+
+__all__ = [
+    "BuildStrategy", "CPUPlace", "CUDAPlace", "EOFException", "EnforceNotMet", "ExecutionStrategy", "LoDTensor",
+    "ParallelExecutor", "Scope", "VarDesc", "get_cuda_device_count", "is_compiled_with_cuda", "is_compiled_with_dist",
+]  # fmt: skip

@@ -3,6 +3,7 @@
     PenstockError
     ├── UserError            the person who wrote the program, the job or the command
     │   ├── ProgramError     a Program that cannot be recorded, built or read
+    │   │   ├── ArgumentError  an argument of another type than a layer takes
     │   │   └── RecordError  a call that torch refuses
     │   ├── FeedError        what was fed does not fit the Program
     │   ├── FetchError       what was fetched is not in the Program
@@ -59,6 +60,12 @@ class ProgramError(UserError):
     """A Program cannot be recorded, built, checked or parsed. Fields: operator, variable, source."""
 
     code = "program_error"
+
+
+class ArgumentError(ProgramError, TypeError):
+    """A layer is given an argument of another type than it takes. Fields: variable."""
+
+    code = "argument_error"
 
 
 class RecordError(ProgramError, RuntimeError):

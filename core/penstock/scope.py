@@ -24,9 +24,14 @@ _CPU = torch.device("cpu")
 
 
 class Scope:
-    """Names to tensors. `revision` counts replaced tensors, so that a lowered plan knows when to bind again."""
+    """Names to tensors. `revision` counts replaced tensors, so that a lowered plan knows when to bind again.
 
-    def __init__(self) -> None:
+    A name that a scope does not have is looked up in the scope that it was made from (`new_scope`).
+    """
+
+    def __init__(self, parent: Scope | None = None) -> None:
+        self._parent = parent
+        self._kids: list[Scope] = []
         self._tensors: dict[str, torch.Tensor] = {}
         self._counting = threading.Lock()  # Hogwild threads count steps of one program
         self._steps: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
@@ -39,7 +44,8 @@ class Scope:
 
     def find(self, name: str) -> torch.Tensor | None:
         """Return the tensor called `name`, or None."""
-        return self._tensors.get(name)
+        found = self._tensors.get(name)
+        return self._parent.find(name) if found is None and self._parent is not None else found
 
     def set(self, name: str, tensor: torch.Tensor) -> None:
         """Put a tensor under a name."""
@@ -72,7 +78,21 @@ class Scope:
 
     def find_var(self, name: str) -> ScopeVariable | None:
         """Return Fluid's view of a variable, or None."""
-        return ScopeVariable(self, name) if name in self._tensors else None
+        return ScopeVariable(self, name) if self.find(name) is not None else None
+
+    def var(self, name: str) -> ScopeVariable:
+        """Return Fluid's view of a variable, which has no value until `set` gives it one if it was not there."""
+        return ScopeVariable(self, name)
+
+    def new_scope(self) -> Scope:
+        """Return a scope within this one: it finds what is here, and what it sets is its own."""
+        kid = Scope(self)
+        self._kids.append(kid)
+        return kid
+
+    def drop_kids(self) -> None:
+        """Let go of the scopes that `new_scope` has made."""
+        self._kids.clear()
 
     def next_step(self, program: Program) -> int:
         """Return the number of this run of `program` (from 0) and count it. Any thread: each number is given once."""
@@ -102,14 +122,18 @@ class ScopeVariable:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor."""
+        """The tensor. Raises ProgramError if there is none yet."""
         found = self._scope.find(self.name)
-        assert found is not None, self.name  # the constructor's caller has found it
+        if found is None:
+            raise ProgramError(f"variable {self.name!r} has no value in this scope yet; set one", variable=self.name)
         return found
 
     def set(self, value: np.ndarray | torch.Tensor, place: object = None) -> None:
-        """Copy `value` into the tensor. Raises FeedError for another shape."""
+        """Copy `value` into the tensor, or make it. Raises FeedError for another shape."""
         given = torch.as_tensor(value)
+        if self._scope.find(self.name) is None:
+            self._scope.set(self.name, given.clone())
+            return
         if given.shape != self.tensor.shape:
             raise FeedError(
                 f"variable {self.name!r} has shape {list(self.tensor.shape)}; a value of shape {list(given.shape)} "
@@ -118,6 +142,10 @@ class ScopeVariable:
             )
         self.tensor.copy_(given)
         self._scope.written_by(self)
+
+    def _is_initialized(self) -> bool:
+        """Whether it has a value."""
+        return self._scope.find(self.name) is not None
 
     def shape(self) -> list[int]:
         """Return the sizes."""

@@ -191,6 +191,14 @@ EAGER_DELETE = Setting(
 )
 SELECTED_GPUS: Setting[tuple[int, ...]] = Setting("FLAGS_selected_gpus", NUMBERS, (), "GPUs of this process", PLACE)
 
+PADDLE_ALIAS = Setting(
+    "PENSTOCK_PADDLE_ALIAS",
+    choice("auto", "shadow"),
+    "auto",
+    "shadow: `import paddle` is Penstock also where paddle is installed",
+)
+DISABLE_PLOT = Setting("DISABLE_PLOT", SWITCH, False, "`paddle.utils.plot.Ploter` draws nothing")
+
 PS_DEADLINE_S = seconds("PENSTOCK_PS_DEADLINE_S", 30.0, "an unreachable server is an error after this time")
 PS_LEASE_S = seconds("PENSTOCK_PS_LEASE_S", 20.0, "a silent trainer is lost after this time")
 PS_START_S = seconds("PENSTOCK_PS_START_S", 600.0, "how long processes wait for each other at the start")
@@ -323,7 +331,7 @@ TREE: Mapping[str, tuple[Setting[Any], ...]] = {
     "communicator": COMMUNICATOR,
     "ranks": (COLLECTIVE_LEASE_S, COLLECTIVE_START_S, COLLECTIVE_TRANSPORT, GLOO_INTERFACES, NCCL_INTERFACES),
     "checkpoints": (CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, CHECKPOINT_DIR),
-    "library": (CACHE,), "library, agent": (ABSENT,), "library, build": (USER_CACHE,),
+    "library": (CACHE, PADDLE_ALIAS, DISABLE_PLOT), "library, agent": (ABSENT,), "library, build": (USER_CACHE,),
     "torch, launchers": (VISIBLE_GPUS,), "build, torch": (COMPILER, MAX_JOBS), "torch's libraries": LIBRARIES,
     "command, attached scripts": (URL, TOKEN), "command": (CONFIG, DISPLAY, WAYLAND_DISPLAY),
     "agent": (JOIN_TOKEN, NODE_ADDRESS), "server": (SERVER,),

@@ -32,6 +32,7 @@ from train import TEST_BATCH_SIZE, area_under_curve
 
 FETCH_EVERY = 10  # steps; a fetch waits for the step to end
 MODES = ("sync", "half_async", "async", "geo")
+WIRE_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def strategy_of(mode: str, update_frequency: int) -> Any:
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="stop each pass after so many steps of the job")
     parser.add_argument("--batch_size", type=int, default=512, help="rows of one worker's step")
+    parser.add_argument("--wire_dtype", choices=WIRE_DTYPES, default="float32", help="of gradients over a network")
     parser.add_argument("--learning_rate", type=float, default=flights_model.LEARNING_RATE)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -113,6 +115,7 @@ def main() -> None:
     flights = flights_data.load()
     # step1: get distributed strategy
     strategy = strategy_of(args.mode, args.update_frequency)
+    strategy.get_program_config().wire_dtype = args.wire_dtype
     # step2: define role of node
     role = role_maker.PaddleCloudRoleMaker()
     fleet.init(role)

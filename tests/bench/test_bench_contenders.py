@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from bench.ctr import chosen
 from bench.peers import PeerMissing, environment
+from bench.peers.agreement import check_same_training
 from bench.peers.contender import COLLECTIVE, CONTENDERS, OURS, ROOF
 from bench.peers.kernels import Column, preloaded
 from bench.peers.race import check_losses, race
@@ -80,6 +81,33 @@ def test_contenders_learn_the_same_and_leave_no_process(small: Path) -> None:
     check_losses(results.losses, 1e-4)  # float32 sums of 16 rows in another order
     with pytest.raises(PeerFailed, match="learned something else"):
         check_losses({**results.losses, "wrong": [results.losses[OURS][-1] + 1.0]}, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("name", "options"), [("slots", {"num_slots": 9}), ("ragged_slots", {"num_slots": 9}), ("din", {"longest": 9})]
+)
+def test_a_network_of_tables_is_trained_the_same(name: str, options: dict[str, int], tmp_path: Path) -> None:
+    made = workloads.build(name, num_batches=3, batch_size=16, **options)
+    made.save(tmp_path / "small.npz")
+    keys = [OURS, "torch_eager"]
+    results = race(
+        keys, workload=tmp_path / "small.npz", cores=2, column="equal", num_rounds=1, num_steps=3, needed=keys
+    )
+    check_losses(results.losses, 1e-4)
+    assert check_same_training(results, made) == []
+    assert results.movements[OURS].keys() == made.weights.keys()
+
+
+def test_histories_are_cut_to_the_longest_of_their_batch() -> None:
+    made = workloads.build("din", num_batches=8, batch_size=4)
+    lengths = [made.batch(step)["history"].shape[1] for step in range(8)]
+    assert len(set(lengths)) > 2
+    for step, length in enumerate(lengths):
+        whole = made.feeds["history"][step]
+        assert whole[:, length - 1].any()
+        assert not whole[:, length:].any()
 
 
 def test_closing_ends_every_process_of_a_contender(small: Path, tmp_path: Path) -> None:
@@ -159,8 +187,14 @@ def test_a_column_answers_the_vendor_check(column: Column, answer: int) -> None:
 
 
 def test_peers_are_chosen_by_name() -> None:
-    assert chosen("torch_eager,paddle_pe") == ["torch_eager", "paddle_pe_all_reduce", "paddle_pe_reduce"]
-    served = {key for key, kind in CONTENDERS.items() if kind.served}
-    assert set(chosen(None)) == set(CONTENDERS) - served - {OURS, ROOF, COLLECTIVE}
+    assert chosen("torch_eager,paddle_pe", "criteo") == ["torch_eager", "paddle_pe_all_reduce", "paddle_pe_reduce"]
+    served = {key for key, kind in CONTENDERS.items() if kind.served or kind.hosts}
+    assert set(chosen(None, "slots")) == set(CONTENDERS) - served - {OURS, ROOF, COLLECTIVE, "penstock_padded"}
     with pytest.raises(SystemExit, match="unknown peer torch_lazy"):
-        chosen("torch_lazy")
+        chosen("torch_lazy", "criteo")
+
+
+def test_a_peer_races_only_where_it_can_train() -> None:
+    assert {"torch_fbgemm"}.isdisjoint([*chosen(None, "flights"), *chosen(None, "criteo")])
+    with pytest.raises(SystemExit, match="torch_fbgemm cannot train the workload flights"):
+        chosen("torch_eager,torch_fbgemm", "flights")

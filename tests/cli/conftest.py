@@ -20,7 +20,7 @@ from penstock.command.passing import without_settings
 from penstock.process import proc
 from penstock.protocol.rest import Job
 
-TTL_S = "1.5"
+TTL_S = "5"
 _LEFT_OUT = ("PENSTOCK_", "FLAGS_", "DISPLAY", "WAYLAND_DISPLAY")
 """A test depends on no setting of its caller, and opens no browser."""
 
@@ -43,7 +43,7 @@ class Site:
         }
         self.started: list[subprocess.Popen[str]] = []
 
-    def run(self, *arguments: str, timeout_s: float = 60.0, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout_s: float = 150.0, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run `penstock` to its end."""
         argv = [sys.executable, "-m", "penstock.cli", *arguments]
         return subprocess.run(

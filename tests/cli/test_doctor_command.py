@@ -92,7 +92,7 @@ def test_capabilities_that_are_declared_absent_are_reported(doctor: Doctor) -> N
 def test_an_unknown_capability_is_a_usage_error(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "penstock.cli", "doctor", "--no-torch"]
     environ = {**os.environ, "HOME": str(tmp_path), "PENSTOCK_ABSENT": "memdf"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=150, check=False, env=environ)
     assert (done.returncode, "PENSTOCK_ABSENT names memdf" in done.stderr) == (Exit.USAGE, True)
 
 
@@ -117,7 +117,7 @@ def of_64_mib(_: object) -> os.statvfs_result:
 
 def _works(argv: tuple[str, ...]) -> bool:
     try:
-        return subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode == 0
+        return subprocess.run(argv, capture_output=True, check=False, timeout=150).returncode == 0
     except OSError:
         return False
 

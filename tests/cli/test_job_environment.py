@@ -24,7 +24,7 @@ class Site(Protocol):
 
     home: Path
 
-    def run(self, *arguments: str, timeout_s: float = 60.0, **environ: str) -> CompletedProcess[str]: ...
+    def run(self, *arguments: str, timeout_s: float = 150.0, **environ: str) -> CompletedProcess[str]: ...
     def up(self, *arguments: str) -> object: ...
     def job(self, name: str, code: str, **fields: Any) -> Path: ...
     def look(self, job: str) -> Job: ...
@@ -87,7 +87,7 @@ def test_an_environment_without_settings_keeps_the_rest() -> None:
 
 def seen_by(site: Site, *options: str, **environ: str) -> tuple[dict[str, str], dict[str, str], str]:
     """Submit a job that prints its environment: what its process saw, `env` of its description, stderr."""
-    result = site.run("submit", str(site.job("seen", PRINT)), "--wait", *options, timeout_s=60.0, **environ)
+    result = site.run("submit", str(site.job("seen", PRINT)), "--wait", *options, timeout_s=150.0, **environ)
     assert result.returncode == 0, result.stderr
     shown = cast(dict[str, Any], site.look("seen"))
     return json.loads(site.log("seen")), shown["spec"]["env"], result.stderr
@@ -132,6 +132,6 @@ def test_demo_and_submit_pass_the_same_settings(serving: Site, site: Site, optio
         str(state),
         *options,
     )
-    result = site.run("demo", *arguments, timeout_s=60.0, **shell)
+    result = site.run("demo", *arguments, timeout_s=150.0, **shell)
     logs = [path.read_text(encoding="utf-8") for path in state.glob("server/jobs/*/logs/*.log")]
     assert [json.loads(text) for text in logs] == [submitted], result.stderr

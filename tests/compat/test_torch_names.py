@@ -6,6 +6,7 @@ A name of `penstock.compat.torch` without a contract fails, as does a contract w
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,13 +18,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import torch.utils.checkpoint as checkpoints
+from tests.compat import torch_sizes as _contracts  # noqa: F401 - of sizes and fake tensors
 from tests.compat.contracts import CONTRACTS, contract
-from tests.compat.torch_sizes import Sizes
 from tools import private_names
 from torch.overrides import TorchFunctionMode
 
 from penstock.compat import torch as private
 from penstock.distributed import interfaces
+from penstock.program.record.sizes import Sizes
 
 COMPAT = Path(private.__file__)
 aten = torch.ops.aten
@@ -144,19 +146,10 @@ def has_kernel() -> None:
 
 
 @contract
-def shape_function() -> None:
-    sizes = Sizes()
-    size = sizes.symbol()
-    with sizes.mode:
-        padded = private.shape_function(aten.constant_pad_nd.default)(torch.empty(size, 3), [1, 2, 3, 4], 0.0)
-    assert private.expression_of(padded.shape[0]) == private.expression_of(size) + 7
-    assert padded.shape[1] == 6 and sizes.is_free(size)
-
-
-@contract
 def check_value() -> None:
-    size = Sizes().symbol()
-    private.check_value(size == size + 0, lambda: "unused")
+    size = Sizes().new("s0", 7920)
+    private.check_value(size > 5, lambda: "unused")
+    assert [str(asked.relation.right) for asked in size.node.sizes.asked] == ["5"]
     with pytest.raises(ValueError, match="two and three"):
         private.check_value(False, lambda: "two and three")
 
@@ -184,6 +177,17 @@ def next_sequence_number() -> None:
 
 
 @contract
+def gradients() -> None:
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    unused = torch.ones(2, requires_grad=True)
+    loss = (x * x).sum()
+    for _ in range(2):  # the tape is kept
+        found, none = private.gradients(loss, torch.tensor(10.0), [x, unused])
+        assert none is None and found is not None and found.tolist() == [40.0, 60.0]
+    assert x.grad is None
+
+
+@contract
 def version_of() -> None:
     x = torch.ones(2)
     before = private.version_of(x)
@@ -203,10 +207,19 @@ def set_versions() -> None:
 
 
 @contract
+def autograd_in_kernels() -> None:
+    x = torch.ones(2)
+    with torch._C._AutoDispatchBelowAutograd():  # as a kernel is called
+        assert not (x.detach().requires_grad_() * 2).requires_grad
+        with private.autograd_in_kernels():
+            assert (x.detach().requires_grad_() * 2).requires_grad
+        assert not (x.detach().requires_grad_() * 2).requires_grad
+
+
+@contract
 def storage_id() -> None:
-    with private.FakeTensorMode():
-        fakes = torch.ones(4), torch.ones(4)
-    for one, other in (fakes, (torch.ones(4), torch.ones(4))):
+    metas = [torch.empty(4, device="meta") for _ in range(2)]
+    for one, other in (metas, (torch.ones(4), torch.ones(4))):
         assert private.storage_id(one) == private.storage_id(one[2:]) != private.storage_id(other)
 
 
@@ -365,10 +378,22 @@ def RESIZING_OPERATORS() -> None:
 
 
 @contract
-def TRILINEAR() -> None:
-    with Calls() as calls:
-        torch.nn.Bilinear(2, 3, 4)(torch.ones(5, 2), torch.ones(5, 3))
-    assert private.schema_of(private.TRILINEAR).name in calls.names
+def all_threads_config() -> None:
+    ready, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        ready.wait(10)
+        torch.ones(3).cumprod(0)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, experimental_config=private.all_threads_config()) as found:
+        ready.set()
+        done.wait(10)
+    thread.join()
+    assert "aten::cumprod" in {event.key for event in found.key_averages()}
 
 
 # ---------------------------------------------------------------- the table itself

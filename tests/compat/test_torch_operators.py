@@ -14,7 +14,6 @@ BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "trainin
 OPERANDS: dict[str, tuple[str, ...]] = {
     "aten::_native_batch_norm_legit": BATCH_NORM,
     "aten::_to_copy": ("self", "dtype", "layout", "device"),
-    "aten::_trilinear": ("i1", "i2", "i3", "expand1", "expand2", "expand3", "sumdim"),
     "aten::_pack_padded_sequence": ("input", "lengths", "batch_first"),
     "aten::_upsample_bilinear2d_aa": ("self", "output_size", "align_corners", "scales_h", "scales_w"),
     "aten::_upsample_bicubic2d_aa": ("self", "output_size", "align_corners", "scales_h", "scales_w"),

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from penstock.compat import uvicorn as private
 
 _LARGE = bytes(32 << 20)  # more than the buffers of a socket hold
-_PAUSED_S, _ENDS_S = 0.2, 5.0
+_PAUSED_S, _ENDS_S = 0.2, 60.0
 
 
 class Application:

@@ -118,3 +118,11 @@ def dataset_of(
     dataset.set_filelist([str(file) for file in files])
     dataset.set_batch_size(batch_size)
     return dataset
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -71,6 +71,12 @@ def test_samples_that_do_not_fit_are_refused(samples: Any, said: str) -> None:
         Doubled().write(samples, io.StringIO())
 
 
+def test_a_sample_may_be_an_iterator() -> None:
+    written = io.StringIO()
+    Doubled().write([zip(["a", "b"], [[1], [2, 3]], strict=True)], written)
+    assert written.getvalue() == "1 1 2 2 3\n" * 2
+
+
 def test_text_values_are_written_as_they_are() -> None:
     class Texts(MultiSlotStringDataGenerator):
         def generate_sample(self, line: str | None) -> Any:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.dataset.oracle import batches, dataset_of, drained, rows
+from tests.dataset.oracle import batches, dataset_of, drained, has_ended, rows
+from tests.support.waiting import until
 
 from penstock.dataset import DataError, memory, sources, streaming
 from penstock.dataset.sources import Source, opened
@@ -112,10 +113,8 @@ def test_background_processes_of_a_command_are_not_awaited(
     if kind == "InMemoryDataset":
         dataset.load_into_memory()
     assert rows(dataset) == [((n,),) for n in range(5)]
-    stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
-    with contextlib.suppress(FileNotFoundError):
-        while stat.read_text().split()[2] not in "ZX":  # killed, but a busy machine takes a moment; else the timeout
-            time.sleep(0.01)
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: has_ended(pid), "the end of the background process")
 
 
 def test_what_a_command_has_started_may_write_a_little_longer(tmp_path: Path) -> None:
@@ -217,15 +216,19 @@ def test_a_batch_of_all_there_is_costs_what_is_there(tmp_path: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("receiver", ["main", "another thread"])
 def test_an_interrupt_ends_a_load_that_waits_for_a_command(tmp_path: Path, receiver: str) -> None:
-    dataset = piped(numbers(tmp_path / "part", 1), "exec sleep 1000", "InMemoryDataset")
+    waits = tmp_path / "waits"
+    dataset = piped(numbers(tmp_path / "part", 1), f"touch {waits}; exec sleep 1000", "InMemoryDataset")
     main = threading.get_ident()
-    timer = threading.Timer(
-        0.5, lambda: signal.pthread_kill(main if receiver == "main" else threading.get_ident(), signal.SIGINT)
-    )
-    timer.start()
+
+    def interrupt() -> None:
+        until(waits.exists, "the load waits for its command")
+        signal.pthread_kill(main if receiver == "main" else threading.get_ident(), signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         dataset.load_into_memory()
-    timer.join()
+    interrupting.join()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-loader")]
 
 

@@ -212,7 +212,9 @@ def test_rows_that_cannot_be_sent_fail_all_and_stay_in_place(tmp_path: Path) -> 
     assert all(isinstance(error, Unavailable) for error in found)
     assert "worker 2" in str(found[1])
     assert "worker 1" in str(found[0])
-    assert "rows of worker 1 did not arrive" in str(found[2])
+    # Worker 1 gives up as soon as it fails, which worker 2 meets where it happens to be: sending or receiving.
+    either = ("rows of worker 1 did not arrive", "rows could not be given to worker 1")
+    assert any(text in str(found[2]) for text in either)
     for rank, dataset in enumerate(datasets):
         assert sorted(rows(dataset)) == [row(100 * rank + n) for n in range(9)]
         position = dataset.position()

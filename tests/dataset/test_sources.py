@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.dataset.oracle import Row, dataset_of, drained, rows
+from tests.dataset.oracle import Row, dataset_of, drained, has_ended, rows
+from tests.support.waiting import until
 
 from penstock.dataset import DataError
 from penstock.errors import SpecError
@@ -96,8 +97,7 @@ def test_a_pipe_command_that_is_killed_from_outside_is_named(tmp_path: Path) -> 
     try:
         assert run.take() is not None  # a whole batch is there while the command still runs
         pid = tmp_path / "pid"
-        while not pid.exists() or not pid.read_text().strip():
-            pass
+        until(lambda: pid.exists() and pid.read_text().strip(), "the command is at its end")
         os.kill(int(pid.read_text()), signal.SIGKILL)
         with pytest.raises(DataError, match="signal SIGKILL"):
             run.take()
@@ -113,7 +113,7 @@ def test_a_pass_that_is_ended_early_ends_its_commands(tmp_path: Path) -> None:
     assert run.take() is not None
     run.close()  # hangs if the command is waited for
     pid = int((tmp_path / "pid").read_text())
-    assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    until(lambda: has_ended(pid), "the end of the command")
 
 
 @pytest.mark.parametrize("kind", KINDS)

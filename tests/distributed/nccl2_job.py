@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import torch
 import penstock as fluid
 from penstock.distributed import collective
 from penstock.errors import ProgramError
+from penstock.incubate.fleet.base.role_maker import UserDefinedCollectiveRoleMaker
+from penstock.incubate.fleet.collective import DistributedStrategy, fleet
 
 FEATURES, IDS, WIDTH = 6, 50, 4
 _MEAN_LR = 0.1
@@ -81,6 +84,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--fail", type=int, default=-1, help="raise before this step")
     parser.add_argument("--stuck", action="store_true", help="fail when taking part without rows")
     parser.add_argument("--join", action="store_true")
+    parser.add_argument("--fleet", action="store_true", help="distribute the program by the collective fleet")
     parser.add_argument("--no-mapping", action="store_true", help="fail to map the memory of a ring")
     return parser.parse_args(arguments)
 
@@ -94,6 +98,12 @@ def prepared(asked: argparse.Namespace, trainer_id: int, endpoints: list[str]) -
     loss = network(sparse=not asked.dense, dropout=asked.dropout, wide=asked.wide)
     if asked.width:
         loss = loss + fluid.layers.mean(fluid.layers.fc(input=loss.reshape(1, 1), size=asked.width))
+    if asked.fleet and len(endpoints) > 1:
+        fleet.init(UserDefinedCollectiveRoleMaker(trainer_id, endpoints))
+        fleet.distributed_optimizer(optimizer(asked.optimizer), fleet_strategy(asked)).minimize(loss)
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(fleet.startup_program)
+        return loss, exe
     optimizer(asked.optimizer).minimize(loss)
     if len(endpoints) > 1:
         config = fluid.DistributeTranspilerConfig()
@@ -113,6 +123,33 @@ def prepared(asked: argparse.Namespace, trainer_id: int, endpoints: list[str]) -
     return loss, exe
 
 
+def fleet_strategy(asked: argparse.Namespace) -> DistributedStrategy:
+    """Return the options as fleet's strategy."""
+    strategy = DistributedStrategy()
+    strategy.nccl_comm_num, strategy.use_local_sgd = asked.rings, asked.mode == "local_sgd"
+    strategy._ut4grad_allreduce = asked.mode == "grad_allreduce"
+    if asked.reduce:
+        strategy.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+    return strategy
+
+
+def runner(
+    asked: argparse.Namespace, loss: Any, exe: fluid.Executor, rank: int, endpoints: list[str]
+) -> Callable[[Any], Any]:
+    """Return what runs a step on a feed."""
+    if asked.fleet and len(endpoints) > 1:
+        return lambda feed: exe.run(fleet.main_program, feed, [loss])
+    if asked.mode != "nccl2":
+        return lambda feed: exe.run(feed=feed, fetch_list=[loss])
+    strategy = fluid.BuildStrategy()
+    if asked.reduce:
+        strategy.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+    executor = fluid.ParallelExecutor(
+        asked.cuda, loss_name=loss.name, build_strategy=strategy, num_trainers=len(endpoints), trainer_id=rank
+    )
+    return lambda feed: executor.run([loss], feed)
+
+
 def cannot(step: object) -> None:
     """Take part without rows, in vain."""
     raise ProgramError("this rank was told not to take part without rows")
@@ -129,14 +166,7 @@ def main(arguments: list[str]) -> None:
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
     loss, exe = prepared(asked, rank, endpoints)
-    strategy = fluid.BuildStrategy()
-    if asked.reduce:
-        strategy.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
-    executor = None
-    if asked.mode == "nccl2":
-        executor = fluid.ParallelExecutor(
-            asked.cuda, loss_name=loss.name, build_strategy=strategy, num_trainers=len(endpoints), trainer_id=rank
-        )
+    run = runner(asked, loss, exe, rank, endpoints)
     steps = asked.steps[rank] if len(asked.steps) > 1 else asked.steps[0]
     for step in range(steps):
         if step == asked.fail:
@@ -144,8 +174,7 @@ def main(arguments: list[str]) -> None:
         feed = share(batch(step, asked.rows), rank, len(endpoints))
         if asked.dense:
             del feed["ids"]
-        fetched = exe.run(feed=feed, fetch_list=[loss]) if executor is None else executor.run([loss], feed)
-        print(step, float(np.mean(fetched[0])), flush=True)
+        print(step, float(np.mean(run(feed)[0])), flush=True)
     if asked.stuck:
         group: Any = collective.this_process.group
         group._steppers = dict.fromkeys(group._steppers, cannot)

@@ -87,7 +87,7 @@ def _ended() -> Iterator[None]:
 
 
 def test_a_rank_that_says_nothing_is_named_by_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(COLLECTIVE_LEASE_S.name, "2")
+    monkeypatch.setenv(COLLECTIVE_LEASE_S.name, "4")
     first, second, _silent = (Seen(meeting) for meeting in met(3))
     for seen in (first, second):
         seen.watch.start()

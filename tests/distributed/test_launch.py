@@ -138,6 +138,14 @@ def test_row_77_selected_gpus_are_the_only_ones_that_ranks_see(folder: Path) -> 
     assert (folder / "out/logs/workerlog.1").exists()
 
 
+def test_row_77_selected_gpus_without_gpus_are_cpu_ranks(folder: Path) -> None:
+    done = launch(folder, SAYS_WHO_IT_IS, "--selected_gpus", "0,3", "script.py", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert "what --selected_gpus 0,3 starts computes on CPU" in done.stderr
+    seen = {rank: one.get("FLAGS_selected_gpus") for rank, one in told(folder).items()}
+    assert seen == {0: None, 1: None}
+
+
 def test_hosts_run_the_same_command_and_make_one_job(
     folder: Path, started: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -189,6 +197,7 @@ def test_paddlecloud_tells_hosts_and_ports(cloud: Mapping[str, str], expected: l
         (["--gpus", "3", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "asks for 3 GPUs, but visible here are 0, 1"),
         (["--selected_gpus", "1,9", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "asks for GPU 9, but visible"),
         (["--selected_gpus", "1,1", "script.py"], {"CUDA_VISIBLE_DEVICES": "0,1"}, "expected different GPUs"),
+        (["--selected_gpus", "1,1", "script.py"], {"CUDA_VISIBLE_DEVICES": ""}, "expected different GPUs"),
         (["--started_port", "65535", "--nproc_per_node", "1", "script.py"], {}, "leaves no room for 2 ports"),
         (["--nproc_per_node", "1", "--node_ip", "192.0.2.1", "script.py"], {}, "no rank can listen at 192.0.2.1"),
         (["--cluster_node_ips", "a,b", "--nproc_per_node", "1", "script.py"], {}, "expected which of --cluster"),
@@ -308,7 +317,7 @@ def test_the_first_rank_to_fail_is_named_and_sets_exit_status(folder: Path, end:
     assert done.returncode == status
     assert done.stderr == f"rank 1 failed with {words}; the end of mylog/workerlog.1:\n  last words\n"
     assert len(pids(folder, 2)) == 4, "not all ranks had started"
-    assert not [pid for pid in pids(folder, 2) if is_alive(pid)]
+    until(lambda: not [pid for pid in pids(folder, 2) if is_alive(pid)])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -318,8 +327,8 @@ def test_a_signal_stops_everything_with_all_that_it_started(
     process = started(waits(2), "--nproc_per_node", "2", "script.py")
     until(lambda: bool(pids(folder, 2)))
     process.send_signal(number)
-    assert process.wait(20) == 128 + number
-    assert not [pid for pid in pids(folder, 2) if is_alive(pid)]
+    assert process.wait(60) == 128 + number
+    until(lambda: not [pid for pid in pids(folder, 2) if is_alive(pid)])
 
 
 def test_a_signal_while_ranks_are_started_leaves_nobody(folder: Path) -> None:
@@ -327,9 +336,9 @@ def test_a_signal_while_ranks_are_started_leaves_nobody(folder: Path) -> None:
     (folder / "launcher.py").write_text(SIGNALLED)
     (folder / "script.py").write_text("import time; time.sleep(600)")
     command = [sys.executable, "launcher.py", "--nproc_per_node", "2", "script.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (128 + signal.SIGTERM, "stopped by SIGTERM")
-    assert not is_alive(int((folder / "forked").read_text()))
+    until(lambda: not is_alive(int((folder / "forked").read_text())))
 
 
 def test_an_end_is_seen_at_once(tmp_path: Path) -> None:
@@ -359,8 +368,8 @@ def test_what_ignores_sigterm_is_killed(folder: Path, started: Callable[..., sub
     process = started(waits(2, stubborn), "--nproc_per_node", "2", "--stop_s", "0.3", "script.py")
     until(lambda: len(list(folder.glob("*.up"))) == 2)
     process.terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM
-    assert not [pid for pid in pids(folder, 2) if is_alive(pid)]
+    assert process.wait(60) == 128 + signal.SIGTERM
+    until(lambda: not [pid for pid in pids(folder, 2) if is_alive(pid)])
 
 
 def test_a_launcher_that_is_killed_leaves_nobody(folder: Path, started: Callable[..., subprocess.Popen[str]]) -> None:

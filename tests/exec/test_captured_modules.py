@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.fluid_adam import FluidAdam
 from torch import nn
 
 import penstock
@@ -86,7 +87,7 @@ def eager_optimizers(module: nn.Module, kind: str) -> list[torch.optim.Optimizer
     dense = [p for p in module.parameters() if not any(p is s for s in sparse)]
     if kind == "SGD":
         return [torch.optim.SGD([*dense, *sparse], lr=0.1)]
-    found: list[torch.optim.Optimizer] = [torch.optim.Adam(dense, lr=0.01)]
+    found: list[torch.optim.Optimizer] = [FluidAdam(dense, lr=0.01)]
     return [*found, torch.optim.SparseAdam(sparse, lr=0.01)] if sparse else found
 
 

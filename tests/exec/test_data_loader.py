@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as fluid
 from penstock.errors import FeedError, SpecError
@@ -219,8 +220,6 @@ def test_a_pass_that_is_left_ends_its_thread_and_its_generator(model: Model) -> 
 def test_settings_are_checked(model: Model) -> None:
     with pytest.raises(SpecError, match="expected inputs of the program"):
         fluid.io.DataLoader.from_generator([model.predict], capacity=2)
-    with pytest.raises(SpecError, match="use_multiprocess=True is not supported"):
-        fluid.io.DataLoader.from_generator(model.use, capacity=2, use_multiprocess=True)
     with pytest.raises(SpecError, match="capacity is given 0"):
         fluid.io.DataLoader.from_generator(model.use, capacity=0)
     loader = fluid.io.DataLoader.from_generator(model.use, capacity=2)
@@ -229,3 +228,41 @@ def test_settings_are_checked(model: Model) -> None:
     loader.set_batch_generator(lambda: [[batch(0)["x"]]])
     with pytest.raises(FeedError, match=r"the generator gives 1 values; expected one for each of \['x', 'y'\]"):
         list(loader)
+
+
+def test_samples_of_sequences_are_not_stacked() -> None:
+    layers, main = fluid.layers, fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        ids, x = layers.data("ids", [1], dtype="int64", lod_level=1), layers.data("x", [1])
+        pooled = layers.sequence_pool(ids.to(torch.float32), "sum") + x
+        loader = fluid.io.DataLoader.from_generator([ids, x], iterable=False)
+    samples, exe = [([1, 2], [0.5]), ([], [0.5]), ([3], [0.25])], fluid.Executor(fluid.CPUPlace())
+    lod = fluid.create_lod_tensor([[1, 2], [], [3]], [[2, 0, 1]])
+    dense = np.array([[0.5], [0.5], [0.25]], "float32")
+    loader.set_sample_list_generator(lambda: iter([samples]))
+    for generator in (None, loader.set_batch_generator):
+        if generator is not None:
+            generator(lambda: iter([(lod, dense)]))
+        loader.start()
+        assert exe.run(main, fetch_list=[pooled])[0].tolist() == [[3.5], [0.5], [3.25]]
+        with pytest.raises(fluid.core.EOFException):
+            exe.run(main, fetch_list=[pooled])
+        loader.reset()
+
+
+def test_the_queue_of_a_loader_counts_what_was_made(model: Model) -> None:
+    made = threading.Semaphore(0)
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for number in range(3):
+            yield batch(number)
+        made.release()
+
+    with fluid.program_guard(model.main, model.startup):
+        loader = fluid.io.DataLoader.from_generator(model.use, capacity=5, iterable=False)
+    loader.set_batch_generator(batches)
+    assert loader.queue.size() == 0
+    loader.start()
+    assert made.acquire(timeout=30)
+    assert loader.queue.size() >= 3
+    loader.reset()

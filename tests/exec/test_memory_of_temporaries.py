@@ -137,7 +137,8 @@ def test_steady_steps_of_the_ctr_model_allocate_no_temporary() -> None:
 def test_what_was_fetched_stays_as_it_was() -> None:
     network = NETWORKS["transformer"]()
     pe = executor(network, started(network.startup))
-    fetched = [pe.run(network.all_fetches, feed=network.feed(6, 0), return_numpy=False) for _ in range(2)]
+    runs = [pe.run(network.all_fetches, feed=network.feed(6, 0), return_numpy=False) for _ in range(2)]
+    fetched = [[value.rows for value in one] for one in runs]
     before = [[t.clone() for t in one] for one in fetched]
     for number in range(4):
         pe.run([], feed=network.feed(6, number))

@@ -109,7 +109,10 @@ def test_fetches_are_merged_along_rows_or_listed_by_replica(cpu_num: Any) -> Non
     assert [m.shape for m in merged] == [(6, 2), (2,)]
     assert [[p.shape for p in parts] for parts in listed] == [[(3, 2), (3, 2)], [(1,), (1,)]]
     tensors = exe.run(compiled, rows_of(6), [out], scope=scope, return_numpy=False)
-    assert isinstance(tensors[0], torch.Tensor)
+    assert (tensors[0].recursive_sequence_lengths(), tensors[0].shape()) == ([], [6, 2])
+    np.testing.assert_array_equal(np.array(tensors[0]), merged[0])
+    parts = exe.run(compiled, rows_of(6), [out], scope=scope, return_numpy=False, return_merged=False)[0]
+    assert [p.shape() for p in parts] == [[3, 2], [3, 2]]
 
 
 def test_a_feed_list_gives_each_replica_its_rows_of_any_number(make: Make, cpu_num: Any) -> None:

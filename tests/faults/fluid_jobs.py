@@ -62,6 +62,12 @@ class Job:
         arguments = ["trainer", str(number), "--servers", ",".join(at or self.endpoints), *map(str, options)]
         return self._start(arguments, environ, limits)
 
+    def pace(self, first: int) -> Path:
+        """Have trainers that run with `--pace` of this file wait before a step, until the next call allows more."""
+        path, written = self.folder / "pace", self.folder / "pace.written"
+        written.write_text(str(first))
+        return written.replace(path)
+
     def _start(self, arguments: list[str], environ: Environ, limits: Any) -> Process:
         name = self.folder / f"{next(self._numbers)}-{arguments[0]}"
         arguments += ["--mode", self.mode]

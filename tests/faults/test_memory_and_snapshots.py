@@ -53,20 +53,28 @@ def test_a_job_whose_processes_get_no_shared_memory_does_without(job: Callable[.
 def test_a_server_killed_while_it_writes_snapshots_loses_nothing(
     job: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
-    one = job(PENSTOCK_PS_SNAPSHOT_S="0.05", PENSTOCK_PS_LEASE_S="30")
+    one = job(PENSTOCK_PS_SNAPSHOT_S="0.01", PENSTOCK_PS_LEASE_S="30")
     server, chance = one.server(), random.Random(4)
-    trainers = [one.trainer(t, "--steps", undisturbed.steps) for t in (0, 1)]
+    pace = one.pace(0)
+    trainers = [one.trainer(t, "--steps", undisturbed.steps, "--pace", pace) for t in (0, 1)]
     interrupted = 0
     for kill in range(KILLS):
-        trainers[0].reaches(10 + 25 * kill + chance.randrange(10))
-        until(partial(unfinished, one), "a snapshot is being written")
+        last = 25 * (kill + 1)  # of the steps that have begun when the server is killed
+        one.pace(last)
+        trainers[0].reaches(last - 15 + chance.randrange(10))
+        until(partial(is_writing_or_idle, one, trainers[0], last), "a snapshot is being written")
         server.kill()
         interrupted += len(unfinished(one))
-        assert len(trainers[0].losses) < undisturbed.steps
         server = one.server()
+    one.pace(undisturbed.steps)
     assert interrupted > 0, "a kill hit a snapshot that was not whole"
     one.all_end_well()
     undisturbed.is_what_became_of(one, trainers)
+
+
+def is_writing_or_idle(one: Job, trainer: Process, last: int) -> bool:
+    """Whether a snapshot is being written, or none will be since all steps up to `last` are over."""
+    return bool(unfinished(one)) or len(trainer.losses) >= last
 
 
 def unfinished(one: Job) -> list[Path]:

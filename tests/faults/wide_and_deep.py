@@ -13,6 +13,7 @@ A trainer prints a line a step, with the step's loss, when the step is acknowled
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mode", choices=["sync", "async"], default="sync")
     parser.add_argument("--first", type=int, default=0, help="number of the first step")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--pace", type=Path, help="file with the first step that is not to begin yet")
     parser.add_argument("--until", type=Path, help="end before the step at which this file is there")
     return parser.parse_args()
 
@@ -88,6 +90,8 @@ def main() -> None:
     for step in range(args.first, args.first + args.steps):
         if args.until is not None and args.until.exists():
             break
+        while args.pace is not None and step >= int(args.pace.read_text()):
+            time.sleep(0.005)
         (found,) = exe.run(transpiler.get_trainer_program(), batch(trainer, step), [loss])
         print(step, float(np.asarray(found).reshape(())).hex(), flush=True)
     exe.close()

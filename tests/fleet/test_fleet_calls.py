@@ -16,7 +16,7 @@ from penstock.fleet.order import OrderError
 from penstock.fleet.parameter_server import ParameterServerFleet
 from penstock.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from penstock.fleet.strategy import StrategyFactory, StrategyTypeError
-from penstock.ps.communicator import descriptor_of
+from penstock.ps.communicator import descriptor_of, remotes
 from penstock.transpile import transpiler
 from penstock.transpile.pserver import describe
 
@@ -182,6 +182,15 @@ def test_a_config_reaches_the_transpiler() -> None:
     assert [served.name for served in found.served] == [served.parameter for served in found.served]
 
 
+def test_without_wait_port_a_worker_connects_at_its_first_run() -> None:
+    config = fluid.DistributeTranspilerConfig()
+    config.sync_mode = config.wait_port = False
+    fleet = minimized(worker(), config)
+    fleet.init_worker()  # nobody serves
+    assert not remotes.opened()
+    fleet.stop_worker()
+
+
 # -- order -------------------------------------------------------------------------------------------
 
 
@@ -303,7 +312,7 @@ def test_a_collective_role_has_no_servers_to_train_with() -> None:
     fleet = ParameterServerFleet()
     fleet.init(UserDefinedCollectiveRoleMaker(0, ["a:1", "b:1"]))
     assert (fleet.worker_index(), fleet.worker_num()) == (0, 2)
-    with pytest.raises(SpecError, match=r'describes a collective job.* DistributeTranspilerConfig.mode = "nccl2" or'):
+    with pytest.raises(SpecError, match=r"describes a collective job.* penstock.incubate.fleet.collective"):
         fleet.distributed_optimizer(fluid.optimizer.SGD(0.1))
 
 

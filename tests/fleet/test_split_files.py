@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import SpecError
-from penstock.fleet.parameter_server import split_files
+from penstock.fleet.process import split_files
 
 
 @pytest.mark.parametrize(

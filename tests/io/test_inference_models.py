@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.property.networks import Network, conv_net, ctr_dnn, transformer
+from tests.property.networks import Network, conv_net, ctr_dnn, fit_a_line, transformer
 from tests.property.oracle import intra_op_threads, started
 
 import penstock as fluid
@@ -40,6 +40,20 @@ def test_a_model_equals_the_test_program(name: str, tmp_path: Path) -> None:
     assert "label" not in program.variables
     assert all(op.role == Role.FORWARD for op in program.operators)
     assert not [n for n, v in program.variables.items() if v.persistable and n.startswith(("adam", "sgd"))]
+
+
+def test_a_whole_program_is_saved_to_be_trained_on(tmp_path: Path) -> None:
+    network = fit_a_line("adam")
+    scope, exe = started(network.startup), fluid.Executor()
+    with intra_op_threads(1), fluid.scope_guard(scope):
+        exe.run(network.main, network.feed(5, 0), [])
+        fluid.io.save_inference_model(tmp_path, [], [], exe, network.main, export_for_deployment=False)
+        wanted = [exe.run(network.main, network.feed(5, n), [network.loss])[0] for n in range(1, 4)]
+    with intra_op_threads(1), fluid.scope_guard(Scope()):
+        program, feeds, fetches = fluid.io.load_inference_model(tmp_path, exe)
+        got = [exe.run(program, network.feed(5, n), [network.loss])[0] for n in range(1, 4)]
+    assert (feeds, fetches) == ([], [])
+    assert [one.tobytes() for one in got] == [one.tobytes() for one in wanted]
 
 
 def test_a_missing_unknown_or_training_variable_is_refused(tmp_path: Path) -> None:

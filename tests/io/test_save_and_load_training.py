@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,6 +141,24 @@ def test_saves_of_two_names_live_in_one_folder(tmp_path: Path) -> None:
     fluid.io.load_params(exe, tmp_path, network.main, filename="first", scope=other)
     assert all(same_bits(value(other, v.name), value(before, v.name)) for v in network.main.parameters())
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_no_other_save_comes_between_the_files_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, replace, refused = fit_a_line(), os.replace, []
+
+    def replace_alone(source: Path, target: Path) -> None:
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+        refused.append(target.suffix)
+        replace(source, target)
+
+    scope, exe = started(network.startup), fluid.Executor()
+    monkeypatch.setattr(os, "replace", replace_alone)
+    for _ in range(2):
+        fluid.io.save_persistables(exe, tmp_path, network.main, scope=scope)
+    assert refused == [".safetensors", ".json"] * 2
 
 
 def test_chosen_variables_are_saved_by_name_and_by_predicate(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_probing_leaves_no_descriptor_open() -> None:
     before = set(os.listdir("/proc/self/fd"))
     for name in NAMES:
         capability(name)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert not set(os.listdir("/proc/self/fd")) - before  # others may have been closed meanwhile
 
 
 def test_shared_memory_without_memfd_is_memory_of_the_size() -> None:

@@ -33,7 +33,7 @@ def test_blocks_are_parts_of_one_list_of_operators() -> None:
 def test_a_program_with_one_block_returns_its_operator_list() -> None:
     program = fluid.Program()
     assert program.num_blocks == 1
-    assert program.global_block().ops is program.operators
+    assert program.global_block().operators is program.operators
 
 
 def test_a_run_runs_block_0_alone() -> None:

@@ -29,7 +29,7 @@ def run(build: Callable[[Any], Any], *, for_test: bool = False, steps: int = 1) 
     program = main.clone(for_test=True) if for_test else main
     for _ in range(steps):
         fetched = exe.run(program, {"x": X}, out if isinstance(out, list) else [out], scope=scope, return_numpy=False)
-    return fetched, scope
+    return [value.rows for value in fetched], scope
 
 
 @pytest.mark.parametrize(

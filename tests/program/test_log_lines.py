@@ -22,7 +22,7 @@ log.debug("detail"), log.info("progress"), log.warning("advice %d", 7)
 def stderr_of(code: str) -> str:
     """Run code in a process without the handlers of pytest."""
     command = [sys.executable, "-c", "import io, logging, sys\n" + code]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=150).stderr
 
 
 def test_without_configuration_lines_go_to_stderr_from_info_on() -> None:

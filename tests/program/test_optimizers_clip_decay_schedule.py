@@ -212,6 +212,25 @@ def test_wrong_settings_are_refused_with_the_value(name: str) -> None:
         make()
 
 
+@pytest.mark.parametrize("how", HOWS)
+def test_need_clip_leaves_parameters_out(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    clip = fluid.clip.GradientClipByGlobalNorm(0.3, need_clip=lambda p: p.name == "weight")
+
+    def change(params: Grads, grads: Grads, used: list[int]) -> Grads:
+        norm = float(np.sqrt((grads["weight"] ** 2).sum()))
+        return {"table": grads["table"], "weight": grads["weight"] * 0.3 / max(norm, 0.3)}
+
+    make = sgd(grad_clip=clip)
+    scope, before = trained(monkeypatch, network(make, is_sparse=False), how)
+    for parameter, wanted in reference(change, before, is_sparse=False).items():
+        np.testing.assert_allclose(numpy_of(scope, parameter), wanted, rtol=1e-9, atol=1e-9, err_msg=parameter)
+
+
+def test_lamb_refuses_a_sparse_gradient_by_name() -> None:
+    with pytest.raises(ProgramError, match=r"sparse gradient of 'table'.*is_sparse=False"):
+        network(lambda: fluid.optimizer.Lamb(RATE), is_sparse=True)
+
+
 def test_one_group_has_one_norm() -> None:
     own = fluid.ParamAttr("weight", gradient_clip=fluid.clip.GradientClipByGlobalNorm(0.2))
 

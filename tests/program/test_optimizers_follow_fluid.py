@@ -67,13 +67,14 @@ def decayed_adagrad(p: Array, g: Array, kept: Kept, used: Any) -> Array:
     return np.asarray(p - RATE * g / (np.sqrt(m) + 1e-6))
 
 
-def adam(decay: float = 0.0) -> Rule:
+def adam(decay: float = 0.0, *, is_corrected: bool = False) -> Rule:
+    """`is_corrected`: epsilon is beside the corrected root, as torch has it, not beside the other as Fluid."""
+
     def rule(p: Array, g: Array, kept: Kept, used: Any) -> Array:
         m, s, t = kept.get("m", p), kept.get("s", p), kept.step
         m[used] = 0.9 * m[used] + 0.1 * g[used]
         s[used] = 0.99 * s[used] + 0.01 * g[used] ** 2
-        # 1e-8 under the root's correction in the dense form, beside it in the sparse one.
-        epsilon = 1e-8 * (np.sqrt(1 - 0.99**t) if isinstance(used, slice) else 1.0)
+        epsilon = 1e-8 * (np.sqrt(1 - 0.99**t) if is_corrected else 1.0)
         step = RATE * np.sqrt(1 - 0.99**t) / (1 - 0.9**t) * m / (np.sqrt(s) + epsilon)
         return np.asarray(p * (1 - RATE * decay) - step)
 
@@ -85,6 +86,14 @@ def adamax(p: Array, g: Array, kept: Kept, used: Any) -> Array:
     m[used] = 0.9 * m[used] + 0.1 * g[used]
     u[used] = np.maximum(np.abs(g[used]), 0.99 * u[used] + 1e-8)
     return np.asarray(p - RATE / (1 - 0.9**kept.step) * m / np.maximum(u, 1e-300))
+
+
+def adadelta(p: Array, g: Array, kept: Kept, used: Any) -> Array:
+    s, u = kept.get("s", p), kept.get("u", p)
+    s[used] = 0.9 * s[used] + 0.1 * g[used] ** 2
+    change = np.sqrt((u + 1e-6) / (s + 1e-6)) * g
+    u[used] = 0.9 * u[used] + 0.1 * change[used] ** 2
+    return np.asarray(p - change)
 
 
 def rmsprop(centered: bool) -> Rule:
@@ -120,8 +129,9 @@ CASES: dict[str, tuple[Callable[[], Any], Rule]] = {
     "adagrad": (lambda: optimizers.Adagrad(RATE), adagrad),
     "decayed adagrad": (lambda: optimizers.DecayedAdagrad(RATE, 0.8), decayed_adagrad),
     "adam": (lambda: optimizers.Adam(RATE, 0.9, 0.99), adam()),
-    "adamw": (lambda: optimizers.AdamW(RATE, 0.9, 0.99, weight_decay=0.1), adam(0.1)),
+    "adamw": (lambda: optimizers.AdamW(RATE, 0.9, 0.99, weight_decay=0.1), adam(0.1, is_corrected=True)),
     "adamax": (lambda: optimizers.Adamax(RATE, 0.9, 0.99), adamax),
+    "adadelta": (lambda: optimizers.Adadelta(RATE, rho=0.9), adadelta),
     "rmsprop": (lambda: optimizers.RMSProp(RATE, 0.9, momentum=0.5), rmsprop(False)),
     "rmsprop centered": (lambda: optimizers.RMSProp(RATE, 0.9, momentum=0.5, centered=True), rmsprop(True)),
     "ftrl": (lambda: optimizers.Ftrl(RATE, 0.01, 0.1), ftrl(-0.5)),

@@ -139,4 +139,4 @@ def test_a_fresh_process_checks_a_saved_program_of_servers(which: str) -> None:
     transpiler.transpile(0, program=main, pservers="127.0.0.1:6174", trainers=1, startup_program=startup)
     trainer = which == "trainer"
     program = transpiler.get_trainer_program() if trainer else transpiler.get_pserver_program("127.0.0.1:6174")
-    subprocess.run([sys.executable, "-c", FRESH], input=str(program), text=True, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FRESH], input=str(program), text=True, check=True, timeout=150)

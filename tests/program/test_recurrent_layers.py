@@ -139,7 +139,7 @@ def test_stacked_lstm_is_torchs() -> None:
 
 
 REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "another activation": (lambda x: L.dynamic_lstm(x, 12, gate_activation="relu"), "only 'sigmoid' for gates"),
+    "another activation": (lambda x: L.dynamic_lstm(x, 12, gate_activation="selu"), "no activation 'selu'"),
     "a flat input": (lambda x: L.dynamic_gru(x[:, 0], 3), r"needs an input \[batch, time, 3 \* hidden\]"),
     "another size": (lambda x: L.dynamic_lstm(x, 16), "num_flatten_dims=2"),
     "no bias for peepholes": (lambda x: L.dynamic_lstm(x, 12, bias_attr=False), "use_peepholes=False"),

@@ -100,14 +100,15 @@ def test_lengths_that_are_not_known_or_not_possible_are_errors() -> None:
             ],
             {"x": x, "x@LENGTHS": np.array([[3], [4]])},
         )  # fmt: skip
-    with pytest.raises(ProgramError, match="has no time of a sequence input"):
+    unknown = "has neither the rows nor the time of a sequence input"
+    with pytest.raises(ProgramError, match=unknown):
         run(lambda: [fluid.layers.sequence_pool(fluid.layers.data("y", [3, 1]), "max")], {})
-    with pytest.raises(ProgramError, match=r"no time .*\[-1, 1\] of 'ids' is one value a row, whatever the lod_level"):
-        run(
-            lambda: [fluid.layers.sequence_pool(
-                fluid.embedding(fluid.layers.data("ids", [1], dtype="int64", lod_level=1), [9, 2]), "sum"
-            )],
-            {},
-        )  # fmt: skip
+
+    def used_beside_the_batch() -> list[Any]:
+        rows = fluid.embedding(fluid.layers.data("ids", [1], dtype="int64", lod_level=1), [9, 2])
+        return [fluid.layers.sequence_pool(rows + fluid.layers.data("dense", [2]), "sum")]
+
+    with pytest.raises(ProgramError, match=f"{unknown}.*'ids' was used together with what has one row a sample"):
+        run(used_beside_the_batch, {})
     with pytest.raises(ProgramError, match="no pool_type 'median'"):
         run(lambda: [fluid.layers.sequence_pool(fluid.layers.data("z", [-1, -1, 1], lod_level=1), "median")], {})

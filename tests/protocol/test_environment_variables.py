@@ -52,7 +52,7 @@ FLUID_FLAGS = {
     "FLAGS_communicator_independent_recv_thread", "FLAGS_communicator_min_send_grad_num_before_recv",
     "FLAGS_communicator_thread_pool_size", "FLAGS_communicator_send_wait_times", "FLAGS_communicator_is_sgd_optimizer",
 }  # fmt: skip
-_OF_ANY_PROGRAM = {"PATH", "PYTHONUNBUFFERED"}
+_OF_ANY_PROGRAM = {"PATH", "PYTHONPATH", "PYTHONUNBUFFERED"}
 
 
 def names_in(source: str) -> Iterator[str]:
@@ -227,6 +227,7 @@ _MAY_READ = {
     "core/penstock/settings.py",
     # launchers: they build the environment of a process that they start, or submit
     "core/penstock/command/demo.py",
+    "core/penstock/command/fluid.py",
     "core/penstock/command/jobs.py",
     "core/penstock/command/nodes.py",
     "core/penstock/command/serve.py",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tests.ps.fake_servers import FakeServers
+from tests.support.waiting import LIMIT_S
 
 from penstock.errors import Unavailable
 from penstock.ps.communicators.asynchronous import AsyncCommunicator
@@ -27,7 +28,7 @@ SETTINGS = CommunicatorSettings(
     merge_wait_s=0.0,
     is_sgd_optimizer=True,
 )
-WAIT_S = 10.0  # for what has to happen; a test that waits so long fails
+WAIT_S = LIMIT_S  # for what has to happen; a test that waits so long fails
 
 
 def descriptor(mode: Any, trainers: int = 1, push_every: int = 100) -> Descriptor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.ps.remote import SendCall
 from penstock.ps.rows import Table, parts_of, summed
 
 
@@ -27,7 +28,13 @@ class FakeServers:
         self.before_push: Callable[[str], None] = lambda variable: None
         self.num_at_once = self.most_at_once = 0
         self.others_changed: dict[str, Tensor] = {}
-        self.is_closed = False
+        self.is_closed = self.serves_operators = False
+
+    def serve_operators(self) -> None:
+        self.serves_operators = True
+
+    def withdraw_operators(self) -> None:
+        self.serves_operators = False
 
     def _pushing(self, variable: str) -> None:
         with self.lock:
@@ -69,6 +76,18 @@ class FakeServers:
             for name, mine in zip(blocks, out, strict=True):
                 mine.copy_(self.values[name])
 
+    def send_step(self, pushes: Sequence[SendCall]) -> None:
+        self.calls.append("send_step")
+        for push in pushes:
+            if push.rows is None:
+                self.send(push.variable, push.blocks, push.at, push.values)
+            else:
+                self.send_rows(push.variable, push.blocks, push.at, push.heights, push.rows, *push.values)
+
+    def recv_step(self, variables: Sequence[str], blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        self.calls.append("recv_step")
+        self.recv("", blocks, at, out)
+
     def fetch_barrier(self) -> None:
         self.calls.append("fetch_barrier")
 
@@ -78,6 +97,9 @@ class FakeServers:
         out.copy_(torch.cat([self.values[b] for b in blocks])[ids])
 
     def geo(self, *arguments: Any) -> None:
+        raise NotImplementedError
+
+    def geo_step(self, calls: Sequence[Any]) -> None:
         raise NotImplementedError
 
     def changed(self, block: str, at: int) -> tuple[Tensor, Tensor]:
@@ -91,6 +113,11 @@ class FakeServers:
             self.values[block].index_add_(0, rows, deltas)
             seen = self.others_changed.get(block, torch.empty(0, dtype=torch.int64))
             self.others_changed[block] = torch.unique(torch.cat([seen, rows]))
+
+    def add_by_others(self, block: str, delta: float) -> None:
+        """What another trainer does to a dense block, between two calls of this one."""
+        with self.lock:
+            self.values[block] += delta
 
     def close(self) -> None:
         self.is_closed = True

@@ -62,6 +62,12 @@ class Proxy:
         """From now on nothing passes over the connections that there are, and nobody is told."""
         self._half_open = self.num_connections
 
+    def lose(self) -> None:
+        """Break all connections, and with them the answers that `mute` holds back; what connects anew has answers."""
+        self.go_half_open()
+        self.mute.clear()
+        self.cut()
+
     def cut(self) -> None:
         """Break all connections."""
         pairs, self._open = self._open, []

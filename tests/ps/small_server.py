@@ -6,18 +6,20 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tests.support.endpoints import free_endpoint
 from torch import Tensor
 
 from penstock.errors import PeerError
+from penstock.ps.client import TrainerClient
 from penstock.ps.rounds import messages
 from penstock.ps.rounds.immediate import ImmediateUpdates
 from penstock.ps.rounds.machine import Membership
 from penstock.ps.rounds.messages import Applied, AppliedPush, Apply, Close, Refuse, Release, Reply, TrainerIncarnation
 from penstock.ps.rounds.sync import SyncRounds
-from penstock.ps.transport.local import LocalServer, host_id, refusal
+from penstock.ps.transport.local import LineServer, host_id, refusal
 from penstock.ps.transport.tcp import TcpServer
 from penstock.ps.wire import Message, WireTensor, from_wire, to_wire
 
@@ -25,13 +27,17 @@ Payload = tuple[Tensor | None, Tensor]
 
 
 class SmallServer:
-    """Serves until closed. `delay(kind)` runs before each request is handled; `local`: whether it tells its socket."""
+    """Serves until closed. `delay(kind)` runs before each request is handled; `local`: whether it tells its socket.
+
+    `clock`: what leases run by.
+    """
 
     def __init__(
-        self, values: dict[str, Tensor], *, fanin: int = 1, sync: bool = True, lease_s: float = 10.0,
-        local: bool = True, address: str = "", lr: float = 1.0,
+        self, values: dict[str, Tensor], *, fanin: int = 1, sync: bool = True, lease_s: float = 600.0,
+        local: bool = True, address: str = "", lr: float = 1.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.values, self.lr, self.sync = values, lr, sync
+        self.values, self.lr, self.sync, self.clock = values, lr, sync, clock
+        self.lease_s = lease_s
         members = Membership(expected=fanin, lease_s=lease_s)
         self.machine: SyncRounds | ImmediateUpdates = SyncRounds(members) if sync else ImmediateUpdates(members)
         self.changed = threading.Condition(threading.RLock())
@@ -40,9 +46,9 @@ class SmallServer:
         self.num_tickets = self.num_applied = 0
         self.requests: list[str] = []
         self.lost: list[int] = []
-        self.delay: Callable[[str], None] = lambda kind: None
+        self.delay: Callable[[str], object] = lambda kind: None
         self._closing = threading.Event()
-        self._local = LocalServer(self.handle, job="local", token="") if local else None
+        self._local = LineServer(self.handle, job="local", token="") if local else None
         self.address = self._local.address if self._local else ""
         self._remote = TcpServer(self.handle, address=address or free_endpoint(), job="local", token="")
         self.port = self._remote.port
@@ -104,7 +110,7 @@ class SmallServer:
         return kinds[message.kind](ticket, sender)  # type: ignore[no-any-return]  # one of three events
 
     def _carry_out(self, event: messages.Event) -> None:
-        for todo in self.machine.handle(event, time.monotonic()):
+        for todo in self.machine.handle(event, self.clock()):
             match todo:
                 case Reply(ticket, round):
                     self.answers[ticket] = Message("answer", {"round": round, "staleness": 0})
@@ -157,3 +163,9 @@ class SmallServer:
         self.close_socket()
         self._remote.close()
         self._ticking.join()
+
+
+def wait_no_longer_than(client: TrainerClient, deadline_s: float) -> None:
+    """From now on: how long a server of a client may be unreachable."""
+    for link in client.links:
+        link._settings = replace(link._settings, deadline_s=deadline_s)

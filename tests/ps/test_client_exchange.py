@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.ps.small_server import SmallServer
+from tests.support.waiting import until
 from torch import Tensor
 
 from penstock.errors import FeedError, PeerError, ProgramError, Unavailable
@@ -39,9 +40,11 @@ def serve() -> Iterator[Make]:
 def connect() -> Iterator[Connect]:
     made: list[TrainerClient] = []
 
-    def start(servers: list[SmallServer], mode: PsMode = "sync", trainer: int = 0, of: int = 1) -> TrainerClient:
+    def start(
+        servers: list[SmallServer], mode: PsMode = "sync", trainer: int = 0, of: int = 1, *, deadline_s: float = 60.0
+    ) -> TrainerClient:
         endpoints = tuple(s.endpoint for s in servers)
-        settings = TrainerSettings(epoch=1, lease_s=2, start_s=5, deadline_s=5)
+        settings = TrainerSettings(epoch=1, start_s=60.0, deadline_s=deadline_s)
         made.append(TrainerClient(Descriptor(mode, trainer, of, endpoints), settings))
         made[-1].connect()
         return made[-1]
@@ -119,6 +122,24 @@ def test_on_one_host_a_step_is_one_message_from_the_second_on(serve: Make, conne
             assert out.tolist() == [-step, -step]
         client.fetch_barrier()
     assert [k for k in handled if k != "beat"] == ["step", "pull", "pull", "step", "step"]
+
+
+def test_over_a_network_a_fused_step_is_one_message(serve: Make, connect: Connect) -> None:
+    server = serve({n: torch.zeros(2) for n in "ab"}, local=False)
+    client = connect([server])
+    handled: list[str] = []
+
+    def handle(message: Message) -> Message:
+        handled.append(message.kind)
+        return server.handle(message)
+
+    server._remote._handler = handle
+    for step in range(1, 4):
+        client.send_step([SendCall(name, [name], [0], [torch.ones(2)]) for name in "ab"])
+        out = torch.empty(4)
+        client.recv_step(["a", "b"], ["a", "b"], [0, 0], [out[:2], out[2:]])
+        assert out.tolist() == [-step] * 4
+    assert [k for k in handled if k != "beat"] == ["step", "pull", "step", "step"]
 
 
 def test_large_gradients_do_not_wait_for_the_barrier(
@@ -262,7 +283,7 @@ def test_rows_looked_up_ahead_are_taken_by_the_same_ids_in_async(serve: Make, co
     other = torch.empty(2, 1)
     client.prefetch("t", ["t"], [0], [6], ids[:2], other)
     assert other.tolist() == [[5], [1]], "other ids are looked up"
-    _until(lambda: server.requests.count("lookup") == 3)
+    until(lambda: server.requests.count("lookup") == 3)
     client.prefetch("t", ["t"], [0], [6], torch.tensor([2, 3]), other)
     assert other.tolist() == [[2], [3]]
     assert server.requests.count("lookup") == 3
@@ -274,7 +295,7 @@ def test_rows_looked_up_ahead_are_never_stale_in_sync(serve: Make, connect: Conn
     ids, out = torch.tensor([2, 4]), torch.empty(2, 1)
     client.prefetch("t", ["t"], [0], [], ids, out)
     assert client.prefetch_ahead("t", ids)
-    _until(lambda: server.requests.count("lookup") == 2)
+    until(lambda: server.requests.count("lookup") == 2)
     client.send_rows("t", ["t"], [0], [], ids, torch.ones(2, 1))
     client.send_barrier()
     client.prefetch("t", ["t"], [0], [], ids, out)
@@ -300,17 +321,8 @@ def _together(clients: list[TrainerClient], call: Callable[[TrainerClient], None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    waited = threading.Event()
-    for _ in range(1000):
-        if holds():
-            return
-        waited.wait(0.01)
-    raise AssertionError("it did not come about")
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -327,7 +339,7 @@ def test_a_whole_step_takes_the_gradients_where_they_lie(serve: Make, connect: C
         client.send_step([SendCall("w", ["w.block0", "w.block1"], [0, 1], gradients), rows])
         for gradient in gradients:
             gradient.fill_(1e9)  # the step is over: the memory is somebody else's
-        client.recv_step(["w.block0", "w.block1"], [0, 1], out)
+        client.recv_step(["w", "w"], ["w.block0", "w.block1"], [0, 1], out)
     assert [float(o[0, 0]) for o in out] == [1 - 6, 1 - 9]
     looked_up = torch.empty(4, 2)
     client.prefetch("t", ["t.block0"], [0], [4], torch.arange(4), looked_up)
@@ -336,7 +348,7 @@ def test_a_whole_step_takes_the_gradients_where_they_lie(serve: Make, connect: C
 
 def test_a_step_that_failed_is_kept_for_a_replay_as_it_was(connect: Connect, serve: Make) -> None:
     server = serve({"w": torch.ones(3)}, lr=1)
-    client = connect([server])
+    client = connect([server], deadline_s=0.1)
     gradient = torch.full((3,), 2.0)
     server.close()
     with pytest.raises(Unavailable):

@@ -12,17 +12,19 @@ from typing import Any, get_args
 import pytest
 import torch
 from tests.ps.proxy import Proxy
-from tests.ps.small_server import SmallServer
+from tests.ps.small_server import SmallServer, wait_no_longer_than
 from tests.support.endpoints import free_endpoint
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from torch import Tensor
 
 from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.client import TrainerClient
 from penstock.ps.communicator import remotes
+from penstock.ps.heartbeats import HeartbeatThread
 from penstock.ps.remote import Descriptor, PsMode
 from penstock.ps.retry import FIRST_S, LARGEST_S
+from penstock.ps.server_link import ServerLink
 from penstock.ps.settings import TrainerSettings
 
 
@@ -44,7 +46,7 @@ class Rig:
         self, *endpoints: str, mode: PsMode = "sync", trainer: int = 0, of: int = 1, epoch: int = 1,
         connect: bool = True, **settings: Any,
     ) -> TrainerClient:  # fmt: skip
-        given = {"lease_s": 1.0, "start_s": 5.0, "deadline_s": 5.0, **settings}
+        given = {"start_s": 60.0, "deadline_s": 60.0, **settings}
         client = TrainerClient(Descriptor(mode, trainer, of, endpoints), TrainerSettings(epoch=epoch, **given))
         self.made.append(client)
         if connect:
@@ -74,7 +76,7 @@ def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
     thread.start()
 
     def result() -> Any:
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
         if isinstance(results[0], Exception):
             raise results[0]
@@ -83,13 +85,39 @@ def in_background(call: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
+class Clock:
+    """Time that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def beat_without_pause(client: TrainerClient) -> None:
+    """Have it send heartbeats all the time. Each may take long: a short lease would leave it a quarter of that."""
+    assert client._heartbeat is not None
+    client._heartbeat.close()
+    for link in client.links:
+        link.heartbeat_is_due = lambda: True  # type: ignore[method-assign]
+    client._heartbeat = HeartbeatThread(client.links, within_s=0.06)
+
+
+def outlive_a_lease(server: SmallServer, clock: Clock) -> None:
+    """Let twice the lease of a server pass, and a heartbeat come in each half of it."""
+    for _ in range(5):
+        before = server.requests.count("beat")
+        until(lambda before=before: server.requests.count("beat") > before)  # type: ignore[misc]
+        clock.now += 0.4 * server.lease_s
+
+
 def unanswered(proxy: Proxy, call: Callable[[], Any], *, when: Callable[[], bool]) -> Any:
     """Make a call whose first answer is lost with its connection, once `when` holds; return what it gives."""
     proxy.mute.set()
     called = in_background(call)
     until(when)
-    proxy.cut()
-    proxy.mute.clear()
+    proxy.lose()
     return called()
 
 
@@ -123,13 +151,14 @@ def test_a_barrier_whose_answer_is_lost_ends_the_round_once(rig: Rig) -> None:
 def test_a_half_open_connection_is_detected_during_a_barrier(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, local=False, fanin=2)
     proxy = rig.proxy(server)
-    first = rig.client(proxy.endpoint, of=2)
+    first = rig.client(proxy.endpoint, of=2, lease_s=1.0)
     second = rig.client(server.endpoint, trainer=1, of=2)
     first.send("w", ["w"], [0], [torch.full((2,), 4.0)])
     waiting = in_background(first.send_barrier)
-    until(lambda: server.requests.count("barrier") == 1)
+    until(lambda: server.requests.count("barrier") > 0)
+    asked = server.requests.count("barrier")
     proxy.go_half_open()
-    until(lambda: server.requests.count("barrier") == 2)
+    until(lambda: server.requests.count("barrier") > asked)
     second.send("w", ["w"], [0], [torch.zeros(2)])
     second.send_barrier()
     waiting()
@@ -184,13 +213,14 @@ def test_a_restarted_server_without_losses_is_used_again(rig: Rig, mode: PsMode)
 
 def test_a_server_that_stays_away_is_named_within_the_bound(rig: Rig) -> None:
     servers = [rig.server({"w": torch.zeros(2)}), rig.server({})]
-    client = rig.client(servers[0].endpoint, servers[1].endpoint, deadline_s=1.0)
+    client = rig.client(servers[0].endpoint, servers[1].endpoint)
     client.send("w", ["w"], [0], [torch.ones(2)])
+    wait_no_longer_than(client, 1.0)
     servers[1].close()
     began = time.monotonic()
     with pytest.raises(Unavailable) as caught:
         client.send_barrier()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
     assert servers[1].endpoint in str(caught.value)
     assert "to apply round 0" in str(caught.value)
     assert servers[0].endpoint not in str(caught.value)
@@ -208,10 +238,12 @@ def test_a_socket_that_breaks_is_replaced_by_tcp(rig: Rig, caplog: pytest.LogCap
 
 
 def test_heartbeats_keep_a_slow_trainer_a_member(rig: Rig) -> None:
-    server = rig.server({"w": torch.zeros(2)}, lease_s=1.0)
+    clock = Clock()
+    server = rig.server({"w": torch.zeros(2)}, lease_s=1.0, clock=clock)
     client = rig.client(server.endpoint)
+    beat_without_pause(client)
     client.send("w", ["w"], [0], [torch.ones(2)])
-    until(lambda: server.requests.count("beat") >= 5)  # longer than the lease
+    outlive_a_lease(server, clock)
     client.send_barrier()
     assert server.lost == []
     assert server.requests.count("join") == 1
@@ -231,10 +263,13 @@ def test_a_trainer_late_for_the_start_is_in_the_first_round(rig: Rig) -> None:
 
 
 def test_heartbeats_go_out_during_a_barrier(rig: Rig) -> None:
-    server = rig.server({"w": torch.zeros(2)}, lease_s=1.0, fanin=2)
+    clock = Clock()
+    server = rig.server({"w": torch.zeros(2)}, lease_s=1.0, clock=clock, fanin=2)
     client = rig.client(server.endpoint, of=2)
+    beat_without_pause(client)
     waiting = in_background(client.send_barrier)
-    until(lambda: server.requests.count("beat") >= 5)
+    until(lambda: server.requests.count("barrier") == 1)
+    outlive_a_lease(server, clock)
     other = rig.client(server.endpoint, trainer=1, of=2)
     other.send_barrier()
     waiting()
@@ -243,10 +278,13 @@ def test_heartbeats_go_out_during_a_barrier(rig: Rig) -> None:
 
 
 def test_a_trainer_that_was_lost_joins_again_and_goes_on(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, fanin=2)
-    lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose heartbeats are too slow
-    other = rig.client(server.endpoint, trainer=1, of=2, lease_s=2.0)
+    clock = Clock()
+    server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, clock=clock, fanin=2)
+    lost = rig.client(server.endpoint, of=2, lease_s=600.0)  # whose heartbeats are too slow
+    other = rig.client(server.endpoint, trainer=1, of=2)
+    beat_without_pause(other)
     lost.send("w", ["w"], [0], [torch.full((2,), 8.0)])
+    outlive_a_lease(server, clock)
     until(lambda: server.lost == [0])
     other.send("w", ["w"], [0], [torch.ones(2)])
     other.send_barrier()
@@ -291,11 +329,14 @@ def test_close_leaves_every_server_once(rig: Rig) -> None:
     assert [s.requests.count("leave") for s in servers] == [2, 2]
 
 
-def test_the_start_waits_for_servers_and_says_for_which(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_start_waits_for_servers_and_says_for_which(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.ps.client.REPORT_S", 0.1)
     caplog.set_level("INFO", "penstock")
     server = rig.server({"w": torch.zeros(2)})
     late = free_endpoint()
-    client = rig.client(server.endpoint, late, connect=False, start_s=30.0)
+    client = rig.client(server.endpoint, late, connect=False)
     connected = in_background(client.connect)
     until(lambda: f"waiting for the parameter servers {late} to start" in caplog.text)
     rig.server({"w": torch.zeros(2)}, address=late)
@@ -304,12 +345,15 @@ def test_the_start_waits_for_servers_and_says_for_which(rig: Rig, caplog: pytest
 
 
 def test_servers_that_never_start_are_named(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_PS_START_S", "0.5")
+    monkeypatch.setenv("PENSTOCK_PS_START_S", "60")
     server = rig.server({})
-    missing = free_endpoint()
-    with pytest.raises(Unavailable, match=rf"{missing} did not start within 0 s|{missing} did not start") as caught:
+    missing, join = free_endpoint(), ServerLink.join
+    # The one that is there may take longer to be joined than the test waits for the other one.
+    monkeypatch.setattr(
+        ServerLink, "join", lambda link, limit_s: join(link, 0.3 if link.endpoint == missing else limit_s)
+    )
+    with pytest.raises(Unavailable, match=rf"servers {missing} did not start within 60 s"):
         remotes.connect(Descriptor("sync", 0, 1, (server.endpoint, missing)))
-    assert server.endpoint not in str(caught.value)
 
 
 def test_a_reopened_client_in_a_process_repeats_no_number(rig: Rig) -> None:
@@ -323,56 +367,68 @@ def test_a_reopened_client_in_a_process_repeats_no_number(rig: Rig) -> None:
     assert server.values["w"].tolist() == [-4, -4]
 
 
-@pytest.mark.parametrize(
-    ("mode", "kind"), [("sync", "push"), ("async", "push"), ("async", "pull"), ("async", "lookup")]
-)
-def test_busy_server_that_answers_heartbeats_is_not_lost(rig: Rig, mode: PsMode, kind: str) -> None:
-    server = rig.server({"w": torch.zeros(2, 1)}, sync=mode == "sync", lease_s=30.0, local=False)
-    client = rig.client(server.endpoint, mode=mode, lease_s=2.0, deadline_s=2.0)
-    calls = {
-        "push": lambda: client.links[0].push("w", [("values", torch.ones(2, 1))]),
-        "pull": lambda: client.recv("w", ["w"], [0], [torch.empty(2, 1)]),
-        "lookup": lambda: client.prefetch("w", ["w"], [0], [2], torch.tensor([1]), torch.empty(1, 1)),
-    }
-    busy = threading.Event()
-    server.delay = lambda asked: None if asked != kind else until(busy.is_set)
-    called = in_background(calls[kind])
+def test_busy_server_that_answers_heartbeats_is_not_lost(rig: Rig) -> None:
+    modes: list[tuple[PsMode, str]] = [("sync", "push"), ("async", "push"), ("async", "pull"), ("async", "lookup")]
+    idle = threading.Event()
+    waiting = []
+    for mode, kind in modes:
+        server = rig.server({"w": torch.zeros(2, 1)}, sync=mode == "sync", local=False)
+        client = rig.client(server.endpoint, mode=mode, lease_s=5.0, deadline_s=5.0)
+        server.delay = lambda asked, kind=kind: idle.wait(LIMIT_S if asked == kind else 0)  # type: ignore[misc]
+        waiting.append((server, in_background(partial(_ask, client, kind))))
     begun = time.monotonic()
-    until(lambda: time.monotonic() > begun + 4.0 and server.requests.count("beat") >= 2)  # twice the deadline
-    busy.set()
-    called()
+    until(lambda: time.monotonic() > begun + 7.5, "more than the deadline has passed")
+    until(lambda: all(server.requests.count("beat") >= 2 for server, _ in waiting), "heartbeats")
+    idle.set()
+    for _, called in waiting:
+        called()
+
+
+def _ask(client: TrainerClient, kind: str) -> None:
+    match kind:
+        case "push":
+            client.links[0].push("w", [("values", torch.ones(2, 1))])
+        case "pull":
+            client.recv("w", ["w"], [0], [torch.empty(2, 1)])
+        case "lookup":
+            client.prefetch("w", ["w"], [0], [2], torch.tensor([1]), torch.empty(1, 1))
 
 
 def test_a_silent_server_is_unreachable_in_time_on_any_lease(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, sync=False, local=False)
     proxy = rig.proxy(server)
-    client = rig.client(proxy.endpoint, mode="async", lease_s=60.0, deadline_s=1.0)
+    client = rig.client(proxy.endpoint, mode="async", lease_s=600.0, deadline_s=1.0)
     proxy.mute.set()
     began = time.monotonic()
     with pytest.raises(Unavailable, match="to take 'w'"):
         client.send("w", ["w"], [0], [torch.ones(2)])
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
+    proxy.mute.clear()
 
 
 def test_rejoining_counts_towards_the_unreachable_deadline(rig: Rig) -> None:
     server = rig.server({"w": torch.zeros(2)}, local=False)
     proxy = rig.proxy(server)
-    client = rig.client(proxy.endpoint, lease_s=20.0, deadline_s=1.0)
+    client = rig.client(proxy.endpoint, lease_s=600.0)
     client.send("w", ["w"], [0], [torch.ones(2)])
+    wait_no_longer_than(client, 1.0)
     proxy.mute.set()
     proxy.cut()
     began = time.monotonic()
     with pytest.raises(Unavailable, match="to apply round 0"):
         client.send_barrier()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
+    proxy.mute.clear()
 
 
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_trainer_that_was_lost_leaves_at_once(rig: Rig, caplog: pytest.LogCaptureFixture, forgets: bool) -> None:
-    server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, fanin=2)
-    rig.client(server.endpoint, trainer=1, of=2, lease_s=2.0)
-    lost = rig.client(server.endpoint, of=2, lease_s=60.0, deadline_s=60.0)  # whose heartbeats are too slow
-    until(lambda: 0 in server.lost)
+    clock = Clock()
+    server = rig.server({"w": torch.zeros(2)}, lease_s=2.0, clock=clock, fanin=2)
+    beat_without_pause(rig.client(server.endpoint, trainer=1, of=2))
+    lost = rig.client(server.endpoint, of=2, lease_s=600.0)  # whose heartbeats are too slow
+    outlive_a_lease(server, clock)
+    until(lambda: server.lost == [0])
     if forgets:  # as a server that was started again without its state
         with server.changed:
             server.machine.members._newest.clear()
@@ -388,7 +444,7 @@ def test_a_leave_waits_for_a_join_on_its_way(rig: Rig) -> None:
 
     def slow(kind: str) -> None:
         if kind == "push":
-            broken.wait(5)
+            broken.wait(60)
         if kind == "join":
             until(lambda: server.machine.members.all_left or waited.is_set())  # a leave would have passed it
 

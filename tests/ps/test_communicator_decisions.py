@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.errors import PeerError
+from penstock.native.channels import incoming, outgoing
 from penstock.ps.communicators.base import LocalGradient, merge
-from penstock.ps.communicators.geo import incoming, incoming_rows, outgoing, outgoing_rows
 from penstock.ps.communicators.queues import LockStep, PullTrigger, SendQueues
 
 VARIABLES = ["a", "b"]
@@ -260,8 +260,8 @@ def test_one_trainer_alone_keeps_its_own_values_to_the_bit(updates: list[list[fl
     for update in updates:
         parameter -= torch.tensor(update)
         local -= torch.tensor(update)
-        server += outgoing(parameter, old, 1)
-        incoming(parameter, old, server)
+        server += outgoing(parameter, old, None, 1)
+        incoming(parameter, old, None, server)
         assert torch.equal(parameter, local)
         assert torch.equal(old, server)
 
@@ -286,13 +286,13 @@ def test_servers_hold_the_share_that_each_trainer_has_told(
     for trainer in [*exchanges, 0, 1, 0]:
         rows = torch.tensor(sorted(touched[trainer]), dtype=torch.int64)
         touched[trainer].clear()
-        delta = outgoing_rows(parameters[trainer], old[trainer], rows, 2)
+        delta = outgoing(parameters[trainer], old[trainer], rows, 2)
         server.index_add_(0, rows, delta)
         told.index_add_(0, rows, delta)
         changed[1 - trainer].update(rows.tolist())
         news = torch.tensor(sorted(changed[trainer]), dtype=torch.int64)
         changed[trainer].clear()
-        incoming_rows(parameters[trainer], old[trainer], news, server[news])
+        incoming(parameters[trainer], old[trainer], news, server[news])
     assert torch.equal(server, told)
     # Whoever has heard of everything sees the servers' values as what it has told and heard.
     assert torch.allclose(old[0], server, atol=1e-12)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ps.small_server import SmallServer
+from tests.ps.small_server import SmallServer, wait_no_longer_than
 from tests.support.waiting import until
 from torch import Tensor
 
@@ -52,11 +52,10 @@ def join(serve: Serve) -> Iterator[Join]:
         of: int = 1,
         config: dict[str, int] | None = None,
         *,
-        deadline_s: float = 5.0,
         push_every: int = 100,
     ) -> tuple[Any, TrainerClient]:
         descriptor = Descriptor(mode, trainer, of, tuple(s.endpoint for s in servers), push_every)
-        client = TrainerClient(descriptor, TrainerSettings(epoch=1, lease_s=2, start_s=5, deadline_s=deadline_s))
+        client = TrainerClient(descriptor, TrainerSettings(epoch=1, start_s=60.0, deadline_s=60.0))
         client.connect()
         remote = communicate(client, TrainerRuntimeConfig.from_dict(config or {}))
         made.append(remote)
@@ -159,9 +158,10 @@ def test_geo_trainers_share_their_progress(serve: Serve, join: Join) -> None:
 @pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
 def test_an_unreachable_server_ends_training_and_close_returns(serve: Serve, join: Join, mode: PsMode) -> None:
     server = serve({"w": vector()}, lr=-1.0)
-    trainer, _ = join([server], mode, config=MANY if mode == "async" else None, deadline_s=0.5, push_every=1)
+    trainer, client = join([server], mode, config=MANY if mode == "async" else None, push_every=1)
     parameter = vector()
     trainer.recv("w", ["w"], [0], [parameter])
+    wait_no_longer_than(client, 0.3)
     server.close()
 
     def train_until_it_fails() -> bool:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from tests.ps.communicator_harness import Make, away, communicators, ones, zeros
+from tests.ps.communicator_harness import WAIT_S, Gate, Make, away, communicators, ones, zeros
 from tests.ps.fake_servers import FakeServers
+from tests.support.remotes import remotes_of_a_test
 
-from penstock.errors import Unavailable
+from penstock.errors import FeedError, Unavailable
+from penstock.native.channels import incoming, outgoing
+from penstock.ps import remote_ops
+from penstock.ps.communicator import remotes
 from penstock.ps.communicators.geo import GeoCommunicator
+
+OPS = torch.ops.penstock
+assert {"geo", "geo_step"} <= remote_ops.REMOTE_NAMES, "registered by its import"
 
 
 @pytest.fixture
@@ -58,7 +66,7 @@ def test_geo_tells_its_share_and_takes_over_what_others_did(opened: Make) -> Non
     trainer = opened(GeoCommunicator, servers, push_every=1, trainers=2)
     parameter = ones(0.0)[0]
     trainer.recv("w", ["w"], [0], [parameter])
-    servers.values["w"] += 10.0  # another trainer's
+    servers.add_by_others("w", 10.0)
     parameter += 4.0
     trainer.geo("w", ["w"], [0], [2], parameter, None)
     trainer.close()
@@ -84,7 +92,7 @@ def test_geo_restarts_from_values_that_a_startup_program_pulls(opened: Make, unt
     for _ in range(2 + untold_steps):
         parameter += 1.0
         trainer.geo("w", ["w"], [0], [2], parameter, None)
-    servers.values["w"] = servers.values["w"] + 10.0  # another trainer's
+    servers.add_by_others("w", 10.0)
     parameter.fill_(-5.0)  # the startup program's initialiser
     trainer.recv("w", ["w"], [0], [parameter])
     assert parameter.tolist() == [11, 11]
@@ -133,3 +141,120 @@ def test_a_geo_exchange_that_fails_ends_the_next_step_by_name(opened: Make) -> N
     trainer.geo("w", ["w"], [0], [2], parameter, None)
     with pytest.raises(Unavailable, match=r"'w'.*host:1"):
         trainer.geo("w", ["w"], [0], [2], parameter, None)
+
+
+def test_an_exchange_holds_up_no_step_before_the_next(opened: Make) -> None:
+    servers = FakeServers(zeros(), geo=True)
+    gate = servers.before_push = Gate("w")
+    trainer = opened(GeoCommunicator, servers, push_every=4, trainers=2)
+    parameter = ones(0.0)[0]
+    trainer.recv("w", ["w"], [0], [parameter])
+    servers.add_by_others("w", 10.0)
+    for _ in range(7):
+        parameter += 1.0
+        trainer.geo("w", ["w"], [0], [2], parameter, None)
+    assert gate.arrived.acquire(timeout=WAIT_S)
+    assert parameter.tolist() == [7, 7]  # the exchange of the fourth step has not ended
+    gate.opened.set()
+    parameter += 1.0
+    trainer.geo("w", ["w"], [0], [2], parameter, None)  # the eighth begins the next one
+    assert parameter.tolist() == [18, 18]  # 8 steps of its own, 10 of the other
+    trainer.close()
+
+
+class Operators:
+    """Steps of a table of two blocks and a vector, by the operators of a program. `by_python`: steps that called it."""
+
+    def __init__(self, opened: Make, push_every: int) -> None:
+        blocks = {"t.block0": torch.zeros(3, 1), "t.block1": torch.zeros(2, 1)}
+        self.servers = FakeServers({**blocks, **zeros()}, geo=True)
+        self.trainer = opened(GeoCommunicator, self.servers, push_every=push_every)
+        self.remote, self.by_python = str(self.trainer.descriptor), 0
+        self.table, self.vector = torch.zeros(5, 1), ones(0.0)[0]
+        self.spec = '[[["t.block0", "t.block1"], [0, 1], [3, 2]], [["w"], [0], [2]]]'
+        step = self.trainer.geo_step
+
+        def counted(calls: Any) -> None:
+            self.by_python += 1
+            step(calls)
+
+        self.trainer.geo_step = counted
+        self.has_news, notify = threading.Event(), self.trainer._notify
+
+        def notified(names: Any) -> None:
+            notify(names)
+            self.has_news.set()
+
+        self.trainer._notify = notified
+        remotes.opener = lambda _: self.trainer
+
+    def train(self, *ids: list[int]) -> None:
+        rows = [torch.tensor(of).reshape(-1, 1) for of in ids]
+        for of in rows:
+            self.table.index_add_(0, of.flatten(), torch.ones(len(of), 1))
+        self.vector += 1.0
+        OPS.geo_step([self.table, self.vector], rows, self.remote, ["t", "w"], [len(rows), 0], self.spec)
+
+
+@pytest.fixture
+def operators(opened: Make) -> Iterator[Callable[[int], Operators]]:
+    with remotes_of_a_test():
+        yield lambda push_every: Operators(opened, push_every)
+
+
+def test_steps_between_exchanges_need_no_python(operators: Callable[[int], Operators]) -> None:
+    job = operators(10)
+    for _ in range(9):
+        job.train([4, 1], [1])
+    assert job.by_python == 1, "the first, which asks where the trainer begins"
+    assert job.trainer.queue_depths() == {"t": 9, "w": 9}
+    job.train([0])
+    assert job.has_news.wait(WAIT_S) and job.by_python == 2, "the tenth exchanges"
+    job.train([3])
+    assert job.by_python == 3, "the next takes in what came"
+    for _ in range(5):
+        job.train([3])
+    assert job.by_python == 3
+    job.trainer.close()
+    assert [rows.tolist() for rows, _ in job.servers.row_pushes] == [[0, 1, 4], [3]]
+    assert torch.cat([job.servers.values[f"t.block{i}"] for i in range(2)]).equal(job.table)
+    assert job.servers.values["w"].equal(job.vector)
+
+
+def test_a_single_operator_counts_as_a_whole_step_does(operators: Callable[[int], Operators]) -> None:
+    job = operators(3)
+    for _ in range(2):
+        OPS.geo(job.table, torch.tensor([1, 4]), job.remote, "t", ["t.block0", "t.block1"], [0, 1], [3, 2])
+    assert (job.by_python, job.trainer.queue_depths()) == (1, {"t": 2})
+    with pytest.raises(FeedError, match="id 5 is no row of the table 't', which has 5"):
+        OPS.geo(job.table, torch.tensor([5]), job.remote, "t", ["t.block0", "t.block1"], [0, 1], [3, 2])
+    assert job.trainer.queue_depths() == {"t": 2}, "a step that fails is none"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rows", [None, torch.tensor([1, 4, 6])])
+def test_shares_of_progress_are_torchs_to_the_bit(dtype: torch.dtype, rows: torch.Tensor | None) -> None:
+    random = torch.Generator().manual_seed(3)
+    parameter, old, server = (torch.randn(7, 5, generator=random).to(dtype) for _ in range(3))
+    chosen = slice(None) if rows is None else rows
+    server = server[chosen]
+    expected = (parameter[chosen] - old[chosen]) / 3
+    before = old.clone()
+    before[chosen] += expected
+    assert torch.equal(outgoing(parameter, old, rows, 3), expected)
+    assert torch.equal(old, before)
+    mine = parameter.clone()
+    mine[chosen] += server - old[chosen]
+    before[chosen] = server
+    incoming(parameter, old, rows, server)
+    assert torch.equal(parameter, mine) and torch.equal(old, before)
+
+
+def test_rows_that_a_table_lacks_change_nothing() -> None:
+    parameter, old = torch.ones(4, 2), torch.zeros(4, 2)
+    for wrong in ([4], [-1]):
+        with pytest.raises(IndexError, match="from 0 to 3"):
+            outgoing(parameter, old, torch.tensor(wrong), 1)
+        with pytest.raises(IndexError, match="from 0 to 3"):
+            incoming(parameter, old, torch.tensor(wrong), torch.ones(1, 2))
+    assert parameter.eq(1).all() and old.eq(0).all()

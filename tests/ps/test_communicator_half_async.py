@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.ps.communicator_harness import WAIT_S, Make, communicators, in_thread, joined, ones, zeros
+from tests.ps.communicator_harness import WAIT_S, Gate, Make, away, communicators, in_thread, joined, ones, zeros
 from tests.ps.fake_servers import FakeServers
 from tests.support.waiting import until
 
@@ -112,6 +112,36 @@ def test_one_send_a_step_pushes_and_pulls_in_each_step(opened: Make) -> None:
         trainer.send("w@GRAD", ["w"], [0], ones())
         trainer.recv("w", ["w"], [0], mine)
         assert mine[0].tolist() == [-1.0 - step] * 2
+
+
+def test_operators_are_served_while_one_thread_trains(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    served = [servers.serves_operators]
+    for num in (2, 1):
+        trainer.set_participants(num)
+        served.append(servers.serves_operators)
+    servers.before_push = away
+    trainer.send("w@GRAD", ["w"], [0], ones())
+    served.append(servers.serves_operators)
+    assert served == [True, False, True, False]
+    with pytest.raises(Unavailable, match="w@GRAD"):
+        trainer.close()
+
+
+def test_what_threads_have_queued_is_sent_before_one_goes_on(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    gate = servers.before_push = Gate()
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(2)
+    trainer.send("w@GRAD", ["w"], [0], ones())
+    waiting, errors = in_thread(lambda: trainer.set_participants(1))
+    assert gate.arrived.acquire(timeout=WAIT_S)
+    waiting.join(0.1)
+    assert waiting.is_alive() and not servers.serves_operators
+    gate.opened.set()
+    joined(waiting)
+    assert not errors and servers.serves_operators
 
 
 def test_close_sends_a_round_that_was_not_complete(opened: Make) -> None:

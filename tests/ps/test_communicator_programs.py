@@ -86,7 +86,7 @@ class Job:
             fluid.Executor().run(startup, scope=scope)
             self.storages.append(ProgramStorage(program, scope))
             settings = ServerSettings(
-                endpoint, index, self.num_trainers, made.descriptor.mode, start_s=20.0, lease_s=20.0
+                endpoint, index, self.num_trainers, made.descriptor.mode, start_s=100.0, lease_s=100.0
             )
             self.servers.append(ParameterServer(settings, self.storages[-1]))
             self.servers[-1].start()
@@ -114,8 +114,8 @@ Start = Callable[..., Job]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start jobs; whatever is left of them ends with the test."""
-    monkeypatch.setenv("PENSTOCK_PS_START_S", "20")
-    monkeypatch.setenv("PENSTOCK_PS_LEASE_S", "20")
+    monkeypatch.setenv("PENSTOCK_PS_START_S", "100")
+    monkeypatch.setenv("PENSTOCK_PS_LEASE_S", "100")
     monkeypatch.delenv("PENSTOCK_PS_STATE_DIR", raising=False)
     jobs: list[Job] = []
 
@@ -176,7 +176,7 @@ def test_geo_with_one_trainer_is_local_training(start: Start, every: int, num_se
         # 10 exchanges at most, each rounds a delta and a sum of values below 4
         assert torch.allclose(job.value(name), parameter(local_scope, name), rtol=0, atol=1e-13)
     for server in job.servers:
-        assert server.wait(10)
+        assert server.wait(60)
 
 
 def test_geo_trainers_learn_from_each_other(start: Start) -> None:
@@ -219,7 +219,7 @@ def test_async_applies_every_gradient_and_loses_none_at_the_end(start: Start, in
     for thread, errors in threads:
         thread.join(60)
         assert not errors
-    assert all(server.wait(10) for server in job.servers)
+    assert all(server.wait(60) for server in job.servers)
     assert job.num_pushes() >= 2 * 30 * 2  # steps, trainers, variables; a table may be pushed to both servers
     assert job.error() < 0.5 * before
 
@@ -236,7 +236,7 @@ def test_half_async_threads_of_unequal_data_push_their_average(start: Start) -> 
     def run(thread: int, steps: int) -> None:
         exe = fluid.Executor()
         exe.run(net.startup, scope=scopes[thread])
-        barrier.wait(20)
+        barrier.wait(60)
         with one.thread():
             for feed in batches(steps, seed=thread):
                 exe.run(net.main, feed, [net.loss], scope=scopes[thread])

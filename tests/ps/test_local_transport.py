@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.support.capabilities import absent
+from tests.support.waiting import LIMIT_S
 
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.transport import frames
 from penstock.ps.transport.frames import Closed, Line, make_region, receive_region
-from penstock.ps.transport.local import MAX_UNKNOWN, Guarded, Handler, LocalClient, LocalServer
+from penstock.ps.transport.local import MAX_UNKNOWN, Guarded, Handler, LineServer, LocalClient
 from penstock.ps.wire import Message, WireTensor, encode
 
 Array = npt.NDArray[Any]
@@ -49,11 +50,11 @@ def doubled(message: Message) -> Message:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., tuple[LocalServer, LocalClient]]]:
+def serve() -> Iterator[Callable[..., tuple[LineServer, LocalClient]]]:
     made: list[Any] = []
 
-    def start(handler: Handler = doubled, token: str = "t") -> tuple[LocalServer, LocalClient]:
-        server = LocalServer(handler, job="j", token="t")
+    def start(handler: Handler = doubled, token: str = "t") -> tuple[LineServer, LocalClient]:
+        server = LineServer(handler, job="j", token="t")
         client = LocalClient(server.address, job="j", token=token)
         made.extend([client, server])
         return server, client
@@ -63,7 +64,7 @@ def serve() -> Iterator[Callable[..., tuple[LocalServer, LocalClient]]]:
         one.close()
 
 
-Serve = Callable[..., tuple[LocalServer, LocalClient]]
+Serve = Callable[..., tuple[LineServer, LocalClient]]
 
 
 @pytest.mark.parametrize("count", [0, 1, 4000, 5000, 3_000_000, 70])
@@ -71,14 +72,14 @@ def test_tensors_arrive_unchanged_whatever_their_size(serve: Serve, count: int) 
     _, client = serve()
     values = np.arange(count, dtype=np.float32)
     for _ in range(2):
-        with client.call(push(values, 3), deadline_s=10) as answer:
+        with client.call(push(values, 3), deadline_s=LIMIT_S) as answer:
             assert answer.fields == {"round": 3, "staleness": 0}
             assert np.array_equal(values_of(answer), values * 2)
 
 
 def test_large_tensors_lie_in_memory_that_both_sides_share(serve: Serve) -> None:
     _, client = serve()
-    with client.call(push(np.ones(1_000_000, np.float32)), deadline_s=10) as answer:
+    with client.call(push(np.ones(1_000_000, np.float32)), deadline_s=LIMIT_S) as answer:
         view = answer.tensors[0].data
         assert type(view.obj).__name__ == "mmap"
 
@@ -93,7 +94,7 @@ def test_without_shared_memory_the_bytes_go_through_the_socket(
     _, client = serve()
     values = np.random.default_rng(0).normal(size=2_000_000)
     for _ in range(2):
-        with client.call(push(values), deadline_s=20) as answer:
+        with client.call(push(values), deadline_s=LIMIT_S) as answer:
             assert np.array_equal(values_of(answer), values * 2)
             assert type(answer.tensors[0].data.obj) is not memoryview
     why = "bodies of messages go through the socket, since shared memory cannot be had: No space left on device"
@@ -105,7 +106,7 @@ def test_without_sealed_memory_bytes_go_through_the_socket(serve: Serve, caplog:
     values = np.random.default_rng(0).normal(size=200_000)
     with absent("memfd"):
         for _ in range(2):
-            with client.call(push(values), deadline_s=20) as answer:
+            with client.call(push(values), deadline_s=LIMIT_S) as answer:
                 assert np.array_equal(values_of(answer), values * 2)
                 assert type(answer.tensors[0].data.obj).__name__ == "bytearray"
     why = "bodies of messages go through the socket, since shared memory cannot be had"
@@ -113,7 +114,7 @@ def test_without_sealed_memory_bytes_go_through_the_socket(serve: Serve, caplog:
 
 
 def test_calls_at_once_have_connections_of_their_own(serve: Serve) -> None:
-    together = threading.Barrier(4, timeout=20)
+    together = threading.Barrier(4, timeout=LIMIT_S)
 
     def meet(message: Message) -> Message:
         together.wait()
@@ -123,7 +124,7 @@ def test_calls_at_once_have_connections_of_their_own(serve: Serve) -> None:
     results: list[Array] = [np.empty(0)] * 4
 
     def work(number: int) -> None:
-        with client.call(push(np.full(100_000, number, np.int64)), deadline_s=20) as answer:
+        with client.call(push(np.full(100_000, number, np.int64)), deadline_s=LIMIT_S) as answer:
             results[number] = values_of(answer)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
@@ -143,7 +144,7 @@ def test_a_wrong_token_is_refused_before_anything_is_read(serve: Serve) -> None:
 
     _, client = serve(note, token="guessed")
     with pytest.raises(PeerError, match="the job or its token is wrong"):
-        client.call(push(np.ones(3)), deadline_s=5)
+        client.call(push(np.ones(3)), deadline_s=LIMIT_S)
     assert seen == []
 
 
@@ -151,14 +152,14 @@ def test_an_answer_that_does_not_come_ends_at_the_deadline(serve: Serve) -> None
     release = threading.Event()
 
     def wait(message: Message) -> Message:
-        release.wait(20)
+        release.wait(LIMIT_S)
         return doubled(message)
 
     _, client = serve(wait)
     with pytest.raises(Unavailable, match="deadline"):
         client.call(push(np.ones(3)), deadline_s=0.2)
     release.set()
-    with client.call(push(np.ones(3), 8), deadline_s=10) as answer:
+    with client.call(push(np.ones(3), 8), deadline_s=LIMIT_S) as answer:
         assert answer.fields == {"round": 8, "staleness": 0}, "a late answer is never taken for another call's"
 
 
@@ -167,7 +168,7 @@ def test_an_error_of_the_handler_is_an_answer(serve: Serve) -> None:
         raise PeerError("no such block")
 
     _, client = serve(refuse)
-    with client.call(push(np.ones(3)), deadline_s=5) as answer:
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
         assert answer.kind == "refuse"
         assert "no such block" in str(answer.fields["reason"])
 
@@ -177,7 +178,7 @@ def test_a_fault_of_the_handler_is_an_answer_too(serve: Serve, caplog: pytest.Lo
         raise OSError(28, "No space left on device")
 
     _, client = serve(fail)
-    with client.call(push(np.ones(3)), deadline_s=5) as answer:
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
         assert "OSError: [Errno 28] No space left on device" in str(answer.fields["reason"])
     assert caplog.text.count("Traceback") == 1
 
@@ -189,7 +190,7 @@ def test_a_fault_before_the_answer_is_read_is_an_answer_too(serve: Serve) -> Non
         yield
 
     _, client = serve(lambda message: Guarded(doubled(message), no_reading()))
-    with client.call(push(np.ones(100_000)), deadline_s=5) as answer:
+    with client.call(push(np.ones(100_000)), deadline_s=LIMIT_S) as answer:
         assert "No space left on device" in str(answer.fields["reason"])
 
 
@@ -199,13 +200,16 @@ def test_a_handler_that_is_unavailable_breaks_the_connection(serve: Serve) -> No
 
     _, client = serve(go)
     with pytest.raises(Unavailable, match="closed the connection"):
-        client.call(push(np.ones(3)), deadline_s=5)
+        client.call(push(np.ones(3)), deadline_s=LIMIT_S)
 
 
 _SERVER = """
 import sys, time
-from penstock.ps.transport.local import LocalServer
-server = LocalServer(lambda message: time.sleep(60), job="j", token="t")
+from penstock.ps.transport.local import LineServer
+def hang(message):
+    print("asked", flush=True)
+    time.sleep(600)
+server = LineServer(hang, job="j", token="t")
 print(server.address, flush=True)
 sys.stdin.read()
 """
@@ -218,24 +222,30 @@ def test_a_killed_server_breaks_the_call_at_once_and_cleans_up() -> None:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
         client = LocalClient(address, job="j", token="t")
-        timer = threading.Timer(0.5, os.kill, (server.pid, signal.SIGKILL))
-        timer.start()
+        said = server.stdout
+
+        def kill_while_asked() -> None:
+            assert said.readline() == "asked\n"
+            os.kill(server.pid, signal.SIGKILL)
+
+        killing = threading.Thread(target=kill_while_asked)
+        killing.start()
         with pytest.raises(Unavailable, match="closed the connection"):
-            client.call(push(np.ones(1_000_000)), deadline_s=30)
-        timer.join()
+            client.call(push(np.ones(1_000_000)), deadline_s=LIMIT_S)
+        killing.join()
     with pytest.raises(Unavailable, match="no server listens"):
-        client.call(push(np.ones(3)), deadline_s=5)
+        client.call(push(np.ones(3)), deadline_s=LIMIT_S)
     client.close()
 
 
-def raw(server: LocalServer) -> socket.socket:
+def raw(server: LineServer) -> socket.socket:
     """Return a connection that has said hello."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect("\0" + server.address)
     line = Line(connection)
     line.send(Message("hello", {"job": "j", "token": "t"}), float("inf"))
     line.receive(float("inf"))
-    connection.settimeout(10)
+    connection.settimeout(LIMIT_S)
     return connection
 
 
@@ -257,7 +267,7 @@ def test_a_thousand_malformed_frames_change_nothing(serve: Serve) -> None:
         connection.sendall(rng.choice([prefix, prefix[:7]]) + rng.randbytes(rng.randrange(60)))
         connection.close()
     assert seen == []
-    with client.call(push(np.ones(3)), deadline_s=10) as answer:
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
         assert values_of(answer).tolist() == [2.0, 2.0, 2.0]
 
 
@@ -266,7 +276,7 @@ def test_who_has_not_said_hello_is_not_listened_to_for_long(serve: Serve) -> Non
     head, _ = encode(Message("hello", {"job": "j", "token": "t"}))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect("\0" + server.address)
-        connection.settimeout(5)
+        connection.settimeout(LIMIT_S)
         connection.sendall(struct.pack("<4sIIQ", b"PSL1", 0, len(head), 1 << 30))
         assert connection.recv(1) == b"", "no byte of the body is waited for"
 
@@ -274,21 +284,21 @@ def test_who_has_not_said_hello_is_not_listened_to_for_long(serve: Serve) -> Non
 def test_of_those_who_do_not_say_hello_the_oldest_makes_room(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.ps.transport.local.HELLO_S", 300.0)
     server, client = serve()
-    with client.call(push(np.arange(3)), deadline_s=10):
+    with client.call(push(np.arange(3)), deadline_s=LIMIT_S):
         pass
     num_old = 20
     with contextlib.ExitStack() as stack:
         strangers = []
         for _ in range(num_old + MAX_UNKNOWN):
             one = stack.enter_context(socket.socket(socket.AF_UNIX))
-            one.settimeout(30.0)
+            one.settimeout(LIMIT_S)
             one.connect("\0" + server.address)
             strangers.append(one)
         assert all(one.recv(1) == b"" for one in strangers[:num_old]), "they are let go, long before their time is over"
-        with client.call(push(np.arange(3)), deadline_s=30) as answer:
+        with client.call(push(np.arange(3)), deadline_s=LIMIT_S) as answer:
             assert values_of(answer).tolist() == [0, 2, 4], "who has said it is no stranger"
         fresh = LocalClient(server.address, job="j", token="t")
-        with fresh.call(push(np.arange(2)), deadline_s=30) as answer:
+        with fresh.call(push(np.arange(2)), deadline_s=LIMIT_S) as answer:
             assert values_of(answer).tolist() == [0, 2]
         fresh.close()
         assert len(server._unknown) < MAX_UNKNOWN
@@ -301,20 +311,26 @@ def test_of_those_who_do_not_say_hello_the_oldest_makes_room(serve: Serve, monke
 @pytest.mark.parametrize("sent", [b"xxxx" + bytes(16), b"PSL1", struct.pack("<4sIIQ", b"PSL1", 3, 9, 1)])
 @pytest.mark.parametrize("max_body", [0, 100])
 def test_memory_that_comes_with_a_broken_frame_is_let_go(sent: bytes, max_body: int) -> None:
-    def descriptors() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     ours, theirs = socket.socketpair()
     line = Line(ours)
-    before = descriptors()
     region = make_region(1)
+    memory = os.fstat(region.descriptor)
     socket.send_fds(theirs, [sent], [region.descriptor])
     region.close()
     theirs.close()
     with pytest.raises((PeerError, Closed)):
         line.receive(float("inf"), max_body=max_body)
-    assert descriptors() == before - 1, "theirs"
+    assert not is_open(memory)
     line.close()
+
+
+def is_open(file: os.stat_result) -> bool:
+    """Return whether this process has a descriptor of a file."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # another thread's, closed meanwhile
+            if os.path.samestat(os.stat(f"/proc/self/fd/{name}"), file):
+                return True
+    return False
 
 
 def test_descriptors_that_run_out_keep_nobody_away_for_ever(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +343,7 @@ def test_descriptors_that_run_out_keep_nobody_away_for_ever(serve: Serve, monkey
 
     monkeypatch.setattr(socket.socket, "accept", scarce)
     _, client = serve()
-    with client.call(push(np.ones(3)), deadline_s=5) as answer:
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
         assert values_of(answer).tolist() == [2.0, 2.0, 2.0]
 
 
@@ -342,8 +358,8 @@ def test_threads_that_run_out_keep_nobody_away_for_ever(serve: Serve, monkeypatc
     monkeypatch.setattr(threading.Thread, "start", scarce)
     _, client = serve()
     with pytest.raises(Unavailable):
-        client.call(push(np.ones(3)), deadline_s=5)
-    with client.call(push(np.ones(3)), deadline_s=5) as answer:
+        client.call(push(np.ones(3)), deadline_s=LIMIT_S)
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
         assert values_of(answer).tolist() == [2.0, 2.0, 2.0]
 
 
@@ -360,10 +376,10 @@ def test_memory_that_could_shrink_is_refused() -> None:
 
 def test_closing_a_server_ends_its_threads_and_breaks_its_calls(serve: Serve) -> None:
     server, client = serve()
-    with client.call(push(np.ones(3)), deadline_s=5):
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S):
         pass
     server.close = lambda: None  # type: ignore[method-assign]  # closed here, not by the fixture
-    LocalServer.close(server)
+    LineServer.close(server)
     with pytest.raises(Unavailable):
-        client.call(push(np.ones(3)), deadline_s=5)
+        client.call(push(np.ones(3)), deadline_s=LIMIT_S)
     assert not [t for t in threading.enumerate() if t.name.startswith("ps-local")]

@@ -20,10 +20,11 @@ from penstock.dataset.prefetch import RunAhead
 from penstock.dataset.slots import feed_of
 from penstock.errors import UserError
 from penstock.exec.rows_ahead import RowsAhead
-from penstock.ps.client import TrainerClient
+from penstock.ps.channel_requests import ChannelRequests
 from penstock.ps.communicator import Communicator, remotes
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
+from penstock.ps.storage import Gradient
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage
 
@@ -111,17 +112,16 @@ class Watched:
     def __init__(self, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: Counter[int] = Counter()
         self._changed = threading.Condition()
-        self._rows, self._send, self._num_steps = job.storage.rows, TrainerClient.send, 0
+        self._rows, self._step, self._num_steps = job.storage.rows, ChannelRequests._step, 0
         self.too_late: list[int] = []
         monkeypatch.setattr(job.storage, "rows", self.rows)
         watched = self
 
-        def send(client: TrainerClient, variable: str, *args: Any) -> None:
-            if variable.startswith("weight"):
-                watched.wait_for_next()
-            watched._send(client, variable, *args)
+        def step(requests: ChannelRequests, *args: Any) -> Any:
+            watched.wait_for_next()
+            return watched._step(requests, *args)
 
-        monkeypatch.setattr(TrainerClient, "send", send)
+        monkeypatch.setattr(ChannelRequests, "_step", step)
 
     def rows(self, block: str, ids: torch.Tensor, *, create: bool) -> torch.Tensor:
         with self._changed:
@@ -162,7 +162,8 @@ def test_rows_of_the_next_batch_are_asked_for_before_a_step_ends(
     learned = job.learned()
     assert learned.keys() == expected.keys()
     for name, value in learned.items():  # no two batches have a row in common, so nothing is older than it would be
-        np.testing.assert_array_equal(value.numpy(), expected[name].numpy())
+        # Rows that repeat in a batch are summed here or there, so the last bits may differ.
+        np.testing.assert_allclose(value.numpy(), expected[name].numpy(), rtol=1e-5, atol=1e-7)
     job.close()
 
 
@@ -187,14 +188,12 @@ def test_a_loop_says_its_next_feed_itself(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_pass_that_ends_early_discards_prefetched_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path)
     watched = Watched(job, monkeypatch)
-    wait = watched.wait_for_next
 
-    def fail() -> None:
-        wait()
+    def fail(block: str, gradient: Gradient) -> None:
         if watched._num_steps == 4:
             raise UserError("enough")
 
-    monkeypatch.setattr(watched, "wait_for_next", fail)
+    monkeypatch.setattr(job.storage, "check_room", fail)
     with pytest.raises(Exception, match="enough"):
         job.exe.train_from_dataset(job.trainer, job.dataset(), scope=job.scope)
     assert watched.asked[4] == 1

@@ -51,7 +51,7 @@ def malformed(chance: random.Random) -> tuple[bytes, list[bytes]]:
     how = chance.randrange(4)
     if how == 0:
         return nonsense(chance), [nonsense(chance)]
-    kind = chance.choice(sorted(set(KINDS) - {"where"}))
+    kind = chance.choice(sorted(set(KINDS) - {"where", "port"}))
     tensor = to_wire(chance.choice(["values", "rows", "x"]), torch.ones(chance.randrange(5)))
     head, parts = encode(Message(kind, wrong_fields(chance, kind), [tensor] * chance.randrange(3)))
     body = [bytes(p) for p in parts]
@@ -76,7 +76,7 @@ def test_garbage_by_grpc(served: tuple[ParameterServer, TorchStorage]) -> None:
     for _ in range(1000):
         head, body = malformed(chance)
         try:
-            answer = list(call(iter([head, *body]), timeout=10, metadata=metadata))
+            answer = list(call(iter([head, *body]), timeout=60, metadata=metadata))
         except grpc.RpcError as error:
             raise AssertionError(f"the call broke: {error}") from error
         assert b'"kind": "refuse"' in answer[0], answer[0]
@@ -97,7 +97,7 @@ def test_garbage_by_the_socket(served: tuple[ParameterServer, TorchStorage]) -> 
         length = sum(map(len, body)) if chance.random() < 0.9 else chance.randrange(1 << 40)
         frame = struct.pack("<4sIIQ", b"PSL1", 0, len(head), length) + head + b"".join(body)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(10)
+            connection.settimeout(60)
             connection.connect(address)
             answers = b""
             with contextlib.suppress(ConnectionError):  # the server hangs up on what is no frame
@@ -127,5 +127,5 @@ def test_a_stranger_is_not_heard(served: tuple[ParameterServer, TorchStorage]) -
     client = connect(f"127.0.0.1:{server.port}", local=False)
     client._metadata = (("authorization", "Bearer x"), ("penstock-job", "j"))  # type: ignore[union-attr]  # a TcpClient
     with pytest.raises(PenstockError, match="the job or its token is wrong"):
-        client.call(Message("where", {}), deadline_s=5)
+        client.call(Message("where", {}), deadline_s=60)
     client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -101,22 +102,25 @@ def test_a_pull_never_sees_half_an_update(start: Start) -> None:
     storage.values["large"].zero_()
     writer, reader = Trainer(endpoint, 0), Trainer(endpoint, 1)
     writer.join(), reader.join()
-    done = threading.Event()
+    enough = threading.Event()
 
     def write() -> None:
-        for step in range(1, 101):
+        for step in itertools.count(1):
+            if enough.is_set():
+                return
             writer.push("large", step, torch.ones(200_000))
-        done.set()
 
-    thread = threading.Thread(target=write)
-    thread.start()
-    seen = set()
-    while not done.is_set():
-        values = reader.pull("large")["large"]
-        assert float(values.min()) == float(values.max())
-        seen.add(float(values[0]))
-    thread.join()
-    assert len(seen) > 1, "it read while the other wrote"
+    seen = set[float]()
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            while len(seen) < 30 and not writing.done():  # it reads while the other writes
+                values = reader.pull("large")["large"]
+                assert float(values.min()) == float(values.max())
+                seen.add(float(values[0]))
+        finally:
+            enough.set()
+    writing.result()
 
 
 def test_a_queued_push_is_applied_without_a_copy(start: Start) -> None:
@@ -127,12 +131,12 @@ def test_a_queued_push_is_applied_without_a_copy(start: Start) -> None:
 
     def before(block: str) -> None:
         inside.set()
-        go.wait(10)
+        go.wait(60)
 
     storage.before = before
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(a.push, "large", 1, torch.ones(200_000))
-        assert inside.wait(10)
+        assert inside.wait(60)
         second = pool.submit(b.push, "large", 1, torch.full((200_000,), 3.0))
         while len(server._state.payloads) < 2:
             pass
@@ -170,7 +174,7 @@ def test_a_trainer_may_leave_and_come_back_under_its_epoch(start: Start) -> None
     assert storage.steps["b"] == 2
     trainer.leave()
     stays.leave()
-    assert server.wait(10)
+    assert server.wait(60)
 
 
 # -- GEO -------------------------------------------------------------------------------------------

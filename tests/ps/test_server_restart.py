@@ -16,6 +16,7 @@ from tests.ps.killable_server import SHAPES, TABLES, KillableServer
 from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Refused, Trainer
 from tests.support.nursery import Nursery
+from tests.support.waiting import until
 
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.storage import Gradient
@@ -123,26 +124,27 @@ def test_a_killed_server_loses_nothing_and_applies_nothing_twice(
     trainers = [Stubborn(server.endpoint, t, sync=sync) for t in range(num_trainers)]
     total = 200
 
+    may_begin = [0]  # no step from this one on: each kill hits a server at work
+
     def train(trainer: Stubborn) -> None:
         for number in range(total):
+            until(lambda number=number: number < may_begin[0])  # type: ignore[misc]
             trainer.step(number, gradients(trainer.trainer, number))
 
     threads = [threading.Thread(target=train, args=(t,), daemon=True) for t in trainers]
     for thread in threads:
         thread.start()
-    kills = 0
-    while any(t.is_alive() for t in threads) and kills < 3:
+    for _ in range(3):
         reached = trainers[0].acknowledged + chance.randrange(10, 50)
-        while trainers[0].acknowledged < min(reached, total) and any(t.is_alive() for t in threads):
-            time.sleep(0.001)
+        may_begin[0] = reached + 10
+        until(lambda reached=reached: trainers[0].acknowledged >= reached)  # type: ignore[misc]
         time.sleep(chance.random() * 0.01)
         server.kill()
-        kills += 1
         server.start()
+    may_begin[0] = total
     for thread in threads:
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
-    assert kills >= 3, "the kills hit a server at work"
     for trainer in trainers:
         trainer.insist(lambda t: t.leave())
     assert server.process.end() == 0

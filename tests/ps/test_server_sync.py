@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -14,8 +13,10 @@ import pytest
 import torch
 from tests.ps.torch_storage import TorchStorage
 from tests.ps.trainer_calls import Refused, Trainer
+from tests.support.waiting import until
 
 from penstock.errors import Unavailable
+from penstock.ps.dispatcher import Stragglers
 from penstock.ps.server import ParameterServer, serve
 from penstock.ps.settings import ServerSettings
 from penstock.ps.storage import Gradient
@@ -40,6 +41,27 @@ def start() -> Iterator[Start]:
     Trainer.close_all()
     for server in servers:
         server.close()
+
+
+class Clock:
+    """What servers take for the time; the test moves it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def tick(self, server: ParameterServer, seconds: float = 0.0) -> None:
+        """Let a time pass, and the server look at the clock."""
+        self.now += seconds
+        until(lambda: server._dispatcher.machine._ticked_at == self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("penstock.ps.dispatcher.time", clock)
+    return clock
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -82,7 +104,7 @@ def test_three_trainers_by_both_ways_get_the_exact_mean(start: Start) -> None:
     assert (row.merges, row.received_bytes) == (4, 4 * 48)
     for trainer in trainers:
         trainer.leave()
-    assert server.wait(10)
+    assert server.wait(60)
 
 
 def test_a_joiner_at_the_barrier_counts_from_the_next_round(start: Start) -> None:
@@ -123,27 +145,23 @@ def test_the_mean_is_over_all_members_not_those_who_pushed(start: Start) -> None
     assert torch.equal(storage.rows_of["t"][5], mirror.rows_of["t"][5])
 
 
-def test_a_lost_trainer_leaves_the_mean_to_the_others(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    _, storage, endpoint = start(fanin=2, lease_s=2.0)
-    a, b = Trainer(endpoint, 0), Trainer(endpoint, 1)
+def test_a_lost_trainer_leaves_the_mean_to_the_others(
+    start: Start, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, storage, endpoint = start(fanin=2, lease_s=40.0)
+    a, b, beats = Trainer(endpoint, 0), Trainer(endpoint, 1), Trainer(endpoint, 0)
     a.join(), b.join()
     before = storage.values["b"].clone()
     b.push("b", 0, torch.full((5,), 100.0))
     a.push("b", 0, torch.ones(5))
-    stop = threading.Event()
-
-    def beat() -> None:
-        other = Trainer(endpoint, 0)
-        while not stop.wait(0.1):
-            other.ask("beat")
-
-    beating = threading.Thread(target=beat)
-    beating.start()
-    assert a.barrier(0) == 1
-    stop.set()
-    beating.join()
+    waiting = waits_at_the_barrier(server, a)
+    clock.tick(server)
+    for _ in range(5):
+        beats.ask("beat")
+        clock.tick(server, 10.0)
+    assert waiting.result(60) == 1
     assert torch.equal(storage.values["b"], before - torch.ones(5) * (0.1 / 2))
-    assert caplog.text.count("trainer 1 is lost: no message from it for 2 s") == 1
+    assert caplog.text.count("trainer 1 is lost: no message from it for 40 s") == 1
     with pytest.raises(Refused) as refused:
         b.barrier(0)
     assert refused.value.rejoin
@@ -260,18 +278,12 @@ def test_a_trainer_beyond_fanin_is_refused_and_the_job_goes_on(start: Start) -> 
     assert [Trainer(endpoint, t).join() for t in range(2)] == [0, 0]
 
 
-def test_a_server_that_hung_longer_than_a_lease_keeps_trainers(start: Start) -> None:
+def test_a_server_that_hung_longer_than_a_lease_keeps_trainers(start: Start, clock: Clock) -> None:
     server, _, endpoint = start(fanin=1, lease_s=1.0)
-    machine, trainer = server._dispatcher.machine, Trainer(endpoint, 0)
+    trainer = Trainer(endpoint, 0)
     trainer.join()
-    joined_at = machine.now
-    while machine.now == joined_at:  # it has ticked
-        time.sleep(0.01)
-    with server._dispatcher.frozen():
-        time.sleep(1.3)
-        stood_until = time.monotonic()
-    while machine.now < stood_until:  # its clock has ticked, before the trainer is heard
-        time.sleep(0.01)
+    clock.tick(server)
+    clock.tick(server, 1.3)  # and nothing came meanwhile
     trainer.ask("beat")
 
 
@@ -293,28 +305,37 @@ def test_serving_ends_when_all_have_left_and_leaves_no_thread() -> None:
     a.leave()
     assert not server.wait(0.3)
     b.leave()
-    assert server.wait(10)
+    assert server.wait(60)
     server.close()
     Trainer.close_all()
     left = {t for t in set(threading.enumerate()) - before if t.name.startswith("ps-")}
     assert not left
 
 
-def test_nobody_comes(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ps.dispatcher.REPORT_EVERY_S", 0.3)
-    with pytest.raises(Unavailable, match=r"trainers 0, 1 of 2 did not join 127.0.0.1:0 within 1 s"):
-        serve(replace(SETTINGS, fanin=2, start_s=1.0), TorchStorage(SHAPES))
-    assert "waits for trainers 0, 1 of 2 to join" in caplog.text
+def test_nobody_comes() -> None:
+    with pytest.raises(Unavailable, match=r"trainers 0, 1 of 2 did not join 127.0.0.1:0 within 0.5 s"):
+        serve(replace(SETTINGS, fanin=2, start_s=0.5), TorchStorage(SHAPES))
 
 
-def test_everybody_is_lost_and_nobody_comes_back(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    server, _, endpoint = start(lease_s=2.0, start_s=1.0)
+def test_who_does_not_come_is_reported(start: Start) -> None:
+    server, _, _ = start(fanin=2)
+    stragglers = Stragglers(server.settings, server._dispatcher, 0.0)
+    said = [stragglers.look(now) for now in (2.9, 3.1, 4.0, 6.2)]
+    assert said == ["", "waits for trainers 0, 1 of 2 to join (3 s)", "", "waits for trainers 0, 1 of 2 to join (6 s)"]
+
+
+def test_everybody_is_lost_and_nobody_comes_back(start: Start, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    server, _, endpoint = start(lease_s=40.0)
     Trainer(endpoint, 0).join()
+    server._stragglers._settings = replace(server.settings, start_s=0.5)
+    clock.tick(server)
+    for _ in range(5):
+        clock.tick(server, 10.0)
     with pytest.raises(
-        Unavailable, match=r"every trainer was lost, and none came back within 1 s.*PENSTOCK_PS_START_S"
+        Unavailable, match=r"every trainer was lost, and none came back within 0.5 s.*PENSTOCK_PS_START_S"
     ):
         server.wait(60)
-    assert "every trainer is lost; waits 1 s for one to come back" in caplog.text
+    assert "every trainer is lost; waits 0.5 s for one to come back" in caplog.text
 
 
 def reason_of(call: Callable[[], Any]) -> str:
@@ -349,7 +370,7 @@ def test_a_round_too_large_for_a_table_is_refused_to_all(start: Start, in_steps:
     round(b)
     assert storage.steps["t"] == 1, "the job goes on without it"
     b.leave()
-    assert server.wait(30)
+    assert server.wait(60)
 
 
 def waits_at_the_barrier(server: ParameterServer, trainer: Trainer) -> Future[int]:
@@ -357,8 +378,7 @@ def waits_at_the_barrier(server: ParameterServer, trainer: Trainer) -> Future[in
     pool = ThreadPoolExecutor(1)
     called = pool.submit(trainer.barrier, 0)
     pool.shutdown(wait=False)
-    while not server._dispatcher._waiting:
-        time.sleep(0.005)
+    until(lambda: server._dispatcher._waiting)
     return called
 
 
@@ -370,7 +390,7 @@ def test_a_closed_server_is_unavailable_to_waiting_trainers(start: Start, local:
     waiting = waits_at_the_barrier(server, a)
     server.close()
     with pytest.raises(Unavailable):
-        waiting.result(10)
+        waiting.result(60)
     with pytest.raises(Unavailable):
         b.ask("beat")
 
@@ -393,7 +413,7 @@ def test_a_failed_server_is_unavailable_to_waiting_trainers(
     with pytest.raises(Unavailable):
         b.join()
     with pytest.raises(OSError, match="No space left"):
-        server.wait(10)
+        server.wait(60)
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -402,7 +422,7 @@ def test_a_server_that_all_have_left_refuses(start: Start, monkeypatch: pytest.M
     a = Trainer(endpoint, 0, local=local)
     a.join()
     a.ask("leave")
-    assert server.wait(10)
+    assert server.wait(60)
     transports = list(server._transports)
     monkeypatch.setattr(server, "_transports", [])  # a message that came just before they close
     server.close()

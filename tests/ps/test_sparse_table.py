@@ -250,6 +250,62 @@ def test_dropped_rows_leave_the_others_where_they_can_be_found() -> None:
         assert np.array_equal(table.pull(ids, create=False)[:, 0], ids.astype(np.float32))
 
 
+def id_of_key(key: int) -> int:
+    """Return the id whose hash in a table with seed 0 is `key`: the inverse of SplitMix64's finaliser."""
+    mask = 2**64 - 1
+    key = (key ^ key >> 31 ^ key >> 62) * 0x319642B2D24D8EC3 & mask
+    key = (key ^ key >> 27 ^ key >> 54) * 0x96DE1B173F119089 & mask
+    key = ((key ^ key >> 30 ^ key >> 60) - 0x9E3779B97F4A7C15) & mask
+    return key - 2**64 if key >= 2**63 else key
+
+
+@pytest.mark.parametrize("capacity", [1000, 10_000_000])
+def test_hashes_that_differ_in_any_one_bit_are_told_apart(capacity: int) -> None:
+    for base in (0, 2**64 - 1, 0x9E3779B97F4A7C15):
+        for bit in range(64):
+            mine, theirs = (np.array([id_of_key(key)], np.int64) for key in (base, base ^ 1 << bit))
+            table = table_of(width=1, capacity=capacity)
+            table.restore(mine, np.array([[1.0]], np.float32))
+            assert table.pull(theirs, create=False).item() == 0.0, "a neighbour's row is not theirs"
+            table.restore(theirs, np.array([[2.0]], np.float32))
+            assert table.pull(mine, create=False).item() == 1.0
+            copied = {
+                int(i): float(r.item()) for part, rows in table.snapshot() for i, r in zip(part, rows, strict=True)
+            }
+            assert copied == {int(mine.item()): 1.0, int(theirs.item()): 2.0}
+
+
+def test_hashes_that_crowd_into_one_bucket_are_found_and_dropped() -> None:
+    # The same home in any small index, and the same tag for all: seven are at home, the others in their second bucket.
+    ids = np.array([id_of_key(0xABCD << 48 | i << 40 | 0x77) for i in range(13)], np.int64)
+    table = table_of(width=1, capacity=1000, keeps_last_use=True)
+    for n, one in enumerate(ids):
+        table.restore(np.array([one]), np.array([[n]], np.float32), now=n)
+        assert table.pull(ids[: n + 1], create=False, now=n)[:, 0].tolist() == list(range(n + 1))
+        for m in range(n + 1):
+            table.pull(ids[m : m + 1], now=m)
+    for n in range(len(ids)):
+        assert table.expire(n + 1) == 1
+        assert table.pull(ids, create=False, now=99 if n == 12 else 0)[: n + 1].tolist() == [[0.0]] * (n + 1)
+        for m in range(n + 1, len(ids)):
+            assert table.pull(ids[m : m + 1], create=False, now=m).tolist() == [[float(m)]]
+
+
+def test_rows_with_states_come_back_whole_after_expiry() -> None:
+    table = table_of(width=5, states={"a": 1.0, "b": 2.0}, keeps_last_use=True, capacity=200_000)
+    ids = np.arange(40_000)
+    rows = np.random.default_rng(3).normal(size=(len(ids), 15)).astype(np.float32)
+    table.restore(ids, rows, now=1)
+    table.pull(ids[::2], now=2)
+    assert table.expire(2) == len(ids) // 2
+    table.restore(ids[1::2] + 1_000_000, rows[1::2], now=2)
+    parts = list(table.snapshot())
+    got, copied = np.concatenate([p for p, _ in parts]), np.concatenate([r for _, r in parts])
+    order = np.argsort(got)
+    assert np.array_equal(got[order], np.sort(np.concatenate([ids[::2], ids[1::2] + 1_000_000])))
+    assert np.array_equal(copied[order], np.concatenate([rows[::2], rows[1::2]]))
+
+
 def test_values_are_pulled_into_the_memory_that_is_given() -> None:
     table, out = table_of(first_values=FirstValues("constant", 2.0)), np.zeros((2, 3), np.float32)
     assert table.pull(np.array([1, 1]), out=out) is out
@@ -303,6 +359,34 @@ def test_pushes_of_several_threads_are_all_applied() -> None:
     assert (table.pull(ids) == 40.0).all()
     for rows in parts:
         assert (rows == rows[:, :1]).all(), "a row of a snapshot is never half updated"
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])
+def test_threads_of_one_push_give_the_same_bits(kind: str) -> None:
+    states = {"sgd": 0, "adagrad": 1, "adam": 2}[kind]
+    named = {f"s{i}": 0.0 for i in range(states)}
+    one, four = (table_of(states=named, capacity=4_000_000, first_values=FirstValues("uniform")) for _ in range(2))
+    random = np.random.default_rng(1)
+    for step in range(1, 4):
+        ids = random.integers(0, 50_000, 60_000)
+        gradients = random.normal(size=(len(ids), 3)).astype(np.float32)
+        more = {"step": step} if kind == "adam" else {}
+        getattr(one, f"push_{kind}")(ids, gradients, lr=0.1, **more)
+        getattr(four, f"push_{kind}")(ids, gradients, lr=0.1, threads=4, **more)
+    for (ids, rows), (others, same) in zip(one.snapshot(), four.snapshot(), strict=True):
+        order, by_id = np.argsort(ids), np.argsort(others)
+        assert np.array_equal(ids[order], others[by_id])
+        assert np.array_equal(rows[order], same[by_id])
+
+
+def test_a_push_whose_threads_run_out_of_rows_is_an_error() -> None:
+    table = table_of(capacity=200_000, width=1)
+    table.pull(np.arange(190_000))
+    with pytest.raises(TableFull, match="the table is full"):
+        table.push_sgd(np.arange(100_000) + 180_000, np.ones((100_000, 1), np.float32), lr=1.0, threads=4)
+    assert len(table) == 200_000
+    table.push_sgd(np.arange(50_000), np.ones((50_000, 1), np.float32), lr=1.0, threads=4)
+    assert (table.pull(np.arange(50_000)) == -1.0).all()
 
 
 @pytest.mark.parametrize(("shape", "reason"), [((2, 4), r"gradients have the shape \[2, 3\]"), ((3, 3), "shape")])

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trustme
+from tests.support.waiting import LIMIT_S
 
 from penstock.errors import PeerError, Unavailable
 from penstock.ps.transport.tcp import CHUNK_BYTES, TcpClient, TcpServer, Tls, assembled, chunks
@@ -62,11 +63,19 @@ def serve() -> Iterator[Serve]:
         one.close()
 
 
+def test_an_exported_proxy_is_not_used(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # the port of `discard`, where no proxy listens
+    _, client = serve()
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
+        assert np.array_equal(values_of(answer), np.ones(3))
+
+
 @pytest.mark.parametrize("count", [0, 3, CHUNK_BYTES // 8, CHUNK_BYTES // 8 + 1, 2_000_000])
 def test_tensors_arrive_unchanged_whatever_their_size(serve: Serve, count: int) -> None:
     _, client = serve()
     values = np.arange(count, dtype=np.float64)
-    with client.call(push(values), deadline_s=20) as answer:
+    with client.call(push(values), deadline_s=LIMIT_S) as answer:
         assert np.array_equal(values_of(answer), values)
 
 
@@ -100,7 +109,7 @@ def test_a_wrong_token_is_refused_and_nothing_is_handled(serve: Serve) -> None:
 
     _, client = serve(note, token="guessed")
     with pytest.raises(PeerError, match="the job or its token is wrong"):
-        client.call(push(np.ones(3)), deadline_s=10)
+        client.call(push(np.ones(3)), deadline_s=LIMIT_S)
     assert seen == []
 
 
@@ -109,7 +118,7 @@ def test_a_fault_of_the_handler_is_an_answer(serve: Serve, caplog: pytest.LogCap
         raise OSError(28, "No space left on device")
 
     _, client = serve(fail)
-    with client.call(push(np.ones(3)), deadline_s=10) as answer:
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
         assert "OSError: [Errno 28] No space left on device" in str(answer.fields["reason"])
     assert caplog.text.count("Traceback") == 1
 
@@ -120,14 +129,14 @@ def test_a_handler_that_is_unavailable_breaks_the_call(serve: Serve) -> None:
 
     _, client = serve(go)
     with pytest.raises(Unavailable, match="the server has ended"):
-        client.call(push(np.ones(3)), deadline_s=10)
+        client.call(push(np.ones(3)), deadline_s=LIMIT_S)
 
 
 def test_a_call_ends_at_its_deadline(serve: Serve) -> None:
     release = threading.Event()
 
     def wait(message: Message) -> Message:
-        release.wait(20)
+        release.wait(LIMIT_S)
         return echo(message)
 
     _, client = serve(wait)
@@ -140,7 +149,7 @@ def test_a_server_that_is_gone_is_named(serve: Serve) -> None:
     server, client = serve()
     server.close()
     with pytest.raises(Unavailable, match=rf"127\.0\.0\.1:{server.port}: unavailable"):
-        client.call(push(np.ones(3)), deadline_s=10)
+        client.call(push(np.ones(3)), deadline_s=LIMIT_S)
 
 
 def test_a_port_in_use_is_an_error(serve: Serve) -> None:
@@ -169,11 +178,11 @@ def test_a_thousand_malformed_calls_change_nothing(serve: Serve) -> None:
                 broken.pop()
             if number % 5 == 0:
                 broken.append(bytearray(rng.randbytes(50)))
-            answers = list(method(iter([bytes(c) for c in broken]), timeout=10, metadata=metadata))
+            answers = list(method(iter([bytes(c) for c in broken]), timeout=LIMIT_S, metadata=metadata))
             assert b"refuse" in answers[0] or seen, answers
     assert all(m.kind == "push" for m in seen), "a mutation may leave the message as it was"
     assert len(seen) < 100
-    with client.call(push(np.ones(3)), deadline_s=10) as answer:
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
         assert values_of(answer).tolist() == [1.0, 1.0, 1.0]
 
 
@@ -184,7 +193,7 @@ def test_tls_encrypts_and_a_stranger_is_not_trusted(serve: Serve) -> None:
     server = Tls(key=issued.private_key_pem.bytes(), certificate=certificate)
     trusting = Tls(root=authority.cert_pem.bytes(), server_name="pserver.test")
     _, client = serve(server=server, client=trusting)
-    with client.call(push(np.ones(3)), deadline_s=10) as answer:
+    with client.call(push(np.ones(3)), deadline_s=LIMIT_S) as answer:
         assert values_of(answer).tolist() == [1.0, 1.0, 1.0]
     for tls in (Tls(root=other.cert_pem.bytes(), server_name="pserver.test"), None):
         _, stranger = serve(server=server, client=tls)

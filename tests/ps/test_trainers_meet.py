@@ -120,9 +120,8 @@ def test_a_lost_answer_is_repeated_and_counts_no_trainer_twice(job: Job) -> None
         with ThreadPoolExecutor(1) as pool:
             met = pool.submit(total, cut, 2)
             assert total(other, 2) == [2.0, 2.0]
-            assert proxy.muted.wait(30)
-            proxy.cut()
-            proxy.mute.clear()
+            assert proxy.muted.wait(60)
+            proxy.lose()
             assert met.result(60) == [2.0, 2.0]
         assert together(partial(total, cut, 1), partial(total, other, 1)) == [[2.0], [2.0]]
     finally:

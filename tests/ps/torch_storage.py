@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,10 @@ class TorchStorage:
         finally:
             with self.guard:
                 self.inside.discard(block)
+
+    def update_all(self, gradients: Mapping[str, Gradient]) -> None:
+        for block, gradient in gradients.items():
+            self.update(block, gradient)
 
     def _update(self, block: str, gradient: Gradient) -> None:
         if block in self.rows_of:

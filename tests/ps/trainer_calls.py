@@ -26,7 +26,7 @@ def connect(endpoint: str, *, local: bool) -> LocalClient | TcpClient:
     remote = TcpClient(endpoint, job="j", token="t")
     if not local:
         return remote
-    with remote.call(Message("where", {}), deadline_s=10) as here:
+    with remote.call(Message("where", {}), deadline_s=60) as here:
         address = str(here.fields["address"])
     remote.close()
     return LocalClient(address, job="j", token="t")
@@ -42,7 +42,7 @@ class Trainer:
         Trainer.opened.append(self)
         self.sender: dict[str, Any] = {"job": "j", "trainer": trainer, "epoch": epoch}
 
-    def ask(self, kind: str, *tensors: tuple[str, Tensor], deadline_s: float = 20, **fields: Any) -> Any:
+    def ask(self, kind: str, *tensors: tuple[str, Tensor], deadline_s: float = 60, **fields: Any) -> Any:
         """Return (fields, copies of the tensors) of the answer."""
         views = [to_wire(name, tensor) for name, tensor in tensors]
         message = Message(kind, {**self.sender, **fields}, views)

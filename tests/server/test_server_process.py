@@ -63,7 +63,7 @@ def _address(process: subprocess.Popen[bytes], state_dir: Path) -> str:
 
 def get(url: str, token: str) -> Any:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
         return json.load(answer)
 
 
@@ -108,7 +108,7 @@ def test_signal_stops_it_cleanly_with_connections_open(tmp_path: Path, number: s
             idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             assert idle.recv(12) == b"HTTP/1.1 200"
             process.send_signal(number)
-            assert process.wait(timeout=10) == 0
+            assert process.wait(timeout=DEADLINE_S) == 0
     assert "server stopped" in state.with_suffix(".log").read_text()
 
 
@@ -136,7 +136,7 @@ def test_a_second_server_on_one_state_folder_is_refused(tmp_path: Path) -> None:
     with serving(state) as (process, url):
         says = refuse(state, "--port", "0")
         assert f"in use by another server (process {process.pid})" in says
-        with urllib.request.urlopen(f"{url}/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=DEADLINE_S) as answer:
             assert answer.status == 200
 
 

@@ -33,9 +33,7 @@ _WARM = (
     "penstock.program.layers", "penstock.program.optimizers", "penstock.exec.executor", "penstock.transpile.transpiler",
     "penstock.serving.storage", "penstock.ps.server", "penstock.ps.client", "penstock.ps.communicators.geo",
     "penstock.exec.parallel", "penstock.dataset", "penstock.io",
-    # What torch imports at the first recorded operators.
-    "torch._functorch.aot_autograd", "torch.export._trace", "torch._inductor.sizevars",
-    "torch.fx.experimental.validator", "sympy.combinatorics", "sympy.tensor.tensor",
+    "sympy",  # which torch imports for the shapes of some operators
 )  # fmt: skip
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # of prctl
 

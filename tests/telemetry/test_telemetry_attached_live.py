@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,13 +17,13 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import Server, ServerConnection, serve
 
+from penstock.distributed.ports import free_ports
 from penstock.protocol.contract import Attached
 from penstock.protocol.frames import Frame, Kind, decode
 from penstock.protocol.graphdoc import GraphDocument
 from penstock.telemetry.sessions import Watched
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "frames" / "graph.json").read_text())["body"]
-WAIT_S = 10.0
 
 
 class Source:
@@ -44,14 +43,16 @@ def mark(step: int) -> dict[str, Any]:
 class ControlPlane:
     """The server's side of `/api/v1/attach`. Tokens other than "good" are refused with 401."""
 
-    def __init__(self, port: int = 0, *, lease_ttl_s: float = 15.0, stored_seq: int | None = None) -> None:
+    def __init__(self, port: int | None = None, *, lease_ttl_s: float = 15.0, stored_seq: int | None = None) -> None:
         self._stored_seq = stored_seq
         self.registered: list[dict[str, Any]] = []
         self.texts: list[dict[str, Any]] = []
         self.frames: list[Frame] = []
         self._lease_ttl_s = lease_ttl_s
-        self._server: Server = serve(self._handle, "127.0.0.1", port, process_request=_check_token, compression=None)
-        self.port: int = self._server.socket.getsockname()[1]
+        self.port = free_ports("127.0.0.1", 1)[0] if port is None else port
+        self._server: Server = serve(
+            self._handle, "127.0.0.1", self.port, process_request=_check_token, compression=None
+        )  # fmt: skip
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._thread.start()
 
@@ -182,9 +183,7 @@ def test_closing_dials_once_more_during_a_long_pause(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("penstock.telemetry.sender.FIRST_PAUSE_S", 60.0)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports("127.0.0.1", 1)[0]
     session = Watched(attached(f"http://127.0.0.1:{port}"))
     session.log(1, auc=0.5)
     until(lambda: "does not answer" in caplog.text)

@@ -28,7 +28,6 @@ from penstock.telemetry.sampling import BUDGET_BYTES_PER_S
 from penstock.telemetry.sessions import Unwatched, Watched
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "frames" / "graph.json").read_text())["body"]
-WAIT_S = 10.0
 
 
 def document(num_copies: int = 1) -> GraphDocument:
@@ -241,19 +240,23 @@ def test_an_agent_that_never_reads_delays_neither_step_nor_exit(path: str) -> No
         time.sleep(0.005)
     began_s = time.monotonic()
     session.close()
-    assert time.monotonic() - began_s < 3.0
+    assert time.monotonic() - began_s < 10.0  # a hang; it gives up after 2 s
     assert longest_s < 0.005
     stalled.die()
 
 
-def test_without_an_agent_nothing_waits(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_an_agent_nothing_waits(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.telemetry.sessions.CLOSE_S", 120.0)
+    monkeypatch.setattr("penstock.telemetry.sender.FIRST_PAUSE_S", 120.0)
     session = Watched(managed(path))
     watch = session.watch(Source(3), name="train")
     watch.step(**mark(0))
     until(lambda: "does not answer" in caplog.text)
     began_s = time.monotonic()
     session.close()
-    assert time.monotonic() - began_s < 1.0
+    assert time.monotonic() - began_s < 50.0
 
 
 def test_a_failing_source_is_disabled_with_one_warning(
@@ -300,7 +303,7 @@ def test_evaluation_gives_no_rows_beside_training(agent: Agent, path: str) -> No
     for step, (watch, source) in enumerate(zip(watches, (train, test), strict=True)):
         source.run(step)
         watch.step(**mark(step))
-    until(lambda: agent.counted() == 6)
+        until(lambda step=step: agent.counted() == 3 * step + 3)  # type: ignore[misc]  # the training is known of
     session.close()
     until(lambda: agent.of(Kind.GOODBYE))
     assert [frame.columns[Column.STEP].tolist() for frame in agent.of(Kind.METRICS)] == [[0]]
@@ -326,7 +329,7 @@ def run_script(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
         env={**clean, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 

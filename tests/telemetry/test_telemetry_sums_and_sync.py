@@ -67,6 +67,14 @@ def test_wait_is_from_the_earliest_gradient_to_the_exchange() -> None:
     assert got.time_ns.tolist() == [[7 * MS]]
 
 
+def test_an_exchange_of_several_parameters_counts_once() -> None:
+    made = document()
+    other = made.syncs[0].model_copy(update={"parameter": "v", "ops": [4]})
+    made = made.model_copy(update={"syncs": [*made.syncs, other]})
+    got = GraphExchanges(made).exchanged(*schedule({0: (0, 10), 1: (0, 25), 3: (26, 3), 4: (30, 4)}), num_rows=1)
+    assert got.time_ns.tolist() == [[(3 + 2) * MS, 2 * MS]]
+
+
 def test_backward_operators_produce_gradients_without_a_writer() -> None:
     step = {0: (0, 10), 1: (0, 25), 2: (0, 2), 3: (26, 3), 4: (30, 4)}
     got = GraphExchanges(document(writer="w@GRAD@scaled")).exchanged(*schedule(step), num_rows=1)
@@ -114,6 +122,22 @@ def test_sparse_rows_count_ids_and_values_of_every_replica() -> None:
     plan = GraphExchanges(made.model_copy(update={"ops": ops}))
     got = plan.columns(plan.exchanged(*schedule({0: (0, 1), 3: (2, 1), 4: (3, 1)}), num_rows=1))
     assert got[Column.BYTES].tolist() == [(5 + 3) * (8 + 16 * 2)]
+
+
+def test_rows_that_an_update_reads_in_place_count_for_a_table() -> None:
+    made = document(sparse=True)
+    gradient = made.syncs[0].gradient
+    names = [f"{gradient}@ROWS", f"{gradient}@VALUES", "other@GRAD@VALUES"]
+    inputs = [
+        Value(name=name, dtype=dtype, shape=[rows, *width])
+        for name, dtype, width in zip(names, ("int64", "float32", "float32"), ([], [16], [4]), strict=True)
+        for rows in (5, 3)
+    ]
+    ops = [*made.ops]
+    ops[3] = ops[3].model_copy(update={"kind": "computation", "inputs": inputs})
+    ops[4] = ops[4].model_copy(update={"kind": "computation", "inputs": []})
+    plan = GraphExchanges(made.model_copy(update={"ops": ops}))
+    assert plan.bytes.tolist() == [(5 + 3) * (8 + 16 * 4)]
 
 
 def test_events_of_operators_that_the_document_lacks_are_ignored() -> None:

@@ -5,14 +5,21 @@ Sync with one trainer: what was sent is applied at the send barrier; in other mo
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.transpile.recorded import Recorded
 
 import penstock as fluid
-from penstock.ps.remote import Descriptor, SendCall
+from penstock.exec.data_parallel import DataParallel
+from penstock.exec.memory import ReplicaMemory
+from penstock.graph.choice import PassChoice
+from penstock.graph.ssa import Graph
+from penstock.ps.communicator import remotes
+from penstock.ps.remote import Descriptor, GeoCall, SendCall
 from penstock.transpile.placement import Placement
 
 
@@ -27,6 +34,7 @@ class FakeServers:
     calls: list[tuple[str, str]] = field(default_factory=list)
     sent: dict[str, list[Any]] = field(default_factory=dict)
     waiting: list[tuple[str, torch.Tensor | None, torch.Tensor]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # operators of a step push at the same time
 
     def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[torch.Tensor]) -> None:
         self._expect(variable, blocks, at)
@@ -71,7 +79,9 @@ class FakeServers:
         for block, tensor in zip(blocks, out, strict=True):
             tensor.copy_(self.values[block])
 
-    def recv_step(self, blocks: Sequence[str], at: Sequence[int], out: Sequence[torch.Tensor]) -> None:
+    def recv_step(
+        self, variables: Sequence[str], blocks: Sequence[str], at: Sequence[int], out: Sequence[torch.Tensor]
+    ) -> None:
         self.calls.append(("recv_step", ""))
         for placed, server, tensor in zip(blocks, at, out, strict=True):
             (block,) = [p for p in self.placement.blocks if p.name == placed]
@@ -107,6 +117,12 @@ class FakeServers:
         self.calls.append(("geo", variable))
         self.sent[variable] = [parameter.clone(), rows]
 
+    def geo_step(self, calls: Sequence[GeoCall]) -> None:
+        self.calls.append(("geo_step", ""))
+        for call in calls:
+            rows = None if call.rows is None else torch.cat([r.reshape(-1) for r in call.rows])
+            self.geo(call.variable, call.blocks, call.at, call.heights, call.parameter, rows)
+
     def close(self) -> None:
         self.calls.append(("close", ""))
 
@@ -116,17 +132,19 @@ class FakeServers:
         assert [self.placement.endpoints[i] for i in at] == [p.endpoint for p in placed]
 
     def _take(self, sent: list[tuple[str, torch.Tensor | None, torch.Tensor]]) -> None:
-        self.waiting += sent
+        with self.lock:
+            self.waiting += sent
         if self.descriptor.mode != "sync":
             self._apply()
 
     def _apply(self) -> None:
-        for block, rows, gradient in self.waiting:
-            if rows is None:
-                self.values[block] -= self.rate * gradient
-            else:
-                self.values[block].index_add_(0, rows, gradient, alpha=-self.rate)
-        self.waiting.clear()
+        with self.lock:
+            for block, rows, gradient in self.waiting:
+                if rows is None:
+                    self.values[block] -= self.rate * gradient
+                else:
+                    self.values[block].index_add_(0, rows, gradient, alpha=-self.rate)
+            self.waiting.clear()
 
 
 def first_values(startup: fluid.Program, placement: Placement) -> dict[str, torch.Tensor]:
@@ -139,3 +157,27 @@ def first_values(startup: fluid.Program, placement: Placement) -> dict[str, torc
         assert whole is not None
         values[one.name] = whole[one.block.first_row : one.block.first_row + one.block.num_rows].clone()
     return values
+
+
+def trained(
+    recorded: Recorded, made: Any, before: fluid.Program, feeds: Sequence[dict[str, Any]], choice: PassChoice,
+    fetches: Sequence[str] = (),
+) -> tuple[FakeServers, fluid.Scope, Graph]:  # fmt: skip
+    """Train a trainer's program on two replicas, a step a feed; return its servers, its scope, and its last graph.
+
+    `made`: what cut it; `before`: its startup program as it was. Within `remotes_of_a_test`.
+    """
+    fakes = FakeServers(made.descriptor, made.placement, first_values(before, made.placement))
+    remotes.opener = lambda _: fakes
+    scope = fluid.Scope()
+    fluid.Executor().run(recorded.startup, scope=scope)
+    core = DataParallel(
+        recorded.main, ReplicaMemory(scope), mode="reduce", num_replicas=2, loss_name=recorded.loss, choice=choice
+    )
+    for feed in feeds:
+        core.run(feed, [recorded.loss, *fetches])
+    graph = core.newest_graph
+    core.close()
+    remotes.close(str(made.descriptor))
+    assert graph is not None
+    return fakes, scope, graph

@@ -38,21 +38,24 @@ def tower(
     is_distributed: bool = False,
     clip: Any = None,
     width: int = 200,
+    ragged: bool = False,
     **ids_said: Any,
 ) -> Recorded:
     """Rows of a table and a dense layer of 128 x `width`, added up to one output; the mean square error is minimised.
 
-    `clip`: of the dense layer's weight. `ids_said`: more settings of the embedding.
+    `clip`: of the dense layer's weight. `ragged`: as many ids a row as there are, their rows added up. `ids_said`: more
+    settings of the embedding.
     """
     main, startup = fluid.Program(), fluid.Program()
     main.random_seed = startup.random_seed = 7
     with fluid.program_guard(main, startup):
-        ids = fluid.layers.data("ids", [1], dtype="int64")
+        ids = fluid.layers.data("ids", [1], dtype="int64", lod_level=int(ragged))
         x = fluid.layers.data("x", [128])
         y = fluid.layers.data("y", [1])
         rows = fluid.layers.embedding(
             ids, [ROWS, 16], is_sparse=is_sparse, is_distributed=is_distributed, param_attr="table", **ids_said
         )
+        rows = fluid.layers.sequence_pool(rows, "sum") if ragged else rows
         hidden = fluid.layers.fc(x, width, act="tanh", param_attr=fluid.ParamAttr("w", gradient_clip=clip))
         total = fluid.layers.fc(hidden, 16, param_attr="out") + rows
         loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(total, 1), y))

@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[], Any], set[str]]] = {
     "adam": (lambda: opt.Adam(0.1), {"moment1", "moment2"}),
     "adamw": (lambda: opt.AdamW(0.1), {"moment1", "moment2"}),
     "adamax": (lambda: opt.Adamax(0.1), {"moment", "inf_norm"}),
+    "adadelta": (lambda: opt.Adadelta(0.1), {"avg_squared_grad", "avg_squared_update"}),
 }
 _KERNELS = {"sgd", "adam", "adagrad"}  # their sparse form needs no scratch table
 
@@ -40,7 +41,7 @@ def test_state_is_cut_like_the_parameter_and_numbers_are_shared(kind: str, param
     scratch = {"merge"} if parameter == "table" and kind not in _KERNELS else set()
     assert {name.split(".")[1] for name in update.state} == states | scratch
     counted = {f"{kind}_0.step"} if kind.startswith("adam") else set()
-    assert set(update.shared) == {f"{kind}_0.learning_rate"} | counted
+    assert set(update.shared) == (set() if kind == "adadelta" else {f"{kind}_0.learning_rate"}) | counted
     assert set(partition.shared_state) == counted
     dense = ("w@GRAD",) if parameter == "w" else ("table@GRAD@ROWS", "table@GRAD@VALUES")
     assert update.sent == dense
@@ -138,4 +139,15 @@ def test_a_gradient_that_no_update_uses_stays_with_the_trainer() -> None:
 
 def test_optimizers_of_this_table_are_all_that_there_are() -> None:
     known = {c.kind for c in vars(opt).values() if isinstance(c, type) and issubclass(c, Optimizer)}
-    assert known == {*OPTIMIZERS, "optimizer"}
+    assert known == {*OPTIMIZERS, "lamb", "optimizer"}
+
+
+def test_an_update_by_the_norm_of_its_parameter_is_not_cut() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        x = fluid.layers.data("x", [4])
+        loss = fluid.layers.mean(fluid.layers.fc(x, 3, param_attr="w", bias_attr=False))
+        opt.Lamb(0.1).minimize(loss)
+    update = Partition(main).update("w")
+    assert {name.split(".")[1] for name in update.state} == {"moment1", "moment2"}
+    assert not update.row_wise

@@ -59,6 +59,31 @@ def test_one_trainer_with_servers_equals_a_run_on_one_machine(join: Join, settin
     assert scope.find("table") is None
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_of_ragged_ids_come_from_the_servers(join: Join, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPU_NUM", "2")
+
+    def losses(recorded: Recorded, *, shared: bool) -> list[float]:
+        scope, exe, program = fluid.Scope(), fluid.Executor(), recorded.main
+        exe.run(recorded.startup, scope=scope)
+        build = fluid.BuildStrategy()
+        build.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
+        compiled = fluid.CompiledProgram(program).with_data_parallel(recorded.loss, build)
+        found = []
+        for seed, lengths in enumerate([[2, 0, 3, 1], [1, 1, 1, 1], [5, 0, 0, 1]]):
+            ids = np.random.default_rng(seed).integers(0, ROWS, (sum(lengths), 1))
+            feed = {**batch(4, seed), "ids": fluid.create_lod_tensor(ids, [lengths])}
+            found.append(
+                float(np.mean(exe.run(compiled if shared else program, feed, [recorded.loss], scope=scope)[0]))
+            )
+        return found
+
+    expected = losses(tower(ragged=True), shared=False)
+    recorded = tower(ragged=True)
+    join(transpiled(recorded), tower(ragged=True).startup)
+    assert losses(recorded, shared=shared) == pytest.approx(expected, rel=1e-5)  # float32, in another order
+
+
 def test_trainers_begin_with_the_values_of_the_servers(join: Join) -> None:
     recorded, other = tower(), tower().startup
     other.random_seed = 99
@@ -113,9 +138,10 @@ def test_a_step_sends_pulls_and_ends_in_order_on_two_replicas(join: Join, monkey
     assert losses == pytest.approx(expected, rel=1e-5)  # float32; means of halves
     step = [m for m, _ in servers.calls[: len(servers.calls) // 3]]
     barrier = step.index("send_barrier")
-    assert set(step[:barrier]) == {"prefetch", "send", "send_rows"}
-    assert set(step[barrier + 1 : -1]) == {"recv"}
-    assert step[-1] == "fetch_barrier"
+    assert step[0] == "prefetch"
+    assert step[step.index("send_step") : barrier].count("send_step") == 1
+    assert set(step[:barrier]) == {"prefetch", "send_step", "send", "send_rows"}
+    assert step[barrier + 1 :] == ["recv_step"]
 
 
 def test_one_thread_trains_from_a_dataset_with_servers(

@@ -21,7 +21,7 @@ DEFAULTS = {
     "mode": "pserver", "collective_mode": None, "print_log": False, "wait_port": True, "sync_mode": True,
     "runtime_split_send_recv": False, "half_async": False, "completely_not_async": False, "geo_sgd_mode": False,
     "geo_sgd_need_push_nums": 100, "nccl_comm_num": 1, "use_hierarchical_allreduce": False,
-    "hierarchical_allreduce_inter_nranks": 0,
+    "hierarchical_allreduce_inter_nranks": 0, "wire_dtype": "float32",
 }  # fmt: skip
 
 

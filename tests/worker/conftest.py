@@ -22,9 +22,8 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request
 
+from penstock.distributed.ports import free_ports
 from penstock_worker import lease
-
-TTL_S = 1.0
 
 
 @dataclass
@@ -32,6 +31,7 @@ class FakeServer:
     """Speaks the server's half of docs/protocol.md and keeps what it hears."""
 
     grace_s: float = 30.0
+    ttl_s: float = 15.0
     desired: list[dict[str, Any]] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     hellos: list[dict[str, Any]] = field(default_factory=list)
@@ -39,15 +39,13 @@ class FakeServer:
     num_frames_at_end: int = -1
     logs: dict[str, bytes] = field(default_factory=dict)
     downloads: list[str] = field(default_factory=list)
-    answers_heartbeats: bool = True
     closing: asyncio.Event = field(default_factory=asyncio.Event)
-    port: int = 0
+    port: int = field(default_factory=lambda: free_ports("127.0.0.1", 1)[0])  # it is opened there again
     _server: Server | None = None
     _connection: ServerConnection | None = None
 
     async def open(self) -> None:
         self._server = await serve(self._talk, "127.0.0.1", self.port, process_request=self._hang)
-        self.port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def _hang(self, connection: ServerConnection, request: Request) -> None:
         """Let the agent in; a download of a snapshot never gets an answer."""
@@ -92,11 +90,11 @@ class FakeServer:
             case "hello":
                 self.hellos.append(fields)
                 offsets = {key: len(value) for key, value in self.logs.items()}
-                welcome = {"type": "welcome", "node_id": "n1", "lease_ttl_s": TTL_S, "grace_s": self.grace_s}
+                welcome = {"type": "welcome", "node_id": "n1", "lease_ttl_s": self.ttl_s, "grace_s": self.grace_s}
                 await self._say({**welcome, "log_offsets": offsets})
                 await self._say({"type": "desired", "replicas": self.desired})
-            case "beat" if self.answers_heartbeats:
-                await self._say({"type": "lease", "ttl_s": TTL_S})
+            case "beat":
+                await self._say({"type": "lease", "ttl_s": self.ttl_s})
             case "replica":
                 self.reports.append(fields)
                 if fields["state"] == "EXITED":
@@ -158,7 +156,7 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
     for started in process.processes:
         if started.poll() is None:
             started.send_signal(signal.SIGTERM)
-            started.wait(timeout=12)
+            started.wait(timeout=150)
     for pid in process.guards():
         try:
             os.kill(pid, signal.SIGUSR1)

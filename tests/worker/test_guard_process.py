@@ -56,22 +56,22 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
     yield made
     if made.process is not None and made.process.poll() is None:
         made.process.send_signal(signal.SIGUSR1)
-        made.process.wait(10)
+        made.process.wait(60)
 
 
 def test_the_exit_code_is_written_when_the_entrypoint_returns(guarded: Guarded) -> None:
-    assert guarded.start("python", "-c", "raise SystemExit(3)").wait(10) == 0
+    assert guarded.start("python", "-c", "raise SystemExit(3)").wait(60) == 0
     assert guarded.outcome() == {"state": "EXITED", "exit_code": 3, "signal": None, "detail": ""}
 
 
 def test_a_crash_by_signal_is_the_entrypoints_own_end(guarded: Guarded) -> None:
-    guarded.start("python", "-c", "import os; os.kill(os.getpid(), 11)").wait(10)
+    guarded.start("python", "-c", "import os; os.kill(os.getpid(), 11)").wait(60)
     assert guarded.outcome() == {"state": "EXITED", "exit_code": None, "signal": 11, "detail": ""}
 
 
 def test_the_entrypoint_starts_with_clean_signals_and_no_stdin(guarded: Guarded) -> None:
     code = "import signal, sys; print(signal.pthread_sigmask(signal.SIG_BLOCK, []), repr(sys.stdin.read()))"
-    guarded.start("python", "-c", code).wait(10)
+    guarded.start("python", "-c", code).wait(60)
     assert guarded.log().split() == ["set()", "''"]
 
 
@@ -86,7 +86,7 @@ def test_a_killed_guard_takes_its_entrypoint_along(guarded: Guarded) -> None:
 def test_orphans_of_an_entrypoint_end_before_the_end_is_written(guarded: Guarded) -> None:
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {PRINT_PID!r}], start_new_session=True)"
     code += "; import os\nwhile not os.path.getsize('log'): pass"
-    assert guarded.start("python", "-c", code).wait(10) == 0
+    assert guarded.start("python", "-c", code).wait(60) == 0
     assert proc.start_ticks(int(guarded.log())) is None
     assert guarded.outcome()["exit_code"] == 0
 
@@ -98,19 +98,19 @@ def test_a_renewed_lease_keeps_the_replica_and_expiry_ends_it(guarded: Guarded) 
     until(lambda: guarded.log().endswith("\n"))
     assert process.poll() is None, "the file counts, not what the order said"
     lease.write(path, lease.Lease(lease.now() - 10, grace_s=0))
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert guarded.outcome() == {"state": "KILLED", "exit_code": None, "signal": 15, "detail": "lease expired"}
 
 
 def test_without_a_readable_lease_the_order_says_when_it_is_over(guarded: Guarded) -> None:
     (guarded.folder / "lease.json").write_text("{broken")
-    assert guarded.start("python", "-c", PRINT_PID, lease_end=0.0).wait(10) == 0
+    assert guarded.start("python", "-c", PRINT_PID, lease_end=0.0).wait(60) == 0
     assert guarded.outcome()["detail"] == "lease expired"
 
 
 def test_a_file_that_may_not_be_executed_is_named(guarded: Guarded) -> None:
     (guarded.folder / "train.sh").write_text("echo no")
-    guarded.start("./train.sh").wait(10)
+    guarded.start("./train.sh").wait(60)
     outcome = guarded.outcome()
     assert outcome["exit_code"] == 126
     assert "'./train.sh' may not be executed" in outcome["detail"]
@@ -148,7 +148,7 @@ def test_the_guard_loads_the_standard_library_only() -> None:
 def test_what_no_process_can_be_given_exits_127_and_is_named(
     guarded: Guarded, argv: list[str], env: dict[str, str], named: str
 ) -> None:
-    assert guarded.start(*argv, env=env).wait(10) == 0
+    assert guarded.start(*argv, env=env).wait(60) == 0
     outcome = guarded.outcome()
     assert (outcome["state"], outcome["exit_code"]) == ("EXITED", 127)
     assert named in outcome["detail"]

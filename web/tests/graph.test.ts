@@ -152,6 +152,25 @@ describe("groups", () => {
   });
 });
 
+describe("updates of tables", () => {
+  test("an update that reads the gradients of tables in place is theirs, not of the layer behind their lookups", () => {
+    const document = training(1);
+    const fused = document.ops.length;
+    const ops = [...document.ops, op("fused_sparse_sgd_0", "optimize", "", 0)];
+    const edges = [
+      ...document.edges,
+      [document.ops.findIndex((one) => one.name === "dw_0"), fused] as [number, number],
+    ];
+    const sync = { gradient: "g", mode: "reduce" as const, owner: 0, bytes: 4, sparse: true, ops: [fused] };
+    const of = (...parameters: string[]) => {
+      const syncs = [...document.syncs, ...parameters.map((parameter) => ({ ...sync, parameter }))];
+      return labels({ ...document, ops, edges, syncs }).filter((label) => label.endsWith("update"));
+    };
+    expect(of("origin.embedding")).toContain("origin update");
+    expect(of("origin.embedding", "dest.embedding")).toContain("tables update");
+  });
+});
+
 describe("layout", () => {
   const document = training(2);
   const groups = groupOps(document, "all");

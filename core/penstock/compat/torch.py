@@ -2,17 +2,17 @@
 
 Invariant: each name below has its reason beside it and a contract test with the same name in
 `tests/compat`; `tools/private_names.py --list` prints them. A leaf: imports torch alone, and costs no more than
-`import torch`; what costs more (symbolic sizes, sympy) is imported at its first use. `CPP_NAMES` holds the private
+`import torch`. `CPP_NAMES` holds the private
 names that the C++ sources use.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.multiprocessing.reductions as _reductions
@@ -20,49 +20,19 @@ import torch.overrides
 import torch.utils._python_dispatch as _python_dispatch
 import torch.utils._pytree as _pytree
 import torch.utils.checkpoint as _checkpoint
-from torch._subclasses import fake_tensor as _fake_tensor
-
-if TYPE_CHECKING:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
-    from torch.fx.experimental.symbolic_shapes import statically_known_true as statically_known_true
-    from torch.utils._sympy.functions import FloorDiv as FloorDiv
-    from torch.utils._sympy.functions import Max as Max
-    from torch.utils._sympy.functions import Min as Min
-    from torch.utils._sympy.functions import Mod as Mod
-    from torch.utils._sympy.functions import PythonMod as PythonMod
-
-# ---------------------------------------------------------------- names that are imported at their first use
-
-_SHAPES, _FUNCTIONS = "torch.fx.experimental.symbolic_shapes", "torch.utils._sympy.functions"
-
-DEFERRED = {
-    "ShapeEnv": (_SHAPES, "Holds the size symbols of a Program; without it the batch would be recorded as a number."),
-    "statically_known_true": (
-        _SHAPES,
-        "Compares sizes without adding a guard; else each slice would restrict the batch.",
-    ),
-    "FloorDiv": (_FUNCTIONS, "torch's `//` of sizes; unknown, a size such as s0 // 2 could not be recorded."),
-    "Mod": (_FUNCTIONS, "torch's `%` of sizes that are not negative; unknown, s0 % 2 could not be recorded."),
-    "PythonMod": (_FUNCTIONS, "torch's `%` of sizes of any sign; unknown, (s0 - 4) % 3 could not be recorded."),
-    "Max": (_FUNCTIONS, "torch's largest of sizes; unknown, a slice from the end could not be recorded."),
-    "Min": (_FUNCTIONS, "torch's smallest of sizes; unknown, x[:20] of a batch could not be recorded."),
-}
-"""Name -> (module of torch, why it is needed and what breaks without it)."""
-
-
-if not TYPE_CHECKING:  # else every misspelt name of this module would be of type Any
-
-    def __getattr__(name: str) -> Any:
-        if name not in DEFERRED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(DEFERRED[name][0]), name)
-        return value
-
+from torch.autograd.graph import _engine_run_backward
 
 # ---------------------------------------------------------------- modes and nests of operands
 
-TorchDispatchMode = _python_dispatch.TorchDispatchMode
-"""The base of the recorder's mode: it sees each ATen call below autograd; without it nothing is recorded."""
+
+class TorchDispatchMode(_python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has not typed it
+    """The base of the recorder's mode: it sees each ATen call below autograd; without it nothing is recorded."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: True has torch._dynamo imported at the first call, a second of processor time."""
+        return False
+
 
 disable_current_modes = _python_dispatch._disable_current_modes
 """Runs a block outside the recorder's modes; without it a captured value would be recorded instead of copied."""
@@ -78,6 +48,12 @@ tree_flatten = _pytree.tree_flatten
 
 tree_unflatten = _pytree.tree_unflatten
 """Puts a nest of results together again, the inverse of `tree_flatten`."""
+
+
+def all_threads_config() -> Any:
+    """Return torch.profiler's setting that records every thread; without it the engine's threads are not seen."""
+    return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+
 
 # ---------------------------------------------------------------- operators and the dispatcher
 
@@ -100,15 +76,10 @@ def has_kernel(name: str, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
-def shape_function(overload: Any) -> Callable[..., Any]:
-    """Return an operator's shape function in Python; the C++ one of padding reads numbers, and fixes the batch."""
-    from torch._decomp import meta_table  # here: a table of a thousand functions, of which the recorder needs one
-
-    return meta_table[overload]
-
-
 def check_value(holds: Any, message: Callable[[], str]) -> None:
     """Raise ValueError unless a condition holds; of symbols it becomes a guard, where `if` would fix the batch."""
+    if holds is True:
+        return  # torch's own check imports sympy, which costs a quarter of a second
     torch._check_value(holds, message)  # type: ignore[no-untyped-call]  # torch has not typed it
 
 
@@ -124,6 +95,41 @@ def running_sequence_number() -> int | None:
 def next_sequence_number() -> int:
     """Return the number that the next autograd node of this thread gets: it pairs forward and backward operators."""
     return int(torch._C._autograd._get_sequence_nr())
+
+
+def gradients(
+    output: torch.Tensor | Sequence[torch.Tensor],
+    seed: torch.Tensor | Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    *,
+    create_graph: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return what torch.autograd.grad returns, and keep the tape; grad itself imports sympy to compare shapes."""
+    found: tuple[torch.Tensor | None, ...] = _engine_run_backward(
+        _several(output),
+        _several(seed),
+        True,
+        create_graph,
+        tuple(inputs),
+        allow_unreachable=True,
+        accumulate_grad=False,
+    )
+    return found
+
+
+def _several(tensors: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+
+
+@contextmanager
+def autograd_in_kernels() -> Iterator[None]:
+    """Run a block with autograd on, within a kernel too, above which it is excluded; else a kernel has no tape."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "ADInplaceOrView", "AutogradOther", "AutogradNestedTensor"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -198,82 +204,73 @@ CHECKPOINT_GENERATOR = f"{_GENERATOR}_impl" if hasattr(_checkpoint, f"{_GENERATO
 
 # ---------------------------------------------------------------- fake tensors and their sizes
 
-FakeTensor = _fake_tensor.FakeTensor
-"""A tensor without values: distinguishes the recorder's own tensors from real ones, which are captured."""
+SYMBOL_FILES = ("torch/__init__.py", "torch/fx/experimental/sym_node.py")
+"""Files of torch.SymInt's own methods; a guard would else name them in place of the line that asked."""
 
-FakeTensorMode = _fake_tensor.FakeTensorMode
-"""Runs ATen calls for shapes alone; without it recording would need real data of one batch size."""
+DEVICE_QUERY = torch.ops.prim.device.default
+"""The call by which torch asks a fake tensor for its device; without it its device would be the meta device."""
 
-FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
-"""The logger of failed shape functions; unfiltered, each refused call prints a traceback beside its error."""
-
-
-def new_size_symbol(mode: Any, name: str, hint: int) -> torch.SymInt:
-    """Return a new size symbol that no other size equals by chance; without it the batch would be a number."""
-    symbols = importlib.import_module(_SHAPES)
-    context = symbols.StatelessSymbolicContext(dynamic_sizes=[symbols.DimDynamic.DYNAMIC])
-    fake = mode.from_tensor(torch.empty(hint), symbolic_context=context, source=_source(name))
-    return fake.shape[0]  # type: ignore[no-any-return]  # a SymInt
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+"""The `__torch_function__` of a tensor class that has none; calls on fakes would else convert their results."""
 
 
-def _source(name: str) -> Any:
-    from torch._dynamo.source import ConstantSource  # here: most of the recorder's import time
-
-    return ConstantSource(name)
-
-
-def expression_of(size: torch.SymInt) -> Any:
-    """Return the sympy expression of a size; without it no shape of a Program could be written as an expression."""
-    return size.node.expr
+def make_subclass(cls: type[torch.Tensor], meta: torch.Tensor, device: torch.device) -> Any:
+    """Return a `cls` that shares a meta tensor's storage and dispatches as on `device`; else kernels would run."""
+    made = torch.Tensor._make_subclass(cls, meta, False, dispatch_device=True, device_for_backend_keys=device)
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    return made
 
 
-def shape_env_of(size: torch.SymInt) -> Any:
-    """Return the ShapeEnv that a size belongs to: its Program records `torch.zeros(x.shape[0])`."""
-    return size.node.shape_env
+def in_kernel() -> bool:
+    """Whether calls go to kernels of the meta device in this thread; a fake would else show them its own device."""
+    return bool(torch._C._meta_in_tls_dispatch_include())
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeKnowledge:
-    """What a ShapeEnv has concluded from its guards: torch cannot take a guard back, so its state is put back."""
-
-    num_guards: int
-    replacements: dict[Any, Any]
-    axioms: dict[Any, Any]
-    ranges: dict[Any, Any]
-    divisible: set[Any]
+@contextmanager
+def as_kernel(*, meta: bool) -> Iterator[None]:
+    """Run a block below all modes, with `meta` on kernels of the meta device: shapes of fakes come from there."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch._C._PreserveDispatchKeyGuard():
+        if meta:
+            torch._C._set_meta_in_tls_dispatch_include(True)
+        yield
 
 
-def shape_knowledge(env: ShapeEnv) -> ShapeKnowledge:
-    """Copy what a ShapeEnv knows now; without it guards that a kernel's choice adds would restrict the batch."""
-    return ShapeKnowledge(
-        len(env.guards), dict(env.replacements), dict(env.axioms), dict(env.var_to_range), set(env.divisible)
-    )
+_ASKS_DYNAMO: Any = vars(torch)["_disable_dynamo"](lambda: None).__code__  # torch does not export it
+_MARK = "__dynamo_disable"
 
 
-def forget_since(env: ShapeEnv, known: ShapeKnowledge) -> None:
-    """Put back what `shape_knowledge` returned; else a branch of the user's would go unasked, and leave no guard."""
-    del env.guards[known.num_guards :]
-    for mine, kept in (
-        (env.replacements, known.replacements),
-        (env.axioms, known.axioms),
-        (env.var_to_range, known.ranges),
-    ):
-        mine.clear()
-        mine.update(kept)
-    env.divisible = set(known.divisible)
-    env._replacements_version_counter += 1
-    env._version_counter += 1
-    type(env)._inner_evaluate_expr.cache_clear()  # it answers without a guard what it was asked before
+def functions_behind_dynamo() -> list[Any]:
+    """List the functions that torch's kernels in Python call by way of torch._dynamo; it would be imported at once."""
+    found: dict[int, Any] = {}
+    references = (torch._refs, torch._refs.nn.functional, torch._refs.special, torch._refs.linalg)
+    for module in (*references, torch._decomp.decompositions):
+        for function in list(vars(module).values()):
+            while (inner := _decorated(function)) is not None:
+                if function.__code__ is _ASKS_DYNAMO:
+                    found[id(inner)] = inner
+                function = inner
+    return list(found.values())
 
 
-def guards_since(env: ShapeEnv, known: ShapeKnowledge) -> list[Any]:
-    """List the guards that arose after `shape_knowledge`: the sizes that a Program accepts follow from them."""
-    return env.guards[known.num_guards :]
+def _decorated(function: Any) -> Any:
+    """What a decorator of torch's calls; its __wrapped__ may name another function."""
+    code = getattr(function, "__code__", None)
+    if code is None or "fn" not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index("fn")].cell_contents
 
 
-def guard_frame(guard: Any) -> Any:
-    """Return the traceback.FrameSummary of the line that asked for a guard; a guard would else name no line."""
-    return guard.sloc.framework_loc
+@contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Call those functions as they are within the block; torch._dynamo costs a second of processor time."""
+    marked = [] if "torch._dynamo" in sys.modules else functions_behind_dynamo()
+    for function in marked:
+        setattr(function, _MARK, function)
+    try:
+        yield
+    finally:
+        for function in marked:
+            delattr(function, _MARK)
 
 
 # ---------------------------------------------------------------- process groups
@@ -296,13 +293,11 @@ _KNOWN = "Batch norm of newer exports: its writes, clone(for_test=True) and sync
 _COPIED = "The operator by which a device's copy of a temporary enters a graph."
 _REFUSED = "Refused in programs: no function of tensors. By a new name a program from elsewhere could call it."
 _RESIZED = "F.interpolate is recorded as a call of it with symbolic sizes; torch's own entry fixes the batch."
-_PROBED = "The operator behind nn.Bilinear: torch has no shapes of it in symbols, so they are probed at once."
 _PACKED = "The operator behind pack_padded_sequence, refused under record: its sizes depend on data."
 
 PRIVATE_OPERATORS = {
     "aten::_native_batch_norm_legit": _KNOWN,
     "aten::_to_copy": _COPIED,
-    "aten::_trilinear": _PROBED,
     "aten::_pack_padded_sequence": _PACKED,
     "aten::_upsample_bilinear2d_aa": _RESIZED,
     "aten::_upsample_bicubic2d_aa": _RESIZED,
@@ -344,9 +339,6 @@ RESIZING_OPERATORS = _names(_RESIZED)
 
 PACK_PADDED_SEQUENCE = _names(_PACKED)[0]
 """Name of the function behind `pack_padded_sequence`; without it the refusal has no advice to keep the padding."""
-
-TRILINEAR = torch.ops.aten._trilinear.default
-"""The operator whose shapes are probed at once; else torch's shape function fixes the batch before it is noticed."""
 
 # ---------------------------------------------------------------- the C++ side
 

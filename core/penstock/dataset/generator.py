@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from penstock.errors import SpecError
 
-Sample = Sequence[tuple[str, Sequence[Any]]]
+Sample = Iterable[tuple[str, Sequence[Any]]]
 Samples = Callable[[], Iterable[Sample | None]]
 
 
@@ -58,7 +58,7 @@ class DataGenerator(ABC):
         batch: list[Sample] = []
         for sample in samples:
             if sample is not None:
-                batch.append(sample)
+                batch.append(sample if isinstance(sample, Sequence) else list(sample))
             if len(batch) == self._batch_size:
                 self._write_batch(batch, to)
                 batch = []

@@ -22,8 +22,10 @@ import numpy as np
 import torch
 
 from penstock.dataset.dataset_base import Dataset, at_least_one
+from penstock.dataset.reader_process import from_process
 from penstock.dataset.slots import feed_of
 from penstock.errors import EOFException, FeedError, SpecError
+from penstock.lod_tensor import LoDTensor
 
 _log = logging.getLogger(__name__)
 _LEFT_OUT = "a DataLoader left out %d samples that fill no batch of %d (drop_last=True)"
@@ -64,6 +66,11 @@ class Prefetched(Iterator[Any]):
             raise self._end.error
         raise StopIteration
 
+    @property
+    def num_waiting(self) -> int:
+        """How many items are made and not taken."""
+        return self._queue.qsize()
+
     def close(self) -> None:
         """Let the thread end."""
         self._wanted = False
@@ -103,6 +110,20 @@ class _Made:
     used: Callable[[], None] | None = None
 
 
+class Waiting:
+    """The batches of a loader that were made ahead, as Fluid's queue of them; none of a loader that is not started."""
+
+    def __init__(self, ahead: Prefetched | None) -> None:
+        self._ahead = ahead
+
+    def size(self) -> int:
+        """Return how many wait at the moment."""
+        return 0 if self._ahead is None else self._ahead.num_waiting
+
+    def __len__(self) -> int:
+        return self.size()
+
+
 class DataLoader:
     """Made by `from_generator` and `from_dataset`."""
 
@@ -130,13 +151,16 @@ class DataLoader:
     ) -> GeneratorLoader:
         """Return a loader of the inputs `feed_list`; `capacity`: batches made ahead (4). Then set a generator.
 
-        `use_double_buffer` changes nothing: batches are always made ahead. Raises SpecError.
+        `use_double_buffer` changes nothing: batches are always made ahead. `use_multiprocess`: the generator runs in
+        a process of its own (forked, so it may be a closure); what it raises, and its end by a signal, is raised by the
+        next take. `drop_last`: with several places, leave out batches at the end that are fewer than the places.
+        Raises SpecError.
         """
-        if use_multiprocess:
-            raise SpecError("use_multiprocess=True is not supported: start processes in the generator, if it needs any")
-        return GeneratorLoader(
+        loader = GeneratorLoader(
             _inputs(feed_list), _AHEAD if capacity is None else capacity, iterable=iterable, return_list=return_list
         )
+        loader.in_process, loader.drop_last = use_multiprocess, drop_last
+        return loader
 
     @staticmethod
     def from_dataset(
@@ -174,13 +198,21 @@ class DataLoader:
             for number, made in enumerate(ahead):
                 if number == self._at_most:
                     return
-                yield list(made.feed.values()) if self._returns_lists else made.feed
+                yield self._shown(made.feed)
                 if made.used is not None:
                     made.used()
         finally:
             ahead.close()
 
+    def _shown(self, feed: Any) -> Any:
+        return list(feed.values()) if self._returns_lists else feed
+
     # -- of a program ----------------------------------------------------------------------------------
+
+    @property
+    def queue(self) -> Waiting:
+        """The batches that wait to be taken."""
+        return Waiting(self._ahead)
 
     @property
     def is_started(self) -> bool:
@@ -231,25 +263,75 @@ class GeneratorLoader(DataLoader):
         program = None if iterable else inputs[0].program
         super().__init__([v.name for v in inputs], capacity, program, returns_lists=return_list)
         self._inputs = list(inputs)
+        self.in_process, self.drop_last = False, True
+        self._num_places = 0
+
+    @property
+    def iterable(self) -> bool:
+        """Whether it gives its batches to a loop, not to a program."""
+        return self._program is None
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs that it feeds."""
+        return list(self._inputs)
 
     def set_sample_generator(
         self, reader: Reader, batch_size: int, drop_last: bool = True, places: object = None
     ) -> GeneratorLoader:
         """Set a generator of samples: a value for each input. `drop_last`: leave out a short last batch, and log it."""
         at_least_one("batch_size", batch_size)
-        return self._set(lambda: _stacked(reader(), batch_size, drop_last=drop_last))
+        return self._set(lambda: self._columns_of(_batched(reader(), batch_size, drop_last=drop_last)), places)
 
     def set_sample_list_generator(self, reader: Reader, places: object = None) -> GeneratorLoader:
         """Set a generator of batches that are lists of samples."""
-        return self._set(lambda: (_columns(samples) for samples in reader()))
+        return self._set(lambda: self._columns_of(reader()), places)
 
     def set_batch_generator(self, reader: Reader, places: object = None) -> GeneratorLoader:
         """Set a generator of batches: an array for each input."""
-        return self._set(reader)
+        return self._set(reader, places)
 
-    def _set(self, batches: Reader) -> GeneratorLoader:
-        self._reader = lambda: (_Made(self._feed(batch)) for batch in batches())
+    def _set(self, batches: Reader, places: object) -> GeneratorLoader:
+        """`places`: an iterable loader then gives lists of feeds, one for each place, as Fluid's does."""
+        self._num_places = 0 if places is None else len(places) if isinstance(places, (list, tuple)) else 1
+        self._reader = lambda: (_Made(self._feed(batch)) for batch in self._batches(batches))
         return self
+
+    def _columns_of(self, batches: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
+        """For batches of samples a column for each input: an array, or of an input with sequences a list of them."""
+        lists = [v.is_ragged for v in self._inputs]
+        for samples in batches:
+            columns = list(zip(*samples, strict=True))
+            if len(columns) != len(lists):
+                raise FeedError(
+                    f"the generator gives samples of {len(columns)} values; expected one for each of {self._names}",
+                    got=len(columns),
+                )
+            yield [
+                list(column) if sequences else np.stack([np.asarray(value) for value in column])
+                for column, sequences in zip(columns, lists, strict=True)
+            ]
+
+    def _batches(self, batches: Reader) -> Iterable[Any]:
+        return from_process(batches) if self.in_process else batches()
+
+    def __iter__(self) -> Iterator[Any]:
+        feeds = super().__iter__()
+        if not self._num_places:
+            yield from feeds
+            return
+        group: list[Any] = []
+        for feed in feeds:
+            group.append(feed)
+            if len(group) == self._num_places:
+                yield group
+                group = []
+        if group and not self.drop_last:
+            yield group
+        elif group:
+            _log.warning(
+                "a DataLoader left out %d batches that are fewer than its %d places", len(group), self._num_places
+            )
 
     def _feed(self, batch: Any) -> Feed:
         values = [batch[name] for name in self._names] if isinstance(batch, Mapping) else list(batch)
@@ -273,6 +355,14 @@ class PyReader(GeneratorLoader):
     ) -> None:
         number = _AHEAD if capacity is None else capacity
         super().__init__(_inputs(feed_list), number, iterable=iterable, return_list=return_list)
+
+    def decorate_paddle_reader(self, reader: Reader, places: object = None) -> GeneratorLoader:
+        """Set a reader of batches that are lists of samples, as `paddle.batch` makes them."""
+        return self.set_sample_list_generator(reader, places)
+
+    def decorate_tensor_provider(self, reader: Reader, places: object = None) -> GeneratorLoader:
+        """Set a reader of batches: an array for each input."""
+        return self.set_batch_generator(reader, places)
 
     decorate_sample_generator = GeneratorLoader.set_sample_generator
     decorate_sample_list_generator = GeneratorLoader.set_sample_list_generator
@@ -300,7 +390,9 @@ def _beside(feed: Feed, given: Any) -> Mapping[str, Any]:
 def _array(variable: Any, value: Any) -> Any:
     """Return what is fed for an input: its dtype, and its sizes where the values are those, flat."""
     desc = variable.desc
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, LoDTensor):
+        return value if value.lengths else _array(variable, value.rows)
+    if isinstance(value, torch.Tensor) or (variable.is_ragged and isinstance(value, (list, tuple))):
         return value
     array = np.ascontiguousarray(value, dtype=np.dtype(desc.dtype))
     fixed = list(desc.shape[1:])
@@ -309,21 +401,17 @@ def _array(variable: Any, value: Any) -> Any:
     return array if array.flags.writeable else array.copy()
 
 
-def _columns(samples: Sequence[Any]) -> list[Any]:
-    return [np.stack([np.asarray(value) for value in column]) for column in zip(*samples, strict=True)]
-
-
-def _stacked(samples: Iterable[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
+def _batched(samples: Iterable[Any], batch_size: int, *, drop_last: bool) -> Iterator[list[Any]]:
     batch: list[Any] = []
     for sample in samples:
         batch.append(sample if isinstance(sample, list | tuple) else (sample,))
         if len(batch) == batch_size:
-            yield _columns(batch)
+            yield batch
             batch = []
     if batch and drop_last:
         _log.warning(_LEFT_OUT, len(batch), batch_size)
     elif batch:
-        yield _columns(batch)
+        yield batch
 
 
 def _batches_of(dataset: Dataset, program: Any, *, drop_last: bool) -> Iterator[_Made]:

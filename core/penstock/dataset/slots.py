@@ -1,11 +1,10 @@
 """From a program's inputs to the columns of a line, and from a batch to a feed.
 
-An input [batch, sizes…] is a slot of as many values a line as the sizes' product. An input [batch, -1] or [batch, -1,
-1] with lod_level 1 is *ragged*: each line has as many values as it says; [batch, 1] is one value, whatever its
-lod_level. It is fed padded with zeros, to the longest
-row's length rounded up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, …: plans are made for sizes, and there are few of these.
-How many values of a row are its own is fed beside it, as `<name>@LENGTHS` int64 [batch, 1], if the program asks
-(`layers.sequence_lengths`, `layers.sequence_pool`).
+An input [batch, sizes…] is a slot of as many values a line as the sizes' product. With lod_level 1 a line has as many
+values as it says: an input [rows, 1] is ragged, and fed the values as they were read, with `<name>@LENGTHS` int64
+[batch, 1] beside them. An input [batch, -1] or [batch, -1, 1] is padded with zeros to the longest row's length rounded
+up to one of 1, 2, 3, 4, 6, 8, 12, 16, 24, …: plans are made for sizes, and there are few of these; its lengths are fed
+if the program asks (`layers.sequence_lengths`, `layers.sequence_pool`).
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ _DTYPES = ("float32", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One column of a line. `width` 0: ragged; `sizes`: of a row in the feed, without a ragged one's length.
+    """One column of a line. `width` 0: as many values as a line says. `sizes`: of a row in the feed, without these.
 
+    `is_padded`: those of a line are a row of their own, not as many rows as they are.
     `hint`: what may be meant otherwise, for errors about its number of values; empty or a sentence.
     """
 
@@ -36,6 +36,7 @@ class Slot:
     width: int
     sizes: tuple[int, ...]
     hint: str = ""
+    is_padded: bool = True
 
     @property
     def native(self) -> _feed.Slot:
@@ -62,6 +63,8 @@ def _slot(variable: Any) -> Slot:
             got=desc.dtype, expected=_DTYPES,
         )  # fmt: skip
     shape, is_float = list(desc.shape), desc.dtype == "float32"
+    if variable.is_ragged:
+        return _ragged_slot(desc, shape, is_float=is_float)
     if not shape or isinstance(shape[0], int):
         raise SpecError(f"set_use_var: input {desc.name!r} of shape {_text(shape)} has no batch (-1 comes first)")
     free = [i for i, size in enumerate(shape) if i and not isinstance(size, int)]
@@ -71,22 +74,30 @@ def _slot(variable: Any) -> Slot:
     if free != [1] or desc.lod_level != 1 or any(size != 1 for size in shape[2:]):
         raise SpecError(
             f"set_use_var: input {desc.name!r} has shape {_text(shape)} and lod_level {desc.lod_level}. Lines of "
-            "different length are read into [-1, -1] (or [-1, -1, 1]) with lod_level=1; all other sizes are numbers",
+            "different length are read into [1], or padded into [-1, -1] (or [-1, -1, 1]), with lod_level=1; all other "
+            "sizes are numbers",
             got=_text(shape),
         )
     return Slot(desc.name, is_float, 0, tuple(int(size) for size in shape[2:]))
 
 
-def _ragged_hint(desc: Any, sizes: tuple[int, ...]) -> str:
-    """Return how an input of Fluid's sequences, [batch, 1] with a lod_level, is declared if rows have several values.
+def _ragged_slot(desc: Any, shape: list[Any], *, is_float: bool) -> Slot:
+    if desc.lod_level != 1 or any(size != 1 for size in shape[1:]):
+        raise SpecError(
+            f"set_use_var: input {desc.name!r} has shape {_text(shape)} and lod_level {desc.lod_level}. Lines hold "
+            "sequences of single values: [1] with lod_level=1",
+            got=_text(shape),
+        )
+    return Slot(desc.name, is_float, 0, (1,) * (len(shape) - 1), is_padded=False)
 
-    Its lod_level alone does not decide: scripts that have one id in each row set lod_level=1, too.
-    """
+
+def _ragged_hint(desc: Any, sizes: tuple[int, ...]) -> str:
+    """Return why an input with a lod_level has one value a row all the same, if that is so."""
     if not desc.lod_level or sizes != (1,):
         return ""
     return (
-        f"{desc.name!r} has lod_level={desc.lod_level} and the shape [-1, 1], which is one value a row. For as many as "
-        f"each line says: fluid.layers.data({desc.name!r}, shape=[-1, -1], dtype={desc.dtype!r}, lod_level=1)"
+        f"{desc.name!r} has lod_level={desc.lod_level}, but the program uses it together with what has one row a "
+        "sample, so it has one value a row. For several, pool them first (layers.sequence_pool)"
     )
 
 
@@ -116,7 +127,10 @@ def feed_of(batch: _feed.Batch, slots: Sequence[Slot], wanted: Set[str]) -> dict
                 feed[slot.name] = values.view(rows, *slot.sizes)
             continue
         lengths = batch.lengths(i)
-        if slot.name in wanted:
+        if slot.name in wanted and not slot.is_padded:
+            values = torch.from_numpy(batch.values(i, 0, slot.is_float))
+            feed[slot.name] = values.view(-1, *slot.sizes)
+        elif slot.name in wanted:
             width = padded_length(int(lengths.max()))
             padded = torch.from_numpy(batch.padded(i, width, slot.is_float))
             feed[slot.name] = padded.view(rows, width, *slot.sizes)

@@ -25,14 +25,18 @@ def visible(environ: Mapping[str, str], installed: int) -> tuple[str, ...]:
     return NAMES.parse(restricted)
 
 
+def listed(wanted: str) -> tuple[str, ...]:
+    """Return the names in --selected_gpus. Raises SpecError for an empty one, or one that is there twice."""
+    found = tuple(one.strip() for one in wanted.split(","))
+    if not all(found) or len(set(found)) < len(found):
+        raise SpecError(f"--selected_gpus is {wanted!r}; expected different GPUs, as 0,1", pointer="--selected_gpus")
+    return found
+
+
 def chosen(wanted: str, known: Sequence[str]) -> tuple[str, ...]:
     """Return the GPUs of --selected_gpus. Raises SpecError for one that is not there, or there twice."""
-    found = tuple(one.strip() for one in wanted.split(","))
+    found = listed(wanted)
     for one in found:
-        if not one or found.count(one) > 1:
-            raise SpecError(
-                f"--selected_gpus is {wanted!r}; expected different GPUs, as 0,1", pointer="--selected_gpus"
-            )
         if one not in known:
             raise SpecError(
                 f"--selected_gpus asks for GPU {one}, but visible here are {', '.join(known) or 'none'} "

@@ -60,7 +60,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     ranks.add_argument(
         "--selected_gpus", metavar="GPU,…",
-        help="a rank on each of these GPUs, named as CUDA_VISIBLE_DEVICES does where it is set, as 0,1",
+        help="a rank on each of these GPUs, named as CUDA_VISIBLE_DEVICES does where it is set, as 0,1; where there is "
+        "no GPU at all as many compute on CPU, with a warning",
     )  # fmt: skip
     ranks.add_argument("--nproc_per_node", type=count, metavar="N", help="ranks of this host, on CPU")
     add_hosts(found)
@@ -96,16 +97,21 @@ def gpus_of(args: argparse.Namespace, environ: Mapping[str, str], installed: int
     if args.nproc_per_node is not None:
         return None
     known = gpus.visible(environ, installed)
-    if args.selected_gpus is not None:
+    if known and args.selected_gpus is not None:
         return gpus.chosen(args.selected_gpus, known)
     if known:
         return gpus.first(args.gpus or len(known), known)
-    if args.gpus is None:
+    if args.gpus is None and args.selected_gpus is None:
         raise SpecError(
             "this host shows no GPU: set the number of ranks on CPU with --nproc_per_node N",
             pointer="--nproc_per_node",
         )
     return None
+
+
+def _num_wanted(args: argparse.Namespace) -> int:
+    """How many ranks were asked for as GPUs."""
+    return args.gpus if args.selected_gpus is None else len(gpus.listed(args.selected_gpus))
 
 
 def layout_of(args: argparse.Namespace, num_local: int, environ: Mapping[str, str]) -> Layout:
@@ -153,17 +159,16 @@ def _on_ports(first: int | None, hosts: Hosts, num_local: int) -> Layout:
 def plan_of(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """Return the ranks of this host. Raises SpecError for what cannot be, or a port that is taken."""
     chosen = gpus_of(args, environ, gpus.num_installed())
-    num_local = len(chosen) if chosen is not None else args.nproc_per_node or args.gpus
+    num_local = len(chosen) if chosen is not None else args.nproc_per_node or _num_wanted(args)
     layout = layout_of(args, num_local, environ)
     check_num_trainers(environ, layout)
     check_free(layout.local)
     doubtful = doubt(environ, layout)
     if doubtful:
         print_line(doubtful)
-    if chosen is None and args.gpus is not None:
-        print_line(
-            f"this host shows no GPU: what --gpus {num_local} starts computes on CPU (--nproc_per_node states it)"
-        )
+    if chosen is None and args.nproc_per_node is None:
+        option = f"--gpus {args.gpus}" if args.selected_gpus is None else f"--selected_gpus {args.selected_gpus}"
+        print_line(f"this host shows no GPU: what {option} starts computes on CPU (--nproc_per_node states it)")
     return planned_ranks(layout, args.log_dir, environ, gpus=chosen, num_cores=usable_cores())
 
 

@@ -18,9 +18,10 @@ from penstock import telemetry
 from penstock.errors import FetchError, PenstockError, Unavailable
 from penstock.exec import devices, diagnostics
 from penstock.exec.devices import DeviceTrace, on_gpus
-from penstock.exec.diagnostics import explained, operand_of
-from penstock.exec.feeding import Inputs, SelectedRowsValue, check_guards, fetch_names, merge, resolved_seed
-from penstock.exec.lowering import Lowered, bind, lower, set_random_states, static_shapes
+from penstock.exec.diagnostics import blamed, explained, operand_of
+from penstock.exec.fed import Feeds
+from penstock.exec.feeding import SelectedRowsValue, as_array, check_guards, fetch_names, merge, resolved_seed
+from penstock.exec.lowering import Lowered, bind, lower, resize, set_random_states, static_shapes
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
@@ -32,12 +33,15 @@ from penstock.graph.operands import Shares
 from penstock.graph.passes import PassChoice, run_graph_passes, run_sized_passes
 from penstock.graph.passes.without_rows import without_rows
 from penstock.graph.ssa import Graph, Mode
+from penstock.lod_tensor import LoDTensor
 from penstock.machine.capability import capability
 from penstock.native.engine import Engine, EngineError, EngineStateError
 from penstock.program import legality
 from penstock.program.initializers import SEED
+from penstock.program.ir import Guard
 from penstock.program.kernels import check_writes, operator_error
 from penstock.program.program import Program
+from penstock.program.sequences import row_symbols
 
 _MAX_PLANS = 32
 
@@ -105,15 +109,12 @@ class DataParallel:
         self._follow_program()
         if self._together is not None:
             self._together.begin(self.memory.scope)
-        shares_of_feed = self._inputs.shares(feed)
+        fed = self._feeds.read(feed)
         names = self._expand(fetch_names(self.program, fetch_list))
-        bindings = [self._inputs.bindings(s) for s in shares_of_feed]
-        rows = [self._inputs.rows(s) for s in shares_of_feed]
-        lowered = self._plan(bindings, rows, tuple(names))
+        rows = fed.rows
+        lowered = self._plan(fed.bindings, rows, tuple(names))
         bind(lowered, self.program, self.memory)
-        for replica, (slots, share) in enumerate(zip(lowered.feed_slots, shares_of_feed, strict=True)):
-            tensors = devices.fed(share, self.memory.device(replica))
-            lowered.plan.set_all(list(slots.values()), [tensors[name] for name in slots])
+        fed.put(lowered, self.memory)
         step = self.last_step = self.memory.scope.next_step(self.program)
         first = 0 if self._together is None else self._together.announce(lowered, rows)
         if lowered.random_states:
@@ -142,7 +143,12 @@ class DataParallel:
         self._writes = any(
             variables[variables[w].storage].persistable for op in self.program.operators for w in op.writes
         )
-        self._inputs = Inputs(self.program, self.num_replicas, fed_loss_gradient=self.choice.fed_loss_gradient)
+        self._feeds = Feeds(
+            self.program, self.num_replicas, fed_loss_gradient=self.choice.fed_loss_gradient,
+            on_cpu=not self.memory.devices, scope=self.memory.scope,
+        )  # fmt: skip
+        self._row_symbols = frozenset(row_symbols(self.program))
+        self._row_guards = [g for g in self.program.guards if g.symbols() & self._row_symbols]
         self._graphs.clear()
         self._plans.clear()
         self._idle = None
@@ -202,9 +208,10 @@ class DataParallel:
             if error.op_index < 0:  # no operator's fault
                 raise Unavailable(f"the step was not finished: {error.message}") from error
             handle = lowered.graph.handles[error.op_index]
-            shapes = static_shapes(self.program, handle.op, lowered.graph, lowered.shares.bindings[handle.rows_of])
-            message = explained(handle.op, error.message, lambda key: operand_of(lowered, handle, key))
-            raise operator_error(handle.op, message, shapes, max(handle.replica, 0)) from error
+            op, message = blamed(handle, error.message)
+            shapes = static_shapes(self.program, op, lowered.graph, lowered.now.bindings[handle.rows_of])
+            message = explained(op, message, lambda key: operand_of(lowered, handle, key))
+            raise operator_error(op, message, shapes, max(handle.replica, 0)) from error
         if self._writes:
             self.memory.written()
         for name, slot in lowered.made_persistables:
@@ -262,23 +269,36 @@ class DataParallel:
         return Shares([{**b, SEED: seed} for b in bindings], scales)
 
     def _plan(self, bindings: list[dict[str, int]], rows: list[int], fetches: tuple[str, ...]) -> Lowered:
-        key = (tuple(tuple(b.items()) for b in bindings), tuple(rows), fetches)
+        """Return the plan for these sizes; one of other rows of ragged inputs is set for them."""
+        varies = self._row_symbols
+        fixed = tuple(tuple(sorted((s, n) for s, n in b.items() if s not in varies)) for b in bindings)
+        key = (fixed, tuple(rows), fetches)
         found = self._plans.get(key)
-        if found is not None:
-            self._plans.move_to_end(key)
+        if found is None:
+            found = self._plans[key] = self._lowered(bindings, rows, fetches)
+            if len(self._plans) > _MAX_PLANS:
+                self._plans.popitem(last=False)
             return found
-        for b in bindings:
-            check_guards(self.program.guards, b)
+        self._plans.move_to_end(key)
+        if varies:
+            self._check_guards(self._row_guards, bindings)
+            resize(found, self.shares(bindings, rows))
+        return found
+
+    def _lowered(self, bindings: list[dict[str, int]], rows: list[int], fetches: tuple[str, ...]) -> Lowered:
+        self._check_guards(self.program.guards, bindings)
         shares = self.shares(bindings, rows)
         graph = self.sized_graph(shares, fetches)
         lowered = lower(self.program, graph, shares, fetches, self.memory, self.temporaries.stays(graph))
         if self.choice.graphviz_path and not self._drawn:
             write_drawings(self.program, graph, self.choice, shares)
             self._drawn = True
-        self._plans[key] = lowered
-        if len(self._plans) > _MAX_PLANS:
-            self._plans.popitem(last=False)
         return lowered
+
+    @staticmethod
+    def _check_guards(guards: Sequence[Guard], bindings: Sequence[Mapping[str, int]]) -> None:
+        for own in bindings:
+            check_guards(guards, own)
 
     def statistics(self) -> Statistics:
         """Return what this executor's steps, plans and tensors amount to now."""
@@ -342,6 +362,6 @@ def _value(name: str, parts: list[torch.Tensor], return_numpy: bool, merged: boo
                 variable=name,
             )
         tensor = merge(parts)
-        return tensor.numpy() if return_numpy else tensor
+        return as_array(tensor) if return_numpy else tensor
     copies = [p.reshape(1).clone() if p.dim() == 0 else p.clone() for p in parts]
-    return [c.numpy() if return_numpy else c for c in copies]
+    return [as_array(c) if return_numpy else LoDTensor(c) for c in copies]

@@ -15,6 +15,7 @@ result.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -55,6 +56,8 @@ def named_results(op: Operator, result: Any) -> Iterator[tuple[str, torch.Tensor
             yield name, value
 
 
+_NUMBERED = re.compile(r": lookup (\d+): ")  # as penstock.lookup_concat begins what it says of one of its lookups
+
 # Type -> (position of the table, of the ids, of the dimension that the ids index; None: dimension 0).
 _LOOKUPS: Mapping[str, tuple[int, int, int | None]] = {
     "aten.embedding.default": (0, 1, None),
@@ -66,6 +69,15 @@ _LOOKUPS: Mapping[str, tuple[int, int, int | None]] = {
 def explained(op: Operator, message: str, lookup: Callable[[str], torch.Tensor | None]) -> str:
     """Return the first line of torch's message, with the id that left its table if there is one."""
     return (message.strip().splitlines() or ["no message"])[0] + _out_of_range(op, lookup)
+
+
+def blamed(handle: OpHandle, message: str) -> tuple[Operator, str]:
+    """Return the operator that was recorded, of those that a pass has fused, and the message as it would have it."""
+    found = _NUMBERED.search(message) if handle.parts else None
+    if found is None:
+        return handle.op, message
+    op = handle.parts[int(found[1])]
+    return op, f"{op.type.removesuffix('.default')}: {message[found.end() :]}"
 
 
 def _out_of_range(op: Operator, lookup: Callable[[str], torch.Tensor | None]) -> str:
@@ -107,8 +119,8 @@ def operand_of(lowered: Lowered, handle: OpHandle, key: str) -> torch.Tensor | N
         maker = makers[name]
         if maker.op.writes or maker.kind != "computation":
             raise LookupError(name)
-        bindings = lowered.shares.bindings[maker.rows_of]
-        args, kwargs = operands(maker, lowered.shares)
+        bindings = lowered.now.bindings[maker.rows_of]
+        args, kwargs = operands(maker, lowered.now)
         given = [concrete(a, bindings, value) for a in args]
         result = resolve(maker.op)(*given, **{k: concrete(v, bindings, value) for k, v in kwargs})
         results = result if isinstance(result, tuple) else (result,)
@@ -160,7 +172,7 @@ def run_checked(lowered: Lowered, program: Program) -> None:
 
         return checked_call(handle.op, operands, guarded, described, max(handle.replica, 0))
 
-    values = interpret(lowered.graph, lowered.shares, {k: t for k, t in bound.items() if t is not None}, hook)
+    values = interpret(lowered.graph, lowered.now, {k: t for k, t in bound.items() if t is not None}, hook)
     wanted = {slot for _, found in lowered.fetches for slot in found} | {slot for _, slot in lowered.made_persistables}
     for key, slot in slots.items():
         if slot in wanted and values.get(key) is not None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.compat.torch import schema_of
@@ -21,14 +22,17 @@ from penstock.exec.devices import moved, on_device
 from penstock.exec.diagnostics import explained
 from penstock.exec.feeding import (
     SelectedRowsValue,
+    as_array,
     as_tensors,
     check_guards,
     fetch_names,
     resolved_seed,
     takes_from_reader,
+    with_state_set,
 )
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.places import CPUPlace, Place, device_of
+from penstock.exec.sequences import as_lod_tensors, with_their_lengths
 from penstock.log import warn_once
 from penstock.program import legality
 from penstock.program.eager import advice
@@ -125,10 +129,12 @@ class Executor:
         is_read = takes_from_reader(program, feed)
         if is_read:
             feed = program.reader.next_feed(feed)
-        tensors = {n: t.to(self._device) for n, t in as_tensors(program, feed).items()}
+        fed = as_tensors(program, with_state_set(program, feed, scope))
+        tensors = {n: t.to(self._device) for n, t in fed.items()}
         bindings = bind_symbols(program, tensors)
         check_guards(program.guards, bindings)
-        names = fetch_names(program, fetch_list)
+        wanted = fetch_names(program, fetch_list)
+        names = wanted if return_numpy else with_their_lengths(program, wanted)
         seed, step = resolved_seed(program), scope.next_step(program)
         values: dict[str, Any] = {**tensors, RNG: torch.tensor([seed, step, 0], dtype=torch.int64)}
         bindings[SEED] = seed
@@ -141,7 +147,8 @@ class Executor:
             scope.written_by(self)
         if is_read:
             program.reader.used()
-        return [_fetched(program, name, values, scope, return_numpy, self._device) for name in names]
+        found = [_fetched(program, name, values, scope, return_numpy, self._device) for name in names]
+        return found if return_numpy else as_lod_tensors(program, wanted, found)
 
     def _compiled(self, program: Program, scope: Scope) -> Any:
         """The graph of a program that several processes train (mode "collective"), which runs it with them."""
@@ -156,7 +163,7 @@ class Executor:
             return known[2]
         legality.check(program)
         check_writes(program)
-        prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.global_block().ops]
+        prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.global_block().operators]
         self._checked[id(program)] = (program, program.revision, prepared)
         return prepared
 
@@ -291,4 +298,11 @@ def _fetched(
         )
     tensor = _value(program, name, values, scope, device).cpu()
     tensor = tensor.detach().clone().reshape(1) if tensor.dim() == 0 else tensor.detach().clone()
-    return tensor.numpy() if return_numpy else tensor
+    return as_array(tensor) if return_numpy else tensor
+
+
+def as_numpy(fetched: Any) -> Any:
+    """Return what was fetched, or found in a scope, as an array; of a list, a list of arrays."""
+    if isinstance(fetched, (list, tuple)):
+        return [as_numpy(one) for one in fetched]
+    return np.asarray(fetched)

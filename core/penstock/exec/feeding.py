@@ -20,11 +20,14 @@ import numpy as np
 import torch
 
 from penstock.errors import FeedError, FetchError
+from penstock.exec.sequences import RaggedInputs
 from penstock.program.eager import advice, words
 from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
+from penstock.program.sequences import STEPS, is_ragged
+from penstock.scope import Scope
 
 Feed = Mapping[str, Any] | Sequence[Any] | None
 Share = dict[str, torch.Tensor]
@@ -39,6 +42,31 @@ class SelectedRowsValue:
     height: int
 
 
+class Fetched(np.ndarray):
+    """A fetched array. With one element it is taken for a number (`float(loss)`, `"%.4f" % loss`), whatever its shape,
+    as numpy did until 2.4 and scripts of Fluid rely on: a mean is fetched as [1]. Else it is numpy's own array."""
+
+    def __float__(self) -> float:
+        return float(self.item() if self.size == 1 else np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(self.item() if self.size == 1 else np.asarray(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item() if spec and self.size == 1 else np.asarray(self), spec)
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+    def __reduce__(self) -> Any:
+        return np.asarray(self).__reduce__()
+
+
+def as_array(tensor: torch.Tensor) -> Fetched:
+    """Return what a user gets of a fetched tensor, on the same memory."""
+    return tensor.numpy().view(Fetched)
+
+
 def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return a tensor for each feed. Raises FeedError for unknown names, missing names, dtypes and shapes."""
     if not isinstance(feed, Mapping):
@@ -46,6 +74,7 @@ def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Ten
             f"feed is a {type(feed).__name__}; expected a dict from the names of inputs to arrays, e.g. "
             f"{{{', '.join(f'{v.name!r}: …' for v in program.feeds())}}}"
         )
+    feed = RaggedInputs(program).with_lengths(feed)
     wanted = {v.name: v for v in program.feeds()}
     for name in feed:
         if name not in wanted:
@@ -57,6 +86,29 @@ def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Ten
                 f"input {name!r} (declared at {var.source}) is not fed; feed it as {_expected(var)}", variable=name
             )
     return {name: _tensor(wanted[name], value) for name, value in feed.items()}
+
+
+def with_state_set(program: Program, feed: Any, scope: Scope) -> Any:
+    """Give the persistable variables among a feed their values, in the scope, and return the feed without them.
+
+    Of a feed list, the first dict that has one counts. Raises FeedError for a dtype or a shape that does not fit.
+    """
+    items: list[Any] = list(feed) if isinstance(feed, (list, tuple)) else [feed]
+    state: dict[str, Any] = {}
+    for given in reversed(items):
+        if isinstance(given, Mapping):
+            state.update({name: value for name, value in given.items() if _is_state(program, name)})
+    if not state:
+        return feed
+    for name, value in state.items():
+        scope.var(name).set(converted(program.variables[name], value))
+    rest = [{n: v for n, v in d.items() if n not in state} if isinstance(d, Mapping) else d for d in items]
+    return rest if isinstance(feed, (list, tuple)) else rest[0]
+
+
+def _is_state(program: Program, name: str) -> bool:
+    var = program.variables.get(name)
+    return var is not None and var.persistable and not var.feed and not var.distributed
 
 
 def loss_gradients(program: Program) -> dict[str, str]:
@@ -75,10 +127,7 @@ def _no_input(program: Program, name: str, wanted: Mapping[str, VarDesc]) -> str
             "ParallelExecutor or CompiledProgram."
         )
     if program.variables[name].persistable:
-        return (
-            f"it is a persistable variable (created at {program.variables[name].source}), which lives in the scope: "
-            f"set it with fluid.global_scope().find_var({name!r}).set(value)."
-        )
+        return f"it is a table (created at {program.variables[name].source}) that parameter servers alone have."
     maker = next((op for op in program.operators if name in op.output_names()), None)
     made = f"operator {maker.name!r} ({maker.source}) makes it" if maker else "it is no input"
     return f"{made}, so it cannot be fed."
@@ -115,6 +164,13 @@ def converted(var: VarDesc, value: Any) -> torch.Tensor:
     """Return a fed value as a contiguous tensor of the variable's dtype, of any shape. Raises FeedError."""
     dtype = getattr(torch, var.dtype)
     tensor = value.detach() if isinstance(value, torch.Tensor) else _from_numbers(var, value)
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        kind = "a tensor on the meta device, without values" if tensor.device.type == "meta" else "a sparse tensor"
+        raise FeedError(
+            f"feed {var.name!r} is {kind}; the program expects {_expected(var)} (declared at {var.source}), a dense "
+            "array or tensor (value.to_dense())",
+            variable=var.name, expected=_expected(var),
+        )  # fmt: skip
     if tensor.dtype != dtype:
         got = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
         raise FeedError(
@@ -157,10 +213,11 @@ def check_guards(guards: Sequence[Guard], bindings: Mapping[str, int]) -> None:
 
 
 def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]:
-    """Return the names to fetch. Raises FetchError for what is not in the program."""
+    """Return the names to fetch; a variable or a name alone stands for a list of one. Raises FetchError for what is not
+    in the program."""
     names: list[str] = []
     if isinstance(fetch_list, str) or hasattr(fetch_list, "name"):
-        raise FetchError(f"fetch_list is {fetch_list!r}; expected a list: fetch_list=[{fetch_list!r}]")
+        fetch_list = [fetch_list]
     for item in () if fetch_list is None else fetch_list:
         name = item if isinstance(item, str) else getattr(item, "name", None)
         if not isinstance(name, str):
@@ -199,11 +256,16 @@ def share_sizes(rows: int, num_replicas: int) -> list[int]:
 def has_batch(program: Program, name: str) -> bool:
     """Whether dimension 0 of a feed is the batch."""
     shape = program.variables[name].shape
-    return bool(shape) and isinstance(shape[0], Expr)
+    return bool(shape) and isinstance(shape[0], Expr) and not is_ragged(program, name) and not name.endswith(STEPS)
 
 
-def split(program: Program, tensors: Mapping[str, torch.Tensor], num_replicas: int) -> list[dict[str, torch.Tensor]]:
-    """Return one dict of views for each active replica. Raises FeedError for an empty batch."""
+def split(
+    program: Program, tensors: Mapping[str, torch.Tensor], num_replicas: int, ragged: RaggedInputs | None = None
+) -> list[dict[str, torch.Tensor]]:
+    """Return one dict of views for each active replica: its rows, of ragged inputs those of its sequences.
+
+    Raises FeedError for an empty batch.
+    """
     rows = {name: t.shape[0] for name, t in tensors.items() if has_batch(program, name)}
     if not rows:
         return [dict(tensors) for _ in range(num_replicas)]
@@ -218,10 +280,15 @@ def split(program: Program, tensors: Mapping[str, torch.Tensor], num_replicas: i
             )
     sizes = share_sizes(total, num_replicas)
     shares: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
+    ragged = ragged or RaggedInputs(program)
+    own = ragged.names
     for name, tensor in tensors.items():
+        if name in own:
+            continue
         parts = tensor.split_with_sizes(sizes) if name in rows else [tensor] * len(sizes)
         for share, part in zip(shares, parts, strict=True):
             share[name] = part
+    ragged.split(tensors, shares)
     return shares
 
 
@@ -302,6 +369,7 @@ class _Input:
             type(value) is torch.Tensor
             and value.dtype is self.dtype
             and not value.requires_grad
+            and not value.is_meta
             and value.is_contiguous()
         ):
             tensor = value
@@ -322,6 +390,7 @@ class Inputs:
     def __init__(self, program: Program, num_replicas: int, *, fed_loss_gradient: bool) -> None:
         self._program, self._num_replicas, self._fed_loss_gradient = program, num_replicas, fed_loss_gradient
         self._inputs = {var.name: _Input(program, var) for var in program.feeds()}
+        self._ragged = RaggedInputs(program)
 
     def shares(self, feed: Feed) -> list[Share]:
         """Return the feed of each active replica. Raises FeedError, TypeError."""
@@ -353,9 +422,11 @@ class Inputs:
     def _split(self, feed: Feed) -> list[Share]:
         if isinstance(feed, (list, tuple)):
             return self._listed(feed)
-        return split(self._program, self._tensors(feed), self._num_replicas)
+        return split(self._program, self._tensors(feed), self._num_replicas, self._ragged)
 
     def _tensors(self, feed: Any) -> Share:
+        if isinstance(feed, Mapping):
+            feed = self._ragged.with_lengths(feed)
         if isinstance(feed, dict) and len(feed) == len(self._inputs):
             tensors: Share = {}
             for name, value in feed.items():
@@ -372,10 +443,10 @@ class Inputs:
         for item in feeds:
             if not isinstance(item, Mapping):
                 raise TypeError(f"a feed list holds {type(item).__name__}; expected one dict for each replica")
-        if len(feeds) != self._num_replicas:
+        if not 1 <= len(feeds) <= self._num_replicas:
             raise FeedError(
                 f"a feed list has {len(feeds)} dicts, but there are {self._num_replicas} replicas (CPU_NUM); "
-                "give one dict for each, or a single dict to be split"
+                "give one dict for each (fewer at the end of the data), or a single dict to be split"
             )
         shares = [self._tensors(f) for f in feeds]
         for position, share in enumerate(shares):

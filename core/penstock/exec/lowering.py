@@ -1,7 +1,8 @@
 """Lower a graph for concrete batch sizes: operands become slots and constants of a native plan.
 
 A Lowered plan belongs to one combination of rows per replica, other sizes, and fetches; it is run many
-times. Persistable tensors are bound once, and again when the scope's revision changes.
+times. Sizes that differ from step to step, the rows of ragged inputs, are none of them: constants that follow from
+these are set again for each run. Persistable tensors are bound once, and again when the scope's revision changes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from penstock.graph.analysis.buffers import Buffers
 from penstock.graph.operands import Shares, operands
 from penstock.graph.ssa import SHARED, Graph, OpHandle
 from penstock.native.engine import Arena, TorchPlan
+from penstock.program.expr import Expr
 from penstock.program.ir import Arg, Operator, Output, Ref
 from penstock.program.kernels import concrete, resolve
 from penstock.program.legality import RNG
 from penstock.program.program import Program
+from penstock.program.sequences import row_symbols
 
 
 @dataclass(slots=True)
@@ -36,9 +39,18 @@ class PlannedMemory:
     observed_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Varying:
+    """A constant that follows from the rows of ragged inputs, and the arguments that it is: (instruction, position)."""
+
+    value: Arg
+    rows_of: int
+    places: list[tuple[int, int]]
+
+
 @dataclass(slots=True)
 class Lowered:
-    """A native plan and what a run has to put in and take out."""
+    """A native plan and what a run has to put in and take out. `shares`: for which it was lowered; `now`: as it is."""
 
     graph: Graph
     shares: Shares
@@ -53,6 +65,15 @@ class Lowered:
     streams: DeviceStreams | None = None  # of a plan over GPUs
     memory: PlannedMemory = field(default_factory=PlannedMemory)
     signature: int = -1  # of the exchanges with other processes, once it was asked for
+    varying: list[_Varying] = field(default_factory=list)
+    now: Shares = field(default_factory=lambda: Shares([], []))
+    _in_order: list[list[int]] | None = None
+
+    def slots_in_order(self, names: Sequence[str]) -> list[list[int]]:
+        """Return the slots of these inputs on each active replica, -1 where a plan has none. Found once."""
+        if self._in_order is None:
+            self._in_order = [[slots.get(name, -1) for name in names] for slots in self.feed_slots]
+        return self._in_order
 
 
 def lower(
@@ -65,12 +86,15 @@ def lower(
 ) -> Lowered:
     """Return the plan of `graph` for `shares`. Raises ProgramError for an operator that torch does not have."""
     slots = {key: i for i, key in enumerate(graph.variables)}
+    unused = _unused_inputs(program, graph, slots, fetches)
     plan = TorchPlan(len(slots))
+    varying = _VaryingConstants(frozenset(row_symbols(program)))
     for handle in graph.handles:
         name, overload, args = _call(handle, shares, slots, memory.device(handle.replica))
         outputs = [_out(o, slots) for o in handle.op.outputs]
         waits = handle.op.type in WAITS  # for other processes: not on a thread that computes
         index = plan.add(name, overload, args, outputs, handle.index, affinity=handle.replica, host=waits)
+        varying.note(handle, index)
         for before in handle.before:
             plan.edge(before, index)
     memory.settle(graph.homes)
@@ -96,13 +120,48 @@ def lower(
         [(v.name, slots[n]) for n in made if (v := graph.variables[n]).replica in (SHARED, memory.home(v.name))],
     )
     lowered.memory.stays = frozenset(stays)
+    lowered.varying, lowered.now = varying.found(), shares
     lasting = {slots[k] for k, v in graph.variables.items() if v.persistable or v.feed}
     lowered.passing = sorted({s for _, found in fetched for s in found} - lasting)
-    lowered.feed_slots = [_feeds(graph, slots, r) for r in range(graph.active)]
+    lowered.feed_slots = [{**_feeds(graph, slots, r), **own} for r, own in enumerate(unused)]
     lowered.streams = streams
     _random_states(lowered)
     bind(lowered, program, memory)
     return lowered
+
+
+class _VaryingConstants:
+    """Finds the constants of a plan in which the symbols `rows` occur."""
+
+    def __init__(self, rows: Set[str]) -> None:
+        self._rows = rows
+        self._places: dict[tuple[Arg, int], list[tuple[int, int]]] = {}
+
+    def note(self, handle: OpHandle, instruction: int) -> None:
+        if not self._rows:
+            return
+        named = dict(handle.op.kwargs)
+        for position, parameter in enumerate(schema_of(resolve(handle.op)).arguments):
+            value = handle.op.args[position] if position < len(handle.op.args) else named.get(parameter.name)
+            if _symbols(value) & self._rows:
+                self._places.setdefault((value, handle.rows_of), []).append((instruction, position))
+
+    def found(self) -> list[_Varying]:
+        return [_Varying(value, rows_of, places) for (value, rows_of), places in self._places.items()]
+
+
+def _symbols(value: Arg) -> Set[str]:
+    if isinstance(value, Expr):
+        return value.symbols()
+    return frozenset().union(*map(_symbols, value)) if isinstance(value, tuple) else frozenset()
+
+
+def resize(lowered: Lowered, shares: Shares) -> None:
+    """Set the plan for shares that differ from its own in the rows of ragged inputs alone."""
+    lowered.plan.set_constants(
+        [(concrete(v.value, shares.bindings[v.rows_of], lambda _: None), v.places) for v in lowered.varying]
+    )
+    lowered.now = shares
 
 
 def bind(lowered: Lowered, program: Program, memory: ReplicaMemory) -> None:
@@ -161,6 +220,18 @@ def _fetch_slots(graph: Graph, slots: Mapping[str, int], name: str) -> list[int]
         if slot < 0:
             return []
         found.append(slot)
+    return found
+
+
+def _unused_inputs(
+    program: Program, graph: Graph, slots: dict[str, int], fetches: Sequence[str]
+) -> list[dict[str, int]]:
+    """Add slots for inputs that are fetched though no operator reads them; return each active replica's."""
+    found: list[dict[str, int]] = [{} for _ in range(graph.active)]
+    for name in fetches:
+        if program.variables[name].feed and not _fetch_slots(graph, slots, name):
+            for replica, own in enumerate(found):
+                own[name] = slots[f"{name}#{replica}"] = len(slots)
     return found
 
 

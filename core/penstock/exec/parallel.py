@@ -12,10 +12,11 @@ import torch
 from penstock.errors import FeedError, ProgramError, SpecError
 from penstock.exec.data_parallel import DataParallel, results
 from penstock.exec.devices import Devices, devices_of
-from penstock.exec.feeding import takes_from_reader
+from penstock.exec.feeding import fetch_names, takes_from_reader
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import choice_of, refuse_on_gpus, warn_of_fields_without_effect
 from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, gpus_for
+from penstock.exec.sequences import as_lod_tensors, with_their_lengths
 from penstock.exec.strategies import (
     BuildStrategy,
     ExecutionStrategy,
@@ -85,6 +86,24 @@ def _check_fields_of_trainers(program: Program, build: BuildStrategy, execution:
 
 
 def _run_fed(
+    core: DataParallel,
+    feed: Any,
+    fetch_list: Sequence[Any] | None,
+    num_iterations: int,
+    *,
+    return_numpy: bool,
+    merged: bool,
+) -> list[Any]:
+    """Run, and return what a user gets: arrays, or LoDTensors, of ragged variables with their lengths if merged."""
+    if return_numpy or not merged:
+        return results(core.program, fetch_list, _fetched(core, feed, fetch_list, num_iterations), return_numpy, merged)
+    names = fetch_names(core.program, fetch_list)
+    wanted = with_their_lengths(core.program, names)
+    found = results(core.program, wanted, _fetched(core, feed, wanted, num_iterations), False, True)
+    return as_lod_tensors(core.program, names, found)
+
+
+def _fetched(
     core: DataParallel, feed: Any, fetch_list: Sequence[Any] | None, num_iterations: int
 ) -> list[list[torch.Tensor]]:
     """Run one iteration on what is fed; with a reader, `num_iterations` on its batches, and fetch from the last.
@@ -262,9 +281,10 @@ class ParallelExecutor:
         """
         if feed is not None and feed_dict is not None:
             raise FeedError("both feed and feed_dict are given; feed_dict is feed's old name, so give one of them")
-        fetched = _run_fed(self._core, feed if feed is not None else feed_dict, fetch_list, self._iterations)
+        given = feed if feed is not None else feed_dict
+        found = _run_fed(self._core, given, fetch_list, self._iterations, return_numpy=return_numpy, merged=True)
         self._ran = True
-        return results(self._core.program, fetch_list, fetched, return_numpy, True)
+        return found
 
     def drop_local_exe_scopes(self) -> None:
         """Release what lives between steps besides parameters: the plans and their buffers."""
@@ -408,5 +428,4 @@ class CompiledProgram:
     ) -> list[Any]:
         core = self._core_for(scope or global_scope(), getattr(executor, "place", None))
         iterations = self._settings.execution.num_iteration_per_run if self._settings is not None else 1
-        fetched = _run_fed(core, feed, fetch_list, iterations)
-        return results(self._program, fetch_list, fetched, return_numpy, return_merged)
+        return _run_fed(core, feed, fetch_list, iterations, return_numpy=return_numpy, merged=return_merged)

@@ -65,7 +65,7 @@ def settled(
     if devices:
         return replace(
             choice, fuse_all_reduce=False, fuse_optimizer=False, fuse_add_act=False, matrix_kernels=False,
-            reuse_buffers=False, inplace=False,
+            reuse_buffers=False, inplace=False, fuse_lookups=False, fuse_sparse=False,
         )  # fmt: skip
     wanted = value_of(MATRIX_KERNELS)
     forced = choice.matrix.forced or ("" if wanted == "auto" else wanted)

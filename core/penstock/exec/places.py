@@ -62,6 +62,19 @@ def cuda_places(device_ids: list[int] | None = None) -> list[CUDAPlace]:
     return [CUDAPlace(i) for i in ids]
 
 
+def get_places(device_count: int | None = None, device_type: str | None = None) -> list[CPUPlace] | list[CUDAPlace]:
+    """Return `device_count` places of a type: 'CPU', 'GPU' (or 'CUDA'), or 'AUTO': GPUs if there are any.
+
+    Raises SpecError for another type, and for more GPUs than there are. Source: fluid.layers.get_places.
+    """
+    kind = (device_type or "AUTO").upper()
+    if kind not in ("AUTO", "CPU", "GPU", "CUDA"):
+        raise SpecError(f"get_places is given the device type {device_type!r}; expected 'CPU', 'GPU' or 'AUTO'")
+    if kind == "CPU" or (kind == "AUTO" and not torch.cuda.device_count()):
+        return cpu_places(device_count)
+    return cuda_places(None if device_count is None else list(range(device_count)))
+
+
 def _visible(count: int) -> str:
     """Describe how many GPUs a user has, and why."""
     if torch.version.cuda is None and torch.version.hip is None and not count:

@@ -113,7 +113,8 @@ class Temporaries:
         graph = lowered.graph
         names = list(graph.variables)
         kept = staying(graph, eager=self.retention.eager, kept=kept_names(self.program))
-        fetched = {graph.variables[names[slot]].storage for slot in lowered.passing}
+        passing = [slot for slot in lowered.passing if slot < len(names)]  # behind them: inputs that nothing reads
+        fetched = {graph.variables[names[slot]].storage for slot in passing}
         return plan(
             graph,
             allocations_of(graph, seen),

@@ -30,7 +30,8 @@ from penstock.exec.executor import Executor
 from penstock.exec.places import CPUPlace
 from penstock.fleet import saving
 from penstock.fleet.order import Calls, OrderError
-from penstock.fleet.position import Position, Role
+from penstock.fleet.position import Role
+from penstock.fleet.process import FleetProcess, role_maker_of
 from penstock.fleet.roles import PaddleCloudRoleMaker, RoleMakerBase
 from penstock.fleet.strategy import DistributedStrategy, StrategyTypeError, strategy_of
 from penstock.program.program import Program
@@ -55,12 +56,12 @@ class Distributed:
         self.strategy = strategy
 
 
-class ParameterServerFleet:
+class ParameterServerFleet(FleetProcess):
     """See the module."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._calls = Calls()
-        self._role_maker: RoleMakerBase | None = None
         self._distributed: Distributed | None = None
         self._executor: Executor | None = None
         self._communicator: Communicator | None = None
@@ -73,69 +74,12 @@ class ParameterServerFleet:
 
         May be called again for another program, on a worker after stop_worker. Raises SpecError.
         """
-        if role_maker is not None and not isinstance(role_maker, RoleMakerBase):
-            raise StrategyTypeError(
-                f"fleet.init is given {role_maker!r}; expected a role maker, such as PaddleCloudRoleMaker()",
-                got=role_maker,
-            )
+        found = role_maker_of(role_maker, PaddleCloudRoleMaker)
         self._calls.check("init", None)
-        found = role_maker or PaddleCloudRoleMaker()
         found.generate_role()
         self._role_maker, self._distributed = found, None
         self._executor = Executor(CPUPlace())
         self._calls.note("init")
-
-    @property
-    def _role(self) -> RoleMakerBase:
-        if self._role_maker is None:
-            raise OrderError("fleet does not know yet which process this is; call fleet.init(role) first")
-        return self._role_maker
-
-    @property
-    def _position(self) -> Position:
-        return self._role.position
-
-    def is_worker(self) -> bool:
-        """Whether this process trains."""
-        return self._role.is_worker()
-
-    def is_server(self) -> bool:
-        """Whether this process keeps parameters."""
-        return self._role.is_server()
-
-    def is_first_worker(self) -> bool:
-        """Whether this process is worker 0."""
-        return self._role.is_first_worker()
-
-    def worker_index(self) -> int:
-        """Return this worker's number."""
-        return self._role.worker_index()
-
-    def worker_num(self) -> int:
-        """Return the number of workers."""
-        return self._role.worker_num()
-
-    def server_index(self) -> int:
-        """Return this server's number."""
-        return self._role.server_index()
-
-    def server_num(self) -> int:
-        """Return the number of servers."""
-        return self._role.server_num()
-
-    def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return the workers' endpoints; empty where workers have none."""
-        found = self._role.get_trainer_endpoints()
-        return ",".join(found) if to_string else found
-
-    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return the servers' endpoints."""
-        found = self._role.get_pserver_endpoints()
-        return ",".join(found) if to_string else found
-
-    def split_files(self, files: Sequence[str]) -> list[str]:
-        """Return this worker's part of a list of files: contiguous, the remainder to the first workers."""
-        return split_files(files, self.worker_index(), self.worker_num())
 
     # -- from a program to a distributed one ---------------------------------------------------------
 
@@ -148,8 +92,8 @@ class ParameterServerFleet:
         if self._position.collective:
             raise SpecError(
                 f"{type(self._role).__name__} describes a collective job, which has no parameter servers, and fleet "
-                'trains with those alone. Distribute the program with DistributeTranspilerConfig.mode = "nccl2" or '
-                '"collective", or, with servers, use PaddleCloudRoleMaker() or UserDefinedRoleMaker(...)'
+                "trains with those alone. Import fleet from penstock.incubate.fleet.collective, or, with servers, use "
+                "PaddleCloudRoleMaker() or UserDefinedRoleMaker(...)"
             )
         made = DistributedOptimizer(self, optimizer, strategy_of(strategy))
         self._calls.note("distributed_optimizer")
@@ -244,7 +188,7 @@ class ParameterServerFleet:
     # -- workers -----------------------------------------------------------------------------------
 
     def init_worker(self) -> None:
-        """Connect to the servers, as the strategy's TrainerRuntimeConfig says.
+        """Connect to the servers, as the strategy's TrainerRuntimeConfig says; without `wait_port`, at the first run.
 
         Raises Unavailable naming the servers that have not arrived.
         """
@@ -252,7 +196,7 @@ class ParameterServerFleet:
         config = made.strategy.for_transpiler()
         every = {"geo_need_push_nums": config.geo_sgd_need_push_nums}
         communicator = Communicator(made.main, kwargs=every, envs=made.strategy.get_trainer_runtime_config())
-        communicator.start()
+        communicator.start(connects=config.wait_port)
         self._communicator = communicator
         self._calls.note("init_worker")
 
@@ -371,15 +315,3 @@ class DistributedOptimizer:
 
 
 fleet = ParameterServerFleet()
-
-
-def split_files(files: Sequence[str], index: int, num_workers: int) -> list[str]:
-    """Return the files of worker `index`: contiguous, in order, one more for the first workers where they do not fit.
-
-    Every file goes to exactly one worker: 5 files for 2 workers are [a, b, c] and [d, e]; 2 for 3 are [a], [b] and [].
-    """
-    if isinstance(files, str) or not all(isinstance(file, str) for file in files):
-        raise SpecError(f"split_files takes a list of file names; got {files!r}", got=files)
-    each, more = divmod(len(files), num_workers)
-    first = index * each + min(index, more)
-    return list(files[first : first + each + (index < more)])

@@ -26,6 +26,7 @@ from penstock.graph.across import Across, begin_step, exchange_rows, exchange_su
 from penstock.graph.ssa import SHARED, Graph, GraphBuilder, Mode, OpHandle, Physical, SyncPlan, reduce_edges
 from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
+from penstock.program.sequences import levels_of, ragged_feeds
 
 _UPDATE = Role.OPTIMIZE | Role.LR_SCHED
 
@@ -122,6 +123,9 @@ class Build:
         self.pending = self._producers()
         if self.across is not None:
             begin_step(self.builder, self.across)
+        for name in (level for var in ragged_feeds(self.program) for level in levels_of(self.program, var.name)):
+            for replica in range(self.active):  # also where no operator reads them: a fetch has a LoD
+                self.physical(name, replica)
         for op in self.program.operators:
             if op.type == COLLECTIVE:  # a mark, which executors have read
                 continue

@@ -39,6 +39,8 @@ class PassChoice:
     fuse_add_act: bool = False
     fuse_broadcast: bool = False
     fuse_remote: bool = True
+    fuse_lookups: bool = True
+    fuse_sparse: bool = True
     sync_batch_norm: bool = False
     matrix_kernels: bool = True
     reuse_buffers: bool = True
@@ -54,6 +56,8 @@ PLAIN = PassChoice(
     fuse_all_reduce=False,
     split_exchange=False,
     fuse_remote=False,
+    fuse_lookups=False,
+    fuse_sparse=False,
     matrix_kernels=False,
     reuse_buffers=False,
     inplace=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from penstock.graph.operands import Shares
-from penstock.graph.ssa import Graph, OpHandle
+from penstock.graph.ssa import SHARED, Graph, OpHandle
 from penstock.program.expr import evaluate
 from penstock.program.ir import Role
 from penstock.program.legality import RNG
@@ -64,9 +64,21 @@ class _Values:
         variable = self.graph.variables[key]
         return self.of(variable.name, variable.replica if variable.replica >= 0 else rows_of)
 
+    def read_by(self, handle: OpHandle) -> list[tuple[Value, int]]:
+        """Return the operands. Of a fused sparse update those of the recorded ones: gradients by their names."""
+        if not handle.op.type.startswith("penstock.fused_sparse_"):
+            return [self.physical(k, handle.rows_of) for k in handle.reads()]
+        found: list[tuple[Value, int]] = []
+        for key in dict.fromkeys(k for part in handle.parts for k in part.input_names()):
+            variable = self.graph.variables[key]
+            gathered = variable.replica == SHARED and not variable.persistable
+            replicas = range(self.graph.active) if gathered else [handle.rows_of]
+            found += [self.of(variable.name, r) if gathered else self.physical(key, r) for r in replicas]
+        return found
+
 
 def _op(handle: OpHandle, values: _Values) -> Op:
-    inputs = [values.physical(k, handle.rows_of) for k in handle.reads()]
+    inputs = values.read_by(handle)
     made = [values.physical(k, handle.rows_of) for k in (*handle.makes(), *handle.op.writes)]
     return Op(
         name=handle.op.name,

@@ -31,7 +31,8 @@ class Rewriter:
 
     def keep(self, handle: OpHandle, op: Operator | None = None, control: Iterable[int] = ()) -> OpHandle:
         """Take a handle over, with another operator if `op` is given. `control`: new handles that it waits for."""
-        return self.put(handle.kind, op or handle.op, handle.replica, handle.rows_of, [handle], control)
+        op = op or handle.op
+        return self.put(handle.kind, op, handle.replica, handle.rows_of, [handle], control, parts=handle.parts)
 
     def put(
         self,
@@ -41,10 +42,16 @@ class Rewriter:
         rows_of: int,
         stands_for: Sequence[OpHandle] = (),
         control: Iterable[int] = (),
+        *,
+        parts: tuple[Operator, ...] = (),
     ) -> OpHandle:
-        """Append a new handle in the place of the old ones `stands_for`; several may stand for one."""
+        """Append a new handle in the place of the old ones `stands_for`; several may stand for one.
+
+        `parts`: the recorded operators by which its errors are explained.
+        """
         carried = (n for old in stands_for for c in old.control for n in self._now.get(c, ()))
         handle = self._builder.add(kind, op, replica, rows_of, frozenset({*control, *carried}))
+        handle.parts = parts
         for old in stands_for:
             self._now[old.index] = (*self._now.get(old.index, ()), handle.index)
         return handle

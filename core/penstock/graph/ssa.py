@@ -47,7 +47,8 @@ class OpHandle:
     """One node. `op`: the operator on physical names; `rows_of`: the replica whose sizes its expressions mean.
 
     `control`: handles that run before it although no storage requires it (a pass does); they are in `before` too,
-    as far as other edges do not imply them.
+    as far as other edges do not imply them. `parts`: of a handle that a pass has put in the place of several, the
+    operators that were recorded, in the order in which its errors number them.
     """
 
     index: int
@@ -57,6 +58,7 @@ class OpHandle:
     rows_of: int
     before: set[int] = field(default_factory=set)
     control: frozenset[int] = frozenset()
+    parts: tuple[Operator, ...] = ()
 
     def reads(self) -> tuple[str, ...]:
         """Physical names of all operands."""

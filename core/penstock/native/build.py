@@ -63,6 +63,7 @@ def libraries() -> list[Library]:
     engine, feed = _sources("engine"), _sources("feed")
     operators = _sources("ops")
     table = (*_sources("table"), SOURCES / "ops" / "initial.cpp")
+    servers = (*_sources("ps"), SOURCES / "ops" / "lookup.cpp")
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     torch_links = ("-lc10", "-ltorch_cpu", "-ltorch")
     import torch  # see build()
@@ -71,6 +72,9 @@ def libraries() -> list[Library]:
     found = [
         Library("_engine", engine, NATIVE / f"_engine{suffix}", (*torch_links, "-ltorch_python"), module),
         Library("_ops", operators, NATIVE / "_ops.so", torch_links, ()),
+        Library(
+            "_ps", servers, NATIVE / f"_ps{suffix}", (*torch_links, "-ltorch_python"), ("-DTORCH_EXTENSION_NAME=_ps",)
+        ),
         Library("_table", table, NATIVE / f"_table{suffix}", (), ()),
         Library("_feed", feed, NATIVE / f"_feed{suffix}", (), ()),
     ]
@@ -232,19 +236,23 @@ def _escape(text: str) -> str:
 
 
 def _run_ninja(script: Path, *, jobs: int, verbose: bool) -> None:
-    program = shutil.which("ninja") or _bundled_ninja()
-    command = [program, "-f", str(script), "-j", str(jobs), *(["-v"] if verbose else [])]
+    command = [_ninja(), "-f", str(script), "-j", str(jobs), *(["-v"] if verbose else [])]
     out = None if verbose else subprocess.PIPE
     done = subprocess.run(command, cwd=ROOT, check=False, stdout=out, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise UserError(f"the native build failed (ninja exit status {done.returncode}):\n{done.stdout or ''}")
 
 
-def _bundled_ninja() -> str:
+def _ninja() -> str:
+    """Return the program of this environment, else the one on PATH: the log of one makes another build all anew."""
     try:
-        import ninja  # only where no ninja is on PATH
-    except ImportError as error:
-        raise UserError("the native build needs ninja: apt-get install ninja-build, or pip install ninja") from error
+        import ninja  # a build requirement: not there where an installed Penstock builds
+    except ImportError:
+        found = shutil.which("ninja")
+        if found is None:
+            text = "the native build needs ninja: pip install ninja, or apt-get install ninja-build"
+            raise UserError(text) from None
+        return found
     return str(Path(ninja.BIN_DIR) / "ninja")
 
 

@@ -24,6 +24,8 @@ from penstock.native._engine import (  # noqa: E402 - as above
     Arena,
     DevicePlan,
     EngineStateError,
+    FedShares,
+    FeedReader,
     PretendedDevices,
     TorchPlan,
 )
@@ -35,6 +37,8 @@ __all__ = [
     "Engine",
     "EngineError",
     "EngineStateError",
+    "FedShares",
+    "FeedReader",
     "PretendedDevices",
     "TorchPlan",
 ]

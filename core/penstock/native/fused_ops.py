@@ -27,10 +27,32 @@ def _fused_add_act(x: Tensor, y: Tensor, activation: str, scale: float) -> Tenso
     return torch.empty_like(x + y)
 
 
+def _lookup_concat(
+    tables: list[Tensor], ids: list[Tensor], padding_idx: list[int], parts: list[Tensor], order: list[int]
+) -> Tensor:
+    columns = sum(tables[k].shape[1] if k >= 0 else parts[-1 - k].shape[1] for k in order)
+    return tables[0].new_empty([ids[0].numel(), columns])
+
+
+def _lookup_pool(
+    table: Tensor, ids: Tensor, lengths: Tensor, padding_idx: int, pad_value: float
+) -> tuple[Tensor, Tensor]:
+    return table.new_empty([lengths.numel(), table.shape[1]]), lengths.new_empty([0])
+
+
+def _writes_only(*arguments: Any) -> None:
+    """An operator that changes its operands and returns nothing."""
+
+
 _FAKE_KERNELS: dict[str, Callable[..., Any]] = {
     "product": _product,
     "product_by": _product,
     "fused_add_act": _fused_add_act,
+    "lookup_concat": _lookup_concat,
+    "lookup_pool": _lookup_pool,
+    "fused_sparse_sgd_": _writes_only,
+    "fused_sparse_adam_": _writes_only,
+    "fused_sparse_adagrad_": _writes_only,
 }
 for _name, _kernel in _FAKE_KERNELS.items():
     torch.library.register_fake(f"penstock::{_name}", _kernel)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import check_value
-from penstock.native import load_operators
+from penstock.native import crf as _crf  # noqa: F401 - registers conditional random fields
+from penstock.native import load_operators, sequences
 from penstock.native import recurrent as _recurrent  # noqa: F401 - registers the recurrent layers
 
 load_operators()
@@ -257,6 +258,8 @@ def _masked(ctx: Any, grad: Tensor | None) -> Tensor | None:
 torch.library.register_autograd("penstock::dropout", _dropout_derivative, setup_context=_dropout_context)
 torch.library.register_autograd("penstock::dropout_backward", _backward_derivative, setup_context=_backward_context)
 
+sequences.register()
+
 # ---------------------------------------------------------------- lengths of padded sequences, checked when fed
 
 _LIBRARY: Any = torch.library.Library("penstock", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
@@ -282,3 +285,33 @@ def _lengths_shape(lengths: Tensor, steps: int, layer: str) -> Tensor:
 
 _LIBRARY.impl("checked_lengths", _checked_lengths, "CompositeExplicitAutograd")
 torch.library.register_fake("penstock::checked_lengths", _lengths_shape, lib=_LIBRARY)
+
+# ---------------------------------------------------------------- rows that follow from data, counted in a run
+
+_LIBRARY.define("expect_rows(Tensor x, SymInt rows) -> Tensor")
+
+
+def _expect_rows(x: Tensor, rows: int) -> Tensor:
+    """Raises ValueError for another number of rows."""
+    if x.shape[0] != rows:
+        raise ValueError(
+            f"penstock.expect_rows: x has {x.shape[0]} rows; expected {rows}, those of what it is used with"
+        )
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _with_rows(x: Tensor, rows: int) -> Tensor:
+    return x.new_empty([rows, *x.shape[1:]])
+
+
+def _rows_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.rows = inputs[0].shape[0]
+
+
+def _rows_derivative(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _OPS.expect_rows(grad, ctx.rows), None
+
+
+_LIBRARY.impl("expect_rows", _expect_rows, "CompositeExplicitAutograd")
+torch.library.register_fake("penstock::expect_rows", _with_rows, lib=_LIBRARY)
+torch.library.register_autograd("penstock::expect_rows", _rows_derivative, setup_context=_rows_context, lib=_LIBRARY)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import check_value
+from penstock.native.activations import ACTIVATIONS, Cell, cell_of
 
 aten = torch.ops.aten
 _LSTM_MODE = 2  # torch's number of the cell, in aten::mkldnn_rnn_layer
@@ -38,10 +39,13 @@ _LIBRARY.define(
     f"lstm_backward(Tensor? grad_out, Tensor? grad_h, Tensor? grad_c, Tensor x, Tensor h0, Tensor c0, {_WEIGHTS}, "
     "Tensor out, Tensor c, Tensor(a!) saved, bool input_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_LIBRARY.define(f"lstm_sequence(Tensor gates, {_RECURRENT}, bool keep) -> (Tensor out, Tensor cells, Tensor saved)")
+_ACTIVATIONS = 'str gate="sigmoid", str state="tanh", str candidate="tanh"'
+_LIBRARY.define(
+    f"lstm_sequence(Tensor gates, {_RECURRENT}, bool keep, {_ACTIVATIONS}) -> (Tensor out, Tensor cells, Tensor saved)"
+)
 _LIBRARY.define(
     f"lstm_sequence_backward(Tensor? grad_out, Tensor? grad_cells, {_RECURRENT}, Tensor out, Tensor cells, "
-    "Tensor saved) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"Tensor saved, {_ACTIVATIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _OPTIONAL = _WEIGHTS.replace("Tensor w_ih", "Tensor? w_ih")  # without it, x is projected already
 _LIBRARY.define(f"gru(Tensor x, Tensor h0, {_OPTIONAL}, bool keep) -> (Tensor out, Tensor h, Tensor saved)")
@@ -123,32 +127,26 @@ def _lstm_steps(
     gates.copy_(_projected(x, weights.w_ih, bias))
     out = x.new_empty(steps, batch, size)
     order = _order(steps, weights.reverse)
-    _run_steps(gates, cells, out, (h0, c0), weights.w_hh, None, order)
+    _run_steps(gates, cells, out, (h0, c0), Cell(weights.w_hh), order)
     return out, out[order[-1]].clone(), cells[order[-1]].clone(), saved if keep else x.new_empty(0)
 
 
 def _run_steps(
-    gates: Tensor,
-    cells: Tensor,
-    out: Tensor,
-    states: tuple[Tensor, Tensor],
-    w_hh: Tensor,
-    peephole: Tensor | None,
-    order: range,
+    gates: Tensor, cells: Tensor, out: Tensor, states: tuple[Tensor, Tensor], cell: Cell, order: range
 ) -> None:
     """Turn projected `gates` into gates, step by step; fill `cells` and `out`."""
-    size, recurrent, (h, c) = w_hh.shape[1], w_hh.t(), states
+    size, recurrent, peephole, (h, c) = cell.w_hh.shape[1], cell.w_hh.t(), cell.peephole, states
     for t in order:
         now = gates[t].addmm_(h, recurrent)
         i, f, g, o = now.chunk(4, 1)
         if peephole is not None:
             i.addcmul_(c, peephole[0])
             f.addcmul_(c, peephole[1])
-        now[:, : 2 * size].sigmoid_()
-        c = torch.mul(f, c, out=cells[t]).addcmul_(i, g.tanh_())
+        cell.gate.over(now[:, : 2 * size])
+        c = torch.mul(f, c, out=cells[t]).addcmul_(i, cell.candidate.over(g))
         if peephole is not None:
             o.addcmul_(c, peephole[2])
-        h = torch.tanh(c, out=out[t]).mul_(o.sigmoid_())
+        h = cell.state.into(c, out[t]).mul_(cell.gate.over(o))
 
 
 def _lstm_backward(*given: Any) -> tuple[Tensor, ...]:
@@ -191,7 +189,7 @@ def _lstm_backward_steps(
 ) -> tuple[Tensor, ...]:
     (x, h0, c0), (grad_out, grad_h, grad_c), size = inputs, grads, weights.w_hh.shape[1]
     gates, cells = saved[..., : 4 * size], saved[..., 4 * size :]
-    walk = _Walk(_order(x.shape[0], weights.reverse), gates, cells, c0, weights.w_hh, None)
+    walk = _Walk(_order(x.shape[0], weights.reverse), gates, cells, c0, Cell(weights.w_hh))
     made, dh, dc = walk.backward((grad_out, None), (grad_h, grad_c))
     gx, gw_ih, gb = _input_gradients(made, x, weights.w_ih, input_grad)
     return gx, dh, dc, gw_ih, _recurrent_gradient(made, h0, out, weights.reverse), gb
@@ -204,8 +202,7 @@ class _Walk(NamedTuple):
     gates: Tensor
     cells: Tensor
     c0: Tensor
-    w_hh: Tensor
-    peephole: Tensor | None
+    cell: Cell
 
     def backward(
         self, sequences: tuple[Tensor | None, Tensor | None], last: tuple[Tensor | None, Tensor | None]
@@ -218,21 +215,21 @@ class _Walk(NamedTuple):
             before = self.cells[self.order[position - 1]] if position else self.c0
             dh, dc = (d if g is None else d + g[t] for d, g in zip((dh, dc), sequences, strict=True))
             dc = self._step(t, before, dh, dc, made[t].chunk(4, 1))
-            dh = made[t] @ self.w_hh
+            dh = made[t] @ self.cell.w_hh
         return made, dh.contiguous(), dc.contiguous()
 
     def _step(self, t: int, before: Tensor, dh: Tensor, dc: Tensor, made: tuple[Tensor, ...]) -> Tensor:
-        (i, f, g, o), (di, df, dg, do), peephole = self.gates[t].chunk(4, 1), made, self.peephole
-        squashed = self.cells[t].tanh()
-        dc = dc + aten.tanh_backward(dh * o, squashed)
-        do.copy_(aten.sigmoid_backward(dh * squashed, o))
-        if peephole is not None:
-            dc.addcmul_(do, peephole[2])
-        di.copy_(aten.sigmoid_backward(dc * g, i))
-        df.copy_(aten.sigmoid_backward(dc * before, f))
-        dg.copy_(aten.tanh_backward(dc * i, g))
+        (i, f, g, o), (di, df, dg, do), cell = self.gates[t].chunk(4, 1), made, self.cell
+        squashed = cell.state.into(self.cells[t], torch.empty_like(dc))
+        dc = dc + cell.state.back(dh * o, squashed)
+        do.copy_(cell.gate.back(dh * squashed, o))
+        if cell.peephole is not None:
+            dc.addcmul_(do, cell.peephole[2])
+        di.copy_(cell.gate.back(dc * g, i))
+        df.copy_(cell.gate.back(dc * before, f))
+        dg.copy_(cell.candidate.back(dc * i, g))
         dc = dc * f
-        return dc if peephole is None else dc.addcmul_(di, peephole[0]).addcmul_(df, peephole[1])
+        return dc if cell.peephole is None else dc.addcmul_(di, cell.peephole[0]).addcmul_(df, cell.peephole[1])
 
 
 def _input_gradients(made: Tensor, x: Tensor, w_ih: Tensor | None, input_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,25 +249,26 @@ def _recurrent_gradient(made: Tensor, h0: Tensor, out: Tensor, reverse: bool) ->
 # ---------------------------------------------------------------- LSTM over gates
 
 
-def _lstm_sequence(
-    gates: Tensor, h0: Tensor, c0: Tensor, w_hh: Tensor, peephole: Tensor | None, reverse: bool, keep: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _lstm_sequence(gates: Tensor, h0: Tensor, c0: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    (w_hh, peephole, reverse, keep), activations = rest[:4], rest[4:]
     saved = gates.clone(memory_format=torch.contiguous_format)
     out, cells = (gates.new_empty(*gates.shape[:2], w_hh.shape[1]) for _ in range(2))
-    _run_steps(saved, cells, out, (h0, c0), w_hh, peephole, _order(gates.shape[0], reverse))
+    cell = cell_of(w_hh, peephole, activations)
+    _run_steps(saved, cells, out, (h0, c0), cell, _order(gates.shape[0], reverse))
     return out, cells, saved if keep else gates.new_empty(0)
 
 
 def _lstm_sequence_backward(*given: Any) -> tuple[Tensor, ...]:
-    grads, (h0, c0, w_hh, peephole, reverse), (out, cells, saved) = given[:2], given[2:7], given[7:]
-    walk = _Walk(_order(saved.shape[0], reverse), saved, cells, c0, w_hh, peephole)
+    grads, (h0, c0, w_hh, peephole, reverse), (out, cells, saved) = given[:2], given[2:7], given[7:10]
+    cell = cell_of(w_hh, peephole, given[10:])
+    walk = _Walk(_order(saved.shape[0], reverse), saved, cells, c0, cell)
     made, dh, dc = walk.backward(grads, (None, None))
     seen = w_hh.new_zeros(3, w_hh.shape[1])
     if peephole is not None:
         before = torch.cat([cells[1:], c0[None]]) if reverse else torch.cat([c0[None], cells[:-1]])
         di, df, _, do = made.chunk(4, 2)
-        for row, (gradient, cell) in enumerate(((di, before), (df, before), (do, cells))):
-            torch.sum(gradient * cell, (0, 1), out=seen[row])
+        for row, (gradient, own) in enumerate(((di, before), (df, before), (do, cells))):
+            torch.sum(gradient * own, (0, 1), out=seen[row])
     return made, dh, dc, _recurrent_gradient(made, h0, out, reverse), seen
 
 
@@ -364,10 +362,13 @@ def _gru_shape(x: Tensor, h0: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return x.new_empty([x.shape[0], x.shape[1], size]), h0.new_empty(h0.shape), saved
 
 
-def _lstm_sequence_shape(
-    gates: Tensor, h0: Tensor, c0: Tensor, w_hh: Tensor, peephole: Tensor | None, reverse: bool, keep: bool
-) -> tuple[Tensor, ...]:
+def _lstm_sequence_shape(gates: Tensor, h0: Tensor, c0: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    (w_hh, peephole, _, keep), activations = rest[:4], rest[4:]
     size = w_hh.shape[1]
+    _expect(
+        all(name in ACTIVATIONS for name in activations), "lstm_sequence",
+        f"the activations are {activations}; expected some of {', '.join(ACTIVATIONS)}",
+    )  # fmt: skip
     _expect(
         gates.dim() == 3 and gates.shape[2] == 4 * size and w_hh.shape[0] == 4 * size, "lstm_sequence",
         f"gates have shape {list(gates.shape)} and w_hh {list(w_hh.shape)}; expected [time, batch, 4 h] and [4 h, h]",
@@ -424,8 +425,8 @@ def _lstm_derivative(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ..
 
 
 def _sequence_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    _, *tensors, ctx.reverse, _ = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.reverse, ctx.activations = inputs[5], inputs[7:]
+    ctx.save_for_backward(*inputs[1:5], *output)
     ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
 
@@ -433,10 +434,10 @@ def _sequence_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, .
 def _sequence_derivative(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     h0, c0, w_hh, peephole, *outputs = ctx.saved_tensors
     if all(g is None for g in grads[:2]):
-        return (None,) * 7
+        return (None,) * 10
     call = torch.ops.penstock.lstm_sequence_backward
-    *found, seen = call(*grads[:2], h0, c0, w_hh, peephole, ctx.reverse, *outputs)
-    return *found, None if peephole is None else seen, None, None
+    *found, seen = call(*grads[:2], h0, c0, w_hh, peephole, ctx.reverse, *outputs, *ctx.activations)
+    return *found, None if peephole is None else seen, None, None, None, None, None
 
 
 def _gru_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -51,6 +51,15 @@ def evaluate(value: Dim, bindings: Mapping[str, int]) -> int:
     return value.evaluate(bindings) if isinstance(value, Expr) else value
 
 
+def renamed(value: Dim, names: Mapping[str, str]) -> Dim:
+    """Return `value` with other names for some of its symbols."""
+    if not isinstance(value, Expr):
+        return value
+    if value.op == "sym":
+        return sym(names.get(str(value.args[0]), str(value.args[0])))
+    return Expr(value.op, tuple(a if isinstance(a, str) else renamed(a, names) for a in value.args))
+
+
 def _fold(op: str, values: list[int]) -> int:
     match op:
         case "+":

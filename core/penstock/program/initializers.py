@@ -117,7 +117,7 @@ class Xavier:
     def operator(self, var: VarDesc, startup: Program) -> Operator:
         """Record a uniform in ±sqrt(6/(in+out)) or a normal of std sqrt(2/(in+out))."""
         fan_in, fan_out = _fans(var.shape)
-        total = (self.fan_in or fan_in) + (self.fan_out or fan_out)
+        total = (fan_in if self.fan_in is None else self.fan_in) + (fan_out if self.fan_out is None else self.fan_out)
         if self.uniform:
             limit = math.sqrt(6.0 / total)
             return Uniform(-limit, limit, self.seed).operator(var, startup)
@@ -132,7 +132,7 @@ class MSRA:
 
     def operator(self, var: VarDesc, startup: Program) -> Operator:
         """Record a uniform in ±sqrt(6/in) or a normal of std sqrt(2/in)."""
-        fan_in = self.fan_in or _fans(var.shape)[0]
+        fan_in = _fans(var.shape)[0] if self.fan_in is None else self.fan_in
         if self.uniform:
             limit = math.sqrt(6.0 / fan_in)
             return Uniform(-limit, limit, self.seed).operator(var, startup)

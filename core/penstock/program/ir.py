@@ -7,10 +7,11 @@ A Program pickles nothing; values of captured tensors live beside it (`Program.c
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Flag, auto
 from typing import Any, Literal
 
@@ -44,7 +45,30 @@ class TorchConst:
     value: str
 
 
-Arg = None | bool | int | float | str | Ref | TorchConst | Expr | tuple["Arg", ...]
+@dataclass(frozen=True)
+class SubBlock:
+    """A block that an operator runs, once or several times: plain data, closed over nothing but its inputs.
+
+    `inputs`: names in it of the tensors that the operator gives it, in order; `outputs`: of what it returns, made in it
+    or inputs. An input that its operators write is a copy. `symbols`: the sizes that it is given. `variables`: its
+    inputs and what its operators make.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    symbols: tuple[str, ...]
+    variables: tuple[VarDesc, ...]
+    operators: tuple[Operator, ...]
+
+    def __hash__(self) -> int:
+        return self._hash  # found once: plans are looked up by the constants of their operators
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.inputs, self.outputs, self.symbols, self.variables, self.operators))
+
+
+Arg = None | bool | int | float | str | Ref | TorchConst | Expr | SubBlock | tuple["Arg", ...]
 Output = str | None | tuple[str, ...]
 
 
@@ -56,6 +80,8 @@ class VarDesc:
     make a row at the `admit_after`-th update that has its id, and drop one that was not used for `expire_after_s`.
     `kind == "selected_rows"`: sparse gradient; `rows` (int64[n]) and `values` ([n, d]) name its two dense
     parts, `shape` is the dense shape of the parameter.
+    `kind == "array"`: a tensor array; `shape` and `dtype` are those of its elements, in a SubBlock; elsewhere a value
+    of it is a tensor without elements (see `program/control/arrays.py`).
     `buffer`: persistable state that the forward pass writes (running statistics, counters): one per replica;
     or an input that it writes in place: executors feed a copy, never the user's own array.
     """
@@ -63,7 +89,7 @@ class VarDesc:
     name: str
     shape: tuple[Dim, ...]
     dtype: str
-    kind: Literal["dense", "selected_rows"] = "dense"
+    kind: Literal["dense", "selected_rows", "array"] = "dense"
     persistable: bool = False
     parameter: bool = False
     trainable: bool = True
@@ -106,10 +132,12 @@ class Operator:
     train_only: bool = False
     block: int = 0
     _inputs: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _blocks: tuple[SubBlock, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         values = (*self.args, *(v for _, v in self.kwargs))
         object.__setattr__(self, "_inputs", tuple(itertools.chain.from_iterable(_refs(v) for v in values)))
+        object.__setattr__(self, "_blocks", tuple(itertools.chain.from_iterable(_blocks(v) for v in values)))
 
     def input_names(self) -> tuple[str, ...]:
         """Names of all operands, in order, duplicates kept."""
@@ -144,6 +172,19 @@ def _refs(value: Arg) -> Iterator[str]:
             yield from _refs(item)
 
 
+def sub_blocks(op: Operator) -> tuple[SubBlock, ...]:
+    """Return the blocks that an operator names, in order."""
+    return op._blocks
+
+
+def _blocks(value: Arg) -> Iterator[SubBlock]:
+    if isinstance(value, SubBlock):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _blocks(item)
+
+
 _RELATIONS: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -160,6 +201,10 @@ class Guard:
 
     def __str__(self) -> str:
         return f"{self.left} {self.relation} {self.right}"
+
+    def symbols(self) -> frozenset[str]:
+        """Return the size symbols on both sides."""
+        return frozenset().union(*(side.symbols() for side in (self.left, self.right) if isinstance(side, Expr)))
 
     def holds(self, bindings: Mapping[str, int]) -> bool:
         """Whether the relation holds for these sizes. Raises KeyError for an unbound symbol."""
@@ -182,10 +227,17 @@ class Structure:
     is_test: bool = False
 
 
+def structure_of(block: SubBlock) -> Structure:
+    """Return a block as a program of its own, with its inputs as feeds."""
+    given = set(block.inputs)
+    variables = {v.name: replace(v, feed=True) if v.name in given else v for v in block.variables}
+    return Structure(symbols=list(block.symbols), variables=variables, operators=list(block.operators))
+
+
 def unknown_variable(name: str, names: Any) -> str:
     """Return the text of the error for a name that is not there, with close matches."""
     import difflib  # only for an error message
 
-    close = difflib.get_close_matches(name, list(names), n=3)
+    close = difflib.get_close_matches(str(name), list(names), n=3)  # a user may pass any object
     hint = f" Did you mean {', '.join(repr(c) for c in close)}?" if close else ""
     return f"variable {name!r} is not in the program.{hint}"

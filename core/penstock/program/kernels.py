@@ -12,9 +12,20 @@ from penstock.compat.torch import FUNCTIONAL_COLLECTIVES, REFUSED_OPERATORS, OpO
 from penstock.errors import FeedError, OperatorError, ProgramError
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Expr
-from penstock.program.ir import Arg, Operator, Ref, Structure, TorchConst
+from penstock.program.ir import Arg, Operator, Ref, Structure, SubBlock, TorchConst, structure_of, sub_blocks
+from penstock.program.text import block_text
 
 CAPTURED = "penstock.captured"
+ARRAY_OPERATORS = frozenset(
+    {
+        "penstock.array_write",
+        "penstock.array_read",
+        "penstock.array_length",
+        "penstock.array_assign",
+        "penstock.array_new",
+    }
+)
+"""What blocks do with tensor arrays. No operators of torch: the interpreter of blocks has their values as lists."""
 _NAMESPACES = {"aten", "penstock", "mkldnn", FUNCTIONAL_COLLECTIVES}
 _LAYOUTS = {"strided": torch.strided}
 _FORMATS = {
@@ -103,7 +114,9 @@ def check_writes(program: Structure) -> None:
     An undeclared write is a race: the graph has no edge for it. Cost: linear in the operators; no kernel runs.
     """
     for op in program.operators:
-        if op.type == CAPTURED:
+        for block in sub_blocks(op):
+            check_writes(structure_of(block))
+        if op.type == CAPTURED or op.type in ARRAY_OPERATORS:
             continue
         written = written_operands(schema_of(resolve(op)), op.args, dict(op.kwargs))
         missing = sorted({value.name for value in written if isinstance(value, Ref)} - set(op.writes))
@@ -136,14 +149,15 @@ def bind_symbols(program: Structure, tensors: Mapping[str, torch.Tensor]) -> dic
     bindings: dict[str, int] = {}
     origin: dict[str, str] = {}
     for name, tensor in tensors.items():
-        for dim, size in zip(program.variables[name].shape, tensor.shape, strict=True):
+        for at, (dim, size) in enumerate(zip(program.variables[name].shape, tensor.shape, strict=True)):
             if not isinstance(dim, Expr) or dim.op != "sym":
                 continue
             symbol = str(dim.args[0])
             if bindings.setdefault(symbol, size) != size:
+                what = f"size in dimension {at}" if at else "number of rows"
                 raise FeedError(
-                    f"feeds {origin[symbol]!r} and {name!r} must have the same number of rows, but have "
-                    f"{bindings[symbol]} and {size}",
+                    f"feeds {origin[symbol]!r} and {name!r} must have the same {what}, but have {bindings[symbol]} and "
+                    f"{size}",
                     variable=name,
                 )
             origin.setdefault(symbol, name)
@@ -160,7 +174,7 @@ def concrete(value: Arg, bindings: Mapping[str, int], lookup: Callable[[str], An
         return [concrete(v, bindings, lookup) for v in value]
     if isinstance(value, TorchConst):
         return constant(value)
-    return value
+    return block_text(value) if isinstance(value, SubBlock) else value
 
 
 def operator_error(op: Operator, message: str, shapes: Mapping[str, str], replica: int = 0) -> OperatorError:

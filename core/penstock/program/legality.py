@@ -7,6 +7,7 @@
 5 a symbol that appears is declared
 6 a SelectedRows variable names two described parts
 7 role_vars name a parameter
+   a block that an operator names is legal on its own, given its inputs, and describes what it returns
 8 no operator uses a table whose rows are on parameter servers
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 from penstock.errors import ProgramError
 from penstock.program.expr import Expr
 from penstock.program.initializers import SEED
-from penstock.program.ir import Operator, unknown_variable
+from penstock.program.ir import Operator, SubBlock, structure_of, sub_blocks, unknown_variable
 from penstock.program.program import Program
 
 RNG = "@RNG@"
@@ -54,6 +55,21 @@ def check(program: Program) -> None:
                 )
             made.add(name)
         in_block.update(op.output_names())
+        for block in sub_blocks(op):
+            _check_block(op, block)
+
+
+def _check_block(op: Operator, block: SubBlock) -> None:
+    inside = Program(**vars(structure_of(block)))
+    check(inside)
+    known = {*block.inputs, *(n for inner in block.operators for n in inner.output_names())}
+    missing = [n for n in (*block.inputs, *block.outputs) if n not in known or n not in inside.variables]
+    if missing:
+        raise ProgramError(
+            f"rule 2: a block of operator {op.name!r} ({op.source}) has the input or result {missing[0]!r}, which "
+            "nothing in it makes or describes",
+            operator=op.name,
+        )
 
 
 def _check_operator(program: Program, op: Operator, ready: set[str]) -> None:

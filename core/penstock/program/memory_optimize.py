@@ -63,13 +63,13 @@ def kept_names(program: Program) -> frozenset[str]:
 def releases(program: Program, fetched: Sequence[str]) -> list[tuple[str, ...]]:
     """Return for each operator of block 0 the temporaries that no later operator needs; none without a mark."""
     if program.memory_mark is None:
-        return [()] * len(program.global_block().ops)
+        return [()] * len(program.global_block().operators)
     variables, kept = program.variables, kept_names(program)
     parts = {p for n in fetched if n in variables for p in (variables[n].rows, variables[n].values)}
     last: dict[str, int] = {}
-    for index, op in enumerate(program.global_block().ops):
+    for index, op in enumerate(program.global_block().operators):
         last.update(dict.fromkeys((*op.input_names(), *op.output_names()), index))
-    found: list[list[str]] = [[] for _ in program.global_block().ops]
+    found: list[list[str]] = [[] for _ in program.global_block().operators]
     for name, index in last.items():
         var = variables.get(name)
         if var is not None and not (var.persistable or var.feed or name in kept or name in fetched or name in parts):

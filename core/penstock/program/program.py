@@ -7,13 +7,15 @@ not used any more are left out; dropout and batch-norm are put at rest by their 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from penstock.errors import ProgramError
-from penstock.program.ir import Arg, Operator, Role, Structure, VarDesc, unknown_variable
-from penstock.program.text import parse_structure, to_text
+from penstock.program import unique_name
+from penstock.program.ir import Arg, Operator, Role, Structure, SubBlock, VarDesc, sub_blocks, unknown_variable
+from penstock.program.operator_types import BlockOperator, in_fluids_names
+from penstock.program.text import block_text, parse_structure, to_text
 
 # type -> (position of the training argument, names written in training)
 _TRAINING = {
@@ -50,6 +52,8 @@ def with_nan_as_text(program: Structure) -> Structure:
 
 
 def _comparable(value: Any) -> Any:
+    if isinstance(value, SubBlock):
+        return block_text(value)
     if isinstance(value, tuple):
         return tuple(_comparable(v) for v in value)
     return "nan" if isinstance(value, float) and math.isnan(value) else value
@@ -70,11 +74,39 @@ def for_test_structure(program: Structure) -> Structure:
 
 
 def _at_rest(op: Operator) -> Operator:
+    if sub_blocks(op):
+        return replace(
+            op,
+            args=tuple(_blocks_at_rest(arg) for arg in op.args),
+            kwargs=tuple((k, _blocks_at_rest(v)) for k, v in op.kwargs),
+        )
     position = _TRAINING.get(op.type)
     if position is None:
         return op
     args: tuple[Arg, ...] = (*op.args[:position], False, *op.args[position + 1 :])
     return replace(op, args=args, writes=())
+
+
+def _blocks_at_rest(value: Any) -> Any:
+    if isinstance(value, SubBlock):
+        return replace(value, operators=tuple(_at_rest(op) for op in value.operators if not op.train_only))
+    return tuple(_blocks_at_rest(v) for v in value) if isinstance(value, tuple) else value
+
+
+def nested_blocks(program: Structure) -> list[tuple[int, SubBlock]]:
+    """Return the blocks that operators name, as (number of the parent, block); the first has the number after all
+    that operators are in, and a block stands before those in it."""
+    first = 1 + max((op.block for op in program.operators), default=0)
+    found: list[tuple[int, SubBlock]] = []
+
+    def walk(operators: Iterable[Operator], parent: int | None) -> None:
+        for op in operators:
+            for block in sub_blocks(op):
+                found.append((op.block if parent is None else parent, block))
+                walk(block.operators, first + len(found) - 1)
+
+    walk(program.operators, None)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +156,15 @@ class Program(Structure):
         """Return block 0, which a run runs."""
         return Block(self)
 
+    def current_block(self) -> Block:
+        """Return the block that layers record into: block 0."""
+        return Block(self)
+
+    @property
+    def _version(self) -> int:
+        """Fluid's name for `revision`."""
+        return self.revision
+
     def block(self, index: int) -> Block:
         """Return a block. Raises ProgramError for one that is not there."""
         if not 0 <= index < self.num_blocks:
@@ -132,8 +173,8 @@ class Program(Structure):
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks: 1, but for a pserver's program."""
-        return 1 + max((op.block for op in self.operators), default=0)
+        """Number of blocks: 1, those that operators of control flow name, and those of a pserver's program."""
+        return 1 + max((op.block for op in self.operators), default=0) + len(nested_blocks(self))
 
     @property
     def blocks(self) -> list[Block]:
@@ -156,7 +197,12 @@ class Program(Structure):
         return handles.get(name, self.variables[name])
 
     def unique(self, prefix: str) -> str:
-        """Return `prefix_k` with the next k of that prefix."""
+        """Return `prefix_k` with the next k of that prefix; within `unique_name.guard`, of the guard's generator."""
+        generator = unique_name.chosen()
+        if generator is not None:
+            while (name := generator(prefix)) in self.variables:
+                pass
+            return name
         k = self._names.get(prefix, 0)
         while True:
             self._names[prefix] = k + 1
@@ -238,7 +284,9 @@ class Program(Structure):
     def __str__(self) -> str:
         return to_text(self)
 
-    to_string = __str__
+    def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
+        """Return the text form (Fluid's name and arguments; the text is always whole)."""
+        return to_text(self)
 
     @staticmethod
     def parse(text: str) -> Program:
@@ -250,9 +298,29 @@ def _shape(var: VarDesc) -> str:
     return "[" + ", ".join(str(d) for d in var.shape) + "]"
 
 
+class Framework(Protocol):
+    """What a Block needs of the recorder, which this module is read without."""
+
+    def create_var(self, program: Program, **described: Any) -> Any: ...
+    def create_parameter(self, program: Program, **described: Any) -> Any: ...
+    def append_op(
+        self,
+        block: Block,
+        type_: str,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        attrs: Mapping[str, Any],
+    ) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Fluid's view of the operators of one block, and of the Program's variables, which all blocks share."""
+    """Fluid's view of the operators of one block, and of the Program's variables, which all blocks share.
+
+    `_framework`: what declares variables and appends operators by hand; set by `penstock.program.framework`.
+    """
+
+    _framework: ClassVar[Framework | None] = None
 
     program: Program
     index: int = 0
@@ -263,16 +331,35 @@ class Block:
         return self.index
 
     @property
-    def ops(self) -> list[Operator]:
+    def ops(self) -> list[BlockOperator]:
+        """The operators, in order, by Fluid's names of their types; `kernel` is what runs."""
+        return in_fluids_names(self.operators)
+
+    @property
+    def parent_idx(self) -> int:
+        """The number of the block whose operator runs this one; -1 for block 0, 0 for those of a pserver's program."""
+        inside = self._nested()
+        return inside[0] if inside is not None else 0 if self.index else -1
+
+    @property
+    def operators(self) -> list[Operator]:
         """The operators, in order: of a Program with one block the list itself."""
-        if self.program.num_blocks == 1:
+        inside = self._nested()
+        if inside is not None:
+            return list(inside[1].operators)
+        if not any(op.block for op in self.program.operators):
             return self.program.operators
         return [op for op in self.program.operators if op.block == self.index]
 
     @property
     def vars(self) -> dict[str, VarDesc]:
-        """The variables by name."""
-        return self.program.variables
+        """The variables by name: those of a nested block, else the Program's."""
+        inside = self._nested()
+        return self.program.variables if inside is None else {v.name: v for v in inside[1].variables}
+
+    def _nested(self) -> tuple[int, SubBlock] | None:
+        first = 1 + max((op.block for op in self.program.operators), default=0)
+        return nested_blocks(self.program)[self.index - first] if self.index >= first else None
 
     def var(self, name: str) -> Any:
         """Return the variable called `name`: a Variable for recording, where the recorder is loaded."""
@@ -280,6 +367,33 @@ class Block:
         if Program._open_recording is not None:
             Program._open_recording(self.program)
         return self.program.handle(name)
+
+    def create_var(self, **described: Any) -> Any:
+        """Declare a variable (`name`, `shape`, `dtype`, `persistable`, …) that an operator or the scope gives a value.
+
+        Raises ProgramError for another one of that name.
+        """
+        return self._writer().create_var(self.program, **described)
+
+    def create_parameter(self, **described: Any) -> Any:
+        """Declare a parameter (`name`, `shape`, `dtype`, `initializer`, `attr`, …)."""
+        return self._writer().create_parameter(self.program, **described)
+
+    def append_op(
+        self,
+        type: str,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        stop_gradient: bool = False,
+    ) -> Any:
+        """Append an operator by Fluid's type, slots and attributes, and return it. Raises ProgramError."""
+        return self._writer().append_op(self, type, inputs or {}, outputs or {}, attrs or {})
+
+    def _writer(self) -> Framework:
+        if self._framework is None:
+            raise ProgramError("import penstock.program.framework before variables are declared in a block by hand")
+        return self._framework
 
     def has_var(self, name: str) -> bool:
         """Whether there is a variable called `name`."""

@@ -1,38 +1,49 @@
 """The text form of a Program, and the grammar that reads it back. `parse(str(p)) == p`.
 
     program  := "program" "version=1" "seed=" int ["test"] "symbols=[" names "]" { line }
-    line     := "var" name ":" dtype "[" dims "]" { flag }
+    line     := block | "var" name ":" dtype "[" dims "]" { flag }
               | "guard" dim relation dim ["at" string]
               | "op" name type "(" args ")" ["->" outputs] { clause }
-    arg      := none | true | false | int | float | string | "%"name | kind":"value | dim | "[" args "]"
+    block    := "block" int "inputs=[" names "]" "symbols=[" names "]" "outputs=[" names "]" { line } "end"
+    arg      := none | true | false | int | float | string | "%"name | kind":"value | "block:"int | dim | "[" args "]"
     dim      := product { "+" product };  product := atom { ("*" | "//" | "%") atom }
     atom     := int | symbol | ("max" | "min") "(" dims ")" | "(" dim ")"
 
-Names that are no plain identifiers are quoted. Nothing is evaluated; unknown words are errors with line and column.
+A block stands before the operator that names it; its number is that of `Program.block`. Names that are no plain
+identifiers are quoted. Nothing is evaluated; unknown words are errors with line and column.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ProgramError
-from penstock.program.expr import Dim, Expr
-from penstock.program.ir import Arg, Guard, Operator, Output, Ref, Role, Structure, TorchConst, VarDesc
+from penstock.program.ir import (
+    Arg,
+    Guard,
+    Operator,
+    Output,
+    Ref,
+    Role,
+    Structure,
+    SubBlock,
+    TorchConst,
+    VarDesc,
+    sub_blocks,
+)
+from penstock.program.text_line import Line
 
-_FLAGS = ("persistable", "parameter", "buffer", "distributed", "feed")
+_FLAGS = ("persistable", "parameter", "buffer", "distributed", "feed", "array")
 _NUMBERS = ("lod", "admit_after", "expire_after_s")  # words of a variable with a number
 _PLAIN = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@/]*\Z")
-_TOKEN = re.compile(
-    r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<number>-?(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)'
-    r"|(?P<name>[A-Za-z_@][A-Za-z0-9_.@/]*)|(?P<mark>->|//|==|!=|<=|>=|[-+*%()\[\]:=,<>]))"
-)
 _ROLES = {r.name: r for r in Role}
-_MAX_DIGITS = 400  # of a number; Python itself refuses to read thousands
-_CONSTS = ("dtype", "device", "layout", "memory_format")
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -42,7 +53,9 @@ def _name(name: str) -> str:
     return name if _PLAIN.match(name) else json.dumps(name)
 
 
-def _arg(value: Arg) -> str:
+def _arg(value: Arg, blocks: Iterator[int] = iter(())) -> str:  # noqa: B008 - empty
+    if isinstance(value, SubBlock):
+        return f"block:{next(blocks)}"
     if isinstance(value, Ref):
         return "%" + _name(value.name)
     if isinstance(value, TorchConst):
@@ -54,7 +67,7 @@ def _arg(value: Arg) -> str:
     if isinstance(value, float):
         return repr(value) if not math.isfinite(value) or any(c in repr(value) for c in ".e") else f"{value!r}.0"
     if isinstance(value, tuple):
-        return "[" + ", ".join(_arg(v) for v in value) + "]"
+        return "[" + ", ".join(_arg(v, blocks) for v in value) + "]"
     return str(value)
 
 
@@ -66,7 +79,7 @@ def _output(value: Output) -> str:
 
 def _var_line(v: VarDesc) -> str:
     parts = [f"var {_name(v.name)} : {v.dtype}[{', '.join(str(d) for d in v.shape)}]"]
-    parts += [flag for flag in _FLAGS if getattr(v, flag)]
+    parts += [flag for flag in _FLAGS if (v.kind == flag if flag == "array" else getattr(v, flag))]
     parts += ["frozen"] if not v.trainable else []
     parts += [f"view={_name(v.storage)}"] if v.storage != v.name else []
     parts += [f"rows={_name(v.rows)} values={_name(v.values)}"] if v.kind == "selected_rows" else []
@@ -77,8 +90,8 @@ def _var_line(v: VarDesc) -> str:
     return " ".join(parts)
 
 
-def _op_line(op: Operator) -> str:
-    args = [_arg(a) for a in op.args] + [f"{k}={_arg(v)}" for k, v in op.kwargs]
+def _op_line(op: Operator, blocks: Iterator[int]) -> str:
+    args = [_arg(a, blocks) for a in op.args] + [f"{k}={_arg(v, blocks)}" for k, v in op.kwargs]
     parts = [f"op {_name(op.name)} {op.type}({', '.join(args)})"]
     parts += ["-> " + ", ".join(_output(o) for o in op.outputs)] if op.outputs else []
     parts += [f"writes=[{', '.join(_name(w) for w in op.writes)}]"] if op.writes else []
@@ -91,175 +104,41 @@ def _op_line(op: Operator) -> str:
     return " ".join(parts)
 
 
+def _op_lines(op: Operator, numbers: Iterator[int]) -> Iterator[str]:
+    """The blocks of an operator, each before those in it, and its own line."""
+    own = []
+    for block in sub_blocks(op):
+        own.append(next(numbers))
+        yield from _block_lines(block, own[-1], numbers)
+    yield _op_line(op, iter(own))
+
+
+def _block_lines(block: SubBlock, number: int, numbers: Iterator[int]) -> Iterator[str]:
+    lists = (("inputs", block.inputs), ("symbols", block.symbols), ("outputs", block.outputs))
+    yield " ".join([f"block {number}", *(f"{word}=[{', '.join(map(_name, names))}]" for word, names in lists)])
+    yield from (f"  {_var_line(v)}" for v in block.variables)
+    yield from (f"  {line}" for op in block.operators for line in _op_lines(op, numbers))
+    yield "end"
+
+
+@functools.lru_cache(maxsize=1024)
+def block_text(block: SubBlock) -> str:
+    """Return the text of a block alone, in which it is block 1: how its operator's kernel gets it."""
+    return "\n".join(_block_lines(block, 1, itertools.count(2))) + "\n"
+
+
 def to_text(program: Structure) -> str:
-    """Return the text form: one line a variable, guard and operator."""
+    """Return the text form: one line a variable, guard and operator, blocks as sections."""
     test = " test" if program.is_test else ""
     head = f"program version=1 seed={program.seed}{test} symbols=[{', '.join(program.symbols)}]"
     lines = [head, *(_var_line(v) for v in program.variables.values())]
     lines += [f"guard {g}" + (f" at={json.dumps(g.source)}" if g.source else "") for g in program.guards]
-    lines += [_op_line(op) for op in program.operators]
+    numbers = itertools.count(1 + max((op.block for op in program.operators), default=0))
+    lines += [line for op in program.operators for line in _op_lines(op, numbers)]
     return "\n".join(lines) + "\n"
 
 
 # -- reading ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    kind: str
-    text: str
-    column: int
-
-
-class _Line:
-    """The tokens of one line, and the productions that read them."""
-
-    def __init__(self, text: str, number: int, symbols: list[str]) -> None:
-        self.number, self.symbols = number, symbols
-        self.tokens: list[_Token] = []
-        self.at = 0
-        position = 0
-        while position < len(text.rstrip()):
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise ProgramError(
-                    f"line {number}, column {position + 1}: {text[position : position + 20]!r} is no token"
-                )
-            self.tokens.append(_Token(match.lastgroup or "", match[match.lastgroup or 0], match.start() + 1))
-            position = match.end()
-
-    def fail(self, expected: str) -> ProgramError:
-        token = self.tokens[self.at] if self.at < len(self.tokens) else None
-        got = f"{token.text!r} at column {token.column}" if token else "the end of the line"
-        return ProgramError(f"line {self.number}: expected {expected}, got {got}", line=self.number)
-
-    def peek(self, text: str, ahead: int = 0) -> bool:
-        i = self.at + ahead
-        return i < len(self.tokens) and self.tokens[i].kind != "string" and self.tokens[i].text == text
-
-    def kind(self) -> str:
-        return self.tokens[self.at].kind if self.at < len(self.tokens) else ""
-
-    def take(self, text: str) -> None:
-        if not self.peek(text):
-            raise self.fail(repr(text))
-        self.at += 1
-
-    def accept(self, text: str) -> bool:
-        if self.peek(text):
-            self.at += 1
-            return True
-        return False
-
-    def done(self) -> bool:
-        return self.at >= len(self.tokens)
-
-    def word(self, expected: str = "a name") -> str:
-        if self.kind() not in ("name", "string"):
-            raise self.fail(expected)
-        token = self.tokens[self.at]
-        if token.kind != "string":
-            self.at += 1
-            return token.text
-        try:
-            text = str(json.loads(token.text))
-        except json.JSONDecodeError:
-            raise self.fail("a quoted string with JSON's escapes") from None
-        self.at += 1
-        return text
-
-    def number_value(self) -> int | float:
-        text = self.tokens[self.at].text
-        if len(text) > _MAX_DIGITS:
-            raise self.fail(f"a number of at most {_MAX_DIGITS} characters")
-        self.at += 1
-        return float(text) if any(c in text for c in ".einfa") else int(text)
-
-    def names(self) -> list[str]:
-        self.take("[")
-        found: list[str] = []
-        while not self.accept("]"):
-            found.append(self.word())
-            if not self.peek("]"):
-                self.take(",")
-        return found
-
-    # dims
-    def dim(self) -> Dim:
-        return self._chain(("+",), self._product)
-
-    def _product(self) -> Dim:
-        return self._chain(("*", "//", "%"), self._atom)
-
-    def _chain(self, marks: tuple[str, ...], operand: Any) -> Dim:
-        first = operand()
-        mark = next((m for m in marks if self.peek(m)), None)
-        if mark is None:
-            return first  # type: ignore[no-any-return]  # operand returns Dim
-        terms = [first]
-        while self.accept(mark):
-            terms.append(operand())
-        return Expr(mark, tuple(terms))  # type: ignore[arg-type]  # mark is one of ExprOp
-
-    def _atom(self) -> Dim:
-        if self.accept("("):
-            inner = self.dim()
-            self.take(")")
-            return inner
-        if self.kind() == "number":
-            value = self.number_value()
-            if isinstance(value, float):
-                self.at -= 1
-                raise self.fail("a whole number")
-            return value
-        name = self.word("a size")
-        if name in ("max", "min") and self.accept("("):
-            items = self._until(")", self.dim)
-            return Expr(name, tuple(items))  # type: ignore[arg-type]  # max or min
-        if name not in self.symbols and name != "seed":
-            self.at -= 1
-            raise self.fail(f"one of the symbols {self.symbols}")
-        return Expr("sym", (name,))
-
-    def _until(self, close: str, item: Any) -> list[Any]:
-        items: list[Any] = []
-        while not self.accept(close):
-            items.append(item())
-            if not self.peek(close):
-                self.take(",")
-        return items
-
-    # arguments
-    def argument(self) -> Arg:
-        if self.kind() == "string":
-            return self.word()
-        if self.accept("%"):
-            return Ref(self.word())
-        if self.accept("["):
-            return tuple(self._until("]", self.argument))
-        for word, value in (("none", None), ("true", True), ("false", False)):
-            if self.accept(word):
-                return value
-        if self.kind() == "name" and self.peek(":", 1):
-            kind = self.word()
-            if kind not in _CONSTS:
-                raise self.fail(f"one of {_CONSTS}")
-            self.take(":")
-            return TorchConst(kind, self.word())  # type: ignore[arg-type]  # checked above
-        start = self.at
-        if self.kind() == "number" and isinstance(number := self.number_value(), float):
-            return number
-        self.at = start
-        return self.dim()
-
-    def output(self) -> Output:
-        if self.accept("["):
-            return tuple(self._until("]", self._percent_name))
-        return None if self.accept("none") else self._percent_name()
-
-    def _percent_name(self) -> str:
-        self.take("%")
-        return self.word()
 
 
 def parse_structure(text: str) -> Structure:
@@ -267,16 +146,71 @@ def parse_structure(text: str) -> Structure:
     lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ProgramError("the text of the program is empty")
-    program = _head(_Line(lines[0][1], lines[0][0], []))
-    for number, line in lines[1:]:
-        try:
-            _read(_Line(line, number, program.symbols), program)
-        except RecursionError:
-            raise ProgramError(f"line {number}: expressions or lists are nested too deeply", line=number) from None
+    program = _head(Line(lines[0][1], lines[0][0], []))
+    _read_lines(lines[1:], program)
     return program
 
 
-def _read(line: _Line, program: Structure) -> None:
+def _read_lines(lines: list[tuple[int, str]], program: Structure) -> dict[int, SubBlock]:
+    """Read lines into a program; return the blocks that no operator of it names."""
+    blocks: dict[int, SubBlock] = {}
+    open_blocks: list[_OpenBlock] = []
+    for number, text in lines:
+        inner = open_blocks[-1].inside if open_blocks else program
+        line = Line(text, number, inner.symbols, blocks)
+        try:
+            if line.peek("block") and len(line.tokens) > 1 and line.tokens[1].kind == "number":
+                open_blocks.append(_block_head(line))
+            elif line.peek("end") and open_blocks:
+                line.at += 1
+                closed = open_blocks.pop()
+                blocks[closed.number] = closed.block()
+            else:
+                _read(line, inner)
+            if not line.done():
+                raise line.fail("the end of the line")
+        except RecursionError:
+            raise ProgramError(f"line {number}: expressions or lists are nested too deeply", line=number) from None
+    if open_blocks:
+        raise ProgramError(f"block {open_blocks[-1].number} has no 'end'")
+    return blocks
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    number: int
+    inputs: list[str]
+    outputs: list[str]
+    inside: Structure
+
+    def block(self) -> SubBlock:
+        inside = self.inside
+        variables, operators = tuple(inside.variables.values()), tuple(inside.operators)
+        return SubBlock(tuple(self.inputs), tuple(self.outputs), tuple(inside.symbols), variables, operators)
+
+
+def _block_head(line: Line) -> _OpenBlock:
+    line.take("block")
+    number = int(line.number_value())
+    lists = []
+    for word in ("inputs", "symbols", "outputs"):
+        line.take(word)
+        line.take("=")
+        lists.append(line.names())
+    return _OpenBlock(number, lists[0], lists[2], Structure(symbols=lists[1]))
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_block(text: str) -> SubBlock:
+    """Read a block from the text that `block_text` gives. Raises ProgramError."""
+    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    blocks = _read_lines(lines, Structure())
+    if len(blocks) != 1:
+        raise ProgramError(f"expected the text of one block, got {len(blocks)}")
+    return blocks.popitem()[1]
+
+
+def _read(line: Line, program: Structure) -> None:
     word = line.word("'var', 'guard' or 'op'")
     if word == "var":
         var = _variable(line)
@@ -292,11 +226,9 @@ def _read(line: _Line, program: Structure) -> None:
     else:
         line.at = 0
         raise line.fail("'var', 'guard' or 'op'")
-    if not line.done():
-        raise line.fail("the end of the line")
 
 
-def _head(line: _Line) -> Structure:
+def _head(line: Line) -> Structure:
     line.take("program")
     line.take("version")
     line.take("=")
@@ -313,7 +245,7 @@ def _head(line: _Line) -> Structure:
     return Structure(seed=seed, is_test=is_test, symbols=line.names())
 
 
-def _variable(line: _Line) -> VarDesc:
+def _variable(line: Line) -> VarDesc:
     name = line.word()
     line.take(":")
     dtype = line.word("a dtype")
@@ -321,7 +253,9 @@ def _variable(line: _Line) -> VarDesc:
     fields: dict[str, Any] = {"shape": tuple(line._until("]", line.dim))}
     while not line.done():
         word = line.word("a flag")
-        if word in _FLAGS:
+        if word == "array":
+            fields["kind"] = word
+        elif word in _FLAGS:
             fields[word] = True
         elif word == "frozen":
             fields["trainable"] = False
@@ -337,7 +271,7 @@ def _variable(line: _Line) -> VarDesc:
     return VarDesc(name=name, dtype=dtype, **fields)
 
 
-def _guard(line: _Line) -> Guard:
+def _guard(line: Line) -> Guard:
     left = line.dim()
     relation = next((r for r in ("==", "!=", "<=", ">=", "<", ">") if line.accept(r)), None)
     if relation is None:
@@ -350,7 +284,7 @@ def _guard(line: _Line) -> Guard:
     return Guard(left, relation, right, source)  # type: ignore[arg-type]  # one of the relations
 
 
-def _operator(line: _Line) -> Operator:
+def _operator(line: Line) -> Operator:
     name, type_ = line.word(), line.word("an operator type")
     line.take("(")
     args: list[Arg] = []
@@ -374,7 +308,7 @@ def _operator(line: _Line) -> Operator:
     return Operator(name=name, type=type_, args=tuple(args), kwargs=tuple(kwargs), **fields)
 
 
-def _clauses(line: _Line, fields: dict[str, Any]) -> None:
+def _clauses(line: Line, fields: dict[str, Any]) -> None:
     while not line.done():
         word = line.word("a clause")
         if word == "train_only":
@@ -399,14 +333,14 @@ def _clauses(line: _Line, fields: dict[str, Any]) -> None:
             raise line.fail("a clause of an operator")
 
 
-def _block(line: _Line) -> int:
+def _block(line: Line) -> int:
     number = line.number_value() if line.kind() == "number" else 0
     if not isinstance(number, int) or number < 1:
         raise line.fail("the number of a block from 1 on")
     return number
 
 
-def _role(line: _Line) -> Role:
+def _role(line: Line) -> Role:
     role = Role(0)
     while True:
         word = line.word("a role")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from functools import partial
@@ -20,12 +20,15 @@ import numpy as np
 import torch
 
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable
+from penstock.native.channels import Session, close_session, open_session
 from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.ps.counters import Counters
+from penstock.ps.heartbeats import HeartbeatThread
+from penstock.ps.narrow import narrowed
 from penstock.ps.prefetch import Prefetcher, StepRead
-from penstock.ps.remote import Descriptor, SendCall
+from penstock.ps.remote import Descriptor, GeoCall, SendCall
 from penstock.ps.rows import Part, Table, check_rows, is_whole, parts_of, put_back, summed, unique
-from penstock.ps.server_link import HeartbeatThread, ServerLink
+from penstock.ps.server_link import WAIT_S, ServerLink
 from penstock.ps.settings import TrainerSettings
 from penstock.ps.wire import Message, Origin, WireTensor, bytes_of, from_wire
 
@@ -75,21 +78,27 @@ class TrainerClient:
 
     def __init__(self, descriptor: Descriptor, settings: TrainerSettings) -> None:
         self.descriptor, self.settings = descriptor, settings
-        self.counters = Counters()
         self._sync = descriptor.mode == "sync"
-        self.links = [ServerLink(e, descriptor, settings, self.counters) for e in descriptor.endpoints]
+        self._session = Session(
+            descriptor.trainer, settings.epoch, sync=self._sync, limit_s=WAIT_S, num_servers=len(descriptor.endpoints)
+        )
+        self.counters = Counters()
+        self.counters.also(self._native_sums)
+        self.links = [
+            ServerLink(i, descriptor, settings, self.counters, self._session) for i in range(len(descriptor.endpoints))
+        ]
         self._reads = [StepRead(link, learns=self._sync) for link in self.links]
         # Barriers of all servers, and the reads and pushes of operators that run at the same time. What they copy is
         # copied by them: torch's own threads would spin beside a step that has all cores.
         self._pool = ThreadPoolExecutor(
             2 * len(self.links) + 2, "ps-call", initializer=use_intra_op_threads_here, initargs=(1,)
         )
-        self._prefetcher = Prefetcher()
+        self._prefetcher = Prefetcher(self._session.set_ahead)
         self._tables: dict[str, Table] = {}
         self._shapes: dict[str, tuple[int, torch.dtype]] = {}
         self._lock = threading.Lock()
         self._heartbeat: HeartbeatThread | None = None
-        self._closed = False
+        self._closed = self._is_direct = False
 
     def connect(self) -> None:
         """Join every server. Logs every 3 s which are not ready. Raises Unavailable naming them, PeerError."""
@@ -114,6 +123,28 @@ class TrainerClient:
             )
         self._heartbeat = HeartbeatThread(self.links, within_s=min(self.settings.lease_s, self.settings.deadline_s))
 
+    def serve_operators(self) -> None:
+        """Let operators of programs with this descriptor reach the servers without Python, from now on."""
+        self._is_direct = True
+        open_session(str(self.descriptor), self._session)
+        self._arm()
+
+    def withdraw_operators(self) -> None:
+        """Undo `serve_operators`. An operator that is at the servers finishes there."""
+        self._is_direct = False
+        close_session(str(self.descriptor), self._session)
+
+    def _arm(self) -> None:
+        """Open channels to servers that have none, or none any more. After each step that Python did."""
+        if self._is_direct and not self._closed and not self._session.is_armed:
+            at_once(self._pool, [link.arm for link in self.links])
+
+    def _native_sums(self) -> Iterator[tuple[tuple[str, str], Mapping[str, int]]]:
+        for at, link in enumerate(self.links):
+            for block, sums in self._session.sums(at):
+                if any(sums.values()):
+                    yield (link.endpoint, block), sums
+
     # -- gradients -------------------------------------------------------------------------------
 
     def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Tensor]) -> None:
@@ -133,14 +164,18 @@ class TrainerClient:
         self._at_servers(self._calls(SendCall(variable, blocks, at, [values], heights, rows)))
 
     def send_step(self, pushes: Sequence[SendCall]) -> None:
-        """Sync: push everything and wait until every server has applied the round, without copies of the gradients."""
+        """Push all of a step without copies of the gradients; sync: wait until every server has applied the round."""
+        number = self._session.begin_step()
         try:
-            self._at_servers([call for push in pushes for call in self._calls(push, owned=True)])
+            self._at_servers([call for push in pushes for call in self._calls(push, owned=True, number=number)])
             self.send_barrier()
         except BaseException:
             for link in self.links:  # a replay must not read memory that has been reused by then
                 link.copy_open_round()
             raise
+        finally:
+            self._session.end_step()
+        self._arm()
 
     def _at_servers(self, calls: Iterable[_Call]) -> None:
         """Make each server's calls one after another, those of several servers at the same time."""
@@ -149,19 +184,23 @@ class TrainerClient:
             of_server[server].append(call)
         at_once(self._pool, [partial(_in_order, of_one) for of_one in of_server.values()])
 
-    def _calls(self, push: SendCall, *, owned: bool = False) -> list[_Call]:
-        """Return (server, call) for each block. `owned`: the tensors do not change before the barrier is answered."""
-        if push.rows is not None:
-            return self._calls_with_rows(push, owned=owned)
-        return [
-            (server, partial(self.links[server].push, block, [("values", value)], owned=owned))
-            for block, server, value in zip(push.blocks, push.at, push.values, strict=True)
-        ]
+    def _calls(self, push: SendCall, *, owned: bool = False, number: int = 0) -> list[_Call]:
+        """Return (server, call) for each block. `owned`: the tensors do not change before the barrier is answered.
 
-    def _calls_with_rows(self, push: SendCall, *, owned: bool) -> list[_Call]:
+        `number`: of a step that may have been applied; async.
+        """
+        if push.rows is not None:
+            return self._calls_with_rows(push, owned=owned, number=number)
+        calls: list[_Call] = []
+        for block, server, value in zip(push.blocks, push.at, push.values, strict=True):
+            push_part = partial(self.links[server].push, owned=owned, together=owned, number=number)
+            calls.append((server, partial(push_part, block, [("values", self._on_wire(server, value))])))
+        return calls
+
+    def _calls_with_rows(self, push: SendCall, *, owned: bool, number: int) -> list[_Call]:
         table = Table.of(push.variable, push.blocks, push.at, push.heights)
         (values,) = push.values
-        if self._sync and self._is_local(table):
+        if self._is_local(table):
             check_rows(table, push.rows)
             tensors = [("rows", push.rows), ("values", values)]
             return [(table.at[0], partial(self.links[table.at[0]].push, table.blocks[0], tensors, owned=owned))]
@@ -171,10 +210,15 @@ class TrainerClient:
         calls: list[_Call] = []
         for part in parts_of(table, different):
             if len(part.rows) or (self._sync and push.heights):
-                tensors = [("rows", part.rows), ("values", sums[part.positions])]
                 server = table.at[part.index]
-                calls.append((server, partial(self.links[server].push, table.blocks[part.index], tensors, owned=True)))
+                tensors = [("rows", part.rows), ("values", self._on_wire(server, sums[part.positions]))]
+                push_part = partial(self.links[server].push, owned=True, together=owned, number=number)
+                calls.append((server, partial(push_part, table.blocks[part.index], tensors)))
         return calls
+
+    def _on_wire(self, server: int, values: Tensor) -> Tensor:
+        """Return what to push: in the descriptor's dtype to a server that is reached over a network."""
+        return values if self.links[server].route.is_local else narrowed(values, self.descriptor.wire_dtype)
 
     def _is_local(self, table: Table) -> bool:
         return is_whole(table) and self.links[table.at[0]].route.is_local
@@ -199,7 +243,9 @@ class TrainerClient:
             ],
         )
 
-    def recv_step(self, blocks: Sequence[str], at: Sequence[int], out: Sequence[Tensor]) -> None:
+    def recv_step(
+        self, variables: Sequence[str], blocks: Sequence[str], at: Sequence[int], out: Sequence[Tensor]
+    ) -> None:
         """Pull all that a step reads, and end its reads."""
         self.recv("", blocks, at, out)
         self.fetch_barrier()
@@ -314,6 +360,11 @@ class TrainerClient:
         """Not of this client: GEO has a communicator of its own."""
         raise SpecError(f"mode {self.descriptor.mode!r} has no GEO exchange")
 
+    def geo_step(self, calls: Sequence[GeoCall]) -> None:
+        """Not of this client, as `geo`."""
+        for call in calls:
+            self.geo(call.variable, call.blocks, call.at, call.heights, call.parameter, None)
+
     def save(self, folder: str) -> None:
         """Have each server save what it keeps into a part of its own of `folder`, which it has to be able to reach."""
         at_once(self._pool, [partial(link.save, folder) for link in self.links])
@@ -351,6 +402,7 @@ class TrainerClient:
         if self._heartbeat is not None:
             self._heartbeat.close()
         self._prefetcher.close()
+        close_session(str(self.descriptor), self._session)
         for read in self._reads:
             read.end_step()
         at_once(self._pool, [link.leave for link in self.links])

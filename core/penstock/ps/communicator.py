@@ -71,6 +71,8 @@ class Remotes:
         """
         config = self.configs.get(str(descriptor))
         client = self._connect_client(descriptor)
+        if descriptor.mode == "sync" or (config is None and descriptor.mode in ("async", "half_async")):
+            client.serve_operators()
         if config is None and descriptor.mode != "geo":
             return client
         try:
@@ -179,11 +181,15 @@ class Communicator:
         )
         _check_kwargs(self.descriptor, kwargs or {})
 
-    def start(self) -> None:
-        """Connect to the servers and start the threads; nothing if it runs. Raises SpecError, Unavailable."""
+    def start(self, *, connects: bool = True) -> None:
+        """Connect to the servers and start the threads; nothing if it runs. Raises SpecError, Unavailable.
+
+        Without `connects` the first run of the program does it.
+        """
         if not self.is_running():
             remotes.configs[str(self.descriptor)] = self.config
-            self._remote()
+            if connects:
+                self._remote()
 
     def stop(self) -> None:
         """Send what waits, leave the servers, end the threads; nothing if it does not run.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
@@ -19,6 +19,7 @@ from dataclasses import replace
 from penstock.protocol.exchange import Sums
 
 _Key = tuple[str, str]
+Counted = Callable[[], Iterable[tuple[_Key, Mapping[str, int]]]]
 _NO_WAIT = nullcontext()
 _counts_waits: ContextVar[bool] = ContextVar("_counts_waits", default=True)
 
@@ -32,6 +33,7 @@ class Counters:
     """Sums by (peer, block). `block` is '' for what belongs to none (barriers, heartbeats). `clock`: nanoseconds."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._others: list[Counted] = []
         self._lock, self._clock = threading.Lock(), clock
         self._rows: dict[_Key, Sums] = {}
         self._waited_for: list[_Key] = []  # one entry for each wait that is under way
@@ -41,8 +43,7 @@ class Counters:
         """Add to the fields of one row, e.g. `add(endpoint, "w.block0", calls=1, sent_bytes=4096)`."""
         with self._lock:
             row = self._row((peer, block))
-            for name, amount in amounts.items():  # cheaper than to make sums of them first
-                setattr(row, name, getattr(row, name) + amount)
+            _add(row, amounts)
 
     def waiting(self, peer: str, block: str = "") -> AbstractContextManager[None]:
         """Count the time that the body takes as a wait, shared with the others that are under way meanwhile."""
@@ -64,7 +65,21 @@ class Counters:
         """Return a copy of all rows; waits that are under way are in them up to now."""
         with self._lock:
             self._share_out()
-            return {key: replace(row) for key, row in self._rows.items()}
+            out = {key: replace(row) for key, row in self._rows.items()}
+        for counted in self._others:
+            for key, amounts in counted():
+                _add(out.setdefault(key, Sums()), amounts)
+        return out
+
+    def also(self, counted: Counted) -> None:
+        """Add to `rows` what is counted elsewhere, which `counted` returns in full each time."""
+        self._others.append(counted)
+
+    def add_merges(self, peers: Iterable[tuple[str, str]]) -> None:
+        """Add a merge to each row."""
+        with self._lock:
+            for key in peers:
+                self._row(key).merges += 1
 
     def _share_out(self) -> None:
         now = self._clock()
@@ -79,6 +94,11 @@ class Counters:
         if row is None:
             row = self._rows[key] = Sums()
         return row
+
+
+def _add(row: Sums, amounts: Mapping[str, int]) -> None:
+    for name, amount in amounts.items():  # cheaper than to make sums of them first
+        setattr(row, name, getattr(row, name) + amount)
 
 
 class _Wait:

@@ -10,9 +10,9 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from penstock.errors import PeerError, PenstockError, Unavailable
@@ -78,28 +78,28 @@ class Dispatcher:
         with self._lock:
             yield
 
-    def dispatch(self, make: Callable[[Ticket], TrainerRequest], *, payload: Payload | None = None) -> Response:
-        """Pass a request to the machine, and wait for its answer. `payload`: of a push. Raises what `stop` decides."""
+    def dispatch(self, make: Callable[[Ticket], TrainerRequest], *, payloads: Collection[Payload] = ()) -> Response:
+        """Pass a request to the machine, and wait for its answer. `payloads`: of pushes. Raises what `stop` decides."""
         inbox: Inbox = SimpleQueue()
         ticket = next(self._tickets)
         with self._lock:
             if self._stopped:
-                if payload is not None:
+                for payload in payloads:
                     self._payloads.release(payload)
                 raise self._end()
             self._waiting[ticket] = inbox
-            if payload is not None:
-                self._owners[payload] = inbox
+            self._owners |= dict.fromkeys(payloads, inbox)
         try:
             self.notify(make(ticket))
             staleness = 0
             while isinstance(got := inbox.get(), Apply):
-                staleness = got.staleness
-                self._work([got], None)
+                pushes = [got, *_at_hand(inbox)]
+                staleness += sum(push.staleness for push in pushes)
+                self._apply(pushes)
         except Exception as error:
             raise self._end() from error  # `failed` was called
         finally:
-            if payload is not None:
+            for payload in payloads:
                 self._owners.pop(payload, None)
         if got is None:
             raise self._end()
@@ -120,6 +120,16 @@ class Dispatcher:
 
     def _end(self) -> PenstockError:
         return PeerError(self._stopped) if self._refuses else Unavailable(self._stopped)
+
+    def _apply(self, pushes: Sequence[Apply]) -> None:
+        """Apply pushes of a request, and tell the machine."""
+        try:
+            done = self._updates.apply_all(pushes)
+        except BaseException as error:
+            self._lifecycle.failed(error)
+            raise
+        for event in done:
+            self.notify(event)
 
     def _work(self, work: list[Work], event: Event | None) -> None:
         """Handle `event`, do `work` and what comes of both."""
@@ -156,6 +166,14 @@ class Dispatcher:
                 case AllLeft():
                     self._lifecycle.finished()
         return work
+
+
+def _at_hand(inbox: Inbox) -> Iterator[Apply]:
+    """Take the pushes that may be applied now. An answer follows when they are applied, so none is among them."""
+    with contextlib.suppress(Empty):
+        while isinstance(push := inbox.get_nowait(), Apply):
+            yield push
+        inbox.put(push)
 
 
 REPORT_EVERY_S = 3.0

@@ -33,9 +33,13 @@ class _Prefetched:
 
 
 class Prefetcher:
-    """Lookups in the background, each taken once, by a lookup of the same ids of the same table. Thread-safe."""
+    """Lookups in the background, each taken once, by a lookup of the same ids of the same table. Thread-safe.
 
-    def __init__(self) -> None:
+    `changed` is called with the number that wait to be taken, whenever it changes.
+    """
+
+    def __init__(self, changed: Callable[[int], None] = lambda num: None) -> None:
+        self._changed = changed
         self._lock = threading.Lock()
         self._waiting: list[_Prefetched] = []
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ps-prefetch", initializer=count_no_waits_here)
@@ -48,6 +52,7 @@ class Prefetcher:
             self._waiting += [waiting] if keep else []
             forgotten = self._waiting[:-MAX_WAITING]
             self._waiting = self._waiting[-MAX_WAITING:]
+            self._changed(len(self._waiting))
         for old in forgotten:
             old.rows.cancel()
 
@@ -60,6 +65,7 @@ class Prefetcher:
             if found is None:
                 return None
             self._waiting.remove(found)
+            self._changed(len(self._waiting))
         # One that has not begun would wait for others that do not matter here.
         return None if found.rows.cancel() else found.rows
 
@@ -67,6 +73,7 @@ class Prefetcher:
         """Drop all: a later read of these ids looks them up."""
         with self._lock:
             forgotten, self._waiting = self._waiting, []
+            self._changed(0)
         for old in forgotten:
             old.rows.cancel()
 

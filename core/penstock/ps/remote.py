@@ -1,8 +1,8 @@
 """Interface between a trainer program's remote operators and its parameter servers: descriptors and protocols.
 
 A descriptor is text in the program, `sync 0/2 host:port,host:port`: mode, trainer, number of trainers, endpoints of the
-servers; in GEO mode also ` every=100`. Job and token are no part of it (a program travels); they come from the
-environment. Pure data: nothing is opened here.
+servers; in GEO mode also ` every=100`, with narrowed pushes ` wire=float16`. Job and token are no part of it (a program
+travels); they come from the environment. Pure data: nothing is opened here.
 """
 
 from __future__ import annotations
@@ -18,50 +18,60 @@ SEND_ROWS = "penstock.send_rows.default"
 SEND_BARRIER = "penstock.send_barrier.default"
 SEND_STEP = "penstock.send_step.default"  # of graphs only, as RECV_STEP: `graph/passes/fuse_remote.py`
 RECV_STEP = "penstock.recv_step.default"
+SEND_AHEAD = "penstock.send_ahead.default"  # of graphs only: `graph/passes/send_ahead.py`
 RECV = "penstock.recv.default"
 FETCH_BARRIER = "penstock.fetch_barrier.default"
 PREFETCH = "penstock.prefetch.default"
 GEO = "penstock.geo.default"
+GEO_STEP = "penstock.geo_step.default"  # of graphs only: `graph/passes/fuse_geo.py`
 LISTEN_AND_SERV = "penstock.listen_and_serv.default"
 SPARSE_TABLE = "penstock.sparse_table.default"
 REMOTE_TYPES = frozenset({SEND, SEND_ROWS, SEND_BARRIER, RECV, FETCH_BARRIER, PREFETCH, GEO})
+
+WIRE_DTYPES = ("float32", "float16", "bfloat16")
+"""Values of `wire_dtype`; float32: nothing is narrowed."""
 
 PsMode = Literal["sync", "half_async", "async", "geo"]
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """Which trainer of how many talks to which servers, and how. `push_every`: steps between two exchanges of GEO."""
+    """Which trainer of how many talks to which servers, and how.
+
+    `push_every`: steps between two exchanges of GEO. `wire_dtype`: of pushed gradients over a network (`ps/narrow.py`).
+    """
 
     mode: PsMode
     trainer: int
     num_trainers: int
     endpoints: tuple[str, ...]
     push_every: int = 100
+    wire_dtype: str = "float32"
 
     def __str__(self) -> str:
         every = f" every={self.push_every}" if self.mode == "geo" else ""
-        return f"{self.mode} {self.trainer}/{self.num_trainers} {','.join(self.endpoints)}{every}"
-
-    @property
-    def is_on_this_host(self) -> bool:
-        """Whether every server is named by an address of the loopback interface."""
-        hosts = (endpoint.rpartition(":")[0] for endpoint in self.endpoints)
-        return all(host in {"localhost", "[::1]"} or host.startswith("127.") for host in hosts)
+        wire = f" wire={self.wire_dtype}" if self.wire_dtype != "float32" else ""
+        return f"{self.mode} {self.trainer}/{self.num_trainers} {','.join(self.endpoints)}{every}{wire}"
 
     @staticmethod
     def parse(text: str) -> Descriptor:
         """Read the text form. Raises ProgramError."""
         parts = text.split(" ")
+        wire_dtype = parts.pop().removeprefix("wire=") if parts[-1].startswith("wire=") else "float32"
         every = parts.pop().removeprefix("every=") if parts[-1].startswith("every=") else "100"
         trainer, slash, trainers = parts[1].partition("/") if len(parts) == 3 else ("", "", "")
         numbers = (trainer, trainers, every)
-        if not slash or parts[0] not in get_args(PsMode) or not all(n.isdecimal() for n in numbers):
+        if (
+            not slash
+            or wire_dtype not in WIRE_DTYPES
+            or parts[0] not in get_args(PsMode)
+            or not all(n.isdecimal() for n in numbers)
+        ):
             raise ProgramError(
                 f"{text!r} does not name the parameter servers to use; expected 'sync 0/2 host:port,host:port'"
             )
         endpoints = tuple(parts[2].split(","))
-        return Descriptor(cast(PsMode, parts[0]), int(trainer), int(trainers), endpoints, int(every))
+        return Descriptor(cast(PsMode, parts[0]), int(trainer), int(trainers), endpoints, int(every), wire_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,18 @@ class SendCall:
     values: Sequence[Any]
     heights: Sequence[int] = ()
     rows: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class GeoCall:
+    """Arguments of one `geo`. `rows`: int64 tensors of any shape, None for a dense parameter."""
+
+    variable: str
+    blocks: Sequence[str]
+    at: Sequence[int]
+    heights: Sequence[int]
+    parameter: Any
+    rows: Sequence[Any] | None
 
 
 class Remote(Protocol):
@@ -123,13 +145,16 @@ class Remote(Protocol):
 
 @runtime_checkable
 class StepRemote(Remote, Protocol):
-    """One that takes all of a sync step at once."""
+    """One that takes all of a step at once."""
 
     def send_step(self, pushes: Sequence[SendCall]) -> None:
         """Sync: all pushes and the send barrier at once. The tensors do not change before it returns: no copies."""
 
-    def recv_step(self, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
-        """`recv` of all that a step pulls, of any variables, and the fetch barrier."""
+    def recv_step(self, variables: Sequence[str], blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        """`recv` of all that a step pulls, and the fetch barrier. `variables`: of each block."""
+
+    def geo_step(self, calls: Sequence[GeoCall]) -> None:
+        """GEO: `geo` of all parameters of a step."""
 
 
 Opener = Callable[[Descriptor], Remote]

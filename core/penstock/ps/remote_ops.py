@@ -3,6 +3,10 @@
 The executors run them as any other operator: serially, or when their inputs are ready. Each takes tokens (empty
 tensors) of what precedes it and returns one, so that the order of a step (send, send barrier, recv, fetch barrier) is a
 data dependency. They hold the interpreter lock, and release it while they wait.
+
+`send_step`, `recv_step`, `prefetch`, `geo` and `geo_step` have kernels without the interpreter (`native/src/ps`), which
+hand over to the ones here, `…_by_python`, until their remote is open, and whenever something goes wrong or, of GEO, an
+exchange begins or has ended. `send_ahead` does nothing without its native kernel.
 """
 
 from __future__ import annotations
@@ -14,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.native.channels import know_layout
 from penstock.ps.communicator import remotes
-from penstock.ps.remote import SendCall
+from penstock.ps.remote import GeoCall, SendCall
 
 
 def _token() -> Tensor:
@@ -43,20 +48,47 @@ def _send_barrier(after: list[Tensor], remote: str) -> Tensor:
     return _token()
 
 
+_Dense = tuple[str, list[str], list[int], int]
+_Sparse = tuple[str, list[str], list[int], list[int]]
+_Pieces = tuple[int, list[tuple[int, int, int]]]
+
+
 @cache
-def _specs(
-    spec: str,
-) -> tuple[list[tuple[str, list[str], list[int], int]], list[tuple[str, list[str], list[int], list[int]]]]:
-    """Read the layout of `send_step`'s tensors: of dense gradients (variable, blocks, servers, how many)."""
+def _specs(spec: str) -> tuple[list[_Dense], list[_Sparse], list[_Pieces] | None]:
+    """Read the layout of `send_step`'s tensors: of dense gradients (variable, blocks, servers, how many).
+
+    The last: of each sparse gradient its width, and its pieces: which of `rows`, which of `row_values`, first column.
+    None: each has one of both.
+    """
     found = json.loads(spec)
-    return [tuple(of) for of in found["dense"]], [tuple(of) for of in found["sparse"]]
+    pieces = found.get("pieces")
+    return (
+        [tuple(of) for of in found["dense"]],
+        [tuple(of) for of in found["sparse"]],
+        None if pieces is None else [(width, [tuple(one) for one in of]) for width, of in pieces],
+    )
+
+
+def _joined(rows: list[Tensor], values: list[Tensor], pieces: _Pieces) -> tuple[Tensor, Tensor]:
+    width, of = pieces
+    ids = torch.cat([rows[at].reshape(-1) for at, _, _ in of])
+    return ids, torch.cat([values[at][:, first : first + width] for _, at, first in of])
 
 
 def _send_step(
     values: list[Tensor], rows: list[Tensor], row_values: list[Tensor], after: list[Tensor], remote: str, spec: str
 ) -> Tensor:
-    dense, sparse = _specs(spec)
+    dense, sparse, given = _specs(spec)
+    pieces = given or [(of.shape[-1], [(at, at, 0)]) for at, of in enumerate(row_values)]
+    know_layout(
+        spec,
+        [(blocks, at, []) for _, blocks, at, _ in dense],
+        [((blocks, at, heights), of) for (_, blocks, at, heights), of in zip(sparse, pieces, strict=True)],
+    )
     on_cpu, first = _cpu(values), 0
+    if given:
+        joined = [_joined(rows, row_values, of) for of in given]
+        rows, row_values = [ids for ids, _ in joined], [of for _, of in joined]
     pushes = []
     for variable, blocks, at, count in dense:
         pushes.append(SendCall(variable, blocks, at, on_cpu[first : first + count]))
@@ -67,6 +99,10 @@ def _send_step(
     return _token()
 
 
+def _send_ahead(values: list[Tensor], remote: str, blocks: list[str], at: list[int]) -> Tensor:
+    return torch.zeros(1, dtype=torch.int64)  # nothing was sent: the step's message brings all
+
+
 def _recv(
     out: list[Tensor], after: list[Tensor], remote: str, variable: str, blocks: list[str], at: list[int]
 ) -> Tensor:
@@ -75,9 +111,11 @@ def _recv(
     return _written(out, on_cpu)
 
 
-def _recv_step(out: list[Tensor], after: list[Tensor], remote: str, blocks: list[str], at: list[int]) -> Tensor:
+def _recv_step(
+    out: list[Tensor], after: list[Tensor], remote: str, variables: list[str], blocks: list[str], at: list[int]
+) -> Tensor:
     on_cpu = _writable(out)
-    remotes.get_step(remote).recv_step(blocks, at, on_cpu)
+    remotes.get_step(remote).recv_step(variables, blocks, at, on_cpu)
     return _written(out, on_cpu)
 
 
@@ -130,6 +168,19 @@ def _geo(
     return _token()
 
 
+def _geo_step(
+    parameters: list[Tensor], rows: list[Tensor], remote: str, variables: list[str], num_rows: list[int], spec: str
+) -> Tensor:
+    own, calls = iter(rows), []
+    for parameter, variable, count, (blocks, at, heights) in zip(
+        parameters, variables, num_rows, json.loads(spec), strict=True
+    ):
+        ids = [next(own) for _ in range(count)] if count else None
+        calls.append(GeoCall(variable, blocks, at, heights, parameter, ids))
+    remotes.get_step(remote).geo_step(calls)
+    return _token()
+
+
 def _listen_and_serv(
     endpoint: str, endpoints: list[str], fanin: int, mode: str, blocks: list[str], parameters: list[str],
     first_rows: list[int], round_block: int,
@@ -153,7 +204,13 @@ _KERNELS: dict[str, tuple[str, Any]] = {
         "(Tensor[] values, Tensor[] rows, Tensor[] row_values, Tensor[] after, str remote, str spec) -> Tensor",
         _send_step,
     ),
-    "recv_step": ("(Tensor(a!)[] out, Tensor[] after, str remote, str[] blocks, int[] at) -> Tensor", _recv_step),
+    # Gradients of blocks, which leave while the rest is computed. Its token goes to the step's `send_step`, which has
+    # the same tensors: an element other than zero is the number of what was sent.
+    "send_ahead": ("(Tensor[] values, str remote, str[] blocks, int[] at) -> Tensor", _send_ahead),
+    "recv_step": (
+        "(Tensor(a!)[] out, Tensor[] after, str remote, str[] variables, str[] blocks, int[] at) -> Tensor",
+        _recv_step,
+    ),
     "fetch_barrier": ("(Tensor[] after, str remote) -> Tensor", _fetch_barrier),
     "prefetch": (
         "(Tensor ids, str remote, str table, str[] blocks, int[] at, int[] heights, int width, ScalarType dtype, "
@@ -164,6 +221,10 @@ _KERNELS: dict[str, tuple[str, Any]] = {
         "(Tensor(a!) parameter, Tensor? rows, str remote, str variable, str[] blocks, int[] at, int[] heights) "
         "-> Tensor",
         _geo,
+    ),
+    "geo_step": (
+        "(Tensor(a!)[] parameters, Tensor[] rows, str remote, str[] variables, int[] num_rows, str spec) -> Tensor",
+        _geo_step,
     ),
     "listen_and_serv": (
         "(str endpoint, str[] endpoints, int fanin, str mode, str[] blocks, str[] parameters, int[] first_rows, "
@@ -179,6 +240,7 @@ _KERNELS: dict[str, tuple[str, Any]] = {
         _sparse_table,
     ),
 }
+_KERNELS |= {f"{name}_by_python": _KERNELS[name] for name in ("send_step", "recv_step", "prefetch", "geo", "geo_step")}
 _library: Any = torch.library.Library("penstock", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch has not typed it
 for _name, (_schema, _kernel) in _KERNELS.items():
     _library.define(_name + _schema)

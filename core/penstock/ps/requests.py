@@ -13,6 +13,7 @@ import torch
 
 from penstock.errors import PeerError
 from penstock.ps.dispatcher import Dispatcher, Response
+from penstock.ps.narrow import widened
 from penstock.ps.persistence import Snapshotter
 from penstock.ps.rounds.messages import (
     Barrier,
@@ -65,7 +66,8 @@ def gradients_of(message: Message, specs: dict[str, BlockSpec]) -> dict[str, Gra
 
 
 def _gradient(block: str, tensors: list[torch.Tensor], specs: dict[str, BlockSpec], trainer: int) -> Gradient:
-    spec, values = _spec(block, specs), tensors[-1]
+    spec = _spec(block, specs)
+    values = widened(tensors[-1], spec.dtype)
     if values.dtype != spec.dtype:
         raise PeerError(f"a push of {block!r} is {values.dtype}; the block is {spec.dtype}")
     if len(tensors) == 1:
@@ -152,12 +154,20 @@ def total_of(parts: Sequence[object]) -> torch.Tensor | None:
 _MAX_TRAINER = 1 << 31
 
 
+def sender_of(trainer: int, epoch: int) -> TrainerIncarnation:
+    """Return who sends a request. Raises PeerError for numbers that no trainer has."""
+    if not 0 <= trainer < _MAX_TRAINER or epoch < 0:
+        raise PeerError(f"trainer {trainer} of epoch {epoch} cannot be")
+    return TrainerIncarnation(trainer, epoch)
+
+
 class Requests:
-    """Answers the messages of trainers. `address`: of the Unix socket of this server, once it is known."""
+    """Answers the messages of trainers. `address`, `port`: of its sockets, once they are known."""
 
     def __init__(self, state: ServerState, dispatcher: Dispatcher, snapshotter: Snapshotter) -> None:
         self._state, self._dispatcher, self._snapshotter = state, dispatcher, snapshotter
         self.address = ""
+        self.port = 0
         self._kinds: dict[str, Callable[[Message, TrainerIncarnation], Message | Guarded]] = {
             "agree": self._agree,
             "join": lambda m, s: self._plain(lambda ticket: Join(ticket, s)),
@@ -173,16 +183,18 @@ class Requests:
         """Answer one message. Raises PenstockError, which refuses it."""
         if message.kind == "where":
             return Message("here", {"host": host_id(), "address": self.address})
+        if message.kind == "port":
+            return Message("listens", {"port": self.port})
         kind = self._kinds.get(message.kind)
         if kind is None:
             raise PeerError(f"a {message.kind} message is no request")
-        fields = message.fields
-        if fields["job"] != self._state.settings.job:
-            raise PeerError(f"this server is of job {self._state.settings.job!r}, not {fields['job']!r}")
-        trainer, epoch = int(fields["trainer"]), int(fields["epoch"])
-        if not 0 <= trainer < _MAX_TRAINER or epoch < 0:
-            raise PeerError(f"trainer {trainer} of epoch {epoch} cannot be")
-        return kind(message, TrainerIncarnation(trainer, epoch))
+        self.check_job(message)
+        return kind(message, sender_of(int(message.fields["trainer"]), int(message.fields["epoch"])))
+
+    def check_job(self, message: Message) -> None:
+        """Raise PeerError for a message of another job."""
+        if message.fields["job"] != self._state.settings.job:
+            raise PeerError(f"this server is of job {self._state.settings.job!r}, not {message.fields['job']!r}")
 
     def _agree(self, message: Message, sender: TrainerIncarnation) -> Message:
         settings, fields = self._state.settings, message.fields
@@ -206,7 +218,7 @@ class Requests:
         number, block = int(message.fields["round"]), str(message.fields["block"])
         self._count(sender, block, received=message)
         response = self._dispatcher.dispatch(
-            lambda ticket: Push(ticket, sender, number, block, payload), payload=payload
+            lambda ticket: Push(ticket, sender, number, block, payload), payloads=[payload]
         )
         return _reply(response)
 
@@ -233,7 +245,7 @@ class Requests:
         sizes = [t.nbytes for t in (gradient.values, gradient.rows) if t is not None]
         self._state.counters.add(f"trainer {sender.trainer}", block, calls=1, received_bytes=sum(sizes))
         return _reply(
-            self._dispatcher.dispatch(lambda ticket: Push(ticket, sender, number, block, payload), payload=payload)
+            self._dispatcher.dispatch(lambda ticket: Push(ticket, sender, number, block, payload), payloads=[payload])
         )
 
     def _pull(self, message: Message, sender: TrainerIncarnation) -> Message | Guarded:
@@ -246,10 +258,10 @@ class Requests:
         tensors = [to_wire(name, self._state.storage.value(name)) for name in blocks]
         for tensor in tensors:
             self._count(sender, tensor.name, sent=[tensor])
-        return Guarded(Message("answer", reply.fields, tensors), self._reading(blocks, sender.trainer))
+        return Guarded(Message("answer", reply.fields, tensors), self.reading(blocks, sender.trainer))
 
     @contextlib.contextmanager
-    def _reading(self, blocks: list[str], trainer: int) -> Iterator[None]:
+    def reading(self, blocks: list[str], trainer: int) -> Iterator[None]:
         """Hold blocks still while the storage's own memory is copied into the answer: it is never copied twice.
 
         In sync mode the machine answers pulls only between rounds. But a round may close while an answer is on its way

@@ -8,7 +8,7 @@ No I/O, no clock, no sleep.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,15 +37,15 @@ class Acknowledged:
     `newest` as it was when it was sent.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: str, *, natively: Callable[[], int]) -> None:
+        self._endpoint, self._natively = endpoint, natively
         self._lock = threading.Lock()
         self._newest = 0
 
     @property
     def newest(self) -> int:
-        """The largest number of a push that is acknowledged; 0: none is."""
-        return self._newest
+        """The largest number of a push that is acknowledged, also `natively`; 0: none is."""
+        return max(self._newest, self._natively())
 
     def note(self, number: int) -> None:
         """The server has acknowledged this push."""
@@ -85,10 +85,14 @@ def _copies(kept: Kept) -> Kept:
 
 
 class OpenRound:
-    """The open round of one trainer at one server. Thread-safe."""
+    """The open round of one trainer at one server. Thread-safe.
 
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    `natively`: the round that steps over a channel have reached. They are whole ones: none is open beside a push here.
+    `tell`: has the next one know of a round that was reached here.
+    """
+
+    def __init__(self, endpoint: str, *, natively: Callable[[], int], tell: Callable[[int], None]) -> None:
+        self._endpoint, self._natively, self._tell = endpoint, natively, tell
         self._lock = threading.Lock()
         self._number = -1  # not joined
         self._first = 0  # of the rounds that the server waits for this trainer in
@@ -100,7 +104,12 @@ class OpenRound:
     @property
     def number(self) -> int:
         """The round that is pushed to."""
-        return max(self._number, 0)
+        return max(self._reached(), 0)
+
+    def _reached(self) -> int:
+        if not self._pushed and self._number >= 0:
+            self._number = max(self._number, self._natively())
+        return self._number
 
     def joined(self, first: int) -> None:
         """The server has (again) admitted this trainer, and waits for it from round `first` on.
@@ -108,7 +117,7 @@ class OpenRound:
         Raises PeerError if it is behind: what it had acknowledged is lost.
         """
         with self._lock:
-            if first < self._number:
+            if first < self._reached():
                 how_far = f"is at round {first}, but has acknowledged all before round {self._number}"
                 raise state_lost(self._endpoint, how_far)
             self._first = first
@@ -123,14 +132,16 @@ class OpenRound:
         """
         with self._lock:
             if not self._pushed:
-                self._number = max(self._number, self._first)
+                self._number = max(self._reached(), self._first)
+                self._tell(self._number)
             return self._number
 
     def catch_up(self, open_round: int) -> None:
         """Others have gone on to this round while this trainer, between two steps, took no part."""
         with self._lock:
             if not self._pushed:
-                self._number = max(self._number, open_round)
+                self._number = max(self._reached(), open_round)
+                self._tell(self._number)
 
     def keep(self, block: str, tensors: Named, *, owned: bool, waits: bool = False) -> tuple[int, Kept]:
         """Return (round, tensors) to push, of contiguous ones. `owned`: their memory does not change; else copied.
@@ -138,6 +149,7 @@ class OpenRound:
         `waits`: it is to be pushed together with others. Raises ProgramError for a second gradient of a block.
         """
         with self._lock:
+            self._reached()
             if block in self._pushed:
                 raise ProgramError(
                     f"block {block!r} was pushed already in round {self._number}, which no barrier has ended yet: was "
@@ -167,7 +179,7 @@ class OpenRound:
     def waiting(self) -> tuple[int, list[tuple[str, Kept]]]:
         """Return (round, what waits to be pushed to it)."""
         with self._lock:
-            return self._number, list(self._waiting.items())
+            return self._reached(), list(self._waiting.items())
 
     def too_much(self, limit: int) -> list[tuple[str, Kept]]:
         """Return what waits if that is more than `limit` bytes, or many blocks: it waits no more."""
@@ -191,3 +203,4 @@ class OpenRound:
             self._waiting.clear()
             self._num_bytes = 0
             self._number = max(open_round, self._first, self._number)
+            self._tell(self._number)

@@ -16,6 +16,7 @@ from typing import Self
 
 from penstock import telemetry
 from penstock.errors import PenstockError, SpecError, Unavailable
+from penstock.ps.channel_requests import ChannelRequests
 from penstock.ps.dispatcher import Dispatcher, Stragglers
 from penstock.ps.durability.server_snapshots import StateLock
 from penstock.ps.durability.wal import WriteAheadLog
@@ -28,7 +29,7 @@ from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.settings import ServerSettings
 from penstock.ps.state import ServerState, Updates
 from penstock.ps.storage import Storage
-from penstock.ps.transport.local import LocalServer
+from penstock.ps.transport.local import LineServer, listener_beside
 from penstock.ps.transport.tcp import TcpServer, Tls
 from penstock.ps.wire import Message
 
@@ -72,7 +73,7 @@ class ParameterServer:
         self._has_finished = False
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
-        self._transports: list[LocalServer | TcpServer] = []
+        self._transports: list[LineServer | TcpServer] = []
         self._is_open = False
         self.port = 0
 
@@ -140,9 +141,17 @@ class ParameterServer:
     def _listen(self) -> None:
         settings = self.settings
         requests = Requests(self._state, self._dispatcher, self.snapshotter)
-        local = LocalServer(requests.answer, job=settings.job, token=settings.token)
+        channels = ChannelRequests(self._state, self._dispatcher, requests)
+        local = LineServer(requests.answer, job=settings.job, token=settings.token, channels=channels)
         self._transports.append(local)
         requests.address = local.address
+        if settings.tls is None:
+            listener = listener_beside(settings.endpoint)
+            streams = LineServer(
+                requests.answer, job=settings.job, token=settings.token, channels=channels, listener=listener
+            )
+            self._transports.append(streams)
+            requests.port = listener.getsockname()[1]
         files, tls = settings.tls, None
         if files is not None and files.cert is not None and files.key is not None:
             tls = Tls(key=files.key.read_bytes(), certificate=files.cert.read_bytes())

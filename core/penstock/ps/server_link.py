@@ -14,19 +14,21 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import count
 from typing import TypeVar
 
 import torch
 
 from penstock.backoff import Backoff
 from penstock.errors import PeerError, Unavailable
+from penstock.log import warn_once
+from penstock.machine.capability import capability
+from penstock.native.channels import NUM_CHANNELS, Session, next_number
 from penstock.ps.counters import Counters
 from penstock.ps.remote import Descriptor
 from penstock.ps.retry import FIRST_S, LARGEST_S, Acknowledged, Named, OpenRound
@@ -39,11 +41,9 @@ from penstock.ps.wire import Message, Origin, Value, WireTensor, from_wire, to_w
 _log = logging.getLogger(__name__)
 WAIT_S = 600.0  # of one attempt; then it is repeated. Heartbeats detect a silent server before
 LEAVE_S = 5.0  # the last server may end before its answer arrives
+CHANNEL_S = 5.0  # for a server to open a channel
 _MAX_REJOINS = 20
 _TOGETHER = 8 << 20  # bytes of pushes that wait for their barrier
-
-# Of the process, as the epoch is: a client that is opened again, after one that could not leave, repeats no number.
-_NUMBERS = count(1)
 
 T = TypeVar("T")
 
@@ -76,13 +76,27 @@ class ServerLink:
     Every call raises Unavailable naming the endpoint, or PeerError when the server refuses.
     """
 
-    def __init__(self, endpoint: str, descriptor: Descriptor, settings: TrainerSettings, counters: Counters) -> None:
+    def __init__(
+        self, index: int, descriptor: Descriptor, settings: TrainerSettings, counters: Counters, session: Session
+    ) -> None:
+        endpoint = descriptor.endpoints[index]
+        self._session, self._index = session, index
         self.endpoint, self.sender = endpoint, TrainerIncarnation(descriptor.trainer, settings.epoch)
         self._mode, self._num_trainers = descriptor.mode, descriptor.num_trainers
         self._settings, self._counters = settings, counters
         self.route = Route(address_of(endpoint, settings))
-        self._round = OpenRound(endpoint) if descriptor.mode == "sync" else None
-        self._acknowledged = Acknowledged(endpoint)  # where there are no rounds
+        self._round = (
+            None
+            if descriptor.mode != "sync"
+            else OpenRound(
+                endpoint,
+                natively=lambda: session.round(index),
+                tell=lambda number: session.set_round(index, number),
+            )
+        )
+        # where there are no rounds
+        self._acknowledged = Acknowledged(endpoint, natively=lambda: session.acknowledged(index))
+        self._has_channels, self._narrows = True, descriptor.wire_dtype != "float32"
         self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._joining = threading.Lock()
         self._joined_as = 0  # counts joins; 0: not joined
@@ -104,22 +118,24 @@ class ServerLink:
         """Become a member. `limit_s`: how long the server may take to start."""
         self._retry(self._ready, "to be joined", limit_s, since_answer=False)
 
-    def push(self, block: str, tensors: Named, *, owned: bool = False) -> None:
+    def push(self, block: str, tensors: Named, *, owned: bool = False, together: bool = False, number: int = 0) -> None:
         """Push the gradient of a block: [("values", …)], or with ("rows", …) before. It is applied once.
 
-        Returns when the server has it; in sync mode only the barrier confirms it, and to a server on this
-        host it may bring it too. `owned`: the tensors' memory does not change any more, so sync mode needs no copy.
+        Returns when the server has it; in sync mode only the barrier confirms it, and to a server on this host, or
+        `together` with others, it may bring it too. `owned`: the tensors' memory does not change any more, so sync mode
+        needs no copy. `number`: of a push that was sent before, in the other modes.
         """
         if self._round is not None:
-            # Over a network pushes travel while the rest is computed. On one host a message costs more than its bytes.
-            waits = self.route.is_local
+            # On one host a message costs more than its bytes; over a network it may travel while others are computed.
+            waits = together or self.route.is_local
             number, kept = self._round.keep(block, tensors, owned=owned, waits=waits)
             for name, found in self._round.too_much(_TOGETHER) if waits else [(block, kept)]:
                 self._push(name, number, found)
             return
         # One by one: a server takes a smaller number after a larger one for a repetition.
         with self._turns[block]:
-            number = next(_NUMBERS)
+            # Of the process, as the epoch is: a client that is opened again repeats no number.
+            number = number or next_number()
             self._push(block, number, [to_wire(name, tensor) for name, tensor in tensors])
             self._acknowledged.note(number)
 
@@ -136,7 +152,7 @@ class ServerLink:
             return None
         number, waiting = self._round.waiting()
         what = f"to apply round {number}"
-        if not waiting and not (reads and self.route.is_local):
+        if not waiting and not reads:
             answered = self._ask("barrier", what, round=number)
             self._round.applied(int(answered.message.fields["round"]))
             return None
@@ -218,7 +234,8 @@ class ServerLink:
     def heartbeat_is_due(self) -> bool:
         """Whether nothing was sent for a third of the lease, or of the time that the server may be unreachable."""
         silent_s = min(self._settings.lease_s, self._settings.deadline_s) / 3
-        return self._num_joins > 0 and time.monotonic() - self._sent_at >= silent_s
+        sent_at = max(self._sent_at, self._session.sent_at(self._index))
+        return self._num_joins > 0 and time.monotonic() - sent_at >= silent_s
 
     def heartbeat(self) -> None:
         """Renew the lease. A server that does not answer is left to the next call to report. Raises PeerError."""
@@ -234,12 +251,51 @@ class ServerLink:
     def give_up(self) -> None:
         """End calls that are being repeated: they raise what they last met."""
         self._ended.set()
+        self._session.disarm(self._index)
         self.route.close()
+
+    def arm(self) -> None:
+        """Open channels, by which operators reach the server from now on, unless they do so already or it has none.
+
+        Between two steps: the open round has no pushes. What fails is tried again at the next call.
+        """
+        if not self._joined_as or not self._may_arm():
+            return
+        opened: list[int] = []
+        try:
+            for _ in range(NUM_CHANNELS):
+                descriptor, blocks = self.route.open_channel(self._message("channel"), deadline_s=CHANNEL_S)
+                opened.append(descriptor)
+        except PeerError as error:
+            self._has_channels = False
+            text = f"steps at {self.endpoint} go through gRPC, which takes several times the processor time: {error}"
+            warn_once(_log, text, self, about="channels")
+        except Unavailable as error:
+            _log.debug("no channel to %s yet: %s", self.endpoint, error)
+        finally:
+            if len(opened) < NUM_CHANNELS:
+                for descriptor in opened:
+                    os.close(descriptor)
+        if len(opened) < NUM_CHANNELS:
+            return
+        local = self.route.is_local
+        shares = local and capability("memfd").present
+        self._has_channels = self._session.arm(self._index, opened, blocks, self.round, shares=shares, local=local)
+        if not self._joined_as or self._leaving:  # meanwhile: what gives a connection up disarms after it has said so
+            self._session.disarm(self._index)
+
+    def _may_arm(self) -> bool:
+        if not self._has_channels or self._session.is_armed_at(self._index):
+            return False
+        if self._narrows and not self.route.is_local:  # only Python narrows
+            return False
+        return self._round is None or not self._round.pushes()[1]
 
     def leave(self) -> None:
         """Leave the job, and end. Logs a warning if the server does not answer."""
         limit_s = min(LEAVE_S, self._settings.deadline_s)
         self._end_joining(limit_s)
+        self._session.disarm(self._index)
         try:
             if self._num_joins:
                 message = self._message("leave")
@@ -303,7 +359,8 @@ class ServerLink:
         backoff, rejoins = Backoff(FIRST_S, LARGEST_S, limit_s=limit_s), 0
 
         def unreachable_s() -> float:
-            return time.monotonic() - (max(began, self._answered_at) if since_answer else began)
+            answered_at = max(began, self._answered_at, self._session.answered_at(self._index))
+            return time.monotonic() - (answered_at if since_answer else began)
 
         while True:
             try:
@@ -382,6 +439,7 @@ class ServerLink:
         agree = self._message("agree", mode=self._mode, trainers=self._num_trainers)
         self._exchange(agree, min(lease_s, limit_s)).release()
         acknowledged = self._acknowledged.newest  # before it is asked how far it is
+        self._has_channels = True  # it may be another server than the one that had none
         with self._exchange(self._message("join"), min(lease_s, max(deadline - time.monotonic(), 0.05))) as answer:
             first = int(answer.fields["round"])
         if self._round is None:
@@ -418,46 +476,6 @@ class ServerLink:
             if self._joined_as != joined_as:
                 return
             self._joined_as, self._was_lost = 0, not breaks
+            self._session.disarm(self._index)
             if breaks:
                 self.route.drop()
-
-
-class HeartbeatThread:
-    """Heartbeats of one trainer to all its servers. A server that does not answer delays no heartbeat to another.
-
-    `within_s`: how soon a silent server has to be noticed; the lease, if that is shorter.
-    """
-
-    def __init__(self, links: Sequence[ServerLink], *, within_s: float) -> None:
-        self._links, self._every_s = list(links), within_s / 6
-        self._stop = threading.Event()
-        self._busy: set[int] = set()  # indices of links with a heartbeat on its way
-        self._refused: set[int] = set()
-        self._workers = ThreadPoolExecutor(len(self._links), thread_name_prefix="ps-heartbeat")
-        self._thread = threading.Thread(target=self._run, name="ps-heartbeats", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
-            for index, link in enumerate(self._links):
-                if index not in self._busy and index not in self._refused and link.heartbeat_is_due():
-                    self._busy.add(index)
-                    try:
-                        self._workers.submit(self._send, index, link)
-                    except RuntimeError:
-                        return  # the interpreter ends, or this is being closed
-
-    def _send(self, index: int, link: ServerLink) -> None:
-        try:
-            link.heartbeat()
-        except PeerError as error:  # the next call is refused as well, and raises it to the program
-            self._refused.add(index)
-            _log.error("%s", error)
-        finally:
-            self._busy.discard(index)
-
-    def close(self) -> None:
-        """Stop. A heartbeat that is on its way may arrive after a leave; it is refused then, without effect."""
-        self._stop.set()
-        self._thread.join()
-        self._workers.shutdown(wait=False, cancel_futures=True)

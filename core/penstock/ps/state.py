@@ -198,6 +198,53 @@ class Updates:
         """Do it. What does not fit the storage is refused; any other error means that the server cannot go on."""
         return self._close(work) if isinstance(work, Close) else self._apply(work)
 
+    def apply_all(self, pushes: Sequence[Apply]) -> list[AppliedPush | FailedPush]:
+        """Apply the pushes of a step, of a block each. As `execute`, but for an update that fails after its checks:
+
+        blocks that were updated at the same time cannot be taken back, so the server cannot go on, as with a round.
+        """
+        if len(pushes) == 1:
+            return [self._apply(pushes[0])]
+        state = self.state
+        gradients = {push.block: state.payloads.gradient(push.payload) for push in pushes}
+        out: dict[Payload, AppliedPush | FailedPush] = {}
+        try:
+            with state.locks.of(list(gradients)):
+                for push in pushes:
+                    try:
+                        state.storage.check_room(push.block, gradients[push.block])
+                    except Bug:
+                        raise
+                    except PenstockError as error:
+                        out[push.payload] = FailedPush(push.payload, str(error))
+                fits = [push for push in pushes if push.payload not in out]
+                self._update({push.block: gradients[push.block] for push in fits})
+                for push in fits:
+                    if state.log.is_kept:
+                        state.log.append(_applied(push, gradients[push.block]))
+                    state.applied.apply(push.sender, push.round, push.block, gradients[push.block].rows)
+        finally:
+            for push in pushes:
+                state.payloads.release(push.payload)
+        for push in fits:
+            self._count(push)
+        return [out.get(push.payload) or AppliedPush(push.payload) for push in pushes]
+
+    def _update(self, gradients: dict[str, Gradient]) -> None:
+        """Apply all, each to its block; large ones by threads that use all cores."""
+        if sum(g.values.nbytes for g in gradients.values()) < LARGE:
+            use_cores_for(0)
+            self.state.storage.update_all(gradients)
+        else:
+            self._each(
+                lambda block: self.state.storage.update(block, gradients[block]), gradients, [gradients.values()]
+            )
+
+    def _count(self, push: Apply) -> None:
+        self.state.counters.add(f"trainer {push.sender.trainer}", push.block, staleness=push.staleness)
+        with self._staleness_lock:
+            self.staleness[push.staleness] += 1
+
     def _close(self, work: Close) -> Applied | FailedRound:
         done: Applied | FailedRound = Applied(work.round)
         with self.state.locks.all():
@@ -223,7 +270,7 @@ class Updates:
         )
         try:
             self.state.storage.begin_round()
-            self._each(lambda block: self.state.storage.update(block, merged[block]), merged, [merged.values()])
+            self._update(merged)
         except BaseException:
             if self.state.log.is_kept:  # every start would fail over it again
                 self.state.log.drop(sequence)
@@ -241,11 +288,10 @@ class Updates:
         def merge(block: str) -> None:
             gradients = contributed[block]
             out[block] = mean(gradients, len(work.members), self.state.specs[block].shape)
-            trainers = {g.trainer for g in gradients}
-            for trainer in trainers:
-                self.state.counters.add(f"trainer {trainer}", block, merges=1)
 
         self._each(merge, contributed, contributed.values())
+        merges = {(f"trainer {g.trainer}", block) for block, gradients in contributed.items() for g in gradients}
+        self.state.counters.add_merges(merges)
         return {block: out[block] for block in work.contributions}
 
     def _apply(self, work: Apply) -> AppliedPush | FailedPush:
@@ -266,9 +312,7 @@ class Updates:
                 self.state.applied.apply(sender, work.round, work.block, gradient.rows)
         finally:
             self.state.payloads.release(work.payload)
-        self.state.counters.add(f"trainer {sender.trainer}", work.block, staleness=work.staleness)
-        with self._staleness_lock:
-            self.staleness[work.staleness] += 1
+        self._count(work)
         return AppliedPush(work.payload)
 
     def _each(self, do: Callable[[str], None], blocks: Iterable[str], gradients: Iterable[Iterable[Gradient]]) -> None:

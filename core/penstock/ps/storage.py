@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +57,9 @@ class Storage(Protocol):
         Raises PeerError for a block that is not here or a gradient that does not fit; nothing has changed then. The
         gradient's tensors are not changed: they may be a trainer's memory, and are logged afterwards.
         """
+
+    def update_all(self, gradients: Mapping[str, Gradient]) -> None:
+        """Apply a gradient to each block that `check` and `check_room` took: as `update`, in any order or at once."""
 
     def value(self, block: str) -> Any:
         """Return a dense block's tensor: the memory itself, not a copy."""
@@ -123,10 +126,16 @@ class BlockLocks:
     @contextlib.contextmanager
     def of(self, names: Sequence[str]) -> Iterator[None]:
         """Hold the locks of these blocks."""
-        with contextlib.ExitStack() as stack:
-            for name in sorted(set(names)):
-                stack.enter_context(self._locks[name])
+        locks = [self._locks[name] for name in sorted(set(names))]
+        num_held = 0
+        try:
+            for lock in locks:
+                lock.acquire()
+                num_held += 1
             yield
+        finally:
+            for lock in locks[:num_held]:
+                lock.release()
 
     @contextlib.contextmanager
     def all(self) -> Iterator[None]:

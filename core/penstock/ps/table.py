@@ -24,6 +24,7 @@ Floats = npt.NDArray[np.float32]
 _ROWS_A_SHARD = 65_536  # smaller tables have fewer shards: each begins with two pieces of 32 KiB
 _MAX_SHARDS = 64
 _MAX_SIGHTINGS = 255
+_IDS_A_THREAD = 8192  # some 0.3 ms of updates, against 0.05 ms for starting a thread
 
 
 class TableFull(UserError):
@@ -116,21 +117,25 @@ class SparseTable:
             out[ids == self.settings.padding_idx] = 0.0
         return out
 
-    def push_sgd(self, ids: Ids, gradients: Floats, *, lr: float, now: int = 0) -> None:
-        """p -= lr g."""
-        self._guarded(self._table.push_sgd, *self._live(ids, gradients), now, lr)
+    def push_sgd(self, ids: Ids, gradients: Floats, *, lr: float, now: int = 0, threads: int = 1) -> None:
+        """p -= lr g. `threads`: how many update the rows of this call at most; the result is the same."""
+        self._guarded(self._table.push_sgd, *self._live(ids, gradients), now, _useful(threads, ids), lr)
 
-    def push_adagrad(self, ids: Ids, gradients: Floats, *, lr: float, epsilon: float = 1e-6, now: int = 0) -> None:
+    def push_adagrad(
+        self, ids: Ids, gradients: Floats, *, lr: float, epsilon: float = 1e-6, now: int = 0, threads: int = 1
+    ) -> None:
         """s += g g; p -= lr g / (sqrt(s) + epsilon). States: one."""
-        self._guarded(self._table.push_adagrad, *self._live(ids, gradients), now, lr, epsilon)
+        live = self._live(ids, gradients)
+        self._guarded(self._table.push_adagrad, *live, now, _useful(threads, ids), lr, epsilon)
 
     def push_adam(
         self, ids: Ids, gradients: Floats, *, lr: float, step: int, beta1: float = 0.9, beta2: float = 0.999,
-        epsilon: float = 1e-8, now: int = 0,
+        epsilon: float = 1e-8, now: int = 0, threads: int = 1,
     ) -> None:  # fmt: skip
         """Lazy Adam, as `penstock.sparse_adam_`; `step` counts from 1. States: two."""
         rate = lr * math.sqrt(1.0 - beta2**step) / (1.0 - beta1**step)
-        self._guarded(self._table.push_adam, *self._live(ids, gradients), now, rate, beta1, beta2, epsilon)
+        live = self._live(ids, gradients)
+        self._guarded(self._table.push_adam, *live, now, _useful(threads, ids), rate, beta1, beta2, epsilon)
 
     def update(self, ids: Ids, gradients: Floats, rule: Callable[[Floats, Floats], None], *, now: int = 0) -> None:
         """Merge duplicates, then call `rule(rows, gradients)` with float32[m, width * (1 + states)] to change in place.
@@ -208,3 +213,8 @@ class SparseTable:
             "least the number of different ids in the data",
             variable=self.settings.name,
         )
+
+
+def _useful(threads: int, ids: Ids) -> int:
+    """Return how many threads pay for being started: one for each `_IDS_A_THREAD`."""
+    return max(1, min(threads, len(ids) // _IDS_A_THREAD))

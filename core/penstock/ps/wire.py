@@ -39,6 +39,11 @@ _SENDER = {"job": str, "trainer": int, "epoch": int}
 KINDS: Mapping[str, Mapping[str, type]] = {
     "hello": {"job": str, "token": str},
     "where": {},
+    # where channels from other hosts are opened; 0: nowhere
+    "port": {},
+    "listens": {"port": int},
+    # from now on the connection is a channel of `native/src/ps`; answered with [blocks], their names in order as JSON
+    "channel": _SENDER,
     # what the trainer's program was made for; refused if the server's was made for another job
     "agree": {**_SENDER, "mode": str, "trainers": int},
     "join": _SENDER,

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from penstock.errors import ProgramError
+from penstock.machine.cores import usable_cores
 from penstock.program.expr import Expr
 from penstock.program.ir import Arg, Operator, Ref
 from penstock.program.kernels import concrete, operator_error, resolve, shape_text
@@ -65,6 +66,11 @@ class PreparedBlock:
             _refuse(program, op)
         self._calls = [_call(op) for op in operators]
 
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether an operator takes a size that is known at a run only."""
+        return any(call.late for call in self._calls)
+
     def run(self, fed: Mapping[str, torch.Tensor], symbols: Mapping[str, int] | None = None) -> Env:
         """Run all operators; return every tensor by name. Raises OperatorError; writes before it remain."""
         env: Env = {**self.bound, **fed}
@@ -101,20 +107,23 @@ def _waits(value: Arg) -> bool:
     return isinstance(value, (Ref, Expr))
 
 
-Push = Callable[[SparseTable, Ids, Floats, Any, Env, int], None]
+Push = Callable[[SparseTable, Ids, Floats, Any, Env, int, int], None]
 
 
-def _sgd(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int) -> None:
-    table.push_sgd(ids, gradients, lr=_number(env, args[3]), now=now)
+def _sgd(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int, threads: int) -> None:
+    table.push_sgd(ids, gradients, lr=_number(env, args[3]), now=now, threads=threads)
 
 
-def _adagrad(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int) -> None:
-    table.push_adagrad(ids, gradients, lr=_number(env, args[4]), epsilon=args[5], now=now)
+def _adagrad(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int, threads: int) -> None:
+    lr = _number(env, args[4])
+    table.push_adagrad(ids, gradients, lr=lr, epsilon=args[5], now=now, threads=threads)
 
 
-def _adam(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int) -> None:
+def _adam(table: SparseTable, ids: Ids, gradients: Floats, args: Any, env: Env, now: int, threads: int) -> None:
     lr, step, (beta1, beta2, epsilon) = _number(env, args[6]), round(_number(env, args[3])), args[7:10]
-    table.push_adam(ids, gradients, lr=lr, step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, now=now)
+    table.push_adam(
+        ids, gradients, lr=lr, step=step, beta1=beta1, beta2=beta2, epsilon=epsilon, now=now, threads=threads
+    )
 
 
 def _number(env: Env, operand: Any) -> float:
@@ -148,6 +157,7 @@ class TableBlock:
         self._expire_after_s: Any = dict(described.kwargs)["expire_after_s"]
         self._clock, self._began = clock, clock()
         self._width = self.table.settings.width
+        self._num_threads = usable_cores()
         own = [op for op in operators if op is not described]
         self._kernel = self._kernel_of(own)
         self._block = PreparedBlock(program, [op for op in own if op is not self._kernel], bound)
@@ -185,7 +195,7 @@ class TableBlock:
             self.table.update(pushed, values, self._rule, now=self.now())
             return
         push, _ = _KERNELS[self._kernel.type]
-        push(self.table, pushed, values, self._kernel.args, self._block.run({}), self.now())
+        push(self.table, pushed, values, self._kernel.args, self._block.run({}), self.now(), self._num_threads)
 
     def _rule(self, rows: Floats, merged: Floats) -> None:
         whole, width = torch.from_numpy(rows), self._width

@@ -6,13 +6,15 @@ different blocks run at the same time and a snapshot takes each block between tw
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from penstock.errors import Bug, PeerError, ProgramError
+from penstock.machine.cores import usable_cores
 from penstock.program import legality
 from penstock.program.ir import Operator
 from penstock.program.kernels import check_writes
@@ -23,6 +25,7 @@ from penstock.ps.settings import Copy
 from penstock.ps.storage import Gradient
 from penstock.scope import Scope, tensor_of
 from penstock.serving.blocks import PreparedBlock, TableBlock
+from penstock.serving.plans import BlockUpdate, UpdatePlans
 from penstock.transpile.pserver import Served, ServerDescription, describe, pulled_name
 from penstock.transpile.tables import is_scratch, is_state
 
@@ -55,6 +58,8 @@ class ProgramStorage:
             is_table = any(op.type == SPARSE_TABLE for op in own)
             made = _Table(program, scope, served, own, clock) if is_table else _Dense(program, scope, served, own)
             self._blocks[served.name] = made
+        updates = [b.update_of() for b in self._blocks.values() if isinstance(b, _Dense)]
+        self._plans = UpdatePlans([u for u in updates if u is not None], num_threads=usable_cores())
         round_operators = operators.get(description.round_block, []) if description.round_block else []
         self._numbers = _persistables(program, scope, round_operators)
         self._round = PreparedBlock(program, round_operators, self._numbers)
@@ -82,6 +87,21 @@ class ProgramStorage:
     def update(self, block: str, gradient: Gradient) -> None:
         """Apply one gradient. Raises PeerError, with nothing changed; TableFull."""
         self._found(block).update(gradient)
+
+    def update_all(self, gradients: Mapping[str, Gradient]) -> None:
+        """Apply a gradient to each of several blocks: at the same time, where their operators allow it."""
+        fed: dict[str, list[torch.Tensor]] = {}
+        for name, gradient in gradients.items():
+            if name in self._plans:
+                fed[name] = [gradient.values] if gradient.rows is None else [gradient.rows, gradient.values]
+            else:
+                self.update(name, gradient)
+        with contextlib.ExitStack() as held:
+            for name, block in self._blocks.items() if fed else ():
+                if name in fed:
+                    held.enter_context(block.lock)
+            if fed:
+                self._plans.run(fed)
 
     def value(self, block: str) -> torch.Tensor:
         """Return a dense block's tensor. Raises PeerError for a table."""
@@ -172,10 +192,17 @@ class _Dense:
         self._kept = kept
         self._block = PreparedBlock(program, operators, kept)
         self._fed = _fed_names(program, operators, served.name)
+        self._operators = operators
         self._rows_symbol = str(program.variables[self._fed[0]].shape[0]) if len(self._fed) == 2 else ""
         pulled = pulled_name(served.name)
         self._pulled_name = pulled if pulled in program.variables else ""
         self._pulled: dict[int, torch.Tensor] = {}
+
+    def update_of(self) -> BlockUpdate | None:
+        """Return the update as a plan can have it; None if it needs sizes of the gradient, or what a trainer pulled."""
+        if self._pulled_name or self._block.needs_sizes:
+            return None
+        return BlockUpdate(self.served.name, self._operators, self._kept, self._fed)
 
     def check(self, gradient: Gradient) -> None:
         self._checked(gradient)

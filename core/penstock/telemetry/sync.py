@@ -1,11 +1,12 @@
 """Gradient exchange of each parameter, computed from the events of complete steps. Pure.
 
 For one parameter in one step:
-  time  = sum of the durations of its exchange operators (`Sync.ops`);
+  time  = sum of the durations of its exchange operators (`Sync.ops`), of one that serves k parameters a k-th each;
   wait  = start of the first of them minus the end of the *first-arriving* producer of the gradient, at least 0:
           how long the earliest replica's gradient lay there for the latest;
   bytes = bytes of one replica's gradient times replicas; for a sparse one, the bytes of what its gather operators
-          read, row ids and rows of every replica, at the sizes of this plan's batch.
+          read (or the update, where it reads every replica's rows in place): row ids and rows of every replica, at
+          the sizes of this plan's batch.
 
 Producers are found once for each graph: the operators with an edge into the exchange from outside of it, and of these,
 the most specific group that has any: those that write the gradient, else those of the backward pass, else all (an edge
@@ -61,6 +62,7 @@ class GraphExchanges:
         self._slot[relevant] = np.arange(len(relevant))
         self._exchanges = _group(exchanges, slot_of, unused=len(relevant))
         self._producers = _group(producers, slot_of, unused=len(relevant))
+        self._sharers = np.maximum(np.bincount(self._exchanges.flat, minlength=self._num_slots), 1)
 
     def exchanged(self, events: Events, row: Index, *, num_rows: int) -> StepExchanges:
         """Return the exchanges of whole steps. `row`: for each event, which of `num_rows` steps it belongs to."""
@@ -75,7 +77,7 @@ class GraphExchanges:
         time.reshape(-1)[where] = took
         first_start = np.minimum.reduceat(start[:, self._exchanges.flat], self._exchanges.begin, axis=1)
         first_end = np.minimum.reduceat(end[:, self._producers.flat], self._producers.begin, axis=1)
-        time_ns = np.add.reduceat(time[:, self._exchanges.flat], self._exchanges.begin, axis=1)
+        time_ns = np.add.reduceat((time // self._sharers)[:, self._exchanges.flat], self._exchanges.begin, axis=1)
         ran = first_start != _NEVER
         timed = ran & (first_end != _NEVER)
         wait_ns = np.where(timed, np.maximum(first_start - np.where(timed, first_end, 0), 0), 0)
@@ -97,8 +99,10 @@ class GraphExchanges:
 def _bytes(sync: Sync, document: GraphDocument) -> int:
     if not sync.sparse:
         return sync.bytes * document.num_replicas
-    gathers = [document.ops[op] for op in sync.ops if document.ops[op].kind == "gather"]
-    return sum(math.prod(value.shape) * _item_bytes(value.dtype) for op in gathers for value in op.inputs)
+    ops = [document.ops[op] for op in sync.ops]
+    parts = (f"{sync.gradient}@ROWS", f"{sync.gradient}@VALUES")
+    read = [v for op in ops for v in op.inputs if op.kind == "gather" or v.name in parts]
+    return sum(math.prod(value.shape) * _item_bytes(value.dtype) for value in read)
 
 
 def _item_bytes(dtype: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from penstock.errors import SpecError
 from penstock.program.strict_fields import StrictFields
+from penstock.ps.remote import WIRE_DTYPES
 from penstock.transpile.dispatch import MIN_BLOCK_SIZE, PSDispatcher, RoundRobin, check_min_block_size
 
 MODES = ("pserver", "nccl2", "collective")
@@ -16,7 +17,10 @@ COLLECTIVE_MODES = ("grad_allreduce", "local_sgd", "single_process_multi_thread"
 
 
 class DistributeTranspilerConfig(StrictFields):
-    """How a program is distributed. Raises SpecError by the field's name for what cannot be."""
+    """How a program is distributed. Raises SpecError by the field's name for what cannot be.
+
+    `wire_dtype`, which Fluid has not: dtype of the gradients that are pushed over a network (`ps/narrow.py`).
+    """
 
     slice_var_up: bool = True
     min_block_size: int = MIN_BLOCK_SIZE
@@ -31,6 +35,7 @@ class DistributeTranspilerConfig(StrictFields):
     nccl_comm_num: int = 1
     use_hierarchical_allreduce: bool = False
     hierarchical_allreduce_inter_nranks: int = 0
+    wire_dtype: str = "float32"
     _defaults: ClassVar[dict[str, Any]] = {
         "split_method": RoundRobin, "collective_mode": "", "sync_mode": True, "runtime_split_send_recv": False,
     }  # fmt: skip
@@ -39,8 +44,9 @@ class DistributeTranspilerConfig(StrictFields):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "min_block_size" and isinstance(value, int) and not isinstance(value, bool):
             check_min_block_size(value)
-        if name == "mode":
-            _one_of(name, value, MODES)
+        known = {"mode": MODES, "wire_dtype": WIRE_DTYPES}.get(name)
+        if known is not None:
+            _one_of(name, value, known)
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
         else:

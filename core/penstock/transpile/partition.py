@@ -61,7 +61,7 @@ class Partition:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        operators = program.global_block().ops
+        operators = program.global_block().operators
         self.compute = tuple(op for op in operators if not op.role & _UPDATE)
         self.local = tuple(op for op in operators if op.role & _UPDATE and is_clip(op))
         remote = [op for op in operators if op.role & _UPDATE and not is_clip(op)]

@@ -70,7 +70,7 @@ class ServerDescription:
 
 def describe(program: Program) -> ServerDescription | None:
     """Return the description in a server's program; None for any other program."""
-    ops = program.global_block().ops
+    ops = program.global_block().operators
     if not ops or ops[0].type != LISTEN_AND_SERV:
         return None
     said: Any = ops[0].args
@@ -351,7 +351,7 @@ def pserver_startup(pserver: Program, startup: Program) -> Program:
 
 def _kept_by(program: Program, block: int) -> list[str]:
     """Return the persistable variables that a block uses."""
-    operators = program.block(block).ops if block < program.num_blocks else []
+    operators = program.block(block).operators if block < program.num_blocks else []
     variables = program.variables
     used = dict.fromkeys(n for op in operators for n in (*op.input_names(), *op.output_names()))
     return [n for n in dict.fromkeys(variables[n].storage for n in used) if variables[n].persistable]

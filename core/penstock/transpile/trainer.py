@@ -263,7 +263,7 @@ def _with_sends(
     """The operators that stay, with lookups of `tables` asked of servers, and each send right after what it sends."""
     waiting = {u.parameter: (u, set(u.sent)) for u in updates}
     operators: list[Operator] = []
-    recorded = partition.program.global_block().ops
+    recorded = partition.program.global_block().operators
     together = joined_lookups(recorded, tables, partition.program.variables)
     earlier = {view.name for joined in together.values() for view in joined.views}
     for op in recorded:
@@ -325,7 +325,7 @@ def make_geo_program(program: Program, partition: Partition, placement: Placemen
     calls = RemoteCalls(program, placement, descriptor)
     last = {u.operators[-1].name: u for u in partition.updates}
     operators: list[Operator] = []
-    for op in partition.program.global_block().ops:
+    for op in partition.program.global_block().operators:
         operators.append(op)
         if op.name in last:
             operators.append(calls.geo(last[op.name]))

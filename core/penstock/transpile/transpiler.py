@@ -78,7 +78,8 @@ class DistributeTranspiler:
         endpoints = _endpoints(pservers)
         number = _checked_trainers(trainer_id, trainers)
         self._refuse_second(main)
-        descriptor = Descriptor(mode, trainer_id, number, endpoints, config.geo_sgd_need_push_nums)
+        _check_wire_dtype(config, mode)
+        descriptor = Descriptor(mode, trainer_id, number, endpoints, config.geo_sgd_need_push_nums, config.wire_dtype)
         origin, origin_startup = _copy(main), _copy(startup)
         partition = Partition(origin)
         _check_frozen_tables(origin, partition)
@@ -206,6 +207,15 @@ def _check_programs(program: object, startup: object) -> None:
                 f"transpile: {name} is given a {type(given).__name__}; expected a fluid.Program{advice(given)}",
                 got=type(given).__name__,
             )
+
+
+def _check_wire_dtype(config: DistributeTranspilerConfig, mode: PsMode) -> None:
+    if mode == "geo" and config.wire_dtype != "float32":
+        raise SpecError(
+            f"DistributeTranspilerConfig.wire_dtype is {config.wire_dtype!r} in GEO mode, whose pushes are differences "
+            "of parameters: rounding them would move parameters. Expected 'float32'",
+            got=config.wire_dtype,
+        )
 
 
 def _mode(config: DistributeTranspilerConfig, sync_mode: object) -> PsMode:

@@ -1,4 +1,4 @@
-"""A sync step with servers of this host has one operator that pushes and one that pulls, and computes the same."""
+"""A sync step with servers has one operator that pushes and one that pulls, and computes the same."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from typing import Any
 import pytest
 import torch
 from tests.support.remotes import remotes_of_a_test
-from tests.transpile.fake_servers import FakeServers, first_values
+from tests.transpile.fake_servers import trained
 from tests.transpile.recorded import Recorded, batch, tower
 
 import penstock as fluid
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
+from penstock.graph.choice import PassChoice
 from penstock.graph.passes.fuse_remote import fuse_remote
 from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph
 from penstock.program.ir import Operator, Ref, Role
-from penstock.ps.communicator import remotes
 from penstock.ps.remote import FETCH_BARRIER, RECV, RECV_STEP, SEND, SEND_BARRIER, SEND_ROWS, SEND_STEP
 
-HERE, ELSEWHERE = "127.0.0.1:6170,localhost:6171", "127.0.0.1:6170,10.0.0.2:6171"
+SERVERS = "127.0.0.1:6170,10.0.0.2:6171"
 SINGLE = {SEND, SEND_ROWS, SEND_BARRIER, RECV, FETCH_BARRIER}
 
 
-def cut(servers: str = HERE, **settings: Any) -> tuple[Recorded, fluid.DistributeTranspiler, fluid.Program]:
+def cut(*, half_async: bool = False, **settings: Any) -> tuple[Recorded, fluid.DistributeTranspiler, fluid.Program]:
     """Return a trainer's program, what cut it, and the startup program as it was."""
     recorded, before = tower(), tower().startup
-    made = fluid.DistributeTranspiler()
-    made.transpile(0, recorded.main, servers, 1, startup_program=recorded.startup, **settings)
+    config = fluid.DistributeTranspilerConfig()
+    config.sync_mode, config.half_async = settings.get("sync_mode", True), half_async
+    made = fluid.DistributeTranspiler(config)
+    made.transpile(0, recorded.main, SERVERS, 1, startup_program=recorded.startup, **settings)
     return recorded, made, before
 
 
@@ -43,9 +45,12 @@ def graph_of(recorded: Recorded, num_replicas: int = 2) -> Graph:
     return build_graph(recorded.main, mode="reduce", num_replicas=num_replicas, active=num_replicas)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "half_async"])
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
-def test_all_pushes_become_one_operator_and_all_pulls_another(num_replicas: int) -> None:
-    graph = fuse_remote(graph_of(cut()[0], num_replicas))
+def test_all_pushes_become_one_operator_and_all_pulls_another(num_replicas: int, mode: str) -> None:
+    recorded, made, _ = cut(sync_mode=mode == "sync", half_async=mode == "half_async")
+    assert made.descriptor.mode == mode
+    graph = fuse_remote(graph_of(recorded, num_replicas))
     check(graph)
     assert counts(graph) == {SEND_STEP: 1, RECV_STEP: 1}
     push, pull = (next(h for h in graph.handles if h.op.type == kind) for kind in (SEND_STEP, RECV_STEP))
@@ -54,10 +59,14 @@ def test_all_pushes_become_one_operator_and_all_pulls_another(num_replicas: int)
     assert push.index in pull.before
 
 
-@pytest.mark.parametrize(("servers", "settings"), [(ELSEWHERE, {}), (HERE, {"sync_mode": False})])
-def test_pushes_over_a_network_and_without_rounds_stay_apart(servers: str, settings: dict[str, bool]) -> None:
-    graph = graph_of(cut(servers, **settings)[0])
-    assert counts(fuse_remote(graph)) == counts(graph)
+@pytest.mark.parametrize("kind", [SEND, RECV])
+def test_without_rounds_what_others_change_stays_apart(kind: str) -> None:
+    graph = graph_of(cut(sync_mode=False)[0])
+    handle = next(h for h in graph.handles if h.op.type == kind)
+    name = handle.op.input_names()[0] if kind == SEND else handle.op.writes[0]
+    fused = fuse_remote(with_one_more(graph, kind, name))
+    check(fused)
+    assert SEND_STEP not in counts(fused)
 
 
 def with_one_more(graph: Graph, after: str, name: str) -> Graph:
@@ -99,20 +108,12 @@ def opened() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("opened")
-def test_training_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CPU_NUM", "2")
-    trained = []
-    for servers in (HERE, ELSEWHERE):  # in memory, both
-        recorded, made, before = cut(servers)
-        fakes = FakeServers(made.descriptor, made.placement, first_values(before, made.placement))
-        remotes.opener = lambda _, fakes=fakes: fakes  # type: ignore[misc]  # bound default
-        scope = fluid.Scope()
-        fluid.Executor().run(recorded.startup, scope=scope)
-        pe = fluid.ParallelExecutor(False, recorded.loss, recorded.main, scope=scope)
-        for i in range(3):
-            pe.run([recorded.loss], batch(seed=i))
-        pe.close()
-        assert (("send_step", "") in fakes.calls) == (servers == HERE)
-        trained.append({**{n: scope.find(n) for n in ("w", "out")}, **fakes.values})
-    for name, value in trained[0].items():
-        assert torch.equal(value, trained[1][name]), name
+def test_training_is_the_same_to_the_bit() -> None:
+    learned = []
+    for is_fused in (True, False):
+        feeds = [batch(seed=i) for i in range(3)]
+        fakes, scope, _ = trained(*cut(), feeds, PassChoice(fuse_remote=is_fused))
+        assert (("send_step", "") in fakes.calls) == is_fused
+        learned.append({**{n: scope.find(n) for n in ("w", "out")}, **fakes.values})
+    for name, value in learned[0].items():
+        assert torch.equal(value, learned[1][name]), name

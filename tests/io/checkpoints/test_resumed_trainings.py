@@ -215,7 +215,19 @@ def test_without_a_value_nothing_is_written(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_training_continues_during_a_write_and_the_next_waits(tmp_path: Path) -> None:
+class Clock:
+    """A clock of the test: `read` once somebody has looked at it."""
+
+    def __init__(self) -> None:
+        self.now_s, self.read = 0.0, threading.Event()
+
+    def perf_counter(self) -> float:
+        found = self.now_s
+        self.read.set()
+        return found
+
+
+def test_training_continues_during_a_write_and_the_next_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = fit_a_line()
     scope = started(network.startup)
     step = by_executor(network, scope)
@@ -235,9 +247,19 @@ def test_training_continues_during_a_write_and_the_next_waits(tmp_path: Path) ->
     step(3)  # while the writer stands still
     assert manager.statistics.written == 0
     at_two = scope
-    threading.Timer(0.2, goes_on.set).start()
+    clock = Clock()
+    monkeypatch.setattr("penstock.io.checkpoints.writer_thread.time", clock)
+
+    def go_on_when_it_waits() -> None:
+        assert clock.read.wait(60)
+        clock.now_s = 7.0
+        goes_on.set()
+
+    going_on = threading.Thread(target=go_on_when_it_waits)
+    going_on.start()
     manager.step()
-    assert manager.statistics.waited_s > 0.05
+    going_on.join()
+    assert 7 <= manager.statistics.waited_s < 8
     manager.close()
     assert (manager.statistics.begun, manager.statistics.written) == (2, 2)
     again = Scope()
@@ -278,9 +300,13 @@ def test_an_attempt_that_was_followed_is_told_so(tmp_path: Path) -> None:
     old.wait()
     new = fluid.io.CheckpointManager(tmp_path, fit_a_line().main, scope=Scope())
     assert new.restore() is not None
-    old.save()
-    with pytest.raises(StaleAttempt, match="has taken over"):
+
+    def save_and_close() -> None:  # the one that first sees how the save has ended says so
+        old.save()
         old.close()
+
+    with pytest.raises(StaleAttempt, match="has taken over"):
+        save_and_close()
 
 
 def test_settings_come_from_the_job_where_nobody_says_otherwise(

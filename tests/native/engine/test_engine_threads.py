@@ -355,12 +355,12 @@ except KeyboardInterrupt:
 
 def test_a_forked_engine_raises_and_the_parents_goes_on() -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK]  # of fork beside threads, since 3.12
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_interpreter_exits_with_engines_left_open() -> None:
-    done = subprocess.run([sys.executable, "-c", EXIT], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", EXIT], check=False, capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 
 
@@ -369,5 +369,5 @@ def test_ctrl_c_reaches_python_while_a_step_waits() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "inside\n"
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=150)
     assert (process.returncode, out) == (0, "interrupted\n")

@@ -56,15 +56,15 @@ def test_sparse_adam_and_adagrad_sum_duplicate_rows_only(dtype: torch.dtype, cou
     assert torch.equal(states[1][0][untouched], table[untouched])
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("settings", [(1e-8, 0.0), (1e-8, 0.01), (0.1, 0.0, True)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_updates_agree(dtype: torch.dtype, weight_decay: float) -> None:
+def test_dense_updates_agree(dtype: torch.dtype, settings: tuple[float, ...]) -> None:
     random = torch.Generator().manual_seed(1)
     start = torch.randn(3, 7, generator=random, dtype=dtype)
     grad, lr, step = torch.randn(3, 7, generator=random, dtype=dtype), torch.tensor(0.01), torch.tensor(2.0)
     sides = [[start.clone(), start * 0.1, start.abs()] for _ in range(2)]
     for (param, first, second), op in zip(sides, (ours, composed), strict=True):
-        op.adam_(param, first, second, step, grad, lr, 0.9, 0.999, 1e-8, weight_decay)
+        op.adam_(param, first, second, step, grad, lr, 0.9, 0.999, *settings)
         op.sgd_(param, grad, lr)
     for wanted, got in zip(*sides, strict=True):
         assert close(got, wanted)

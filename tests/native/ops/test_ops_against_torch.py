@@ -5,12 +5,15 @@ The other files of this folder go deeper. Tolerances: relative to the largest va
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from tests.native.ops.blocks import ORACLES as BLOCKS
+from tests.native.ops.fields import FIELDS
+from tests.native.ops.sequences import POOLS, RAGGED, pooled
+from tests.native.ops.tables import LR, TABLES, adagrad, adam
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,16 +23,16 @@ from penstock.native import ops as _ops  # noqa: F401 - registers its operators
 from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - registers its operators
 from penstock.native.matrix_kernels import KERNELS
 from penstock.native.matrix_probe import available
+from penstock.program.control import kernel as _control_ops  # noqa: F401 - registers its operators
 from penstock.ps.remote_ops import REMOTE_NAMES
 
 OPS: Any = torch.ops.penstock
-LR = torch.tensor(0.1)
 ROUNDINGS = {torch.float32: 3e-6, torch.float64: 1e-12}
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """What an operator gave, and what torch gives."""
 Oracle = Callable[[], Pairs]
-ORACLES: dict[str, Oracle] = {}
+ORACLES: dict[str, Oracle] = {oracle.__name__: oracle for oracle in (*TABLES, *BLOCKS, *FIELDS)}
 
 
 def oracle(function: Oracle) -> Oracle:
@@ -65,19 +68,6 @@ def sparse_gradient() -> tuple[Tensor, Tensor, Tensor]:
     """Rows with a duplicate, their values, and the same as a dense gradient."""
     rows, values = torch.tensor([4, 1, 4]), torch.randn(3, 19)
     return rows, values, torch.zeros(6, 19).index_add_(0, rows, values)
-
-
-def adam(state: Sequence[Tensor], grad: Tensor, step: int, weight_decay: float = 0.0) -> list[Tensor]:
-    param, first, second = state
-    grad = grad + weight_decay * param
-    first, second = 0.9 * first + 0.1 * grad, 0.999 * second + 0.001 * grad * grad
-    scale = LR / (1 - 0.9**step)
-    return [param - scale * first / (second.sqrt() / math.sqrt(1 - 0.999**step) + 1e-8), first, second]
-
-
-def adagrad(state: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    moment = state[1] + grad * grad
-    return [state[0] - LR * grad / (moment.sqrt() + 1e-6), moment]
 
 
 def adam_state() -> list[Tensor]:
@@ -123,9 +113,11 @@ def sgd_() -> Pairs:
 @oracle
 def adam_() -> Pairs:
     state, grad = adam_state(), table()
-    wanted = adam(state, grad, 2, weight_decay=0.1)
+    hat, wanted = [tensor.clone() for tensor in state], adam(state, grad, 2, weight_decay=0.1)
+    wanted_of_hat = adam(hat, grad, 2, hat=0.1)
     OPS.adam_(*state, torch.tensor(2.0), grad, LR, 0.9, 0.999, 1e-8, 0.1)
-    return list(zip(state, wanted, strict=True))
+    OPS.adam_(*hat, torch.tensor(2.0), grad, LR, 0.9, 0.999, 0.1, 0.0, True)
+    return [*zip(state, wanted, strict=True), *zip(hat, wanted_of_hat, strict=True)]
 
 
 @oracle
@@ -158,11 +150,14 @@ def fused_adagrad_() -> Pairs:
 
 @oracle
 def fused_adam_() -> Pairs:
-    states, grads = [adam_state(), adam_state()], [table(), table()]
-    wanted = [adam(state, grad, 2, weight_decay=0.1) for state, grad in zip(states, grads, strict=True)]
-    columns = [list(column) for column in zip(*states, strict=True)]
-    OPS.fused_adam_(*columns, torch.tensor(2.0), grads, LR, 0.9, 0.999, 1e-8, 0.1)
-    return [pair for state, new in zip(states, wanted, strict=True) for pair in zip(state, new, strict=True)]
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for hat, settings in ((0.0, (1e-8, 0.1)), (0.1, (0.1, 0.1, True))):
+        states, grads = [adam_state(), adam_state()], [table(), table()]
+        wanted = [adam(state, grad, 2, weight_decay=0.1, hat=hat) for state, grad in zip(states, grads, strict=True)]
+        columns = [list(column) for column in zip(*states, strict=True)]
+        OPS.fused_adam_(*columns, torch.tensor(2.0), grads, LR, 0.9, 0.999, *settings)
+        pairs += [pair for state, new in zip(states, wanted, strict=True) for pair in zip(state, new, strict=True)]
+    return pairs
 
 
 # ---------------------------------------------------------------- exchanges
@@ -418,18 +413,25 @@ def gru_backward() -> Pairs:
     return forward_and_backward(OPS.gru, *layer(torch.nn.GRU))[2:]
 
 
-def gated() -> tuple[Pairs, Pairs]:
+CELLS: list[tuple[str, ...]] = [(), ("sigmoid", "sigmoid", "relu"), ("tanh", "identity", "sigmoid")]
+
+
+def gated(*activations: str) -> tuple[Pairs, Pairs]:
     """Compare the results and the gradients of an LSTM over projected gates, with peepholes."""
+    gate, state, candidate = (
+        getattr(torch, name) if name != "identity" else torch.clone
+        for name in activations or ("sigmoid", "tanh", "tanh")
+    )
     shapes = [(3, 2, 20), (2, 5), (2, 5), (20, 5), (3, 5)]
     operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     gates, h, c, w_hh, peephole = operands
-    out, cells, _ = OPS.lstm_sequence(*operands, False, True)
+    out, cells, _ = OPS.lstm_sequence(*operands, False, True, *activations)
     wanted: list[Tensor] = []
     wanted_cells: list[Tensor] = []
     for now in gates:
         i, f, g, o = (now + h @ w_hh.t()).chunk(4, 1)
-        c = torch.sigmoid(f + c * peephole[1]) * c + torch.sigmoid(i + c * peephole[0]) * torch.tanh(g)
-        h = torch.sigmoid(o + c * peephole[2]) * torch.tanh(c)
+        c = gate(f + c * peephole[1]) * c + gate(i + c * peephole[0]) * candidate(g)
+        h = gate(o + c * peephole[2]) * state(c)
         wanted.append(h)
         wanted_cells.append(c)
     theirs = torch.stack(wanted), torch.stack(wanted_cells)
@@ -440,18 +442,42 @@ def gated() -> tuple[Pairs, Pairs]:
 
 @oracle
 def lstm_sequence() -> Pairs:
-    return gated()[0]
+    return [pair for names in CELLS for pair in gated(*names)[0]]
 
 
 @oracle
 def lstm_sequence_backward() -> Pairs:
-    return gated()[1]
+    return [pair for names in CELLS for pair in gated(*names)[1]]
 
 
 @oracle
 def checked_lengths() -> Pairs:
     lengths = torch.tensor([1, 0, 4])
     return [(OPS.checked_lengths(lengths, 4, "lstm_0"), lengths)]
+
+
+@oracle
+def sequence_pool() -> Pairs:
+    rows = torch.randn(8, 3, 2, dtype=torch.float64)
+    return [(OPS.sequence_pool(rows, RAGGED, kind, 0.5)[0], pooled(rows, kind, 0.5)) for kind in POOLS]
+
+
+@oracle
+def sequence_pool_backward() -> Pairs:
+    rows, grad = torch.randn(8, 3, dtype=torch.float64, requires_grad=True), torch.randn(4, 3, dtype=torch.float64)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for kind in POOLS:
+        _, index = OPS.sequence_pool(rows.detach(), RAGGED, kind, 0.5)
+        wanted = torch.autograd.grad(pooled(rows, kind, 0.5), rows, grad)[0]
+        pairs.append((OPS.sequence_pool_backward(grad, index, RAGGED, 8, kind), wanted))
+    return pairs
+
+
+@oracle
+def sequence_rows() -> Pairs:
+    wanted = {"sequence": [0, 0, 0, 2, 3, 3, 3, 3], "position": [0, 1, 2, 0, 0, 1, 2, 3]}
+    wanted["mirror"] = [2, 1, 0, 3, 7, 6, 5, 4]
+    return [(OPS.sequence_rows(RAGGED, 8, kind), torch.tensor(rows)) for kind, rows in wanted.items()]
 
 
 # ---------------------------------------------------------------- the comparison

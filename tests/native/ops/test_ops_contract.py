@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from tests.native.ops.blocks import branch
 from tests.support import typed_ops as ops
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from penstock.compat.torch import FakeTensorMode, ShapeEnv, schema_of
+from penstock.compat.torch import schema_of
 from penstock.distributed.collective import COLLECTIVE_NAMES
 from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers its operators
 from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - registers its operators
+from penstock.program.control import kernel as _control_ops  # noqa: F401 - registers its operators
 from penstock.ps.remote_ops import REMOTE_NAMES
 
 _OPS = torch.ops.penstock
@@ -61,6 +66,28 @@ def _positive() -> list[Tensor]:
     return [torch.rand(6, 3), torch.rand(4)]
 
 
+def _wide() -> list[Tensor]:
+    return [torch.randn(6, 3), torch.randn(4, 2)]
+
+
+def _pieces() -> list[Any]:
+    """Ids, values and pieces of two tables' gradients: two pieces of the first, one of the second."""
+    ids = [torch.tensor([[5], [0], [5]]), torch.tensor([2, 5]), torch.tensor([1, 1, 3])]
+    values = [torch.randn(3, 6), torch.randn(2, 3)]
+    return [ids, values, [0, 0, 0, 1, 0, 1, 1, 0, 1, 2, 0, 4], [], []]
+
+
+def _ragged_pieces() -> list[Any]:
+    """As `_pieces`, but each table has the rows of two sequences, with one row of values each."""
+    ids = [torch.tensor([[5], [0], [5]]), torch.tensor([1, 1, 3])]
+    return [ids, [torch.randn(2, 6)], [0, 0, 0, 1, 1, 1, 0, 4], [torch.tensor([[2], [1]])], [0, 0]]
+
+
+def _sequences() -> Tensor:
+    """Lengths of three sequences with six rows."""
+    return torch.tensor([2, 0, 4])
+
+
 def _images() -> Tensor:
     return torch.randn(2, 3, 4, 4)
 
@@ -88,11 +115,18 @@ def _lstm(dtype: torch.dtype) -> list[Any]:
     return [*inputs, *weights, True]
 
 
+def _crf() -> list[Any]:
+    return [_table(), torch.rand(5, 3), torch.tensor([[0], [2], [1], [1], [0], [2]]), torch.tensor([2, 0, 4])]
+
+
 def _lstm_backward(dtype: torch.dtype) -> list[Any]:
     inputs, weights = _recurrent(4, dtype)
     out, h, c, saved = _OPS.lstm(*inputs, *weights, True)
     grads = [torch.randn_like(t) for t in (out, h, c)]
     return [*grads, *inputs, *weights, out, c, saved, True]
+
+
+_CELL = ("sigmoid", "tanh", "relu")
 
 
 def _sequence() -> list[Any]:
@@ -118,8 +152,7 @@ def _gru_backward() -> list[Any]:
     return [torch.randn_like(out), None, *given, out, saved, True]
 
 
-CASES = [
-    Case("lookup_table", lambda: [_table(), _ids(5, 2), 0]),
+UPDATES = [
     Case("sparse_sgd_", lambda: [_table(), _ids(5), torch.randn(5, 3), _rate()]),
     Case(
         "sparse_adam_",
@@ -134,9 +167,20 @@ CASES = [
         "adam_",
         lambda: [
             *(_table(), torch.rand(6, 3), torch.rand(6, 3), torch.tensor(2.0), _table(), _rate()),
-            *(0.9, 0.999, 1e-8, 0.1),
+            *(0.9, 0.999, 1e-8, 0.1, True),
         ],
     ),
+]
+
+
+def _part_of(update: Case) -> list[Any]:
+    return [*update.make(), 0, 1]
+
+
+CASES = [
+    Case("lookup_table", lambda: [_table(), _ids(5, 2), 0]),
+    *UPDATES,
+    *(Case(f"{one.operator}.part", partial(_part_of, one)) for one in UPDATES),
     Case("all_reduce_", lambda: [[_table(), _table(), _table()]]),
     Case("reduce_", lambda: [[_table(), _table(), _table()], 1]),
     Case("all_reduce_.part", lambda: [[_table(), _table()], 0, 1]),
@@ -161,7 +205,7 @@ CASES = [
     Case("fused_adagrad_", lambda: [_tables(), _positive(), _tables(), _rate(), 1e-6]),
     Case(
         "fused_adam_",
-        lambda: [_tables(), _tables(), _positive(), torch.tensor(2.0), _tables(), _rate(), 0.9, 0.999, 1e-8, 0.1],
+        lambda: [_tables(), _tables(), _positive(), torch.tensor(2.0), _tables(), _rate(), 0.9, 0.999, 1e-8, 0.1, True],
     ),
     Case("batch_norm_stats", lambda: [_images()]),
     Case(
@@ -184,17 +228,39 @@ CASES = [
     Case("product_by", lambda: [_table(), torch.randn(3, 4), torch.randn(4), False, False, "relu", "torch"]),
     Case("fused_add_act", lambda: [_table(), _table(3), "relu", 1.0]),
     Case("mkl_vendor_check", list),
+    Case(
+        "lookup_concat", lambda: [[_table(), _table(6, 2)], [_ids(5), _ids(5, 1)], [-1, 0], [_table(5, 4)], [1, -1, 0]]
+    ),
+    Case("fused_sparse_sgd_", lambda: [_wide(), *_pieces(), _rate()]),
+    Case("fused_sparse_sgd_", lambda: [_wide(), *_ragged_pieces(), _rate()]),
+    Case("lookup_pool", lambda: [_table(), torch.tensor([[5], [0], [5], [1], [1], [2]]), _sequences(), 1, 0.5]),
+    Case(
+        "fused_sparse_adam_",
+        lambda: [_wide(), _wide(), _wide(), torch.tensor(2.0), *_pieces(), _rate(), 0.9, 0.999, 1e-8],
+    ),
+    Case("fused_sparse_adagrad_", lambda: [_wide(), [torch.rand(6, 3), torch.rand(4, 2)], *_pieces(), _rate(), 1e-8]),
     Case("fused_broadcast_", lambda: [_tables(), _tables()]),
     Case("gather_rows", lambda: [[_table(), _table(2, 3)], 1]),
+    Case("sequence_pool", lambda: [_table(), torch.tensor([2, 0, 4]), "sqrt", 0.5]),
+    Case("sequence_pool", lambda: [_table(), torch.tensor([[2], [0], [4]]), "max", 0.5]),
+    Case("sequence_pool_backward", lambda: [_table(3, 2), torch.empty(0).long(), _sequences(), 6, "average"]),
+    Case("sequence_pool_backward", lambda: [_table(3, 1), torch.tensor([[1], [-1], [3]]), _sequences(), 6, "max"]),
+    Case("sequence_rows", lambda: [_sequences(), 6, "mirror"]),
+    Case("expect_rows", lambda: [_table(), 6]),
     Case("checked_lengths", lambda: [torch.tensor([1, 0, 4]), 4, "lstm_0"]),
+    Case("linear_chain_crf", _crf),
+    Case("linear_chain_crf_backward", lambda: [torch.rand(3, 1), *_crf(), *_OPS.linear_chain_crf(*_crf())[1:]]),
+    Case("crf_decoding", lambda: [_table(), torch.rand(5, 3), torch.tensor([2, 0, 4])]),
     Case("lstm", lambda: _lstm(FLOAT32)),
     Case("lstm", lambda: _lstm(FLOAT64)),
     Case("lstm_backward", lambda: _lstm_backward(FLOAT32), is_copied=False),
     Case("lstm_backward", lambda: _lstm_backward(FLOAT64), idle=frozenset({"saved"})),
-    Case("lstm_sequence", _sequence),
-    Case("lstm_sequence_backward", _sequence_backward),
+    Case("lstm_sequence", lambda: [*_sequence(), *_CELL]),
+    Case("lstm_sequence_backward", lambda: [*_sequence_backward(), *_CELL]),
     Case("gru", _gru),
     Case("gru_backward", _gru_backward),
+    Case("control", lambda: branch(taken=True)),
+    Case("control_backward", lambda: [[torch.rand(2, 3)], *branch(taken=False), [1]]),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.operator for case in CASES])
 

@@ -112,6 +112,45 @@ def test_a_large_sparse_sgd_is_equal_on_one_and_two_threads() -> None:
     assert torch.equal(results[0], results[1])
 
 
+def _updated(update: str, states: int, settings: tuple[object, ...], rows: Tensor | None, parts: int) -> list[Tensor]:
+    """The parameter and its states [300, 20] after an update, in parts from the last to the first."""
+    generator = torch.Generator().manual_seed(5)
+    kept = [torch.rand(300, 20, generator=generator) for _ in range(1 + states)]
+    values = torch.randn(300 if rows is None else len(rows), 20, generator=generator)
+    given = [values] if rows is None else [rows, values]
+    step = [torch.tensor(3.0)] if states == 2 else []
+    operator = getattr(torch.ops.penstock, update)
+    for part in reversed(range(parts)):
+        operator.part(*kept, *step, *given, _rate(0.1), *settings, part, parts)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("update", "states", "settings"),
+    [
+        ("sparse_sgd_", 0, ()),
+        ("sparse_adagrad_", 1, (EPSILON,)),
+        ("sparse_adam_", 2, (*BETAS, EPSILON)),
+        ("sgd_", 0, ()),
+        ("adam_", 2, (*BETAS, EPSILON, 0.1, False)),
+    ],
+)
+def test_parts_of_an_update_are_the_whole_to_the_bit(update: str, states: int, settings: tuple[object, ...]) -> None:
+    rows = torch.randint(0, 300, (9000,)) if update.startswith("sparse") else None  # all several times, over chunks
+    whole = _updated(update, states, settings, rows, 1)
+    for parts in (2, 3, 7):
+        for one, expected in zip(_updated(update, states, settings, rows, parts), whole, strict=True):
+            assert torch.equal(one, expected)
+
+
+@pytest.mark.parametrize("part", [-1, 2])
+def test_a_part_beyond_their_number_is_refused(part: int) -> None:
+    param = torch.ones(4, 2)
+    with pytest.raises(IndexError, match=f"part is {part}; expected one of 2, from 0"):
+        torch.ops.penstock.sparse_sgd_.part(param, torch.tensor([1]), torch.ones(1, 2), _rate(0.1), part, 2)
+    assert param.eq(1).all()
+
+
 def test_duplicates_are_summed_in_order_of_appearance() -> None:
     values = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
     param, moment = torch.zeros(3, 1), torch.zeros(3, 1)

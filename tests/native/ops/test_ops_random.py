@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import typed_ops as ops
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from penstock.compat.torch import FakeTensorMode, ShapeEnv, TorchDispatchMode
+from penstock.compat.torch import TorchDispatchMode
 
 
 def _rng(seed: int, step: int = 0, first_row: int = 0) -> Tensor:

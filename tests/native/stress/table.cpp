@@ -83,7 +83,8 @@ void count_pushes(Draws& draws, uint32_t width) {
     for (int step = 0; step < 12; ++step) {
       const std::vector<int64_t> ids = own.ids(universe, universe);
       std::vector<float> values(ids.size() * width, 1.0F);
-      table.push(ids.data(), ids.size(), values.data(), 0, Add<AnyLength>{{width}});
+      const auto num_threads = static_cast<uint32_t>(1 + own.below(3));
+      table.push(ids.data(), ids.size(), values.data(), 0, Add<AnyLength>{{width}}, num_threads);
       for (const int64_t id : ids) pushed[static_cast<uint64_t>((id + 1000) / 0x10001)].fetch_add(1);
       table.pull(ids.data(), ids.size(), values.data(), own.below(2) == 0, 0);
       for (const float value : values) check(value >= 1.0F, "a pull sees the pushes of its own thread");
@@ -110,7 +111,7 @@ void act(Table& table, const Settings& settings, Draws& own, std::atomic<uint32_
     case 0:
       return table.pull(ids.data(), count, rows.data(), true, time);
     case 1:
-      return table.push(ids.data(), count, rows.data(), time, Sgd<AnyLength>{{settings.width}, 0.1F});
+      return table.push(ids.data(), count, rows.data(), time, Sgd<AnyLength>{{settings.width}, 0.1F}, 2);
     case 2:
       return table.gather(ids.data(), count, rows.data(), time);
     case 3:

@@ -66,7 +66,20 @@ export function modulesOf(document: GraphDocument): string[] {
     const owner = sync.parameter.replace(/\.[^.]*$/, "");
     for (const op of sync.ops) if (modules[op] === "") modules[op] = owner;
   }
+  for (const [op, module] of tablesUpdated(document, buckets)) modules[op] = module;
   return modules;
+}
+
+/** Updates that read the rows of sparse gradients in place, from the layer behind the lookups; each with its tables' module. */
+function tablesUpdated(document: GraphDocument, buckets: readonly Bucket[]): Map<number, string> {
+  const found = new Map<number, string>();
+  for (const sync of document.syncs.filter((one) => one.sparse)) {
+    const owner = sync.parameter.replace(/\.[^.]*$/, "");
+    for (const op of sync.ops.filter((one) => buckets[one] === "optimize")) {
+      found.set(op, (found.get(op) ?? owner) === owner ? owner : "tables");
+    }
+  }
+  return found;
 }
 
 /** An operator that takes the gradients of a whole program, as a sync step's exchange with servers, is no layer's but the one it was given. */

@@ -117,14 +117,20 @@ class Readers:
         return readers[0]
 
 
-def drop_unread_views(graph: Graph, kept: Collection[str], types: Container[str]) -> Graph:
-    """Return the graph without the handles of these view operators whose results are not read."""
-    readers = Readers(graph, kept)
-    dead = {
-        h.index
-        for h in graph.handles
-        if h.op.type in types and not any(readers.of(n) or readers.is_fetched(n) for n in h.makes())
-    }
+def drop_unread(graph: Graph, kept: Collection[str], types: Container[str]) -> Graph:
+    """Return the graph without the handles of these operators, which write nothing, whose results are not read.
+
+    Nor those whose readers are all such handles. `kept`: names that the caller fetches.
+    """
+    fetched = frozenset(kept)
+    wanted = {name for name, variable in graph.variables.items() if variable.name in fetched}
+    dead = set()
+    for handle in reversed(graph.handles):
+        if handle.op.type in types and wanted.isdisjoint(handle.makes()):
+            dead.add(handle.index)
+        else:
+            wanted.update(handle.reads())
+            wanted.update(handle.op.writes)
     if not dead:
         return graph
     rewriter = Rewriter(graph)

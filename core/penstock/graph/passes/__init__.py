@@ -12,7 +12,13 @@ with `graph.rewrite.Rewriter`; edges are derived again, never carried over.
 | graph | parts of large exchanges | exchanges.py | (always, on CPU) |
 | graph | order of exchanges with other processes | exchanges.py | num_trainers |
 | graph | one broadcast an owner | exchanges.py | fuse_broadcast_ops (GPU, Reduce) |
-| graph | one push and one pull a step | fuse_remote.py | (sync mode, servers of this host) |
+| graph | one push and one pull a step | fuse_remote.py | (all modes but GEO) |
+| graph | gradients of the last layers pushed while the first are computed | send_ahead.py | (all modes but GEO) |
+| sizes | one exchange a step in GEO mode | fuse_geo.py | (always) |
+| sizes | sparse updates without copies | fuse_sparse.py | (always, on CPU) |
+| sizes | exchanges with servers without copies | fuse_remote_copies.py | (always, on CPU) |
+| sizes | lookups and their sums over sequences | fuse_bags.py | (always, on CPU) |
+| sizes | lookups side by side | fuse_lookups.py | (always, on CPU) |
 | sizes | updates of one kind | fuse_optimizer.py | fuse_all_optimizer_ops |
 | sizes | sum and activation in one operator | fuse_add_act.py | fuse_elewise_add_act_ops |
 | sizes | kernels of matrix products | matrix_kernels.py | (PENSTOCK_MATRIX_KERNELS) |
@@ -34,9 +40,15 @@ from penstock.graph.passes.exchanges import (
     split_exchanges,
 )
 from penstock.graph.passes.fuse_add_act import fuse_add_act
+from penstock.graph.passes.fuse_bags import fuse_bags
+from penstock.graph.passes.fuse_geo import fuse_geo
+from penstock.graph.passes.fuse_lookups import fuse_lookups
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.fuse_remote import fuse_remote
+from penstock.graph.passes.fuse_remote_copies import fuse_remote_copies
+from penstock.graph.passes.fuse_sparse import fuse_sparse_updates
 from penstock.graph.passes.matrix_kernels import choose_matrix_kernels
+from penstock.graph.passes.send_ahead import send_ahead
 from penstock.graph.passes.sync_batch_norm import synchronize_batch_norm
 from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph
@@ -57,7 +69,7 @@ def run_graph_passes(graph: Graph, program: Program, choice: PassChoice) -> Grap
         graph = split_exchanges(graph, program, choice.matrix.at_once)
     graph = order_exchanges(graph, choice.rings)
     if choice.fuse_remote:
-        graph = fuse_remote(graph)
+        graph = send_ahead(fuse_remote(graph), program)
     if choice.fuse_broadcast:
         graph = fuse_broadcasts(graph)
     return graph
@@ -70,6 +82,14 @@ def run_sized_passes(
 
     `kept`: variables that the graph must still make, because they are fetched.
     """
+    if choice.fuse_remote:
+        graph = fuse_geo(graph, program, kept)
+    if choice.fuse_sparse:
+        graph = fuse_sparse_updates(graph, program, kept)
+        graph = fuse_remote_copies(graph, program, kept)
+    if choice.fuse_lookups:
+        graph = fuse_bags(graph, program, kept)
+        graph = fuse_lookups(graph, program, kept)
     if choice.fuse_optimizer:
         graph = fuse_updates(graph, program, kept)
     if choice.fuse_add_act:

@@ -16,9 +16,10 @@ Source: fuse_optimizer_op_pass.cc, fuse_{sgd,momentum,adam}_op_pass.cc (Fluid 1.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from penstock.graph.analysis.liveness import Readers
+from penstock.graph.analysis.movement import collides, grouped, touched
 from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.ir import Arg, Ref, Role
@@ -42,6 +43,10 @@ _RULES = (
     _Rule(
         (("penstock.adam_.default", "p m s step g lr beta1 beta2 epsilon decay", ""),),
         ("penstock.fused_adam_.default", "p* m* s* step g* lr beta1 beta2 epsilon decay"),
+    ),
+    _Rule(
+        (("penstock.adam_.default", "p m s step g lr beta1 beta2 epsilon decay hat", ""),),
+        ("penstock.fused_adam_.default", "p* m* s* step g* lr beta1 beta2 epsilon decay hat"),
     ),
     _Rule(
         (
@@ -91,22 +96,14 @@ class _Update:
     writes: frozenset[str]
 
 
-@dataclass(slots=True)
-class _Group:
-    updates: list[_Update] = field(default_factory=list)
-
-    def collides(self, reads: frozenset[str], writes: frozenset[str]) -> bool:
-        """Whether something that reads and writes these storages may not change places with an update in here."""
-        return any(u.writes & (reads | writes) or u.reads & writes for u in self.updates)
-
-
 def fuse_updates(graph: Graph, program: Program, kept: Collection[str] = ()) -> Graph:
     """Merge the dense updates of each replica; `kept` is still made. O(handles x updates) in the worst case."""
-    groups = [g for g in _groups(graph, _find(graph, program, kept)) if len(g.updates) > 1]
+    updates = {u.handles[-1].index: u for u in _find(graph, program, kept)}
+    groups = [group for group in grouped(graph, updates) if len(group) > 1]
     if not groups:
         return graph
-    members = {h.index for g in groups for u in g.updates for h in u.handles}
-    last = {g.updates[-1].handles[-1].index: g for g in groups}
+    members = {h.index for group in groups for u in group for h in u.handles}
+    last = {group[-1].handles[-1].index: group for group in groups}
     rewriter = Rewriter(graph)
     for handle in graph.handles:
         if handle.index in last:
@@ -116,30 +113,11 @@ def fuse_updates(graph: Graph, program: Program, kept: Collection[str] = ()) -> 
     return rewriter.finish()
 
 
-def _groups(graph: Graph, updates: Sequence[_Update]) -> list[_Group]:
-    """The updates in groups, those of one group in the order of their last operators."""
-    ends = {u.handles[-1].index: u for u in updates}
-    found: list[_Group] = []
-    opened: dict[tuple[object, ...], _Group] = {}
-    for handle in graph.handles:
-        update = ends.get(handle.index)
-        reads, writes = (update.reads, update.writes) if update else _touches(graph, [handle])
-        opened = {key: group for key, group in opened.items() if not group.collides(reads, writes)}
-        if update is None:
-            continue
-        if update.key not in opened:
-            opened[update.key] = _Group()
-            found.append(opened[update.key])
-        opened[update.key].updates.append(update)
-    return found
-
-
-def _put(rewriter: Rewriter, group: _Group) -> None:
-    first, handles = group.updates[0], [h for u in group.updates for h in u.handles]
-    rule = first.rule
+def _put(rewriter: Rewriter, group: Sequence[_Update]) -> None:
+    rule, handles = group[0].rule, [h for u in group for h in u.handles]
     args: list[Arg] = []
     for name in rule.fused[1].split():
-        many = tuple(u.values[name.rstrip("*")] for u in group.updates)
+        many = tuple(u.values[name.rstrip("*")] for u in group)
         args.append(many if name.endswith("*") else many[0])
     op = replace(
         handles[0].op,
@@ -208,7 +186,7 @@ def _update(
     assert isinstance(parameter, Ref)
     dtype = program.variables[graph.variables[parameter.name].name].dtype
     same = tuple(values[n] for n in names if not n.endswith("*"))
-    reads, writes = _touches(graph, handles)
+    reads, writes = touched(graph, handles)
     return _Update(rule, handles, values, (handles[0].replica, rule.fused, rule.constants, dtype, same), reads, writes)
 
 
@@ -226,13 +204,5 @@ def _is_closed(graph: Graph, update: _Update, readers: Readers) -> bool:
     for name in (n for h in update.handles for n in h.makes()):
         if readers.is_fetched(name) or any(h.index not in own for h in readers.of(name)):
             return False
-    alone = _Group([update])
     between = graph.handles[update.handles[0].index + 1 : update.handles[-1].index]
-    return not any(alone.collides(*_touches(graph, [h])) for h in between if h.index not in own)
-
-
-def _touches(graph: Graph, handles: Sequence[OpHandle]) -> tuple[frozenset[str], frozenset[str]]:
-    """The storages that handles read, and those that they write."""
-    reads = {graph.variables[n].storage for h in handles for n in h.reads()}
-    writes = {graph.variables[n].storage for h in handles for n in (*h.op.writes, *h.makes())}
-    return frozenset(reads), frozenset(writes)
+    return not any(collides(update, *touched(graph, [h])) for h in between if h.index not in own)

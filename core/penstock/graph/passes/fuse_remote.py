@@ -1,9 +1,9 @@
-"""A sync step's exchange with servers of this host: one operator pushes all and waits, one pulls all.
+"""A step's exchange with servers: one operator pushes all, in sync mode waits, and one pulls all.
 
-A message to a server of this host waits for the barrier anyway, so an operator for each gradient gains no overlap: it
-costs a call of Python and a copy of the gradient, which might change before the barrier. Fused, the gradients are
-operands until the round is applied, and are not copied. Over a network pushes travel while the rest is computed, and
-the graph stays as it is.
+An operator for each gradient would let pushes travel while the rest is computed, at the cost of a message, and a copy
+of the gradient, which might change before the barrier. Fused, the gradients are operands until the round is applied,
+and one message a server has all of them. Async and half-async have no barriers, and a parameter is pulled after its own
+push: there all pushes and pulls of a step become one of each, at its last, or the graph stays as it is.
 
 What would change meaning is left out: a gradient that is written again before the barrier, a parameter that is touched
 between its pull and the end of the step.
@@ -25,16 +25,52 @@ _REMOTE = {SEND: 1, SEND_ROWS: 2, SEND_BARRIER: 1, RECV: 2, FETCH_BARRIER: 1}
 
 
 def fuse_remote(graph: Graph) -> Graph:
-    """Return the graph with one operator for all pushes of a sync step to this host, and one for all pulls."""
+    """Return the graph with one operator for all pushes of a step, and one for all pulls."""
     by_remote: dict[str, list[OpHandle]] = {}
     for handle in graph.handles:
         if handle.op.type in _REMOTE:
             by_remote.setdefault(str(handle.op.args[_REMOTE[handle.op.type]]), []).append(handle)
     for remote, handles in by_remote.items():
         descriptor = Descriptor.parse(remote)
-        if descriptor.mode == "sync" and descriptor.is_on_this_host:
+        if descriptor.mode == "sync":
             graph = _fuse_pulls(_fuse_pushes(graph, handles), remote)
+        elif descriptor.mode in ("async", "half_async"):
+            graph = _fuse_async(graph, handles)
     return graph
+
+
+def _fuse_async(graph: Graph, handles: Sequence[OpHandle]) -> Graph:
+    pushes = [h for h in handles if h.op.type in {SEND, SEND_ROWS}]
+    pulls = [h for h in handles if h.op.type == RECV]
+    if len(pushes) + len(pulls) < 3 or not pushes:  # one of each is what it would become
+        return graph
+    end = max(h.index for h in (*pushes, *pulls))
+    last, fused = _last_writes(graph, before=end + 1), {h.index for h in (*pushes, *pulls)}
+    sent = {n for h in pushes for n in h.makes()}
+    others = [h for h in graph.handles[: end + 1] if h.index not in fused]
+    stays = (
+        any(last.get(graph.variables[n].storage, -1) >= h.index for h in pushes for n in h.reads())
+        or any(not sent.isdisjoint(h.reads()) for h in graph.handles if h not in pulls)
+        or any(_touches(graph, h, (o for o in others if o.index > h.index)) for h in pulls)
+    )
+    if stays:
+        return graph
+    rewriter = Rewriter(graph)
+    for handle in graph.handles:
+        if handle.index not in fused:
+            rewriter.keep(handle)
+        if handle.index == end:
+            first = pushes[-1]
+            rewriter.put(first.kind, _push(pushes, first.op, ()), first.replica, first.rows_of, pushes)
+            if pulls:
+                waited = [n for h in pulls for n in h.reads() if n not in sent and n not in _written(pulls)]
+                after = [*first.op.output_names(), *waited]
+                rewriter.put(first.kind, _pull(pulls, pulls[-1].op, after), first.replica, first.rows_of, pulls)
+    return rewriter.finish()
+
+
+def _written(pulls: Sequence[OpHandle]) -> set[str]:
+    return {n for h in pulls for n in h.op.writes}
 
 
 def _fuse_pushes(graph: Graph, handles: Sequence[OpHandle]) -> Graph:
@@ -51,7 +87,11 @@ def _fuse_pushes(graph: Graph, handles: Sequence[OpHandle]) -> Graph:
         and _is_only_for(graph, h, barrier)
         and all(last.get(graph.variables[n].storage, -1) < h.index for n in h.reads())
     ]
-    return _with_one(graph, pushes, barrier, _push(pushes, barrier)) if pushes else graph
+    if not pushes:
+        return graph
+    made = {n for h in pushes for n in h.makes()}
+    waited = [n for n in barrier.reads() if n not in made]
+    return _with_one(graph, pushes, barrier, _push(pushes, barrier.op, waited))
 
 
 def _fuse_pulls(graph: Graph, remote: str) -> Graph:
@@ -71,7 +111,12 @@ def _fuse_pulls(graph: Graph, remote: str) -> Graph:
         if len(kept) == len(pulls):
             break
         pulls = kept
-    return _with_one(graph, pulls, end, _pull(pulls, end)) if pulls else graph
+    if not pulls:
+        return graph
+    out, made = _written(pulls), {n for h in pulls for n in h.makes()}
+    # The pulls' `after`, all once; what the last barrier waits for otherwise stays.
+    waited = [n for h in pulls for n in h.reads() if n not in out] + [n for n in end.reads() if n not in made]
+    return _with_one(graph, pulls, end, _pull(pulls, end.op, waited))
 
 
 def _with_one(graph: Graph, handles: Sequence[OpHandle], end: OpHandle, op: Operator) -> Graph:
@@ -86,7 +131,7 @@ def _with_one(graph: Graph, handles: Sequence[OpHandle], end: OpHandle, op: Oper
     return rewriter.finish()
 
 
-def _push(pushes: Sequence[OpHandle], barrier: OpHandle) -> Operator:
+def _push(pushes: Sequence[OpHandle], like: Operator, after: Iterable[str]) -> Operator:
     dense = [h.op for h in pushes if h.op.type == SEND]
     sparse = [h.op for h in pushes if h.op.type == SEND_ROWS]
     said = [(op.args[2:], len(op.input_names())) for op in dense]
@@ -94,28 +139,26 @@ def _push(pushes: Sequence[OpHandle], barrier: OpHandle) -> Operator:
         "dense": [[name, blocks, at, count] for (name, blocks, at), count in said],
         "sparse": [list(op.args[3:]) for op in sparse],
     }
-    made = {n for h in pushes for n in h.makes()}
     args: tuple[Arg, ...] = (
         _refs(n for op in dense for n in op.input_names()),
         tuple(op.args[0] for op in sparse),
         tuple(op.args[1] for op in sparse),
-        _refs(n for n in barrier.reads() if n not in made),
-        barrier.op.args[1],
+        _refs(after),
+        like.args[_REMOTE[like.type]],
         json.dumps(spec),
     )
-    return replace(barrier.op, type=SEND_STEP, args=args)
+    return replace(like, type=SEND_STEP, args=args)
 
 
-def _pull(pulls: Sequence[OpHandle], end: OpHandle) -> Operator:
-    """The pulls' `after`, all once; what the last barrier waits for otherwise stays."""
+def _pull(pulls: Sequence[OpHandle], like: Operator, after: Iterable[str]) -> Operator:
     out = tuple(n for h in pulls for n in h.op.writes)
-    made = {n for h in pulls for n in h.makes()}
-    waited = [n for h in pulls for n in h.reads() if n not in out] + [n for n in end.reads() if n not in made]
     args: tuple[Arg, ...] = (
-        _refs(out), _refs(dict.fromkeys(waited)), end.op.args[1], tuple(b for h in pulls for b in _list(h.op.args[4])),
+        _refs(out), _refs(dict.fromkeys(after)), like.args[_REMOTE[like.type]],
+        tuple(h.op.args[3] for h in pulls for _ in _list(h.op.args[4])),
+        tuple(b for h in pulls for b in _list(h.op.args[4])),
         tuple(s for h in pulls for s in _list(h.op.args[5])),
     )  # fmt: skip
-    return replace(end.op, type=RECV_STEP, args=args, writes=out)
+    return replace(like, type=RECV_STEP, args=args, writes=out)
 
 
 def _list(value: Arg) -> tuple[Arg, ...]:

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from penstock.graph.analysis.liveness import Readers, drop_unread_views
+from penstock.graph.analysis.liveness import Readers, drop_unread
 from penstock.graph.choice import MatrixKernels
 from penstock.graph.operands import Shares
 from penstock.graph.rewrite import Rewriter
@@ -94,7 +94,7 @@ def _rewritten(
             rewriter.put(handle.kind, op, handle.replica, handle.rows_of, [handle, *([call.relu] if call.relu else [])])
         elif handle.index not in joined:
             rewriter.keep(handle)
-    return drop_unread_views(rewriter.finish(), kept, _SWAPS)
+    return drop_unread(rewriter.finish(), kept, _SWAPS)
 
 
 def _operator(op: Operator, last: Operator, call: _Call, kernel: str) -> Operator:

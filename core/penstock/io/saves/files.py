@@ -3,15 +3,17 @@
 The order: each data file under a temporary name, flushed to the disk, renamed to a name that contains its digest
 (so that it never replaces a file of the previous save); then the manifest in the same way; then the files that
 only the previous manifest named are removed. A reader sees one manifest or the other, each with its files.
-Two processes that save to the same place at once may remove each other's files; give them different names.
+Saves to one folder happen one after another, by a lock of the folder: all trainers of a job may name the same place.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import safetensors.torch
@@ -24,12 +26,24 @@ from penstock.io.saves.manifest import Damaged, Manifest, StoredFile, StoredVari
 _CHUNK = 1 << 20  # bytes read at once for a digest
 
 
+@contextmanager
+def saving_to(folder: Path) -> Iterator[None]:
+    """Make the folder, and let no other process or thread save to it within the block. A lock ends with its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # close alone leaves it to a process that was forked meanwhile
+        os.close(descriptor)
+
+
 def write_save(
     manifest_path: Path, tensors: Mapping[str, torch.Tensor], describe: Callable[[StoredFile], Manifest]
 ) -> None:
-    """Write tensors and the manifest that `describe` makes for their file. Raises OSError or UserError; then
-    the previous save is as it was."""
-    manifest_path.parent.mkdir(parents=True, exist_ok=True)
+    """Write tensors and the manifest that `describe` makes for their file, within `saving_to`. Raises OSError or
+    UserError; then the previous save is as it was."""
     stem = stem_of(manifest_path)
     apart = _apart(tensors)
     values = _store(manifest_path.parent, stem, "safetensors", lambda path: _write_tensors(apart, path))
@@ -53,8 +67,7 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def store_text(manifest_path: Path, text: str) -> StoredFile:
-    """Write the text of a Program as a file of the save."""
-    manifest_path.parent.mkdir(parents=True, exist_ok=True)
+    """Write the text of a Program as a file of the save, within `saving_to`."""
 
     def write(path: Path) -> None:
         path.write_text(text, encoding="utf-8")

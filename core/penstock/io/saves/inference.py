@@ -30,6 +30,7 @@ from penstock.io.saves.variables import (
 from penstock.program import legality
 from penstock.program.ir import Operator, VarDesc, unknown_variable
 from penstock.program.program import Program, copy_structure
+from penstock.program.sequences import STEPS, levels_of
 from penstock.scope import Scope
 
 _log = logging.getLogger(__name__)
@@ -37,11 +38,12 @@ MODEL_NAME = "__model__"
 
 
 def pruned(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> Program:
-    """Return a copy with what `targets` need; its inputs are exactly `feeds`, in their order.
+    """Return a copy with what `targets` need; its inputs are exactly `feeds`, in their order, and lengths of sequences.
 
     Raises UserError for a target or feed that is not in the Program, and for a needed input that is not in `feeds`.
     """
     _check(program, feeds, targets)
+    feeds = [name for feed in feeds for name in _with_lengths(program, feed)]
     storage = {name: var.storage for name, var in program.variables.items()}
     needed = set(targets)
     memory = {storage[name] for name in targets}
@@ -60,6 +62,12 @@ def pruned(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> Pr
                 variable=var.name,
             )
     return _copy(program, kept[::-1], list(feeds), needed | memory)
+
+
+def _with_lengths(program: Program, feed: str) -> list[str]:
+    """Return an input with those that executors feed beside it."""
+    steps = [feed + STEPS] if feed + STEPS in program.variables else []
+    return [*levels_of(program, feed), feed, *steps]
 
 
 def _check(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> None:
@@ -93,11 +101,13 @@ def save_inference_model(
     main_program: Program | CompiledProgram | None = None,
     model_filename: str | None = None,
     params_filename: str | None = None,
+    export_for_deployment: bool = True,
     *,
     scope: Scope | None = None,
 ) -> list[str]:
     """Save what `target_vars` need of the Program at rest; return the targets' names.
 
+    Without `export_for_deployment` the whole Program is saved as it is, to be trained on; then there may be no targets.
     `params_filename` is Fluid's; it has no effect, because values are part of the model's own save.
 
     Raises UserError for a target that only training makes, and for an input that is needed but not named;
@@ -108,7 +118,7 @@ def save_inference_model(
     targets = [t if isinstance(t, str) else t.name for t in _listed(target_vars)]
     for name in targets:
         program.var(name)
-    model = pruned(_at_rest(program, targets), feeds, targets)
+    model = pruned(_at_rest(program, targets), feeds, targets) if export_for_deployment else program
     legality.check(model)
     write_variables(
         _place(dirname, model_filename, params_filename), model, persistables(model), scope_of(executor, scope),
@@ -161,7 +171,7 @@ def load_inference_model(
 
 
 def _program(manifest: Manifest, place: Path) -> Program:
-    if manifest.program is None or not manifest.fetches:
+    if manifest.program is None:
         raise UserError(
             f"{place} holds variables without a model; expected what save_inference_model wrote", file=str(place)
         )

@@ -1,4 +1,4 @@
-"""Save and load the persistable variables of a Program: Fluid's `save_vars` family, and `save` / `load`.
+"""Save the persistable variables of a Program: Fluid's `save_vars` family, and `save`; what `io.loads` loads.
 
 A save goes to one manifest and one safetensors file; a later one of the same name replaces it as a whole. What a
 load needs is read and checked completely before the first variable of the scope changes. Variables are replaced,
@@ -18,7 +18,7 @@ import torch
 from penstock.errors import UserError
 from penstock.exec.feeding import resolved_seed
 from penstock.exec.parallel import CompiledProgram, ParallelExecutor
-from penstock.io.saves.files import read_manifest, read_tensors, store_text, write_save
+from penstock.io.saves.files import read_manifest, read_tensors, saving_to, store_text, write_save
 from penstock.io.saves.manifest import Manifest, ServersPart, StoredFile, StoredVariable, check_wanted
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
@@ -78,51 +78,6 @@ def save_persistables(
     write_variables(manifest_path(dirname, filename), program, persistables(program), found, resumes=True)
 
 
-def load_vars(
-    executor: object,
-    dirname: Folder,
-    main_program: Program | CompiledProgram | None = None,
-    vars: Sequence[Any] | None = None,
-    predicate: Predicate | None = None,
-    filename: str | None = None,
-    *,
-    scope: Scope | None = None,
-) -> None:
-    """Load `vars`, or the persistable variables for which `predicate` holds. A save may hold more than these.
-
-    Raises UserError naming file, variable, got and expected; then the scope is unchanged.
-    """
-    program = plain(main_program)
-    chosen = chosen_variables(program, vars, predicate)
-    read_variables(manifest_path(dirname, filename), program, chosen, scope_of(executor, scope))
-
-
-def load_params(
-    executor: object,
-    dirname: Folder,
-    main_program: Program | CompiledProgram | None = None,
-    filename: str | None = None,
-    *,
-    scope: Scope | None = None,
-) -> None:
-    """Load the parameters; errors as `load_vars`."""
-    load_vars(executor, dirname, main_program, None, is_parameter, filename, scope=scope)
-
-
-def load_persistables(
-    executor: object,
-    dirname: Folder,
-    main_program: Program | CompiledProgram | None = None,
-    filename: str | None = None,
-    *,
-    scope: Scope | None = None,
-) -> None:
-    """Load all persistable variables, and go on at the step and with the seed of the save; errors as `load_vars`."""
-    program = plain(main_program)
-    found = scope_of(executor, scope)
-    read_variables(manifest_path(dirname, filename), program, persistables(program), found, resumes=True)
-
-
 def save(program: Program | CompiledProgram, model_path: Folder, *, scope: Scope | None = None) -> None:
     """Save the text of a Program and its persistables as `<model_path>.json` with its files. Errors as `save_vars`."""
     whole = plain(program)
@@ -130,27 +85,17 @@ def save(program: Program | CompiledProgram, model_path: Folder, *, scope: Scope
     write_variables(place, whole, persistables(whole), scope or global_scope(), resumes=True, text=str(whole))
 
 
-def load(
-    program: Program | CompiledProgram,
-    model_path: Folder,
-    executor: object = None,
-    var_list: Sequence[Any] | None = None,
-    *,
-    scope: Scope | None = None,
-) -> None:
-    """Load the persistables of a Program (or `var_list`) from what `save` wrote. Errors as `load_vars`."""
-    whole = plain(program)
-    chosen = persistables(whole) if var_list is None else chosen_variables(whole, var_list, None)
-    place = Path(f"{os.fspath(model_path)}.json")
-    read_variables(place, whole, chosen, scope_of(executor, scope), resumes=var_list is None)
-
-
 # -- what is saved -----------------------------------------------------------------------------------
 
 
-def is_parameter(var: VarDesc) -> bool:
-    """Whether a variable is a parameter."""
-    return var.parameter
+def is_parameter(var: Any) -> bool:
+    """Whether a variable, or its description, is a parameter."""
+    return bool(getattr(var, "desc", var).parameter)
+
+
+def is_persistable(var: Any) -> bool:
+    """Whether a variable, or its description, outlives a run."""
+    return bool(getattr(var, "desc", var).persistable)
 
 
 def persistables(program: Program) -> list[VarDesc]:
@@ -213,12 +158,13 @@ def write_variables(
         StoredVariable(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()
     )
     step, seed = (scope.steps(program), resolved_seed(program)) if resumes else (-1, -1)
-    program_file = None if text is None else store_text(place, text)
+    with saving_to(place.parent):
+        program_file = None if text is None else store_text(place, text)
 
-    def describe(values: StoredFile) -> Manifest:
-        return Manifest(values, stored, program_file, step, seed, tuple(feeds), tuple(fetches), servers)
+        def describe(values: StoredFile) -> Manifest:
+            return Manifest(values, stored, program_file, step, seed, tuple(feeds), tuple(fetches), servers)
 
-    write_save(place, tensors, describe)
+        write_save(place, tensors, describe)
 
 
 def value_of(program: Program, var: VarDesc, scope: Scope) -> torch.Tensor:

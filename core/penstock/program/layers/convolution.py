@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from penstock.errors import ProgramError
-from penstock.program.initializers import Constant, Normal
+from penstock.program.initializers import Constant, Normal, Xavier
 from penstock.program.layers.activations import activate
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
@@ -57,6 +57,59 @@ def conv2d(
         steps, holes = _pair(stride), _pair(dilation)
         input, around = _padded(input, padding, kernel, steps, holes, 0.0, prefix)
         return activate(torch.conv2d(input, weight, bias, steps, around, holes, groups), act)
+
+
+def conv2d_transpose(
+    input: Any,
+    num_filters: int,
+    output_size: Size | None = None,
+    filter_size: Size | None = None,
+    padding: Size | str = 0,
+    stride: Size = 1,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "NCHW",
+) -> Any:
+    """Convolve backwards: each input element adds a weighted filter to the result.
+
+    Shapes: input [n, c, h, w]; weight [c, num_filters / groups, kh, kw], Xavier; bias [num_filters]; result
+    [n, num_filters, (h - 1) stride - 2 padding + dilation (kh - 1) + 1, …], or `output_size`. Without `filter_size`
+    the filter is as large as `output_size` asks. `padding`: a number or [h, w].
+    Source: fluid.layers.conv2d_transpose.
+    """
+    prefix = name or default_main_program().unique("conv2d_transpose")
+    _refuse_format(prefix, data_format)
+    if isinstance(padding, str) or (not isinstance(padding, int) and len(padding) != 2):
+        raise ProgramError(f"{user_line()}: {prefix}: padding is {padding!r}; expected a number or [height, width]")
+    steps, holes, around, groups = _pair(stride), _pair(dilation), _pair(padding), groups or 1
+    sizes = [_number(input, 2 + i, prefix) for i in range(2)] if output_size is not None else []
+    wanted = _pair(output_size) if output_size is not None else []
+    if filter_size is None:
+        if not wanted:
+            raise ProgramError(f"{user_line()}: {prefix}: give filter_size or output_size")
+        kernel = [(wanted[i] - (sizes[i] - 1) * steps[i] + 2 * around[i] - 1) // holes[i] + 1 for i in range(2)]
+    else:
+        kernel = _pair(filter_size)
+    behind = [
+        wanted[i] - ((sizes[i] - 1) * steps[i] - 2 * around[i] + holes[i] * (kernel[i] - 1) + 1)
+        for i in range(len(wanted))
+    ] or [0, 0]
+    if any(not 0 <= behind[i] < max(steps[i], holes[i]) for i in range(2)):
+        raise ProgramError(f"{user_line()}: {prefix}: output_size {wanted} cannot be made by filter {kernel}")
+    weight_attr, bias_attr = ParamAttr.of(param_attr) or ParamAttr(), ParamAttr.of(bias_attr)
+    shape, dtype = [_number(input, 1, prefix), num_filters // groups, *kernel], input.desc.dtype
+    with name_scope(prefix):
+        weight: Any = create_parameter(shape, dtype, weight_attr, Xavier(), prefix=prefix, suffix="w_0")
+        bias: Any = None
+        if bias_attr is not None:
+            bias = create_parameter([num_filters], dtype, bias_attr, Constant(0.0), prefix=prefix, suffix="b_0")
+        made = torch.conv_transpose2d(input, weight, bias, steps, around, behind, groups, holes)
+        return activate(made, act)
 
 
 def pool2d(

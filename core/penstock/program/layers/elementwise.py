@@ -10,6 +10,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.layers.activations import activate
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.declared import written
 from penstock.program.record.source import user_line
 
 
@@ -41,6 +42,8 @@ elementwise_div = _elementwise("elementwise_div", torch.div)
 elementwise_max = _elementwise("elementwise_max", torch.maximum)
 elementwise_min = _elementwise("elementwise_min", torch.minimum)
 elementwise_pow = _elementwise("elementwise_pow", torch.pow)
+elementwise_mod = _elementwise("elementwise_mod", torch.remainder)
+elementwise_floordiv = _elementwise("elementwise_floordiv", lambda x, y: torch.div(x, y, rounding_mode="floor"))
 
 
 def matmul(
@@ -128,7 +131,7 @@ def sum(x: Any) -> Any:
 def sums(input: Sequence[Any], out: Any = None) -> Any:
     """Return the elementwise sum of a list of variables; with `out`, write it there and return `out`."""
     total = sum(input)
-    return total if out is None else out.copy_(total)
+    return total if out is None else written(out, total)
 
 
 def cos_sim(X: Any, Y: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from penstock.errors import ProgramError
 from penstock.program.eager import advice, words
 from penstock.program.record.failures import described
+from penstock.program.record.ragged import join_rows
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
 
@@ -45,15 +46,18 @@ def expect_ids(layer: str, ids: Any) -> None:
         refuse(layer, "ids, int64[-1, 1]", ids, "Declare them by layers.data(name, [1], dtype='int64')")
 
 
-def expect_labels(layer: str, input: Any, label: Any, *, soft: bool) -> None:
-    """Refuse labels that are no class indices [.., 1], or with `soft` no distribution of the input's shape."""
+def expect_labels(layer: str, input: Any, label: Any, *, soft: bool, axis: int = -1) -> None:
+    """Refuse labels that are no class indices (1 along `axis`), or with `soft` no distribution of the input's shape."""
     if not isinstance(input, Variable) or not isinstance(label, Variable):
         return
+    join_rows(input._recording, [input, label])
     if soft:
         expect_same_shape(layer, input, label)
         return
-    if label.fake.dtype.is_floating_point or label.ndim != input.ndim or label.desc.shape[-1] != 1:
-        sizes = ", ".join(["-1"] * (input.ndim - 1) + ["1"])
+    if label.fake.dtype.is_floating_point or label.ndim != input.ndim or label.desc.shape[axis] != 1:
+        expected = ["-1"] * input.ndim
+        expected[axis] = "1"
+        sizes = ", ".join(expected)
         instead = "Declare it by layers.data(name, [1], dtype='int64'), or pass soft_label=True for probabilities"
         refuse(layer, f"a label int64[{sizes}] for {shown(input)}", label, instead)
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 
 from penstock.errors import ProgramError
+from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.record import entry_points as _patches  # noqa: F401 - of torch, while a program is recorded
 from penstock.program.record.context import default_main_program, record_on
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
+from penstock.program.sequences import LENGTHS, ROWS, STEPS
 
 _DTYPES = {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 
@@ -22,34 +24,77 @@ def data(
     name: str,
     shape: Sequence[int | None],
     append_batch_size: bool = True,
-    dtype: str = "float32",
+    dtype: str | torch.dtype = "float32",
     lod_level: int = 0,
     type: object = None,
     stop_gradient: bool = True,
 ) -> Variable:
-    """Declare an input. `append_batch_size`: put the batch (-1) before `shape`, unless a -1 stands in it already."""
+    """Declare an input. `append_batch_size`: put the batch (-1) before `shape`, unless a -1 stands in it already.
+
+    `lod_level` 1 or more, and no -1 but the first: ragged, the rows of all sequences one after another; see
+    docs/sequences.md. [-1, -1, …] with a lod_level is a padded batch.
+    """
     sizes = [-1 if d is None else int(d) for d in shape]
     if append_batch_size and not any(d < 0 for d in sizes):
         sizes = [-1, *sizes]
     return _input(name, sizes, dtype, lod_level, stop_gradient)
 
 
-def fluid_data(name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0) -> Variable:
+def fluid_data(
+    name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "float32", lod_level: int = 0
+) -> Variable:
     """Declare an input with its whole shape (`fluid.data`); None and -1 are sizes that are known when fed."""
     return _input(name, [-1 if d is None else int(d) for d in shape], dtype, lod_level, True)
 
 
-def _input(name: str, sizes: list[int], dtype: str, lod_level: int, stop_gradient: bool) -> Variable:
+def steps_input(name: str) -> Variable:
+    """Return the steps of the longest sequence of the ragged input `name`, int64 [m], which executors feed."""
+    return _input(name + STEPS, [-1], "int64", 0, True, own_rows=True)
+
+
+def rows_input(name: str) -> Variable:
+    """Return the rows of the sequences whose lengths are the input `name`, int64 [rows, 1], which executors feed."""
+    return _input(name + ROWS, [-1, 1], "int64", 1, True)
+
+
+def _input(
+    name: str,
+    sizes: list[int],
+    dtype: str | torch.dtype,
+    lod_level: int,
+    stop_gradient: bool,
+    *,
+    own_rows: bool = False,
+) -> Variable:
+    dtype = "float64" if dtype == "double" else str(dtype).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise ProgramError(
             f"{user_line()}: input {name!r} has dtype {dtype!r}; expected one of {', '.join(sorted(_DTYPES))}",
             variable=name,
         )
-    record_on(default_main_program())
-    recording = recording_of(default_main_program())
-    fake = recording.fake_of_shape(sizes, getattr(torch, dtype))
+    main = default_main_program()
+    record_on(main)
+    recording = recording_of(main)
+    if name in main.variables and main.variables[name].feed:
+        return _declared_again(main.variables[name], sizes, dtype, main.handle(name))
+    ragged = lod_level > 0 and [i for i, size in enumerate(sizes) if size < 0] == [0]
+    if ragged:
+        _input(name + LENGTHS, [-1, 1], "int64", lod_level - 1, True)
+    fake = recording.fake_of_shape(sizes, getattr(torch, dtype), own_rows=ragged or own_rows)
     described: VarDesc = recording.describe(fake, name, feed=True)
     recording.bind(fake, replace(described, lod_level=lod_level))
     if not stop_gradient:
         fake.requires_grad_(True)
     return recording.handle(fake)  # type: ignore[no-any-return]  # a Variable
+
+
+def _declared_again(old: VarDesc, sizes: list[int], dtype: str, handle: Variable) -> Variable:
+    """Return the input that has this name already. Raises ProgramError if it is another one."""
+    before = [-1 if isinstance(d, Expr) else d for d in old.shape]
+    if before != sizes or old.dtype != dtype:
+        raise ProgramError(
+            f"{user_line()}: input {old.name!r} is declared as {dtype}{sizes}, but it exists as {old.dtype}{before} "
+            f"(declared at {old.source}). Give one of them another name",
+            variable=old.name,
+        )
+    return handle

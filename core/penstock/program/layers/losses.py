@@ -5,6 +5,7 @@ Counters of metrics are buffers: one set a replica, replica 0's are saved.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ from penstock.program.record.source import user_line
 from penstock.program.record.variable import recording_modes, wrap
 from penstock.program.training.parameters import create_persistable
 
+_NOT_IGNORED = -100  # Fluid's default: no label has it
 _TINY = 1e-20  # Fluid's TolerableValue: the logarithm of a probability that underflowed stays finite
 
 
-def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = -100) -> Any:
+def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = _NOT_IGNORED) -> Any:
     """Return -log p[label] for each row.
 
     Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1].
@@ -32,20 +34,42 @@ def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index
         logs = torch.log(input.clamp_min(_TINY)) if soft_label else None
         if logs is not None:
             return -(label * logs).sum(-1, keepdim=True)
-        picked = torch.gather(input, -1, label if ignore_index < 0 else label.clamp_min(0))
-        loss = -torch.log(picked.clamp_min(_TINY))
-        return loss if ignore_index < 0 else torch.where(label == ignore_index, torch.zeros_like(loss), loss)
+        loss = -torch.log(torch.gather(input, -1, _indices(label, ignore_index)).clamp_min(_TINY))
+        return _counted(loss, label, ignore_index)
 
 
-def softmax_with_cross_entropy(logits: Any, label: Any, soft_label: bool = False, ignore_index: int = -100) -> Any:
-    """Return the cross entropy of softmax(logits), computed from the logits. Shapes as `cross_entropy`."""
-    expect_labels("softmax_with_cross_entropy", logits, label, soft=soft_label)
+def _indices(label: Any, ignore_index: int) -> Any:
+    """The labels, with a class that exists in place of `ignore_index`."""
+    return label if ignore_index == _NOT_IGNORED else torch.where(label == ignore_index, torch.zeros_like(label), label)
+
+
+def _counted(loss: Any, label: Any, ignore_index: int) -> Any:
+    """The losses, zero where the label is `ignore_index`."""
+    return loss if ignore_index == _NOT_IGNORED else torch.where(label == ignore_index, torch.zeros_like(loss), loss)
+
+
+def softmax_with_cross_entropy(
+    logits: Any,
+    label: Any,
+    soft_label: bool = False,
+    ignore_index: int = _NOT_IGNORED,
+    numeric_stable_mode: bool = True,
+    return_softmax: bool = False,
+    axis: int = -1,
+) -> Any:
+    """Return the cross entropy of softmax(logits) along `axis`, or with `return_softmax` the pair (loss, softmax).
+
+    Shapes: logits with the classes along `axis`; label int64 with 1 there, or with soft_label the logits' shape; the
+    loss has 1 there. It is computed from the logits whatever `numeric_stable_mode` says.
+    """
+    expect_labels("softmax_with_cross_entropy", logits, label, soft=soft_label, axis=axis)
     with name_scope(default_main_program().unique("softmax_with_cross_entropy")):
-        logs = F.log_softmax(logits, -1)
+        logs = F.log_softmax(logits, axis)
         if soft_label:
-            return -(label * logs).sum(-1, keepdim=True)
-        loss = -torch.gather(logs, -1, label if ignore_index < 0 else label.clamp_min(0))
-        return loss if ignore_index < 0 else torch.where(label == ignore_index, torch.zeros_like(loss), loss)
+            loss = -(label * logs).sum(axis, keepdim=True)
+        else:
+            loss = _counted(-torch.gather(logs, axis, _indices(label, ignore_index)), label, ignore_index)
+        return (loss, logs.exp()) if return_softmax else loss
 
 
 def square_error_cost(input: Any, label: Any) -> Any:
@@ -94,6 +118,76 @@ def smooth_l1(x: Any, y: Any, inside_weight: Any = None, outside_weight: Any = N
         return loss.flatten(1).sum(1, keepdim=True)
 
 
+def mse_loss(input: Any, label: Any) -> Any:
+    """Return the mean of (input - label)^2."""
+    expect_same_shape("mse_loss", input, label)
+    with name_scope(default_main_program().unique("mse_loss")):
+        return F.mse_loss(input, label)
+
+
+def kldiv_loss(x: Any, target: Any, reduction: str = "mean", name: str | None = None) -> Any:
+    """Return target (log target - x), 0 where target is not positive. `reduction`: none, mean, batchmean or sum."""
+    with name_scope(name or default_main_program().unique("kldiv_loss")):
+        loss = F.kl_div(x, target, reduction="none")
+        if reduction == "none":
+            return loss
+        if reduction not in ("mean", "batchmean", "sum"):
+            raise ProgramError(f"{user_line()}: kldiv_loss: reduction is {reduction!r}")
+        return loss.mean() if reduction == "mean" else loss.sum() / (x.shape[0] if reduction == "batchmean" else 1)
+
+
+def rank_loss(label: Any, left: Any, right: Any, name: str | None = None) -> Any:
+    """Return log(1 + exp(left - right)) - label (left - right). Shapes: [n, 1]."""
+    with name_scope(name or default_main_program().unique("rank_loss")):
+        difference = left - right
+        return F.softplus(difference) - label * difference
+
+
+def margin_rank_loss(label: Any, left: Any, right: Any, margin: float = 0.1, name: str | None = None) -> Any:
+    """Return max(0, margin - label (left - right)). Shapes: [n, 1]; label 1 or -1."""
+    with name_scope(name or default_main_program().unique("margin_rank_loss")):
+        return torch.clamp(margin - label * (left - right), min=0.0)
+
+
+def bpr_loss(input: Any, label: Any, name: str | None = None) -> Any:
+    """Return the mean of -log(sigmoid(input[label] - input[j])) over the other classes j.
+
+    Shapes: input [n, classes] scores; label int64 [n, 1]; result [n, 1].
+    """
+    expect_labels("bpr_loss", input, label, soft=False)
+    with name_scope(name or default_main_program().unique("bpr_loss")):
+        difference = torch.gather(input, -1, label) - input
+        losses = -F.logsigmoid(difference)
+        # Of the class itself the difference is 0, so its loss is log 2.
+        return (losses.sum(-1, keepdim=True) - math.log(2.0)) / (input.shape[-1] - 1)
+
+
+def dice_loss(input: Any, label: Any, epsilon: float = 1e-5) -> Any:
+    """Return the mean over samples of 1 - 2 |input label| / (|input| + |label| + epsilon).
+
+    Shapes: input [n, .., classes] probabilities; label int64 [n, .., 1].
+    """
+    with name_scope(default_main_program().unique("dice_loss")):
+        classes = F.one_hot(label.squeeze(-1), input.shape[-1]).to(input.dtype)
+        dims = list(range(1, input.ndim))
+        inside = (input * classes).sum(dims)
+        return (1.0 - inside * 2.0 / (input.sum(dims) + classes.sum(dims) + epsilon)).mean()
+
+
+def npair_loss(anchor: Any, positive: Any, labels: Any, l2_reg: float = 0.002) -> Any:
+    """Return the N-pair loss of two sets of embeddings [n, d] with labels [n] or [n, 1]: the softmax cross entropy of
+    anchor positive^T against equal labels, and l2_reg / 4 of the mean square norms."""
+    with name_scope(default_main_program().unique("npair_loss")):
+        column = labels.reshape([-1, 1])
+        same = (column == column.t()).to(anchor.dtype)
+        targets = same / same.sum(1, keepdim=True)
+        norms = (anchor * anchor).sum(1).mean() + (positive * positive).sum(1).mean()
+        logs = F.log_softmax(torch.matmul(anchor, positive.t()), -1)
+        # As Fluid has it: the entropy of each row is weighed by the row's targets again, and the columns are averaged.
+        entropy = -(targets * logs).sum(1, keepdim=True)
+        return norms * 0.25 * l2_reg + (targets * entropy).sum(0).mean()
+
+
 def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any = None) -> Any:
     """Return the share of rows whose label is among the k largest. Shapes: input [n, classes], label [n, 1]."""
     if correct is not None or total is not None:
@@ -113,20 +207,38 @@ def auc(
     topk: int = 1,
     slide_steps: int = 1,
 ) -> tuple[Any, Any, list[Any]]:
-    """Return (auc over all rows so far, auc of this batch, their counters).
+    """Return (auc over all rows so far, auc of the last `slide_steps` batches, their counters).
 
-    Shapes: input [n, 2] probabilities (column 1 counts) or [n, 1]; label int64 [n, 1]; result a scalar.
+    Shapes: input [n, 2] probabilities (column 1 counts) or [n, 1]; label int64 [n, 1]; result a scalar. `slide_steps`:
+    0 stands for all batches.
     The counters stay until their variables are set to zero. Source: fluid.layers.auc.
     """
     if curve != "ROC":
         raise ProgramError(f"{user_line()}: auc(curve={curve!r}): only 'ROC' is supported")
+    if slide_steps < 0:
+        raise ProgramError(
+            f"{user_line()}: auc(slide_steps={slide_steps}): expected the number of batches, or 0 for all"
+        )
     prefix = default_main_program().unique("auc")
-    zero = Constant(0)
-    states = [create_persistable(f"{prefix}.{s}", [num_thresholds + 1], "int64", zero) for s in ("pos", "neg")]
+    zero, size = Constant(0), num_thresholds + 1
+    states = [create_persistable(f"{prefix}.{s}", [size], "int64", zero) for s in ("pos", "neg")]
+    older = [
+        create_persistable(f"{prefix}.older_{s}", [slide_steps - 1, size], "int64", zero)
+        for s in ("pos", "neg")
+        if slide_steps > 1
+    ]
     recording = recording_of(default_main_program())
     with name_scope(prefix), torch.no_grad(), recording_modes(recording):
         predict = input.fake.detach()
         overall = torch.ops.penstock.auc(predict, label.fake, states[0].fake, states[1].fake)
-        fresh = [torch.zeros(num_thresholds + 1, dtype=torch.int64) for _ in range(2)]
-        batch = torch.ops.penstock.auc(predict, label.fake, *fresh)
-        return wrap(recording, overall), wrap(recording, batch), states
+        batch = overall if slide_steps == 0 else _auc_of_window(predict, label.fake, [o.fake for o in older], size)
+        return wrap(recording, overall), wrap(recording, batch), [*states, *older]
+
+
+def _auc_of_window(predict: Any, label: Any, older: list[Any], size: int) -> Any:
+    """The auc of this batch and those in `older` ([n, size] each, the latest last), which it joins."""
+    counts = [o.sum(0) for o in older] or [torch.zeros(size, dtype=torch.int64) for _ in range(2)]
+    found = torch.ops.penstock.auc(predict, label, *counts)
+    for kept, count in zip(older, counts, strict=False):
+        kept.copy_(torch.cat([kept[1:], (count - kept.sum(0)).unsqueeze(0)]))
+    return found

@@ -9,6 +9,7 @@ from penstock.errors import ProgramError
 from penstock.program.layers.convolution import Size, conv2d, pool2d
 from penstock.program.layers.network import dropout
 from penstock.program.layers.normalization import batch_norm
+from penstock.program.layers.sequences import sequence_conv, sequence_pool
 from penstock.program.record.source import user_line
 
 
@@ -73,3 +74,17 @@ def _each(value: Any, count: int, what: str) -> list[Any]:
     if len(value) != count:
         raise ProgramError(f"{user_line()}: img_conv_group: {what} has {len(value)} entries for {count} convolutions")
     return list(value)
+
+
+def sequence_conv_pool(
+    input: Any,
+    num_filters: int,
+    filter_size: int,
+    param_attr: Any = None,
+    act: str = "sigmoid",
+    pool_type: str = "max",
+    bias_attr: Any = None,
+) -> Any:
+    """One convolution over the rows of each sequence, and one pooling."""
+    convolved = sequence_conv(input, num_filters, filter_size, param_attr=param_attr, bias_attr=bias_attr, act=act)
+    return sequence_pool(convolved, pool_type)

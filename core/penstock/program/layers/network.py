@@ -120,6 +120,7 @@ def embedding(
     if is_distributed:
         _distribute(table.name, admit_after, expire_after_s)
     ids: Any = input.squeeze(-1) if input.ndim > 1 and input.desc.shape[-1] == 1 else input
+    ids = ids.to(torch.int64) if is_sparse and ids.dtype == torch.int32 else ids
     padding = -1 if padding_idx is None else padding_idx % size[0]
     with name_scope(prefix):
         if is_sparse:

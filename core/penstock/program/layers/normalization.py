@@ -47,12 +47,48 @@ def batch_norm(
     with name_scope(prefix):
         scale = _parameter(size, dtype, param_attr, 1.0, prefix, "w_0")
         shift = _parameter(size, dtype, bias_attr, 0.0, prefix, "b_0")
-        mean = create_persistable(moving_mean_name or f"{prefix}.mean", size, dtype, Constant(0.0))
-        variance = create_persistable(moving_variance_name or f"{prefix}.variance", size, dtype, Constant(1.0))
+        mean = _running(moving_mean_name, f"{prefix}.mean", size, dtype, 0.0)
+        variance = _running(moving_variance_name, f"{prefix}.variance", size, dtype, 1.0)
         training = not (is_test or use_global_stats)
         statistics: tuple[Any, Any] = (mean, variance)
         out = torch.batch_norm(input, scale, shift, *statistics, training, 1.0 - momentum, epsilon, False)
         return activate(out, act)
+
+
+def _running(given: str | None, name: str, size: list[int], dtype: str, first: float) -> Any:
+    """A running statistic; of programs that share a startup program, one with a name of the user's is the same."""
+    main = default_main_program()
+    if given is not None and given in main.variables:
+        return main.handle(given)
+    return create_persistable(given or name, size, dtype, Constant(first), shared=given is not None)
+
+
+def group_norm(
+    input: Any,
+    groups: int,
+    epsilon: float = 1e-05,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    act: str | None = None,
+    data_layout: str = "NCHW",
+    name: str | None = None,
+) -> Any:
+    """Normalise the channels of each group of each row, then scale and shift each channel.
+
+    Shapes: input [n, c, ...]; scale and shift [c].  Source: fluid.layers.group_norm.
+    """
+    prefix = name or default_main_program().unique("group_norm")
+    channels = input.desc.shape[1] if input.ndim > 1 else None
+    if data_layout != "NCHW" or not isinstance(channels, int) or groups < 1 or channels % groups:
+        raise ProgramError(
+            f"{user_line()}: {prefix}: input {input!r} with layout {data_layout!r} and {groups} groups; expected "
+            "[n, channels, ...], 'NCHW', and a number of groups that divides the channels"
+        )
+    dtype = input.desc.dtype
+    with name_scope(prefix):
+        scale = _parameter([channels], dtype, param_attr, 1.0, prefix, "w_0")
+        shift = _parameter([channels], dtype, bias_attr, 0.0, prefix, "b_0")
+        return activate(F.group_norm(input, groups, scale, shift, epsilon), act)
 
 
 def layer_norm(

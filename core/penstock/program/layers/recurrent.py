@@ -1,7 +1,7 @@
-"""Recurrent layers over dense, padded sequences: `dynamic_lstm`, `dynamic_gru`, `lstm`.
+"""Recurrent layers: `dynamic_lstm`, `dynamic_gru`, `lstm`.
 
-Fluid's dynamic layers take LoD tensors; here a batch is [batch, time, …], padded to one length, with the number of true
-steps of each row in `lengths` if they differ. Beyond them results are zero, and a reverse layer starts at a row's end.
+Ragged rows are padded, and what is made of them are rows again. A padded batch is [batch, time, …], with the number of
+true steps of each row in `lengths` if they differ. Beyond them results are zero, a reverse layer starts at a row's end.
 A length below 0 or above the steps of the input is an OperatorError of the run. A sequence input is declared with
 lod_level=1; its lengths are an input beside it, `<name>@LENGTHS` int64 [batch, 1], which data sets feed. A variable
 belongs to the input whose time it has: its dimension 1 is the same symbol, so an embedding of words has their lengths.
@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.expr import Expr
+from penstock.native.activations import ACTIVATIONS
 from penstock.program.initializers import Constant, Xavier
-from penstock.program.ir import VarDesc
-from penstock.program.layers.inputs import fluid_data
+from penstock.program.layers.sequences import is_sequence, padded, unpadded
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import record_call
@@ -43,11 +42,19 @@ def dynamic_lstm(
 ) -> tuple[Any, Any]:
     """LSTM over a projected input (`fc(x, 4 * h, num_flatten_dims=2)`); return all outputs and all cells.
 
-    Shapes: input [n, t, size] with size = 4 h; h_0, c_0 [n, h]; lengths int64 [n] or [n, 1]; results [n, t, h].
-    Parameters: w_0 [4 h, h]; b_0 [4 h], with peepholes [7 h]: gates in torch's order (i, f, candidate, o), then the
-    peepholes of i, f, o. Source: fluid.layers.dynamic_lstm.
+    Shapes: input [rows, size] with size = 4 h, ragged, results [rows, h]; or input [n, t, size], lengths int64 [n] or
+    [n, 1], results [n, t, h]. h_0, c_0 [n, h].
+    Activations are sigmoid, tanh, relu or identity: that of the gates, of the cell on its way to the output, and of the
+    candidate. Parameters: w_0 [4 h, h]; b_0 [4 h], with peepholes [7 h]: gates in torch's order (i, f, candidate, o),
+    then the peepholes of i, f, o. Source: fluid.layers.dynamic_lstm.
     """
-    _expect_activations("dynamic_lstm", gate_activation, cell_activation, candidate_activation)
+    if is_sequence(input):
+        steps, own = padded("dynamic_lstm", input)
+        attributes = (param_attr, bias_attr, use_peepholes, is_reverse)
+        kinds = (gate_activation, cell_activation, candidate_activation)
+        found = dynamic_lstm(steps, size, h_0, c_0, *attributes, *kinds, dtype, name, own)
+        return unpadded(found[0], input), unpadded(found[1], input)
+    activations = _activations(gate_activation, cell_activation, candidate_activation)
     hidden = _hidden("dynamic_lstm", input, size, 4)
     prefix = name or default_main_program().unique("lstm")
     with name_scope(prefix):
@@ -63,7 +70,8 @@ def dynamic_lstm(
         lengths = _checked("dynamic_lstm", gates, lengths)
         turned, reverse = _turned(gates, lengths, is_reverse)
         call = torch.ops.penstock.lstm_sequence
-        found = record_call(call, (turned.transpose(0, 1), *states, weight, peephole, reverse, True), {})
+        operands = (turned.transpose(0, 1), *states, weight, peephole, reverse, True, *activations)
+        found = record_call(call, operands, {})
         outputs = [_turned_back(one.transpose(0, 1), lengths, is_reverse) for one in found[:2]]
     return outputs[0], outputs[1]
 
@@ -82,12 +90,17 @@ def dynamic_gru(
 ) -> Any:
     """GRU over a projected input (`fc(x, 3 * size, num_flatten_dims=2)`); return all outputs.
 
-    Shapes: input [n, t, 3 size]; h_0 [n, size]; lengths int64 [n] or [n, 1]; result [n, t, size].
+    Shapes: input [rows, 3 size], ragged, result [rows, size]; or input [n, t, 3 size], lengths int64 [n] or [n, 1],
+    result [n, t, size]. h_0 [n, size].
     Parameters: w_0 [3 size, size], b_0 [3 size]: gates in torch's order (reset, update, candidate).
     `origin_mode`: h' = u h + (1 - u) candidate; else h' = (1 - u) h + u candidate. The candidate is
     tanh(x + reset * (W h)), as torch and cuDNN have it. Source: fluid.layers.dynamic_gru.
     """
-    _expect_activations("dynamic_gru", gate_activation, "tanh", candidate_activation)
+    if is_sequence(input):
+        steps, own = padded("dynamic_gru", input)
+        attributes = (param_attr, bias_attr, is_reverse, gate_activation, candidate_activation)
+        return unpadded(dynamic_gru(steps, size, *attributes, h_0, origin_mode, own), input)
+    _expect_activations(gate_activation, candidate_activation)
     hidden, dtype = _hidden("dynamic_gru", input, 3 * size, 3), input.desc.dtype
     prefix = default_main_program().unique("gru")
     with name_scope(prefix):
@@ -151,11 +164,20 @@ def lstm(
 _SHAPES = {"weight_ih": "i", "weight_hh": "h", "bias_ih": "", "bias_hh": ""}
 
 
-def _expect_activations(layer: str, gate: str, cell: str, candidate: str) -> None:
-    if (gate, cell, candidate) != ("sigmoid", "tanh", "tanh"):
+def _activations(*names: str) -> tuple[str, ...]:
+    """Return the activations of gates, cell and candidate of an LSTM; none if they are the usual ones."""
+    if unknown := [name for name in names if name not in ACTIVATIONS]:
         raise ProgramError(
-            f"{user_line()}: {layer} has the activations {gate!r}, {cell!r}, {candidate!r}; only 'sigmoid' for gates "
-            "and 'tanh' for cell and candidate are one operator here. Write other cells step by step with torch"
+            f"{user_line()}: dynamic_lstm has no activation {unknown[0]!r}; expected one of {', '.join(ACTIVATIONS)}"
+        )
+    return () if names == ("sigmoid", "tanh", "tanh") else names
+
+
+def _expect_activations(gate: str, candidate: str) -> None:
+    if (gate, candidate) != ("sigmoid", "tanh"):
+        raise ProgramError(
+            f"{user_line()}: dynamic_gru has the activations {gate!r}, {candidate!r}; only 'sigmoid' for gates and "
+            "'tanh' for the candidate are one operator here. Write other cells step by step with torch"
         )
 
 
@@ -216,84 +238,3 @@ def _each_turned(x: Any, lengths: Any) -> Any:
     steps, own = _within(x, lengths)
     mirrored = torch.where(own, lengths.reshape(-1, 1) - 1 - steps.unsqueeze(0), steps.unsqueeze(0))
     return torch.gather(x, 1, mirrored.unsqueeze(-1).expand(-1, -1, x.shape[2]))
-
-
-LENGTHS = "@LENGTHS"
-_POOLS = ("sum", "average", "mean", "sqrt", "max", "first", "last")
-
-
-def sequence_lengths(input: Any) -> Any:
-    """Return the variable int64 [batch, 1] of the true lengths of a sequence input, or of what was made of one.
-
-    Raises ProgramError if `input` has no time of a sequence input.
-    """
-    program, name = default_main_program(), _owner(input).name + LENGTHS
-    if name in program.variables:
-        return program.handle(name)
-    return fluid_data(name, [None, 1], "int64")
-
-
-def sequence_pool(
-    input: Any, pool_type: str, is_test: bool = False, pad_value: float = 0.0, lengths: Any = None
-) -> Any:
-    """Reduce each row's own steps to one: 'sum', 'average' (or 'mean'), 'sqrt' (sum / √length), 'max', 'first', 'last'.
-
-    Shapes: input [n, t, …]; lengths int64 [n] or [n, 1], those of the sequence input if they are not given; result
-    [n, …]. A row without steps becomes `pad_value`. Source: fluid.layers.sequence_pool.
-    """
-    kind = pool_type.lower()
-    if kind not in _POOLS:
-        raise ProgramError(f"{user_line()}: sequence_pool has no pool_type {pool_type!r}; expected one of {_POOLS}")
-    if input.ndim < 2:
-        raise ProgramError(
-            f"{user_line()}: sequence_pool needs an input [batch, time, …]; got {input}", variable=input.name
-        )
-    if lengths is None:
-        lengths = sequence_lengths(input)
-    lengths = record_call(torch.ops.penstock.checked_lengths, (lengths, input.shape[1], "sequence_pool"), {})
-    counts = lengths.reshape(-1, *[1] * (input.ndim - 1))
-    steps = input.new_zeros(input.shape[1], dtype=torch.int64).add(1).cumsum(0) - 1
-    outside = (steps.reshape(1, -1, *[1] * (input.ndim - 2)) >= counts).expand_as(input)
-    pooled = _pooled(kind, input, counts, outside)
-    return pooled.masked_fill((counts == 0).squeeze(1).expand_as(pooled), pad_value)
-
-
-def _pooled(kind: str, x: Any, counts: Any, outside: Any) -> Any:
-    if kind == "max":
-        return x.masked_fill(outside, float("-inf")).amax(1)
-    if kind == "first":
-        return x[:, 0]
-    if kind == "last":
-        last = (counts - 1).clamp(min=0).expand(-1, 1, *x.shape[2:])
-        return torch.gather(x, 1, last).squeeze(1)
-    total = x.masked_fill(outside, 0.0).sum(1)
-    if kind == "sum":
-        return total
-    divisor = counts.squeeze(1).clamp(min=1).to(total.dtype)
-    return total / (divisor.sqrt() if kind == "sqrt" else divisor)
-
-
-def _owner(variable: Any) -> VarDesc:
-    """Return the sequence input whose time a variable has."""
-    shape = variable.desc.shape
-    time = shape[1] if len(shape) > 1 else None
-    if isinstance(time, Expr):
-        for known in default_main_program().feeds():
-            if known.lod_level >= 1 and len(known.shape) > 1 and known.shape[1] == time:
-                return known
-    raise ProgramError(
-        f"{user_line()}: {variable} has no time of a sequence input, so its lengths are not known. Declare the input "
-        f"as fluid.layers.data(name, shape=[-1, -1], dtype='int64', lod_level=1), or pass lengths=…{_without_time()}",
-        variable=variable.name,
-    )
-
-
-def _without_time() -> str:
-    """Return a sentence about inputs that are declared as Fluid's sequences, [-1, 1], if there are any."""
-    names = [v.name for v in default_main_program().feeds() if v.lod_level and list(v.shape[1:]) == [1]]
-    if not names:
-        return ""
-    return f". The shape [-1, 1] of {', '.join(map(repr, names))} is one value a row, whatever the lod_level"
-
-
-__all__ = ["LENGTHS", "sequence_lengths", "sequence_pool"]

@@ -13,10 +13,12 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Initializer
 from penstock.program.layers.activations import activate
+from penstock.program.layers.sizes import sizes_in
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import Variable, recording_modes, wrap
+from penstock.program.record.variable import Variable, dtype_named, recording_modes, wrap
 from penstock.program.training import parameters
 from penstock.program.training.parameters import ParamAttr
 
@@ -59,31 +61,42 @@ def create_global_var(
 
 
 def fill_constant(
-    shape: Sequence[int], dtype: str, value: float, force_cpu: bool = False, out: Any = None, name: str | None = None
+    shape: Any,
+    dtype: str | torch.dtype,
+    value: float,
+    force_cpu: bool = False,
+    out: Any = None,
+    name: str | None = None,
 ) -> Any:
-    """Return a variable in which every element is `value`; with `out`, fill it and return it."""
-    if out is not None:
+    """Return a variable in which every element is `value`; with `out`, fill it and return it.
+
+    `shape`: ints and elements of `layers.shape(x)`, or a variable of such.
+    """
+    if out is not None and not isinstance(out, Declared):
         return out.fill_(value)
     recording = recording_of(default_main_program())
     with name_scope(name or default_main_program().unique("fill_constant")), recording_modes(recording):
-        number = value if "float" in dtype else int(value)
-        return wrap(recording, torch.full(list(shape), number, dtype=getattr(torch, dtype)))
+        kind = dtype_named(dtype)
+        number = value if kind.is_floating_point else int(value)
+        made = wrap(recording, torch.full(sizes_in(shape), number, dtype=kind))
+        return made if out is None else written(out, made)
 
 
 def assign(input: Any, output: Any = None) -> Any:
     """Return a copy of a variable, or a variable that holds an array; with `output`, write there and return it."""
     if isinstance(input, Variable):
-        return torch.clone(input) if output is None else output.copy_(input)  # type: ignore[arg-type]  # a Variable
+        made: Any = torch.clone(input)  # type: ignore[arg-type]  # a Variable
+        return made if output is None else written(output, made)
     recording = recording_of(default_main_program())
     array = torch.from_numpy(np.array(input))
     with recording_modes(recording):
         value = wrap(recording, recording.capture(array).clone())
-    return value if output is None else output.copy_(value)
+    return value if output is None else written(output, value)
 
 
-def cast(x: Any, dtype: str) -> Any:
+def cast(x: Any, dtype: Any) -> Any:
     """Return x as another dtype."""
-    return x.to(getattr(torch, str(dtype).removeprefix("torch.")))
+    return x.to(dtype_named(dtype))
 
 
 def one_hot(input: Any, depth: int, allow_out_of_range: bool = False) -> Any:
@@ -110,26 +123,30 @@ def argmax(x: Any, axis: int = 0) -> Any:
 
 
 def concat(input: Sequence[Any], axis: int = 0, name: str | None = None) -> Any:
-    """Concatenate along `axis`."""
+    """Concatenate along `axis`; what has no dimensions, a sum say, counts as one element."""
     with name_scope(name or default_main_program().unique("concat")):
-        return torch.cat(list(input), axis)
+        return torch.cat([x if x.ndim else x.reshape([1]) for x in input], axis)
 
 
 def reshape(
     x: Any,
-    shape: Sequence[int],
+    shape: Any,
     actual_shape: Any = None,
     act: str | None = None,
     inplace: bool = False,
     name: str | None = None,
 ) -> Any:
-    """Return x in another shape: 0 keeps the size at its position, one -1 is whatever is left."""
+    """Return x in another shape: 0 keeps the size at its position, one -1 is whatever is left.
+
+    `shape`: ints and elements of `layers.shape(x)`, or a variable of such.
+    """
     if actual_shape is not None:
         raise ProgramError(
             f"{user_line()}: reshape(actual_shape=) asks for sizes that depend on data; give them in `shape`"
         )
     with name_scope(name or default_main_program().unique("reshape")):
-        return activate(x.reshape([x.shape[i] if size == 0 else size for i, size in enumerate(shape)]), act)
+        sizes = [x.shape[i] if isinstance(size, int) and size == 0 else size for i, size in enumerate(sizes_in(shape))]
+        return activate(x.reshape(sizes), act)
 
 
 def transpose(x: Any, perm: Sequence[int], name: str | None = None) -> Any:
@@ -182,15 +199,15 @@ def stack(x: Any, axis: int = 0) -> Any:
     return torch.stack(list(x) if isinstance(x, (list, tuple)) else [x], axis)
 
 
-def slice(input: Any, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Any:
-    """Return input[starts[i]:ends[i]] along each of `axes`."""
-    for axis, start, end in zip(axes, starts, ends, strict=True):
+def slice(input: Any, axes: Sequence[int], starts: Any, ends: Any) -> Any:
+    """Return input[starts[i]:ends[i]] along each of `axes`; both may be sizes, as in `reshape`."""
+    for axis, start, end in zip(axes, sizes_in(starts), sizes_in(ends), strict=True):
         index: list[Any] = [builtins.slice(None)] * input.ndim
         index[axis] = builtins.slice(start, end)
         input = input[tuple(index)]
     return input
 
 
-def expand(x: Any, expand_times: Sequence[int], name: str | None = None) -> Any:
-    """Repeat x so many times along each dimension."""
-    return x.repeat(list(expand_times))
+def expand(x: Any, expand_times: Any, name: str | None = None) -> Any:
+    """Repeat x so many times along each dimension; these may be sizes, as in `reshape`."""
+    return x.repeat(sizes_in(expand_times))

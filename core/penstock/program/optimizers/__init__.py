@@ -3,23 +3,32 @@
 `docs/optimizers.md` states each formula and its source.
 """
 
-from penstock.program.optimizers.adam import AdamaxOptimizer, AdamOptimizer, AdamWOptimizer
+from penstock.program.optimizers.adam import AdamaxOptimizer, AdamOptimizer, AdamWOptimizer, LambOptimizer
 from penstock.program.optimizers.adaptive import (
+    AdadeltaOptimizer,
     AdagradOptimizer,
     DecayedAdagradOptimizer,
     FtrlOptimizer,
     RMSPropOptimizer,
+)
+from penstock.program.optimizers.averages import (
+    ExponentialMovingAverage,
+    LookaheadOptimizer,
+    ModelAverage,
+    RecomputeOptimizer,
 )
 from penstock.program.optimizers.base import Optimizer
 from penstock.program.optimizers.momentum import LarsMomentumOptimizer, MomentumOptimizer, SGDOptimizer
 
 SGD, Momentum, LarsMomentum = SGDOptimizer, MomentumOptimizer, LarsMomentumOptimizer
 Adagrad, DecayedAdagrad, Ftrl, RMSProp = AdagradOptimizer, DecayedAdagradOptimizer, FtrlOptimizer, RMSPropOptimizer
-Adam, AdamW, Adamax = AdamOptimizer, AdamWOptimizer, AdamaxOptimizer
+Adam, AdamW, Adamax, Lamb = AdamOptimizer, AdamWOptimizer, AdamaxOptimizer, LambOptimizer
+Adadelta = AdadeltaOptimizer
 
 __all__ = [
-    "SGD", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW", "AdamWOptimizer", "Adamax",
-    "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer", "Ftrl", "FtrlOptimizer", "LarsMomentum",
-    "LarsMomentumOptimizer", "Momentum", "MomentumOptimizer", "Optimizer", "RMSProp", "RMSPropOptimizer",
-    "SGDOptimizer",
+    "SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW",
+    "AdamWOptimizer", "Adamax", "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer",
+    "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "Lamb", "LambOptimizer", "LarsMomentum",
+    "LarsMomentumOptimizer", "LookaheadOptimizer", "ModelAverage", "Momentum", "MomentumOptimizer", "Optimizer",
+    "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGDOptimizer",
 ]  # fmt: skip

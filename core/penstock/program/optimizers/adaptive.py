@@ -1,4 +1,7 @@
-"""Optimizers with a learning rate for each element. Sources: adagrad_op, decayed_adagrad_op, rmsprop_op, ftrl_op."""
+"""Optimizers with a learning rate for each element.
+
+Sources: adagrad_op, decayed_adagrad_op, adadelta_op, rmsprop_op, ftrl_op (Fluid 1.8).
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,35 @@ class DecayedAdagradOptimizer(Optimizer):
         moment = state["moment"]
         moment.mul_(self._decay).addcmul_(g, g, value=1.0 - self._decay)
         p.sub_(g * lr / (moment.sqrt() + self._epsilon))
+
+
+class AdadeltaOptimizer(Optimizer):
+    """s = rho s + (1 - rho) g g; d = -sqrt((u + epsilon) / (s + epsilon)) g; u = rho u + (1 - rho) d d; p += d.
+
+    As in Fluid 1.8 the learning rate has no part in it; Paddle 2.6 multiplies d with it in the last formula.
+    """
+
+    kind = "adadelta"
+    _states: Mapping[str, float] = {"avg_squared_grad": 0.0, "avg_squared_update": 0.0}
+
+    def __init__(
+        self,
+        learning_rate: float | Variable,
+        epsilon: float = 1e-06,
+        rho: float = 0.95,
+        regularization: Regularizer | None = None,
+        grad_clip: Clip | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate, regularization, grad_clip, name)
+        self._epsilon, self._rho = float(epsilon), float(rho)
+
+    def _rule(self, p: torch.Tensor, g: torch.Tensor, lr: torch.Tensor, state: State) -> None:
+        square, update = state["avg_squared_grad"], state["avg_squared_update"]
+        square.mul_(self._rho).addcmul_(g, g, value=1.0 - self._rho)
+        change = ((update + self._epsilon) / (square + self._epsilon)).sqrt() * g
+        update.mul_(self._rho).addcmul_(change, change, value=1.0 - self._rho)
+        p.sub_(change)
 
 
 class RMSPropOptimizer(Optimizer):

@@ -18,7 +18,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.ir import Operator, Role
 from penstock.program.program import Program
-from penstock.program.record.context import name_scope, program_guard, role
+from penstock.program.record.context import default_startup_program, name_scope, program_guard, role
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes
@@ -100,12 +100,20 @@ class Optimizer:
             raise ProgramError(f"{user_line()}: {type(self).__name__} got no gradients to apply")
         program = params_grads[0][0].program
         before = len(program.operators)
-        prefix = self._name or program.unique(self.kind)
+        prefix = self._prefix(program)
         with name_scope(prefix):
             self._record(prefix, [PendingGradient(p, g, prefix) for p, g in params_grads])
         return program.operators[before:]
 
     # -- recording ---------------------------------------------------------------------------------
+
+    def _prefix(self, program: Program) -> str:
+        """The name of this update: of updates of several programs that share a startup program, each has its own."""
+        known = [*program.variables, *default_startup_program().variables]
+        prefix = self._name or program.unique(self.kind)
+        while any(name.startswith(f"{prefix}.") for name in known):
+            prefix = program.unique(self._name or self.kind)
+        return prefix
 
     def _record(self, prefix: str, pending: Sequence[PendingGradient]) -> None:
         # State first: creating it records into the startup program, which has no roles.

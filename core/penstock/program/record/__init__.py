@@ -6,7 +6,10 @@ for each ATen call; `CompositeMode` keeps dropout, sparse embedding and attentio
 
     context.py     current programs, roles, name scopes        variable.py    the user's handle
     recording.py   one Program's fake world: names, storages   dispatch.py    RecordMode: ATen call -> Operator
-    symbols.py     sympy -> Expr, guards                        composite.py   CompositeMode
+    symbols.py     sizes -> Expr, guards                        composite.py   CompositeMode
+    fakes.py       tensors without values                      sizes.py       what torch sees of a size
+    shapes.py      shapes of calls, at concrete batches        fitting.py     values at batches -> a size
+    arithmetic.py  sizes in canonical form
     entry_points.py  modules and factories                      source.py      the user's file:line
     patches.py     what torch's names are while recording
     savepoint.py   undoes a call that failed

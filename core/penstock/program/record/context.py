@@ -59,6 +59,19 @@ def default_startup_program() -> Program:
     return _Default.startup if _state.startup is None else _state.startup
 
 
+def switch_main_program(program: Program) -> Program:
+    """Make `program` the one that layers record into outside guards; return the one before."""
+    old, _Default.main = _Default.main, program
+    program_runs(old)
+    return old
+
+
+def switch_startup_program(program: Program) -> Program:
+    """Make `program` the one that initialisers record into outside guards; return the one before."""
+    old, _Default.startup = _Default.startup, program
+    return old
+
+
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
     """Record into `main_program` (and `startup_program`) within the block, in this thread."""

@@ -13,26 +13,24 @@ from typing import Any
 import torch
 
 from penstock.compat.torch import (
+    DEVICE_QUERY,
     TorchDispatchMode,
     next_sequence_number,
     running_sequence_number,
     schema_of,
-    shape_function,
-    statically_known_true,
 )
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Guard, Operator, Output, Role, VarDesc
 from penstock.program.kernels import written_operands
 from penstock.program.record.context import current_role
-from penstock.program.record.probing import probed
 from penstock.program.record.recording import Recording
+from penstock.program.record.shapes import Pinned, call_on_fakes
+from penstock.program.record.sizes import always_holds
 from penstock.program.record.source import user_line
+from penstock.program.text import parse_block
 
 aten = torch.ops.aten
-_QUERIES = {"prim::device", "aten::sym_size", "aten::sym_stride", "aten::sym_numel", "aten::sym_storage_offset"}
-# torch has a symbolic shape function for padding, but runs its C++ kernel, which pins the batch.
-_SHAPE_FUNCTIONS = {aten.constant_pad_nd.default: shape_function(aten.constant_pad_nd.default)}
 # Calls that return as many tensors as a size says: type -> position of the dimension.
 _COUNTED = {"aten::split": 2, "aten::unsafe_split": 2, "aten::unbind": 1}
 _ALIASES = {"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"}
@@ -48,10 +46,10 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         schema = schema_of(func)
-        if schema.name in _QUERIES:
-            return func(*args, **kwargs)
-        if schema.name in _ALIASES:
-            out = func(*self._known(args), **kwargs)
+        if func is DEVICE_QUERY:
+            return args[0].device
+        if schema.name in _ALIASES and not (self.recording.open_blocks and schema.name == "aten::detach"):
+            out, _ = call_on_fakes(func, self._known(args), kwargs)
             self.recording.alias(out, self.recording.name_of(args[0]))
             return out
         _refuse(func, args, kwargs)
@@ -66,7 +64,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
     def _known(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if self.recording.is_named(value):
-                return value
+                return self._where_tape_ends(value)
             if value.requires_grad:  # its stand-in would come too late: autograd has seen the tensor itself
                 raise ProgramError(
                     f"{user_line()}: a tensor of shape {list(value.shape)} that wants a gradient is read where "
@@ -76,6 +74,16 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         if isinstance(value, (list, tuple)):
             return type(value)(self._known(v) for v in value)
         return value
+
+    def _where_tape_ends(self, value: torch.Tensor) -> torch.Tensor:
+        """Within a block, which is differentiated from its operators alone, the place where a gradient ends is one."""
+        rec = self.recording
+        handle = rec.handles.get(rec.name_of(value)) if rec.open_blocks and not value.requires_grad else None
+        if handle is None or handle.fake is value or not handle.fake.requires_grad:
+            return value
+        detached: torch.Tensor = call_on_fakes(aten.detach.default, (value,), {})[0]
+        self._append(aten.detach.default, (value,), {}, detached)
+        return detached
 
     def _append(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         rec, schema = self.recording, schema_of(func)
@@ -87,7 +95,7 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         op = Operator(
             name,
             f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}",
-            tuple(rec.argument(a) for a in args),
+            tuple(rec.argument(a) for a in with_blocks(schema, args)),
             self._outputs(name, out, source),
             tuple((k, rec.argument(v)) for k, v in kwargs.items()),
             writes,
@@ -159,33 +167,34 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
                 variables[var.name] = replace(var, buffer=True)
 
 
+def with_blocks(schema: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Operands with blocks in the place of the texts that an operator of control flow takes."""
+    if not schema.name.startswith("penstock::control"):
+        return args
+    position = next(i for i, argument in enumerate(schema.arguments) if argument.name == "blocks")
+    return (*args[:position], tuple(parse_block(text) for text in args[position]), *args[position + 1 :])
+
+
 def results_of(rec: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Call on fakes. Raises ProgramError if the call turns the batch into a number and has no shapes in symbols."""
-    error: Exception | None = None
-    if func not in rec.pinning:
-        try:
-            out = _shaped(rec, func, args, kwargs)
-            # Relations that the call's own shape function asked for choose a kernel; the kernel chooses again when
-            # it runs. Only a pinned batch counts, and sizes that are equal for some batches alone.
-            rec.add_guards(rec.symbols.forget_guards(user_line(), f"torch's {rec.calling or func}"))
-            return out
-        except ProgramError as pinned:
-            error = pinned
-        except RuntimeError as failed:
-            if "INTERNAL ASSERT" not in str(failed):  # torch reads a list of symbols as numbers
-                raise
-            error = failed
-    out = probed(rec, func, args, kwargs)
-    if out is NotImplemented:
-        raise error or ProgramError(f"{user_line()}: {func} has no shapes in symbols; write it by other operations")
-    rec.pinning.add(func)  # torch may cache its answer
-    return out
-
-
-def _shaped(rec: Recording, func: Any, args: Any, kwargs: Any) -> Any:
+    asker = f"torch's {rec.calling or func}"
     if func is aten.slice.Tensor:
-        return sliced(rec, *args, **kwargs)
-    return _SHAPE_FUNCTIONS.get(func, func)(*args, **kwargs)
+        out = sliced(rec, *args, **kwargs)
+    else:
+        try:
+            out, cuts = call_on_fakes(func, args, kwargs, step=rec.batch_step())
+        except Pinned as pinned:
+            line = user_line()
+            raise ProgramError(
+                f"{line}: {asker} cannot run with a symbolic batch: {pinned}. Write it by other torch operations",
+                operator=str(func),
+                source=line,
+            ) from pinned
+        rec.add_guards([Guard(cut.size.dim, "==", cut.number, user_line()) for cut in cuts])
+    # Relations that the call's own kernel asked for choose a form; the kernel chooses again when it runs. Only a
+    # pinned batch counts, and sizes that are equal for some batches alone.
+    rec.add_guards(rec.symbols.forget_guards(user_line(), asker))
+    return out
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -256,26 +265,26 @@ def sliced(recording: Recording, x: Any, dim: int = 0, start: Any = None, end: A
     dim = dim % x.dim() if x.dim() else 0
     given = (start, end, step)
     if x.dim() == 0 or not any(isinstance(v, torch.SymInt) for v in (x.shape[dim], *given)):
-        return _slice(x, dim, *given)
+        return call_on_fakes(_slice, (x, dim, *given), {})[0]
     size = x.shape[dim]
     low = _position(recording, 0 if start is None else start, size)
-    to_end = end is None or statically_known_true(end == sys.maxsize)
+    to_end = end is None or always_holds(end == sys.maxsize)
     if to_end and isinstance(start, int) and start < 0:
         length = _lower(recording, size, -start)
     else:
         high = size if to_end else _position(recording, end, size)
         high = high if isinstance(end, int) and end < 0 else _lower(recording, high, size)
-        length = high - low if statically_known_true(high >= low) else _sym_max(high - low, 0)
+        length = high - low if always_holds(high >= low) else _sym_max(high - low, 0)
     _expect_rows(recording, length)
     sizes, strides = list(x.shape), list(x.stride())
     offset = x.storage_offset() + _lower(recording, low, size) * strides[dim]
     sizes[dim], strides[dim] = length if _is(step, 1) else (length + step - 1) // step, strides[dim] * step
-    return x.as_strided(sizes, strides, offset)
+    return call_on_fakes(aten.as_strided.default, (x, sizes, strides, offset), {})[0]
 
 
 def _position(recording: Recording, index: Any, size: Any) -> Any:
     """Where an index points, at least 0."""
-    if isinstance(index, torch.SymInt) and not statically_known_true(index >= 0):
+    if isinstance(index, torch.SymInt) and not always_holds(index >= 0):
         from_start = bool(index >= 0)
         recording.add_guards([Guard(recording.symbols.dim(index), ">=" if from_start else "<", 0, user_line())])
     else:
@@ -291,9 +300,9 @@ def _expect_rows(recording: Recording, length: Any) -> None:
 
 
 def _lower(recording: Recording, left: Any, right: Any) -> Any:
-    if statically_known_true(left <= right) or _never_above(recording.symbols.dim(left), recording.symbols.dim(right)):
+    if always_holds(left <= right) or _never_above(recording.symbols.dim(left), recording.symbols.dim(right)):
         return left
-    return right if statically_known_true(right <= left) else _sym_min(left, right)
+    return right if always_holds(right <= left) else _sym_min(left, right)
 
 
 def _never_above(left: Dim, right: Dim) -> bool:

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
-from penstock.compat.torch import module_tensors, shape_env_of
+from penstock.compat.torch import module_tensors
 from penstock.errors import ProgramError
 from penstock.program.record.context import open_calls
 from penstock.program.record.failures import telling
 from penstock.program.record.patches import patches
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
+from penstock.program.record.sizes import recording_of_size
 from penstock.program.record.variable import (
     Variable,
     operands_of,
@@ -180,7 +181,7 @@ def _asked(operands: Iterable[Any]) -> Recording | None:
     """The Recording that a size among the operands belongs to, unless it is in a recorded call already."""
     for value in operands:
         if isinstance(value, torch.SymInt):
-            found = getattr(shape_env_of(value), "penstock_recording", lambda: None)()
+            found = recording_of_size(value)
             return None if found is None or found.active else _current(found)
         if isinstance(value, (tuple, list)) and (inner := _asked(value)) is not None:
             return inner

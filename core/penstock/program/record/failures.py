@@ -6,7 +6,6 @@ left out here. What a user's forward raises itself goes through as it is.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 
-from penstock.compat.torch import FAKE_TENSOR_LOGGER
 from penstock.errors import RecordError
 from penstock.program.record.source import line_of_frame, user_line
 
@@ -30,9 +28,6 @@ def telling(what: Callable[[], str], operands: Callable[[], Iterable[tuple[str, 
     `what`: the call, `operands`: (name, 'float32[-1, 4]'); both are asked for only then. Penstock's own errors, and
     those that a line of the user's raises, go through.
     """
-    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
-    quiet = logging.Filter("penstock")  # nothing of torch's: it logs what is raised here
-    logger.addFilter(quiet)
     try:
         yield
     except _REFUSALS as error:
@@ -47,8 +42,6 @@ def telling(what: Callable[[], str], operands: Callable[[], Iterable[tuple[str, 
             f"{source}: {what()} cannot be recorded: {text}\n  its operands: {listed}",
             operator=what(), source=source, shapes=shapes,
         ) from error  # fmt: skip
-    finally:
-        logger.removeFilter(quiet)
 
 
 def described(tensor: torch.Tensor) -> str:

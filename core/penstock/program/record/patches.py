@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from penstock.compat.torch import without_dynamo
+
 Patch = tuple[Any, str, Callable[[Any], Any]]
 """Owner, name, and a function from what stands there to what replaces it."""
 
@@ -59,6 +61,7 @@ class Patches:
             self.num_open += 1  # first: what is freed meanwhile may be the last other recording
             if not self._are_made:
                 self._are_made = True
+                self._undo.enter_context(without_dynamo())
                 self._undo.enter_context(patched(self._patches))
         try:
             yield

@@ -7,29 +7,28 @@ Owned by the thread that records; a Program is recorded by one thread at a time.
 
 from __future__ import annotations
 
+import itertools
+import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from penstock.compat.torch import (
-    TRILINEAR,
-    FakeTensor,
-    FakeTensorMode,
-    ShapeEnv,
     disable_current_modes,
-    new_size_symbol,
     storage_id,
     version_of,
 )
 from penstock.errors import Bug, ProgramError
 from penstock.native import ops as _registered  # noqa: F401 - registers the operators, their shapes and derivatives
 from penstock.program.expr import Dim, Expr
-from penstock.program.ir import Guard, Operator, Ref, TorchConst, VarDesc
+from penstock.program.ir import Guard, Operator, Ref, SubBlock, TorchConst, VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import current_scope, default_startup_program
+from penstock.program.record.fakes import Fake, empty_fake
+from penstock.program.record.sizes import Sizes
 from penstock.program.record.source import user_line
 from penstock.program.record.symbols import SymbolTable
 
@@ -65,11 +64,8 @@ class Recording:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.origin = self
-        self.shape_env = ShapeEnv(specialize_zero_one=False)  # else a branch on one row would be no guard
-        # for factories, which get sizes alone; weak, because caches of torch keep every ShapeEnv
-        self.shape_env.penstock_recording = weakref.ref(self)  # type: ignore[attr-defined]
-        self.fake_mode = FakeTensorMode(shape_env=self.shape_env, allow_non_fake_inputs=True)
-        self.symbols = SymbolTable(self.shape_env)
+        # of sizes, for factories, which get them alone; weak, because a Recording refers to its sizes
+        self.symbols = SymbolTable(Sizes(weakref.ref(self)))
         self.handles: dict[str, Any] = {}
         self.lookups: list[SparseLookup] = []
         self.attributes: dict[str, Any] = {}  # parameter -> its ParamAttr, for optimizers
@@ -77,22 +73,22 @@ class Recording:
         self.modules: list[str] = []
         self.module_names: dict[int, tuple[torch.nn.Module, str]] = {}  # by id: of those that were called
         self.normalises = False  # inside the forward of a normalisation module that keeps statistics
-        self.pinning: set[Any] = {TRILINEAR}  # calls that turn sizes into numbers; see probing.py
         self.calling = ""  # the torch function that was entered last, for messages
         self.active = 0
+        self.open_blocks: list[Any] = []  # that are recorded now, the innermost last; see blocks.py
+        self.ended: dict[int, tuple[torch.Tensor, str]] = {}  # what closed blocks have made: tensors by id, names
         self.num_seeds = 0
         self.num_replayed = 0  # operators that were read from text; see replay.py
         self._names: dict[int, tuple[torch.Tensor, str]] = {}
         self._storages: dict[int, tuple[Any, str]] = {}
         self._captured: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._batch: torch.SymInt | None = None
+        self._batch: Any = None
 
     def for_clone(self, clone: Program) -> Recording:
         """Return a Recording of `clone`, a copy of this Program: own handles and names, the same fake tensors."""
         copy = Recording(clone)
         copy.origin = self.origin
-        copy.shape_env, copy.fake_mode, copy.symbols = self.shape_env, self.fake_mode, self.symbols
-        copy.pinning, copy.num_replayed = self.pinning, min(self.num_replayed, len(clone.operators))
+        copy.symbols, copy.num_replayed = self.symbols, min(self.num_replayed, len(clone.operators))
         copy.num_seeds, copy._batch, copy.origins = self.num_seeds, self._batch, dict(self.origins)
         kept = clone.variables
         copy.lookups = [look for look in self.lookups if look.table in kept]
@@ -116,22 +112,29 @@ class Recording:
 
     # -- sizes -----------------------------------------------------------------------------------
 
-    def fake_of_shape(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a fake tensor; -1 at position 0 is the batch symbol, every other -1 a symbol of its own."""
-        sizes = [self._size(d, i) for i, d in enumerate(shape)]
-        with self.fake_mode:
-            return torch.ops.aten.empty.memory_format(sizes, dtype=dtype)  # type: ignore[no-any-return]  # a Tensor
+    def fake_of_shape(self, shape: Sequence[int], dtype: torch.dtype, *, own_rows: bool = False) -> torch.Tensor:
+        """Return a fake tensor; -1 at position 0 is the batch symbol, every other -1 a symbol of its own.
 
-    def _size(self, dim: int, position: int) -> int | torch.SymInt:
+        `own_rows`: that at position 0, too.
+        """
+        sizes = [self._size(d, of_batch=i == 0 and not own_rows) for i, d in enumerate(shape)]
+        return empty_fake(sizes, None, dtype)
+
+    def fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a fake tensor with the sizes and dtype of another."""
+        return empty_fake(list(tensor.shape), None, tensor.dtype)
+
+    def _size(self, dim: int, *, of_batch: bool) -> Any:
         if dim >= 0:
             return int(dim)
-        if position == 0:
+        if of_batch:
             self._batch = self._batch if self._batch is not None else self._new_symbol()
             return self._batch
         return self._new_symbol()
 
-    def _new_symbol(self) -> torch.SymInt:
-        name = f"s{len(self.program.symbols)}"
+    def _new_symbol(self) -> Any:
+        used = {*self.program.symbols, *self.symbols.sizes.equal}
+        name = next(free for i in itertools.count(len(self.program.symbols)) if (free := f"s{i}") not in used)
         self.program.symbols.append(name)
         return self._symbol(name)
 
@@ -140,14 +143,17 @@ class Recording:
         sizes = [self._symbol(name) for name in self.program.symbols]
         self._batch = sizes[0] if sizes else None
 
-    def _symbol(self, name: str) -> torch.SymInt:
-        size = new_size_symbol(self.fake_mode, name, _HINT + len(self.symbols.names) + 1)
-        self.symbols.add(size, name)
-        return size
+    def _symbol(self, name: str) -> Any:
+        return self.symbols.new(name, _HINT + len(self.symbols.sizes.hints) + 1)
 
     def shape_of(self, tensor: torch.Tensor) -> tuple[Dim, ...]:
         """Return the shape as expressions."""
         return tuple(self.symbols.dim(d) for d in tensor.shape)
+
+    def batch_step(self) -> int:
+        """Return what the batches differ by that guards on rests and quotients accept: 2 for `s0 % 2 == 0`."""
+        relations = (side for g in self.program.guards if g.relation == "==" for side in (g.left, g.right))
+        return math.lcm(*(n for side in relations for n in _divisors(side)))
 
     def add_guards(self, guards: Sequence[Guard]) -> None:
         """Add the relations that the Program does not have yet; the first line that asked is kept."""
@@ -164,7 +170,7 @@ class Recording:
         known = self._names.get(id(tensor))
         if known is not None:
             return known[1]
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, Fake):
             raise Bug(f"a fake tensor of shape {tuple(tensor.shape)} has no name in the program; please report this")
         return self.name_of(self.capture(tensor))
 
@@ -174,7 +180,7 @@ class Recording:
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is one of this fake world, so that it needs no stand-in."""
-        return self.is_named(tensor) or isinstance(tensor, FakeTensor)
+        return self.is_named(tensor) or isinstance(tensor, Fake)
 
     def alias(self, tensor: torch.Tensor, name: str) -> None:
         """Let `tensor` stand for the variable `name` too (detach, or the leaf of a cut tape)."""
@@ -206,6 +212,23 @@ class Recording:
             handle.name = new
             self.handles[new] = handle
 
+    def drop(self, name: str) -> None:
+        """Forget an input that nothing reads."""
+        del self.program.variables[name]
+        self.handles.pop(name, None)
+        for key in [key for key, (_, known) in self._names.items() if known == name]:
+            del self._names[key]
+
+    def take_out(self, name: str) -> VarDesc:
+        """Remove what a block has made from the Program; return its description."""
+        for key in [key for key, (_, known) in self._names.items() if known == name]:
+            self.ended[key] = self._names.pop(key)
+        for key in [key for key, (_, known) in self._storages.items() if known == name]:
+            del self._storages[key]
+        self.handles.pop(name, None)
+        described: VarDesc = self.program.variables.pop(name)
+        return described
+
     def tensor_of(self, name: str) -> torch.Tensor:
         """Return the fake tensor of a variable. Raises ProgramError if the recorder does not know it."""
         handle = self.handles.get(name)
@@ -216,6 +239,7 @@ class Recording:
     def own(self, handle: Any) -> Any:
         """Return this Program's handle for one of a clone's or of the original. Raises ProgramError without one."""
         if handle._recording is self:
+            self._refuse_ended(handle)
             return handle
         found = self.handles.get(handle.name)
         if found is None:
@@ -225,6 +249,14 @@ class Recording:
                 variable=handle.name,
             )
         return found
+
+    def _refuse_ended(self, handle: Any) -> None:
+        if self.ended and id(handle.fake) in self.ended:
+            raise ProgramError(
+                f"{user_line()}: variable {handle.name!r} was made within a block of control flow, which has ended. "
+                "Return it from the block, or write it to a variable from outside (layers.assign)",
+                variable=handle.name,
+            )
 
     def describe(self, tensor: torch.Tensor, name: str, **flags: Any) -> VarDesc:
         """Return a description of `tensor` under `name`."""
@@ -251,8 +283,7 @@ class Recording:
         name = name or self.program.unique("param" if is_parameter else "const")
         with disable_current_modes():  # else making the stand-in would be recorded, and the copy be a fake
             self.program.captured[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-            with self.fake_mode:
-                fake = torch.empty_strided(tensor.shape, tensor.contiguous().stride(), dtype=tensor.dtype)
+            fake = empty_fake(tensor.shape, None, tensor.dtype)
         fake.requires_grad_(tensor.requires_grad)
         flags = {"persistable": True, "parameter": is_parameter, "trainable": tensor.requires_grad}
         var = self.bind(fake, self.describe(fake, name, **flags))
@@ -272,8 +303,7 @@ class Recording:
         """Return the stand-in of the random state (see `RNG`)."""
         if RNG in self.handles:
             return self.tensor_of(RNG)
-        with disable_current_modes(), self.fake_mode:
-            fake = torch.empty(3, dtype=torch.int64)
+        fake = empty_fake([3], None, torch.int64)
         self.bind(fake, self.describe(fake, RNG))
         self.handle(fake)
         return fake
@@ -290,7 +320,7 @@ class Recording:
 
     def argument(self, value: Any) -> Any:
         """Return the plain-data form of an operand. Raises ProgramError for what a Program cannot hold."""
-        if value is None or isinstance(value, (bool, int, float, str)):
+        if value is None or isinstance(value, (bool, int, float, str, SubBlock)):
             return value
         if isinstance(value, torch.Tensor):
             return Ref(self.name_of(value))
@@ -317,6 +347,15 @@ class Recording:
             if isinstance(dim, Expr) and batch in dim.symbols():
                 return position, max(1, dim.evaluate(dict.fromkeys(dim.symbols(), 1)))
         return -1, 1
+
+
+def _divisors(size: Dim) -> Iterator[int]:
+    if isinstance(size, Expr):
+        if size.op in ("//", "%") and isinstance(size.args[1], int):
+            yield size.args[1]
+        for part in size.args:
+            if isinstance(part, Expr):
+                yield from _divisors(part)
 
 
 _CONSTS: dict[type, str] = {

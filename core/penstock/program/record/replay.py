@@ -20,8 +20,8 @@ from penstock.program.legality import check
 from penstock.program.program import Program
 from penstock.program.record.context import recording_lock
 from penstock.program.record.dispatch import results_of
+from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import RNG, Recording
-from penstock.program.record.symbols import symbolic
 
 
 def replay(program: Program) -> Recording:
@@ -50,12 +50,11 @@ def replay(program: Program) -> Recording:
 
 def _fake(recording: Recording, var: VarDesc) -> torch.Tensor:
     sizes = [_size(recording, dim) for dim in var.shape]
-    with recording.fake_mode:
-        return torch.ops.aten.empty.memory_format(sizes, dtype=getattr(torch, var.dtype))  # type: ignore[no-any-return]
+    return empty_fake(sizes, None, getattr(torch, var.dtype))
 
 
 def _size(recording: Recording, dim: Dim) -> Any:
-    return symbolic(dim, recording.symbols.sizes)
+    return recording.symbols.size(dim)
 
 
 def _with_sizes(recording: Recording, value: Any) -> Any:
@@ -67,8 +66,7 @@ def _with_sizes(recording: Recording, value: Any) -> Any:
 def _run(recording: Recording, op: Operator) -> None:
     args = [concrete(_with_sizes(recording, arg), {}, recording.tensor_of) for arg in op.args]
     kwargs = {name: concrete(_with_sizes(recording, v), {}, recording.tensor_of) for name, v in op.kwargs}
-    with recording.fake_mode:
-        out = results_of(recording, resolve(op), args, kwargs)
+    out = results_of(recording, resolve(op), args, kwargs)
     results = out if isinstance(out, tuple) else (out,)
     for name, value in zip(op.outputs, results, strict=False):
         _keep(recording, name, value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,17 @@ import torch
 from penstock.compat.torch import tree_leaves, tree_map
 from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
-from penstock.program.program import Program
+from penstock.program.program import Block, Program
 from penstock.program.record.composite import CompositeMode, plain_functional
 from penstock.program.record.context import default_main_program, recording_lock, variable_used
 from penstock.program.record.dispatch import RecordMode
 from penstock.program.record.failures import called, described, telling
 from penstock.program.record.patches import patches
+from penstock.program.record.ragged import with_equal_rows
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import running_module, user_line
+from penstock.program.sequences import is_ragged, lengths_of
 
 
 class Variable:
@@ -36,7 +39,11 @@ class Variable:
 
     def for_recording(self, recording: Recording) -> Variable:
         """Return the handle of the same variable in a clone of its Program."""
-        return Variable(recording, self.name, self.fake)
+        return type(self)(recording, self.name, self.fake)
+
+    def stand_for(self, fake: torch.Tensor, name: str) -> None:
+        """Be the handle of another tensor from now on: what an operator has made of this variable."""
+        self.fake, self.name = fake, name
 
     @property
     def program(self) -> Program:
@@ -46,7 +53,8 @@ class Variable:
     @property
     def desc(self) -> VarDesc:
         """Its plain-data description."""
-        return self.program.variables[self.name]
+        described: VarDesc = self.program.variables[self.name]
+        return described
 
     @property
     def shape(self) -> torch.Size:
@@ -69,9 +77,71 @@ class Variable:
         return self.fake.dim()
 
     @property
+    def lod_level(self) -> int:
+        """Levels of sequences over its rows: those of the ragged input that it is made of."""
+        rows = self.desc.shape[0] if self.desc.shape else 1
+        return self.desc.lod_level or len(lengths_of(self.program, rows))
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether it has rows of its own, apart from its sequences."""
+        return is_ragged(self.program, self.name)
+
+    @property
+    def grad_name(self) -> str:
+        """The name that its gradient has in the Program, once a backward pass was recorded."""
+        return f"{self.name}@GRAD"
+
+    @property
     def persistable(self) -> bool:
-        """Whether the value lives on between runs."""
+        """Whether the value lives on between runs. Set it, and the scope holds what an operator made last.
+
+        An input whose shape has no batch becomes a variable of the scope, which a feed sets. Raises ProgramError for
+        what cannot change: state, other inputs and views.
+        """
         return self.desc.persistable
+
+    @persistable.setter
+    def persistable(self, value: bool) -> None:
+        desc = self.desc
+        if desc.persistable == bool(value):
+            return
+        if desc.feed and all(isinstance(size, int) for size in desc.shape):
+            self._describe(persistable=True, feed=False, buffer=True)
+            return
+        if desc.feed or desc.storage != desc.name or (desc.persistable and not desc.buffer) or not self._is_made():
+            raise ProgramError(
+                f"{user_line()}: persistable of {self.name!r} cannot become {bool(value)}: it is an input, a view or "
+                "state. Keep what an operator makes (layers.assign of it), or name what to save: "
+                "fluid.io.save_vars(vars=[...])",
+                variable=self.name,
+            )
+        self._describe(persistable=bool(value), buffer=bool(value))
+
+    def _is_made(self) -> bool:
+        return any(self.name in op.output_names() for op in self.program.operators)
+
+    def _describe(self, **changes: Any) -> None:
+        self.program.variables[self.name] = replace(self.desc, **changes)
+        self.program.revision += 1
+
+    @property
+    def block(self) -> Block:
+        """The block of its Program that runs."""
+        return self.program.global_block()
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it is an input."""
+        return self.desc.feed
+
+    def astype(self, dtype: Any) -> Any:
+        """Return it as another dtype: a name, numpy's or torch's."""
+        return record_call(torch.Tensor.to, (self, dtype_named(dtype)), {})
+
+    def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
+        """Return its text."""
+        return repr(self)
 
     @property
     def stop_gradient(self) -> bool:
@@ -80,8 +150,14 @@ class Variable:
 
     @stop_gradient.setter
     def stop_gradient(self, value: bool) -> None:
+        if self.desc.parameter:
+            self._describe(trainable=not value)
         if not value:
             self.fake.requires_grad_(True)
+        elif self._recording.open_blocks:
+            detached = record_call(torch.Tensor.detach, (self,), {})
+            self._recording.handles[detached.name] = self
+            self.stand_for(detached.fake, detached.name)
         elif self.fake.is_leaf:
             self.fake.requires_grad_(False)
         else:
@@ -91,7 +167,7 @@ class Variable:
 
     def __repr__(self) -> str:
         dims = ", ".join(str(d) for d in self.desc.shape)
-        return f"Variable({self.name!r}, [{dims}], {self.desc.dtype})"
+        return f"{type(self).__name__}({self.name!r}, [{dims}], {self.desc.dtype})"
 
     __str__ = __repr__
     __hash__ = object.__hash__
@@ -99,7 +175,7 @@ class Variable:
     def __bool__(self) -> bool:
         raise ProgramError(
             f"{user_line()}: the truth of variable {self.name!r} depends on data, so Python cannot branch on it while "
-            "a program is recorded. Use torch.where",
+            "a program is recorded. Use torch.where, or layers.cond",
             variable=self.name,
         )
 
@@ -157,6 +233,46 @@ class Variable:
         return record_call(getattr, (self, name), {})
 
 
+class Parameter(Variable):
+    """A Variable that is trained."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether optimizers update it."""
+        return self.desc.trainable
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        self.stop_gradient = not value
+
+    @property
+    def optimize_attr(self) -> dict[str, float]:
+        """The factor on the optimizer's learning rate, as `{"learning_rate": factor}`."""
+        attribute = self._recording.attributes.get(self.name)
+        return {"learning_rate": getattr(attribute, "learning_rate", 1.0)}
+
+    @property
+    def regularizer(self) -> Any:
+        """Its own regularizer, if it has one."""
+        return getattr(self._recording.attributes.get(self.name), "regularizer", None)
+
+    @property
+    def do_model_average(self) -> bool:
+        """Whether `ModelAverage` takes it in."""
+        return bool(getattr(self._recording.attributes.get(self.name), "do_model_average", True))
+
+
+def dtype_named(dtype: Any) -> torch.dtype:
+    """Return torch's dtype of a name, of numpy's dtype, or of torch's own. Raises ProgramError."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    name = dtype.removeprefix("torch.") if isinstance(dtype, str) else np.dtype(dtype).name
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ProgramError(f"{user_line()}: {dtype!r} is no dtype; expected a name such as 'float32' or 'int64'")
+    return found
+
+
 def _operator(name: str) -> Callable[..., Any]:
     method = getattr(torch.Tensor, name)
 
@@ -182,7 +298,7 @@ def recording_modes(recording: Recording) -> Iterator[None]:
         variable_used(recording.program)
         recording.active += 1
         try:
-            with CompositeMode(recording), plain_functional(), RecordMode(recording), recording.fake_mode:
+            with CompositeMode(recording), plain_functional(), RecordMode(recording):
                 yield
         finally:
             recording.active -= 1
@@ -225,6 +341,15 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
     if recording is None:
         raise ProgramError(f"{user_line()}: a call to {func} has no Variable among its operands")
     _refuse_module()
+    return with_equal_rows(
+        recording,
+        (args, kwargs),
+        lambda operands: _recorded(recording, func, *operands),
+        lambda x, rows: _recorded(recording, torch.ops.penstock.expect_rows, (x, rows), {}),
+    )
+
+
+def _recorded(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     with undone_on_failure(recording):
         args, kwargs = unwrap(recording, (args, kwargs))
         with (
@@ -263,7 +388,19 @@ def unwrap(recording: Recording, values: Any) -> Any:
 def wrap(recording: Recording, out: Any) -> Any:
     """Return Variables for the tensors in a nest of results; guards that arose are taken over."""
     recording.program.guards.extend(recording.symbols.new_guards(user_line()))
-    return tree_map(lambda v: recording.handle(v) if isinstance(v, torch.Tensor) else v, out)
+    return tree_map(lambda v: _handle_of(recording, v) if isinstance(v, torch.Tensor) else v, out)
 
 
-Recording.handle_type = Variable
+def _handle_of(recording: Recording, tensor: torch.Tensor) -> Any:
+    """Return the handle of a result; of a detached variable one of its own, at which gradients end."""
+    known = recording.handle(tensor)
+    if known.fake is not tensor and known.fake.requires_grad and not tensor.requires_grad:
+        return Variable(recording, known.name, tensor)
+    return known
+
+
+def _handle(recording: Recording, name: str, fake: torch.Tensor) -> Variable:
+    return (Parameter if recording.program.variables[name].parameter else Variable)(recording, name, fake)
+
+
+Recording.handle_type = staticmethod(_handle)

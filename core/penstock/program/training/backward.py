@@ -15,15 +15,17 @@ from typing import Any
 
 import torch
 
+from penstock.compat.torch import gradients as torch_gradients
 from penstock.compat.torch import storage_id
 from penstock.errors import ProgramError
 from penstock.program.eager import advice, words
-from penstock.program.ir import Operator, Output, Ref, Role, VarDesc
+from penstock.program.ir import Role, VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, role
 from penstock.program.record.failures import described
 from penstock.program.record.opening import recording_of
 from penstock.program.record.recording import Recording
+from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.replay import refuse_gradients_through_text
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import user_line
@@ -75,6 +77,7 @@ def append_backward(
 ) -> list[tuple[Variable, Gradient]]:
     """Record the backward pass of a scalar loss; return (parameter, gradient) pairs in order of creation.
 
+    Other variables that gradients were asked for (`stop_gradient = False`) have theirs in the Program, as `x@GRAD`.
     Raises ProgramError if the loss is no scalar or depends on no trainable parameter.
     """
     check_loss(loss, "append_backward")
@@ -85,7 +88,8 @@ def append_backward(
         refuse_gradients_through_text(recording, loss.name, [*dense, *tables])
     lookups = [look for look in recording.lookups if look.table in tables]
     leaves = [program.handle(n).fake for n in dense] + [look.leaf for look in lookups]
-    if not leaves or not loss.fake.requires_grad:
+    opened = _opened(recording, loss, no_grad_set or ()) if parameter_list is None else {}
+    if not (leaves or opened) or not loss.fake.requires_grad:
         raise ProgramError(
             f"loss {loss.name!r} depends on no trainable parameter, so there is nothing to learn", variable=loss.name
         )
@@ -96,13 +100,32 @@ def append_backward(
         _mark_loss(program, loss.name)
         with role(Role.BACKWARD | Role.LOSS):
             seed = torch.ops.penstock.scale_loss_grad(loss.fake.detach(), 1.0)
-            _rename(recording, seed, grad_name(loss.name))
+            rename_recorded(recording, seed, grad_name(loss.name))
         with role(Role.BACKWARD):
             # The tape is kept, since another loss may share the forward pass; fakes hold no memory.
-            grads = torch.autograd.grad(loss.fake, leaves, grad_outputs=[seed], allow_unused=True, retain_graph=True)
-            pairs = _name_gradients(recording, dense, lookups, list(grads), before)
+            grads = torch_gradients(loss.fake, seed, [*leaves, *opened.values()])
+            for name, grad in zip(opened, grads[len(leaves) :], strict=True):
+                if grad is not None:  # a copy: the same memory may be the gradient of a parameter
+                    made = grad.clone(memory_format=torch.contiguous_format)
+                    rename_recorded(recording, made, grad_name(name))
+                    recording.handle(made)
+            pairs = _name_gradients(recording, dense, lookups, list(grads[: len(leaves)]), before)
         _refuse_overwritten(program, before)
     return [(program.handle(p), g) for p, g in pairs]
+
+
+def _opened(recording: Recording, loss: Variable, refused: Iterable[Any]) -> dict[str, torch.Tensor]:
+    """Variables, by name, that are no parameters and that the loss depends on by an opened gradient; without a second
+    gradient where a loss before had one."""
+    program, names = recording.program, {v if isinstance(v, str) else v.name for v in refused}
+    cut = {id(look.leaf) for look in recording.lookups}
+    found = {recording.name_of(leaf): leaf for leaf in _leaves_of(loss.fake)
+             if recording.is_named(leaf) and id(leaf) not in cut}  # fmt: skip
+    return {
+        name: leaf
+        for name, leaf in found.items()
+        if not program.variables[name].parameter and name not in names and grad_name(name) not in program.variables
+    }
 
 
 def _refuse_overwritten(program: Program, before: int) -> None:
@@ -212,7 +235,7 @@ def _name_gradients(
 def _dense_gradient(recording: Recording, name: str, grad: torch.Tensor, private: bool) -> Variable:
     if not private:
         grad = grad.clone(memory_format=torch.contiguous_format)
-    _rename(recording, grad, grad_name(name))
+    rename_recorded(recording, grad, grad_name(name))
     _pair(recording.program, grad_name(name), name)
     return recording.handle(grad)  # type: ignore[no-any-return]  # a Variable
 
@@ -236,8 +259,8 @@ def _sparse_gradient(recording: Recording, table: str, parts: list[tuple[torch.T
     program, name = recording.program, grad_name(table)
     rows = torch.cat([p[0] for p in parts]) if len(parts) > 1 else parts[0][0].clone()
     values = torch.cat([p[1] for p in parts]) if len(parts) > 1 else parts[0][1].clone()
-    _rename(recording, rows, f"{name}@ROWS")
-    _rename(recording, values, f"{name}@VALUES")
+    rename_recorded(recording, rows, f"{name}@ROWS")
+    rename_recorded(recording, values, f"{name}@VALUES")
     for part in (f"{name}@ROWS", f"{name}@VALUES"):
         _pair(program, part, table, name)
     base = program.variables[table]
@@ -265,40 +288,45 @@ def _pair(program: Program, made: str, parameter: str, gradient: str = "") -> No
             return
 
 
-def _rename(recording: Recording, tensor: torch.Tensor, new: str) -> None:
-    """Give a variable that was just recorded its lasting name."""
-    program, old = recording.program, recording.name_of(tensor)
-    var = program.variables.pop(old)
-    program.add_variable(replace(var, name=new, storage=new if var.storage == old else var.storage))
-    for name, other in program.variables.items():
-        if other.storage == old:
-            program.variables[name] = replace(other, storage=new)
-    program.operators[:] = [_renamed(op, old, new) if _mentions(op, old) else op for op in program.operators]
-    recording.rename(old, new)
+def gradients(
+    targets: Variable | Sequence[Variable],
+    inputs: Variable | Sequence[Variable],
+    target_gradients: Any = None,
+    no_grad_set: Iterable[str | Variable] | None = None,
+) -> list[Variable | None]:
+    """Record the gradients of the sum of `targets` for each input: any variables that want one (`stop_gradient=False`).
+
+    `target_gradients`: weights of the targets' elements, a variable or None for each. What is returned may be used in
+    further layers and losses, and differentiated again. None stands for an input that no target depends on.
+    Raises ProgramError. Source: fluid.gradients (Fluid 1.8).
+    """
+    wanted = {v if isinstance(v, str) else v.name for v in no_grad_set or ()}
+    sums, sources = _listed(targets), _listed(inputs)
+    weights = _listed(target_gradients) if target_gradients is not None else [None] * len(sums)
+    if len(weights) != len(sums):
+        raise ProgramError(f"{user_line()}: {len(weights)} target_gradients are given for {len(sums)} targets")
+    closed = [v.name for v in sources if not v.fake.requires_grad and v.name not in wanted]
+    if closed or not all(v.fake.requires_grad for v in sums):
+        named = closed or [v.name for v in sums if not v.fake.requires_grad]
+        raise ProgramError(
+            f"{user_line()}: gradients stop at {', '.join(map(repr, named))}; "
+            "set stop_gradient = False before it is used"
+        )
+    recording = recording_of(sums[0].program)
+    with undone_on_failure(recording), recording_modes(recording):
+        seeds = [torch.ones_like(v.fake) if w is None else w.fake for v, w in zip(sums, weights, strict=True)]
+        open_sources = [v for v in sources if v.name not in wanted]
+        leaves = [v.fake for v in open_sources]
+        found = iter(torch_gradients([v.fake for v in sums], seeds, leaves, create_graph=True) if leaves else ())
+        made = [None if v.name in wanted else next(found) for v in sources]
+        return [None if grad is None else recording.handle(grad) for grad in made]
 
 
-def _mentions(op: Operator, name: str) -> bool:
-    return name in op.output_names() or name in op.input_names() or name in op.writes
+calc_gradient = gradients
 
 
-def _renamed(op: Operator, old: str, new: str) -> Operator:
-    def arg(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(new) if value.name == old else value
-        return tuple(arg(v) for v in value) if isinstance(value, tuple) else value
-
-    def out(value: Output) -> Output:
-        if isinstance(value, tuple):
-            return tuple(new if v == old else v for v in value)
-        return new if value == old else value
-
-    return replace(
-        op,
-        args=tuple(arg(a) for a in op.args),
-        kwargs=tuple((k, arg(v)) for k, v in op.kwargs),
-        outputs=tuple(out(o) for o in op.outputs),
-        writes=tuple(new if w == old else w for w in op.writes),
-    )
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-__all__ = ["Gradient", "SelectedRows", "append_backward", "grad_name"]
+__all__ = ["Gradient", "SelectedRows", "append_backward", "calc_gradient", "grad_name", "gradients"]

@@ -22,11 +22,15 @@ from penstock.program.record.variable import Variable
 from penstock.program.training.gradients import PendingGradient
 from penstock.program.training.parameters import ParamAttr, constant_state
 
+NeedClip = Callable[[Variable], bool]
+"""Of a clip for all parameters: whether the gradient of this one is clipped."""
+
 
 class GradientClipByValue:
     """Every element is put between `min` (default -max) and `max`."""
 
-    def __init__(self, max: float, min: float | None = None) -> None:
+    def __init__(self, max: float, min: float | None = None, need_clip: NeedClip | None = None) -> None:
+        self.need_clip = need_clip
         self.max = float(max)
         self.min = -self.max if min is None else float(min)
 
@@ -38,7 +42,8 @@ class GradientClipByValue:
 class GradientClipByNorm:
     """A gradient whose own norm is above `clip_norm` is scaled down to it."""
 
-    def __init__(self, clip_norm: float) -> None:
+    def __init__(self, clip_norm: float, need_clip: NeedClip | None = None) -> None:
+        self.need_clip = need_clip
         self.clip_norm = _positive(clip_norm)
 
     def clipped(self, one: PendingGradient) -> torch.Tensor:
@@ -49,7 +54,8 @@ class GradientClipByNorm:
 class GradientClipByGlobalNorm:
     """All gradients of a group are scaled by clip_norm / max(norm of all together, clip_norm)."""
 
-    def __init__(self, clip_norm: float, group_name: str = "default_group") -> None:
+    def __init__(self, clip_norm: float, group_name: str = "default_group", need_clip: NeedClip | None = None) -> None:
+        self.need_clip = need_clip
         self.clip_norm = _positive(clip_norm)
         self.group_name = group_name
 
@@ -79,6 +85,11 @@ def set_gradient_clip(
         attributes[name].gradient_clip = clip
 
 
+def append_gradient_clip_ops(param_grads: Sequence[Any]) -> list[Any]:
+    """Return the (parameter, gradient) pairs as they are: `apply_gradients` records the parameters' own clips."""
+    return list(param_grads)
+
+
 def check_clip(clip: Any) -> None:
     """Raise ProgramError for what is no clip."""
     if clip is not None and not isinstance(clip, Clip):
@@ -89,10 +100,11 @@ def check_clip(clip: Any) -> None:
 
 
 def clip_of(one: PendingGradient, default: Clip | None) -> Clip | None:
-    """Return the optimizer's clip, else the parameter's own."""
+    """Return the optimizer's clip, else the parameter's own; None if it leaves this parameter out."""
     own: Clip | None = one.attribute.gradient_clip
     check_clip(own)
-    return default if default is not None else own
+    clip = default if default is not None else own
+    return None if clip is None or (clip.need_clip and not clip.need_clip(one.param)) else clip
 
 
 Record = Callable[[], None]

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
+from penstock.program import unique_name
 from penstock.program.initializers import Constant, Initializer, Xavier
+from penstock.program.ir import Operator, Ref
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, default_startup_program
 from penstock.program.record.opening import recording_of
@@ -29,7 +31,7 @@ class ParamAttr:
         regularizer: Any = None,
         trainable: bool = True,
         gradient_clip: Any = None,
-        do_model_average: bool = False,
+        do_model_average: bool = True,
     ) -> None:
         self.name = name
         self.initializer = initializer
@@ -37,6 +39,7 @@ class ParamAttr:
         self.regularizer = regularizer
         self.trainable = trainable
         self.gradient_clip = gradient_clip
+        self.do_model_average = do_model_average
 
     @staticmethod
     def of(attr: Any) -> ParamAttr | None:
@@ -57,21 +60,59 @@ class ParamAttr:
         )
 
 
+class WeightNormParamAttr(ParamAttr):
+    """A weight as direction and length: w = g v / |v|, with v and g trained.
+
+    `dim`: |v| is taken over all other dimensions, and g has one number for each position; None: over all, one number.
+    g starts as |v|, so that w starts as v does. Source: fluid.WeightNormParamAttr (Fluid 1.8).
+    """
+
+    def __init__(self, dim: int | None = None, name: str | None = None, **more: Any) -> None:
+        super().__init__(name, **more)
+        self.dim = dim
+
+
 def create_parameter(
     shape: Sequence[int], dtype: str, attr: ParamAttr, default: Initializer | None = None, *, prefix: str, suffix: str
 ) -> Variable:
     """Create a parameter, or return the one that has this name and shape already (shared tables)."""
     name = attr.name or f"{prefix}.{suffix}"
+    if isinstance(attr, WeightNormParamAttr):
+        return _normed(name, list(shape), dtype, attr, default)
     main = default_main_program()
     if name in main.variables:
         return _shared(main, name, shape, dtype)
-    variable = create_persistable(name, shape, dtype, attr.initializer or default or Xavier(), parameter=True)
+    shared = attr.name is not None or unique_name.chosen() is not None
+    initializer = attr.initializer or default or Xavier()
+    variable = create_persistable(name, shape, dtype, initializer, parameter=True, shared=shared)
     recording_of(main).attributes[name] = copy.copy(attr)  # one ParamAttr may serve many parameters
     if not attr.trainable:
         main.variables[name] = replace(variable.desc, trainable=False)
     else:
         variable.fake.requires_grad_(True)
     return variable
+
+
+def _normed(
+    name: str, shape: list[int], dtype: str, attr: WeightNormParamAttr, default: Initializer | None
+) -> Variable:
+    """Return g v / |v|, recorded of the parameters `<name>_v` and `<name>_g`."""
+    if attr.dim is not None and not 0 <= attr.dim < len(shape):
+        raise ProgramError(f"{user_line()}: WeightNormParamAttr: dim is {attr.dim}; {name!r} has shape {shape}")
+    dims = tuple(i for i in range(len(shape)) if i != attr.dim)
+    lengths = [size if i == attr.dim else 1 for i, size in enumerate(shape)]
+    plain = {key: value for key, value in vars(attr).items() if key not in ("dim", "name")}
+    v = create_parameter(shape, dtype, ParamAttr(f"{name}_v", **plain), default, prefix=name, suffix="v")
+    known = f"{name}_g" in default_startup_program().variables
+    g: Any = create_parameter(lengths, dtype, ParamAttr(f"{name}_g", **plain), Constant(1.0), prefix=name, suffix="g")
+    if not known:
+        startup = default_startup_program()
+        norm = startup.unique_operator("linalg_vector_norm")
+        args = (Ref(v.name), 2.0, dims, True)
+        startup.operators[-1] = Operator(norm, "aten.linalg_vector_norm.default", args, (g.name,), source=v.desc.source)
+    direction: Any = v
+    made: Variable = direction * (g / torch.linalg.vector_norm(direction, 2, dims, keepdim=True))
+    return made
 
 
 def _shared(main: Program, name: str, shape: Sequence[int], dtype: str) -> Variable:
@@ -94,9 +135,18 @@ def attribute_of(param: Variable) -> ParamAttr:
 
 
 def create_persistable(
-    name: str, shape: Sequence[int], dtype: str, initializer: Initializer, *, parameter: bool = False
+    name: str,
+    shape: Sequence[int],
+    dtype: str,
+    initializer: Initializer,
+    *,
+    parameter: bool = False,
+    shared: bool = False,
 ) -> Variable:
-    """Create a persistable variable in the main Program and its initialisation in the startup Program."""
+    """Create a persistable variable in the main Program and its initialisation in the startup Program.
+
+    `shared`: one that the startup Program has, for another main Program, is the same one, and starts once.
+    """
     main, startup = default_main_program(), default_startup_program()
     recording = recording_of(main)
     if any(d < 0 for d in shape):
@@ -106,8 +156,10 @@ def create_persistable(
         )
     fake = recording.fake_of_shape(shape, getattr(torch, dtype))
     var = recording.bind(fake, recording.describe(fake, name, persistable=True, parameter=parameter))
-    startup.add_variable(var)
-    startup.append(initializer.operator(var, startup))
+    old = startup.variables.get(name)
+    if not shared or old is None or replace(old, source=var.source) != var:
+        startup.add_variable(var)
+        startup.append(initializer.operator(var, startup))
     return recording.handle(fake)  # type: ignore[no-any-return]  # a Variable
 
 

@@ -1,7 +1,8 @@
 """Learning-rate schedules as operators of the program (role LR_SCHED), from a count of runs.
 
 Each returns a persistable float32 scalar, written in place once a run, before the updates that read it. The count is
-one persistable int64 for all schedules of a program: 0 in the first run. Formulas are computed in float64.
+one persistable int64 for all schedules of a program: 0 in the first run, or 1 if the program's first schedule is
+`noam_decay`, whose formula has no value at 0. Formulas are computed in float64.
 Source: python/paddle/fluid/layers/learning_rate_scheduler.py (Fluid 1.8).
 """
 
@@ -24,12 +25,12 @@ from penstock.program.training.parameters import constant_state
 COUNTER = "@LR_DECAY_COUNTER@"
 
 
-def _schedule(kind: str, formula: Callable[[torch.Tensor], torch.Tensor]) -> Variable:
-    """Record `formula` of the run's number (0 in the first run)."""
+def _schedule(kind: str, formula: Callable[[torch.Tensor], torch.Tensor], begin: int = 0) -> Variable:
+    """Record `formula` of the run's number: `begin` in the first run, unless a schedule before has begun the count."""
     main = default_main_program()
     prefix, recording = main.unique(kind), recording_of(main)
     fresh = COUNTER not in main.variables
-    counter = constant_state(COUNTER, -1, "int64") if fresh else main.handle(COUNTER)
+    counter = constant_state(COUNTER, begin - 1, "int64") if fresh else main.handle(COUNTER)
     rate = constant_state(f"{prefix}.learning_rate", 0.0)
     with name_scope(prefix), torch.no_grad(), recording_modes(recording), role(Role.LR_SCHED):
         if fresh:
@@ -111,13 +112,16 @@ def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> Var
 
 
 def noam_decay(d_model: int, warmup_steps: int, learning_rate: float = 1.0) -> Variable:
-    """learning_rate * d_model ** -0.5 * min(n ** -0.5, n * warmup_steps ** -1.5), with n = 1 in the first run."""
+    """learning_rate * d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5).
+
+    The count begins at 1 where this is the program's first schedule, for those after it too. After another one it
+    began at 0, and the first rate is 0.
+    """
 
     def formula(step: torch.Tensor) -> torch.Tensor:
-        n = step + 1.0
-        return torch.minimum(n.rsqrt(), n * math.pow(warmup_steps, -1.5)) * (learning_rate / math.sqrt(d_model))
+        return torch.minimum(step.rsqrt(), step * math.pow(warmup_steps, -1.5)) * (learning_rate / math.sqrt(d_model))
 
-    return _schedule("noam_decay", formula)
+    return _schedule("noam_decay", formula, begin=1)
 
 
 def linear_lr_warmup(learning_rate: float | Variable, warmup_steps: int, start_lr: float, end_lr: float) -> Variable:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from penstock.errors import Bug, PeerError, PenstockError, Unavailable
 from penstock.ps.counters import Counters
-from penstock.ps.remote import Descriptor, Remote
+from penstock.ps.remote import Descriptor, GeoCall, SendCall, StepRemote
 from penstock.ps.rows import summed
 
 
@@ -75,8 +75,14 @@ def _merge_rows(gradients: Sequence[LocalGradient], divisor: int) -> LocalGradie
     return LocalGradient((values.div_(divisor) if divisor > 1 else values,), rows)
 
 
-class Servers(Remote, Protocol):
+class Servers(StepRemote, Protocol):
     """Parameter servers that answer each call before it returns: what a communicator stands on."""
+
+    def serve_operators(self) -> None:
+        """Let operators of the program reach the servers without Python, from now on."""
+
+    def withdraw_operators(self) -> None:
+        """Let operators call Python again, from now on."""
 
     def changed(self, block: str, at: int) -> tuple[Tensor, Tensor]:
         """GEO: return the rows of a block that others changed since the last call, int64[n], and their values now."""
@@ -160,6 +166,11 @@ class OverServers:
         """Refuse: only GEO's communicator knows what to do."""
         raise Bug(f"the geo operator of {variable!r} ran in a program of {self.descriptor.mode} mode")
 
+    def geo_step(self, calls: Sequence[GeoCall]) -> None:
+        """Refuse, as `geo`."""
+        for call in calls:
+            self.geo(call.variable, call.blocks, call.at, call.heights, call.parameter, None)
+
     def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Any]) -> None:
         """Queue a copy of the gradient of each block."""
         self._queue(Location(variable, tuple(blocks), tuple(at)), LocalGradient(tuple(values)))
@@ -169,6 +180,26 @@ class OverServers:
     ) -> None:
         """Queue a copy of a sparse gradient."""
         self._queue(Location(variable, tuple(blocks), tuple(at), tuple(heights)), LocalGradient((values,), rows))
+
+    def send_step(self, pushes: Sequence[SendCall]) -> None:
+        """Queue copies of all gradients of a step."""
+        for push in pushes:
+            if push.rows is None:
+                self.send(push.variable, push.blocks, push.at, push.values)
+            else:
+                self.send_rows(push.variable, push.blocks, push.at, push.heights, push.rows, push.values[0])
+
+    def recv_step(self, variables: Sequence[str], blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        """Pull each variable."""
+        of_variable: dict[str, list[int]] = {}
+        for i, variable in enumerate(variables):
+            of_variable.setdefault(variable, []).append(i)
+        for variable, own in of_variable.items():
+            self.recv(variable, [blocks[i] for i in own], [at[i] for i in own], [out[i] for i in own])
+
+    def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        """Pull each block into `out[i]`."""
+        raise NotImplementedError
 
     def _queue(self, target: Location, gradient: LocalGradient) -> None:
         raise NotImplementedError

@@ -1,9 +1,10 @@
 """GEO: each trainer trains by itself, and exchanges its progress with the servers every N steps.
 
 After N steps of a variable its delta, divided by the number of trainers, goes to the servers, and the others' progress
-comes back. The exchange runs on a thread while the next step computes; the variable's next step takes in what came. Of
-a sparse variable the union of the rows touched since the last exchange is sent, and the rows that others changed come
-back. Steps that are left at the end are sent on `close`.
+comes back. The exchange runs on a thread while the next steps compute; the first step of the variable that finds it
+ended, at the latest the one that begins the next exchange, takes in what came. Of a sparse variable the union of the
+rows touched since the last exchange is sent, and the rows that others changed come back. Steps that are left at the end
+are sent on `close`. Between exchanges operators count steps and touched rows without Python (`native/src/ps/geo.h`).
 
 `parameter` is what the trainer trains; `old` the servers' value at the last exchange, plus the progress sent since.
 Invariant: with one trainer old equals the servers' value to the bit, because both add the same deltas to the same
@@ -13,60 +14,42 @@ values in the same order; so taking over adds exact zeros.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.errors import SpecError
+from penstock.errors import PeerError, SpecError
+from penstock.native.channels import LocalSteps, close_local_steps, incoming, open_local_steps, outgoing
 from penstock.ps.communicators.base import OverServers, Servers
 from penstock.ps.counters import Counters, count_no_waits_here
-from penstock.ps.remote import Descriptor
-from penstock.ps.rows import Table, parts_of, unique
+from penstock.ps.remote import Descriptor, GeoCall, SendCall
+from penstock.ps.rows import Table, are_within, check_rows
 from penstock.ps.settings import CommunicatorSettings
-
-
-def outgoing(parameter: Tensor, old: Tensor, num_trainers: int) -> Tensor:
-    """Return this trainer's share of the progress since the last exchange, and count it as sent."""
-    delta = (parameter - old).div_(num_trainers)
-    old.add_(delta)
-    return delta
-
-
-def incoming(parameter: Tensor, old: Tensor, server: Tensor) -> None:
-    """Take over what the others did: the servers' value is now `server`."""
-    parameter.add_(server - old)
-    old.copy_(server)
-
-
-def outgoing_rows(parameter: Tensor, old: Tensor, rows: Tensor, num_trainers: int) -> Tensor:
-    """`outgoing` of some rows, each once."""
-    before = old[rows]
-    delta = (parameter[rows] - before).div_(num_trainers)
-    old[rows] = before.add_(delta)
-    return delta
-
-
-def incoming_rows(parameter: Tensor, old: Tensor, rows: Tensor, server: Tensor) -> None:
-    """`incoming` of some rows, each once."""
-    parameter.index_add_(0, rows, server - old[rows])
-    old[rows] = server
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """Progress to send: a delta for each block; `ids`: of its rows, ascending, if not of all."""
+    """Progress of one variable to send: a delta [h, ...], or [n, ...] of the rows `ids` int64[n], ascending."""
 
-    deltas: list[Tensor]
-    ids: Tensor | None = None
+    table: Table
+    delta: Tensor
+    ids: Tensor | None
+
+    def push(self) -> SendCall:
+        """Return it as a push."""
+        table = self.table
+        if self.ids is None:
+            return SendCall(table.name, table.blocks, table.at, _cut(table, self.delta))
+        return SendCall(table.name, table.blocks, table.at, [self.delta], table.heights, self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """What servers answered for one block: its value, or some rows (counted from its first) and theirs."""
+    """What servers answered for one variable: its value, or some rows and theirs."""
 
     values: Tensor
     rows: Tensor | None = None
@@ -74,20 +57,16 @@ class _Received:
 
 @dataclass(slots=True)
 class _Variable:
-    """`old`: see `outgoing`; `pending`: the exchange that is under way; `steps`: since the last exchange."""
+    """`old`: see the module; `pending`: the exchange that is under way, by variable."""
 
     table: Table
-    parameter: Tensor
-    old: list[Tensor]
-    steps: int = 0
-    touched: list[Tensor] = field(default_factory=list)
-    pending: Future[list[_Received]] | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    old: Tensor
+    pending: Future[Mapping[str, _Received]] | None = None
 
-    def blocks(self) -> Sequence[Tensor]:
-        """Return the views of the parameter that are its blocks."""
-        whole = self.parameter.detach()
-        return [whole] if len(self.table.blocks) == 1 else whole.split_with_sizes(list(self.table.heights))
+
+def _cut(table: Table, whole: Tensor) -> list[Tensor]:
+    """Return the views of a variable that are its blocks."""
+    return [whole] if len(table.blocks) == 1 else list(whole.split_with_sizes(list(table.heights)))
 
 
 class GeoCommunicator(OverServers):
@@ -101,11 +80,14 @@ class GeoCommunicator(OverServers):
         if every < 1:
             raise SpecError(f"GEO exchanges every {every} steps; expected a number from 1 on", got=every)
         self._lock = threading.Lock()
+        self._stepping = threading.Lock()  # of the steps that Python makes
         self._variables: dict[str, _Variable] = {}
         self._began_with: dict[str, Tensor] = {}  # block -> what the startup program pulled
         self._pool = ThreadPoolExecutor(
             settings.thread_pool_size, thread_name_prefix="ps-geo", initializer=count_no_waits_here
         )
+        self._local = LocalSteps(every)
+        open_local_steps(str(descriptor), self._local)
 
     # -- what the program calls ------------------------------------------------------------------
 
@@ -139,22 +121,25 @@ class GeoCommunicator(OverServers):
     def geo(
         self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], parameter: Any, rows: Any
     ) -> None:
-        """Count a step; take in what came of the last exchange, and begin one if it is time."""
+        """`geo_step` of one parameter; `rows` int64 of any shape."""
+        self.geo_step([GeoCall(variable, blocks, at, heights, parameter, None if rows is None else [rows])])
+
+    def geo_step(self, calls: Sequence[GeoCall]) -> None:
+        """Count a step of each; take in what came of the last exchange, and begin one of those for which it is time."""
         self._check()
-        state = self._variable(Table.of(variable, blocks, at, heights), parameter)
-        with state.lock:
-            state.parameter = parameter
-            state.steps += 1
-            if rows is not None:
-                state.touched.append(rows.detach().cpu().reshape(-1).clone())
-            self._take_in(state)
-            if state.steps >= self.descriptor.push_every:
-                state.pending = self._pool.submit(self._exchange, state.table, self._progress(state))
+        with self._stepping:
+            states = [self._count(call) for call in calls]
+            due = [s for s in states if self._local.steps(s.table.name) >= self.descriptor.push_every]
+            for state in states:
+                if state.pending is not None and (state.pending.done() or state in due):
+                    self._take_in(state)
+            if due:
+                self._begin_exchange(due)
 
     def queue_depths(self) -> dict[str, int]:
         """Return the number of steps that were not sent yet, by variable."""
         with self._lock:
-            return {name: state.steps for name, state in self._variables.items()}
+            return {name: self._local.steps(name) for name in self._variables}
 
     def close(self) -> None:
         """Send the steps that are left, leave the servers, end. Raises the first error."""
@@ -163,6 +148,7 @@ class GeoCommunicator(OverServers):
                 return
             self._is_closed = True
             states = list(self._variables.values())
+        close_local_steps(str(self.descriptor), self._local)
         try:
             for state in states:
                 self._finish(state)
@@ -175,62 +161,104 @@ class GeoCommunicator(OverServers):
 
     def _begin_again(self, state: _Variable, out: Sequence[Tensor]) -> None:
         table = state.table
-        with state.lock:
+        with self._stepping:
             pending, state.pending = state.pending, None
             if pending is not None and pending.exception() is not None:
                 self._failure.check()
             self.servers.recv(table.name, table.blocks, table.at, out)
-            state.old, state.steps, state.touched = [value.clone() for value in out], 0, []
+            for old, value in zip(_cut(table, state.old), out, strict=True):
+                old.copy_(value)
+            self._local.take(table.name)
 
-    def _variable(self, table: Table, parameter: Tensor) -> _Variable:
+    def _count(self, call: GeoCall) -> _Variable:
+        state = self._variable(call)
+        rows = [r.detach().cpu().contiguous() for r in call.rows or ()]
+        for ids in rows:
+            check_rows(state.table, ids)
+        self._local.set_news(call.variable, False)
+        self._local.count(call.variable, call.parameter, rows)
+        return state
+
+    def _variable(self, call: GeoCall) -> _Variable:
         with self._lock:
-            found = self._variables.get(table.name)
+            found = self._variables.get(call.variable)
             if found is not None:
                 return found
-            state = _Variable(table, parameter, [self._began_with.get(name, torch.empty(0)) for name in table.blocks])
-            if not self._began_with.keys() >= set(table.blocks):
-                # No startup program has pulled it: set out from what the servers have.
-                state.old = [torch.empty(t.shape, dtype=t.dtype) for t in state.blocks()]
-                self.servers.recv(table.name, table.blocks, table.at, state.old)
-            for name in table.blocks:
-                self._began_with.pop(name, None)
-            self._variables[table.name] = state
-            return state
+            table = Table.of(call.variable, call.blocks, call.at, call.heights)
+            began_with = [self._began_with.pop(name) for name in table.blocks if name in self._began_with]
+            old = torch.empty(call.parameter.shape, dtype=call.parameter.dtype)
+            if len(began_with) == len(table.blocks):
+                for block, value in zip(_cut(table, old), began_with, strict=True):
+                    block.copy_(value)
+            else:  # no startup program has pulled it: set out from what the servers have
+                self.servers.recv(table.name, table.blocks, table.at, _cut(table, old))
+            self._local.add(table.name, None if call.rows is None else len(old))
+            self._variables[table.name] = _Variable(table, old)
+            return self._variables[table.name]
+
+    def _parameter(self, state: _Variable) -> tuple[Tensor, Tensor]:
+        """Return the parameter, and it on the CPU."""
+        parameter = self._local.parameter(state.table.name).detach()
+        return parameter, parameter.cpu().contiguous()
 
     def _progress(self, state: _Variable) -> _Progress:
         """Return what the servers have not received, and count it as sent."""
-        share = self.descriptor.num_trainers
-        blocks = [(mine.cpu(), old) for mine, old in zip(state.blocks(), state.old, strict=True)]
-        state.steps = 0
-        if not state.touched:
-            return _Progress([outgoing(mine, old, share) for mine, old in blocks])
-        ids, _ = unique(torch.cat(state.touched))
-        parts = parts_of(state.table, ids)
-        state.touched = []
-        deltas = [outgoing_rows(*b, p.rows, share) for b, p in zip(blocks, parts, strict=True)]
-        return _Progress(deltas, ids)
+        ids = self._local.take(state.table.name)
+        _, mine = self._parameter(state)
+        return _Progress(state.table, outgoing(mine, state.old, ids, self.descriptor.num_trainers), ids)
 
-    def _exchange(self, table: Table, progress: _Progress) -> list[_Received]:
+    def _begin_exchange(self, states: Sequence[_Variable]) -> None:
+        pending = self._pool.submit(self._exchange, [self._progress(state) for state in states])
+        names = [state.table.name for state in states]
+        for state in states:
+            state.pending = pending
+        pending.add_done_callback(lambda _: self._notify(names))
+
+    def _notify(self, variables: Sequence[str]) -> None:
+        """See to it that the next step of each comes to Python."""
+        for name in variables:
+            self._local.set_news(name, True)
+
+    def _exchange(self, progress: Sequence[_Progress]) -> Mapping[str, _Received]:
         try:
-            self._send_progress(table, progress)
-            if progress.ids is not None:
-                changed = [self.servers.changed(name, at) for name, at in zip(table.blocks, table.at, strict=True)]
-                return [_Received(values, rows) for rows, values in changed]
-            received = [torch.empty_like(delta) for delta in progress.deltas]
-            self.servers.recv(table.name, table.blocks, table.at, received)
-            return [_Received(values) for values in received]
+            self._send(progress)
+            dense = {p.table.name: (p.table, torch.empty_like(p.delta)) for p in progress if p.ids is None}
+            received = {p.table.name: self._changed(p) for p in progress if p.ids is not None}
+            if dense:
+                blocks = [b for table, value in dense.values() for b in _cut(table, value)]
+                tables = [table for table, _ in dense.values()]
+                self.servers.recv_step(
+                    [t.name for t in tables for _ in t.blocks],
+                    [b for t in tables for b in t.blocks],
+                    [at for t in tables for at in t.at],
+                    blocks,
+                )
+            return received | {name: _Received(value) for name, (_, value) in dense.items()}
         except Exception as error:
-            self._failure.record(f"exchanging {table.name!r} with {self._where(table.at)}", error)
+            names = ", ".join(repr(p.table.name) for p in progress)
+            where = self._where([at for p in progress for at in p.table.at])
+            self._failure.record(f"exchanging {names} with {where}", error)
             raise
 
-    def _send_progress(self, table: Table, progress: _Progress) -> None:
-        if progress.ids is None:
-            self.servers.send(table.name, table.blocks, table.at, progress.deltas)
-        else:
-            deltas = torch.cat(progress.deltas)
-            self.servers.send_rows(table.name, table.blocks, table.at, table.heights, progress.ids, deltas)
-        ids_bytes = 0 if progress.ids is None else progress.ids.nbytes
-        self.counters.add("", table.name, calls=1, sent_bytes=ids_bytes + sum(d.nbytes for d in progress.deltas))
+    def _send(self, progress: Sequence[_Progress]) -> None:
+        self.servers.send_step([p.push() for p in progress])
+        for p in progress:
+            ids_bytes = 0 if p.ids is None else p.ids.nbytes
+            self.counters.add("", p.table.name, calls=1, sent_bytes=ids_bytes + p.delta.nbytes)
+
+    def _changed(self, progress: _Progress) -> _Received:
+        """Ask for the rows that others changed."""
+        table, first = progress.table, 0
+        rows: list[Tensor] = []
+        values: list[Tensor] = []
+        for name, at, height in zip(table.blocks, table.at, table.heights, strict=True):
+            of_block, now = self.servers.changed(name, at)
+            if not are_within(of_block, height):
+                raise PeerError(f"a server answers rows of {name!r} that it does not have", variable=table.name)
+            rows.append(of_block + first)
+            values.append(now)
+            first += height
+        return _Received(torch.cat(values), torch.cat(rows))
 
     def _take_in(self, state: _Variable) -> None:
         """Wait for the exchange under way, and add what the others did."""
@@ -241,24 +269,23 @@ class GeoCommunicator(OverServers):
             error = pending.exception()
         if error is not None:
             self._failure.check()
-        for block, old, received in zip(state.blocks(), state.old, pending.result(), strict=True):
-            mine = block.cpu()
-            if received.rows is None:
-                incoming(mine, old, received.values)
-            else:
-                incoming_rows(mine, old, received.rows, received.values)
-            if mine.device != block.device:
-                block.copy_(mine)
+        received = pending.result()[state.table.name]
+        if received.rows is not None and not len(received.rows):
+            return
+        parameter, mine = self._parameter(state)
+        incoming(mine, state.old, received.rows, received.values)
+        if mine is not parameter:
+            parameter.copy_(mine)
 
     def _finish(self, state: _Variable) -> None:
-        with state.lock:
+        with self._stepping:
             pending = state.pending
             if pending is not None and pending.exception() is not None:
                 return  # kept by the failure
             self._take_in(state)
-            if state.steps and not self._failure.happened:
+            if self._local.steps(state.table.name) and not self._failure.happened:
                 try:
-                    self._send_progress(state.table, self._progress(state))
+                    self._send([self._progress(state)])
                 except Exception as error:  # noqa: BLE001  # raised by close, after the servers are left
                     where = self._where(state.table.at)
                     self._failure.record(f"sending {where} the last steps of {state.table.name!r}", error)

@@ -2,7 +2,8 @@
 
 Each participant (a thread that runs the program) gives one gradient a step; when all have, the average goes to the
 servers, and each goes on with what it then pulls. A program that runs once a node gives once a node (Reduce mode
-merges the replicas' gradients before): one participant, so every step pushes and pulls. With more threads,
+merges the replicas' gradients before): one participant, which waits for no other. Its steps push and pull on the thread
+that runs them, over channels where there are any, as in async mode without a communicator. With more threads,
 `set_participants` announces them, and the program runs with the Executor, which keeps a step on its thread. A thread
 that ends without leaving counts as having left. One that was announced and has not started is warned of, and an error
 after MISSING_S.
@@ -25,7 +26,7 @@ from penstock.log import warn_once
 from penstock.ps.communicators.base import LocalGradient, Location, OverServers, Servers
 from penstock.ps.communicators.queues import LockStep
 from penstock.ps.counters import Counters, count_no_waits_here
-from penstock.ps.remote import Descriptor
+from penstock.ps.remote import Descriptor, SendCall
 from penstock.ps.settings import CommunicatorSettings
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class HalfAsyncCommunicator(OverServers):
         self._pulls_together = False  # one thread pulls, the others of its round copy
         self._pulled: dict[tuple[str, ...], tuple[int, list[torch.Tensor]]] = {}
         self._pull_locks: dict[tuple[str, ...], threading.Lock] = {}
+        self._is_alone = True  # one participant: nothing is queued
+        servers.serve_operators()
         self._senders = [
             threading.Thread(target=self._send_all, name=f"ps-send-{i}", daemon=True)
             for i in range(settings.thread_pool_size)
@@ -71,7 +74,11 @@ class HalfAsyncCommunicator(OverServers):
     # -- participants ----------------------------------------------------------------------------
 
     def set_participants(self, num: int) -> None:
-        """Set how many threads train from now on; before they start, and after those of before have ended."""
+        """Set how many threads train from now on; before they start, and after those of before have ended.
+
+        For one thread, returns when what was queued before is sent, so that no push overtakes it.
+        """
+        self.servers.withdraw_operators()
         with self._lock:
             self._threads.clear()  # a thread of before takes part again when it gives again
             self._num_announced = num
@@ -79,6 +86,12 @@ class HalfAsyncCommunicator(OverServers):
             self._steps.begin(num)
             self._pulls_together = num > 1
             self._changed.notify_all()
+            self._is_alone = num <= 1
+            if not self._is_alone:
+                return
+            self._changed.wait_for(lambda: self._steps.is_empty or self._failure.happened)
+            self._check()
+        self.servers.serve_operators()
 
     def leave(self) -> None:
         """The calling thread has no more data: rounds no longer wait for it."""
@@ -123,13 +136,46 @@ class HalfAsyncCommunicator(OverServers):
     # -- what the program calls ------------------------------------------------------------------
 
     def _queue(self, target: Location, gradient: LocalGradient) -> None:
-        """Give this thread's gradient to the open round; do not block."""
+        """Give this thread's gradient to the open round, without blocking; alone, push it."""
+        if self._is_alone:
+            self._check()
+            self._push_alone(target, gradient)
+            return
         copy = gradient.copy()
         with self._lock:
             self._check()
             self._steps.give(_key(target.blocks), self._who(), (target, copy))
             self._changed.notify_all()
         self.counters.add("", target.variable, calls=1)
+
+    def _push_alone(self, to: Location, gradient: LocalGradient) -> None:
+        try:
+            if to.heights is None:
+                self.servers.send(to.variable, to.blocks, to.at, gradient.values)
+            else:
+                self.servers.send_rows(to.variable, to.blocks, to.at, to.heights, gradient.rows, gradient.values[0])
+        except Exception as error:  # noqa: BLE001  # raised by the step's next call, as when others push
+            self._fail(f"sending the gradient {to.variable!r} to {self._where(to.at)}", error)
+
+    def send_step(self, pushes: Sequence[SendCall]) -> None:
+        """Give all gradients of a step; alone, push them."""
+        if not self._is_alone:
+            super().send_step(pushes)
+            return
+        try:  # before any check: a native step that failed holds a lock until it is repeated
+            self.servers.send_step(pushes)
+        except Exception as error:  # noqa: BLE001  # raised below
+            names = ", ".join(repr(push.variable) for push in pushes)
+            self._fail(f"sending the gradients {names}", error)
+        self._check()
+
+    def recv_step(self, variables: Sequence[str], blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
+        """Pull all variables, after the rounds that this thread gave to."""
+        if not self._is_alone:
+            super().recv_step(variables, blocks, at, out)
+            return
+        self._check()
+        self.servers.recv_step(variables, blocks, at, out)
 
     def recv(self, variable: str, blocks: Sequence[str], at: Sequence[int], out: Sequence[Any]) -> None:
         """Wait until the round that this thread gave to is applied, then pull."""
@@ -200,10 +246,15 @@ class HalfAsyncCommunicator(OverServers):
             try:
                 self._push(target, gradients, average=True)
             except Exception as error:  # noqa: BLE001  # raised by the training thread's next call
-                self._failure.record(f"sending the gradient {target.variable!r} to {self._where(target.at)}", error)
+                self._fail(f"sending the gradient {target.variable!r} to {self._where(target.at)}", error)
             with self._lock:
                 self._steps.done(key)
                 self._changed.notify_all()
+
+    def _fail(self, doing: str, error: BaseException) -> None:
+        """The exchange ends: operators come here from now on, and raise."""
+        self._failure.record(doing, error)
+        self.servers.withdraw_operators()
 
     def _take(self) -> tuple[str, list[tuple[Location, LocalGradient]]] | None:
         with self._lock:

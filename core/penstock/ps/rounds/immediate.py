@@ -6,6 +6,7 @@ a push         (trainer, epoch, step, block) is applied once: steps of one train
 a new epoch    starts to count its steps again
 a join         is answered with the number of the newest step applied of this incarnation, 0 if there is none: one that
                has more acknowledged detects by it that this server was restarted without its state
+a step         is its pushes, answered once when the last of them is, with the refusal of any
 a pull         is answered at once with what is there; a barrier too, since there are no rounds
 """
 
@@ -33,6 +34,7 @@ from penstock.ps.rounds.messages import (
     Refuse,
     Release,
     Reply,
+    Step,
     Tick,
     Ticket,
     TrainerIncarnation,
@@ -55,6 +57,15 @@ class _Block:
     queue: deque[_Waiting] = field(default_factory=deque)
 
 
+@dataclass(slots=True)
+class _OpenStep:
+    """A step of which `left` pushes are not answered yet."""
+
+    left: int
+    event: Step
+    refusal: Refuse | None = None
+
+
 class ImmediateUpdates(RoundMachine):
     """The machine of one pserver. Not thread-safe: one event at a time.
 
@@ -66,10 +77,11 @@ class ImmediateUpdates(RoundMachine):
         self.applied = dict(applied or {})
         self._blocks: dict[str, _Block] = {}
         self._seen: dict[tuple[int, str], int] = {}  # (trainer, block) -> version at its last pull
+        self._steps: dict[Ticket, _OpenStep] = {}
         self._finished = False
         self.handlers = {
             Join: self._join, Heartbeat: self._heartbeat, Push: self._push, Barrier: self._heartbeat, Pull: self._pull,
-            Leave: self._leave, Meet: self._meet, Tick: self._tick, AppliedPush: self._applied_push,
+            Step: self._step, Leave: self._leave, Meet: self._meet, Tick: self._tick, AppliedPush: self._applied_push,
             FailedPush: self._failed_push,
         }  # fmt: skip
 
@@ -96,9 +108,12 @@ class ImmediateUpdates(RoundMachine):
         return self.meetings.meet(event, 0)
 
     def _pull(self, event: Pull) -> list[Instruction]:
+        self._note_read(event)
+        return [Reply(event.ticket, 0)]
+
+    def _note_read(self, event: Pull | Step) -> None:
         for name, block in self._blocks.items():
             self._seen[event.sender.trainer, name] = block.version
-        return [Reply(event.ticket, 0)]
 
     def _leave(self, event: Leave) -> list[Instruction]:
         trainer = event.sender.trainer
@@ -118,6 +133,34 @@ class ImmediateUpdates(RoundMachine):
         return [AllLeft()]
 
     # -- pushes ----------------------------------------------------------------------------------
+
+    def _step(self, event: Step) -> list[Instruction]:
+        if not event.payloads:
+            if event.reads:
+                self._note_read(event)
+            return [Reply(event.ticket, event.round)]
+        self._steps[event.ticket] = _OpenStep(len(event.payloads), event)
+        pushes = (Push(event.ticket, event.sender, event.round, b, p) for b, p in event.payloads.items())
+        return [one for push in pushes for one in self._once(self._push(push))]
+
+    def _once(self, instructions: list[Instruction]) -> list[Instruction]:
+        """Return the instructions with one answer for all pushes of a step."""
+        return [one for given in instructions if (one := self._answer_of(given)) is not None]
+
+    def _answer_of(self, given: Instruction) -> Instruction | None:
+        step = self._steps.get(given.ticket) if isinstance(given, (Reply, Refuse)) else None
+        if step is None:
+            return given
+        assert isinstance(given, (Reply, Refuse))
+        step.left -= 1
+        if isinstance(given, Refuse):
+            step.refusal = given
+        if step.left:
+            return None
+        del self._steps[given.ticket]
+        if step.refusal is None and step.event.reads:
+            self._note_read(step.event)
+        return step.refusal or given
 
     def _push(self, event: Push) -> list[Instruction]:
         newest = self.applied.get((event.sender.trainer, event.block))
@@ -146,13 +189,13 @@ class ImmediateUpdates(RoundMachine):
         self.applied[trainer, name] = (done.push.sender.epoch, done.push.round)
         # Its own update does not make the sender's view older.
         self._seen[trainer, name] = self._seen.get((trainer, name), 0) + 1
-        return self._next(block, name, [Reply(t, done.push.round) for t in done.tickets])
+        return self._once(self._next(block, name, [Reply(t, done.push.round) for t in done.tickets]))
 
     def _failed_push(self, event: FailedPush) -> list[Instruction]:
         name = self._block_of(event.payload)
         block = self._blocks[name]
         failed = block.queue.popleft()
-        return self._next(block, name, [Refuse(t, event.reason) for t in failed.tickets])
+        return self._once(self._next(block, name, [Refuse(t, event.reason) for t in failed.tickets]))
 
     def _next(self, block: _Block, name: str, out: list[Instruction]) -> list[Instruction]:
         while block.queue and self._is_applied(block.queue[0].push):

@@ -13,7 +13,7 @@ a restart     of the server drops all. Numbers go on with the highest that is as
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +25,12 @@ from penstock.ps.rounds.messages import (
     Leave,
     Meet,
     Met,
+    Payload,
     Push,
     Refuse,
     Release,
     Reply,
+    Step,
     Tick,
     Ticket,
     TrainerIncarnation,
@@ -258,6 +260,10 @@ class Meetings:
         return [Refuse(ticket, reason, rejoin=rejoin) for ticket in here.tickets]
 
 
+def _payloads(event: TrainerRequest) -> Iterable[Payload]:
+    return event.payloads.values() if isinstance(event, Step) else [event.payload] if isinstance(event, Push) else []
+
+
 class RoundMachine:
     """Base of the machines of one pserver. Not thread-safe: one event at a time.
 
@@ -292,7 +298,7 @@ class RoundMachine:
             if refusal is None:
                 self.members.touch(event.sender, now)
             elif not (isinstance(event, Leave) and self.members.is_gone(event.sender)):
-                return [refusal, *([Release(event.payload)] if isinstance(event, Push) else [])]
+                return [refusal, *(Release(p) for p in _payloads(event))]
         if isinstance(event, Tick):
             self._credit_pause(event)
         out = self.handlers[type(event)](event)

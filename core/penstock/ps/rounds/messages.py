@@ -52,6 +52,18 @@ class Push(TrainerRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class Step(TrainerRequest):
+    """All that a trainer pushes in a round or step, by block, and in sync mode its barrier: each as if by itself.
+
+    `reads`: when it is answered, the trainer reads parameters, as of then.
+    """
+
+    round: int
+    payloads: Mapping[str, Payload]
+    reads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Barrier(TrainerRequest):
     """A trainer has pushed all of a round. Answered when the round is applied: then nothing of it can be lost."""
 

@@ -37,6 +37,7 @@ from penstock.ps.rounds.messages import (
     Refuse,
     Release,
     Reply,
+    Step,
     Tick,
     Ticket,
     TrainerIncarnation,
@@ -58,7 +59,7 @@ class SyncRounds(RoundMachine):
         self._pulls: list[tuple[Ticket, int, int]] = []  # ticket, trainer, round that has to be open
         self.handlers = {
             Join: self._join, Heartbeat: self._heartbeat, Push: self._push, Barrier: self._barrier, Pull: self._pull,
-            Leave: self._leave, Meet: self._meet, Tick: self._tick, Applied: self._applied,
+            Step: self._step, Leave: self._leave, Meet: self._meet, Tick: self._tick, Applied: self._applied,
             FailedRound: self._failed,
         }  # fmt: skip
 
@@ -149,6 +150,17 @@ class SyncRounds(RoundMachine):
             return [Refuse(event.ticket, late), Release(event.payload)]
         self._pushed.setdefault(trainer, {})[event.block] = event.payload
         return [Reply(event.ticket, self.round)]
+
+    def _step(self, event: Step) -> list[Instruction]:
+        out: list[Instruction] = []
+        for block, payload in event.payloads.items():
+            answers = self._push(Push(event.ticket, event.sender, event.round, block, payload))
+            out += [one for one in answers if isinstance(one, Release)]
+            refused = next((one for one in answers if isinstance(one, Refuse)), None)
+            if refused is not None:
+                later = list(event.payloads).index(block) + 1
+                return [*out, *(Release(p) for p in list(event.payloads.values())[later:]), refused]
+        return [*out, *self._barrier(Barrier(event.ticket, event.sender, event.round))]
 
     def _not_open(self, ticket: Ticket, round: int) -> list[Instruction]:
         return [Refuse(ticket, f"round {round} is not open; round {self.round} is")]

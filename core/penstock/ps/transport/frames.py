@@ -124,10 +124,12 @@ class Closed(Unavailable):
 class Line:
     """One connection: frames out through an own region, frames in through the other side's. One user at a time.
 
-    Received tensors look at shared memory: they are valid until the next frame is received.
+    Received tensors look at shared memory: they are valid until the next frame is received. `shares`: over a Unix
+    socket; else bodies go through the socket.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, shares: bool = True) -> None:
+        self._shares = shares
         connection.setblocking(True)  # the limits are the kernel's: Python's own take two system calls for each
         self._socket, self._limits = connection, dict.fromkeys(_DIRECTIONS, float("inf"))
         self._mine: Region | None = None
@@ -166,7 +168,7 @@ class Line:
 
     def _place(self, parts: Sequence[memoryview | bytes], length: int) -> tuple[int, list[int]]:
         """Put the body into shared memory if that pays and is possible; return (flags, descriptors to pass)."""
-        if length < _INLINE_BELOW:
+        if length < _INLINE_BELOW or not self._shares:
             return 0, []
         fresh = self._mine is None or self._mine.size < length
         if fresh:
@@ -285,6 +287,12 @@ class Line:
         """Break the connection from another thread: its user's call ends with Closed."""
         with contextlib.suppress(OSError):  # broken already
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def detach(self) -> int:
+        """Return the connection's descriptor, which is the caller's now, and give the memory back."""
+        descriptor = self._socket.detach()
+        self.close()
+        return descriptor
 
     def close(self) -> None:
         """Close the connection and give the memory back."""

@@ -1,8 +1,11 @@
-"""Calls between processes of one host: an abstract Unix socket, bodies in shared memory.
+"""Calls over lines: between processes of one host by an abstract Unix socket, with bodies in shared memory.
+
+`LineServer` also serves other hosts, over TCP, for channels; `LocalClient` is of one host alone.
 
 A connection opens with `hello`, which holds the job and its token; nothing else is read before that is right. At most
 `MAX_UNKNOWN` connections may be without it: the one that has taken longest makes room for the next. Each connection has
 a thread on the server and carries one call at a time; a client opens as many as it has calls at once.
+A client may make its connection a channel (`native/src/ps`), over which steps go.
 A handler may wait (a barrier does); its answer's tensors are copied into shared memory before it is called again.
 The socket is abstract: nothing in the file system, nothing left after SIGKILL.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import hmac
+import json
 import logging
 import secrets
 import socket
@@ -20,8 +24,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from penstock.errors import PeerError, PenstockError, Unavailable
+from penstock.log import warn_once
+from penstock.machine.capability import capability
+from penstock.native.channels import Answers, Request, Traffic
 from penstock.ps.transport.frames import Closed, Line
 from penstock.ps.wire import Message, WireError
 
@@ -49,6 +57,19 @@ Handler = Callable[[Message], Message | Guarded]
 What it raises refuses the request, except Unavailable: that breaks the connection, so the client retries.
 """
 
+
+class ChannelHandler(Protocol):
+    """Answers requests over channels; `traffic` counts what goes over them."""
+
+    traffic: Traffic
+
+    def open(self, message: Message) -> Message:
+        """Answer the request to make its connection a channel. What it raises refuses that."""
+
+    def answer(self, request: Request, channel: Answers) -> None:
+        """Answer one request; runs on the channel's thread. What it raises is as with `Handler`."""
+
+
 MAX_UNKNOWN = 64
 HELLO_S = 10.0  # seconds for a connection's `hello`
 DRAIN_S = 1.0  # for answers when the server ends
@@ -69,16 +90,45 @@ def refused(error: Exception) -> Message:
     return refusal(f"the server failed with {type(error).__name__}: {error}")
 
 
-class LocalServer:
-    """Serves `handler` to processes of this host. `address`: what a client connects to."""
+def listener_beside(endpoint: str) -> socket.socket:
+    """Return a TCP socket bound to any free port of an endpoint's host. Raises Unavailable."""
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+    except OSError as error:
+        raise Unavailable(f"the server cannot listen at {host}: {error}") from error
 
-    def __init__(self, handler: Handler, *, job: str, token: str) -> None:
-        self._handler, self._job, self._token = handler, job, token
-        self.address = f"penstock-ps-{secrets.token_hex(8)}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._socket.bind("\0" + self.address)
+
+class LineServer:
+    """Serves `handler` to processes of this host, and `channels`. `address`: what a client connects to.
+
+    `listener`: a bound TCP socket, to serve other hosts with instead; bodies go through the connection then.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        job: str,
+        token: str,
+        channels: ChannelHandler | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        self._handler, self._job, self._token, self._channels = handler, job, token, channels
+        self._shares = listener is None
+        self.address = "" if listener is not None else f"penstock-ps-{secrets.token_hex(8)}"
+        self._socket = listener or socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        if listener is None:
+            self._socket.bind("\0" + self.address)
         self._socket.listen(128)
-        self._lines: set[Line] = set()
+        self._lines: set[Line | Answers] = set()
         self._unknown: dict[Line, None] = {}  # of these, those without a `hello` so far, oldest first
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -93,7 +143,10 @@ class LocalServer:
             except OSError:  # closed, or no descriptor is free
                 self._closed.wait(_ACCEPT_RETRY_S)
                 continue
-            line = Line(connection)
+            if not self._shares:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            line = Line(connection, shares=self._shares)
             try:
                 self._begin(line)
             except RuntimeError:  # no thread is to be had
@@ -120,8 +173,9 @@ class LocalServer:
             if self._authenticate(line):
                 with self._lock:
                     self._unknown.pop(line, None)
-                while True:
-                    self._answer(line)
+                while (opened := self._answer(line)) is None:
+                    pass
+                self._serve_channel(line, opened)
         except (Unavailable, PeerError):
             pass  # the client disconnected, or sent what is no frame: nothing of it was carried out
         finally:
@@ -140,14 +194,42 @@ class LocalServer:
         line.send(refusal("the job or its token is wrong"), deadline)
         return False
 
-    def _answer(self, line: Line) -> None:
+    def _serve_channel(self, line: Line, handler: ChannelHandler) -> None:
+        shares = self._shares and capability("memfd").present
+        channel = Answers(line.detach(), handler.traffic, shares=shares)
+        with self._lock:
+            self._lines.discard(line)
+            self._lines.add(channel)
+            is_late = self._closed.is_set()
+        try:
+            while not is_late:
+                request = channel.receive()
+                try:
+                    handler.answer(request, channel)
+                except Unavailable:
+                    raise
+                except Exception as error:  # noqa: BLE001  # sent to the client
+                    answer = refused(error)
+                    channel.refuse(str(answer.fields["reason"]), False, time.monotonic() + ANSWER_S)
+                finally:
+                    del request  # its memory is used again for the next one
+                if why := channel.take_why():
+                    warn_once(_log, f"answers are copied through sockets: {why}", self, about="shared memory")
+        finally:
+            with self._lock:
+                self._lines.discard(channel)
+            channel.close()
+
+    def _answer(self, line: Line) -> ChannelHandler | None:
+        """Answer one request. Return what serves the connection from now on, if that is a channel."""
         try:
             request = line.receive(float("inf"))
         except WireError as error:
             line.send(refusal(f"not a message: {error}"), time.monotonic() + ANSWER_S)
             raise
+        channels = self._channels if request.kind == "channel" else None
         try:
-            answer = self._handler(request)
+            answer = self._handler(request) if channels is None else channels.open(request)
             deadline = time.monotonic() + ANSWER_S
             if isinstance(answer, Guarded):
                 line.send(answer.message, deadline, reading=answer.reading)
@@ -157,6 +239,8 @@ class LocalServer:
             raise
         except Exception as error:  # noqa: BLE001  # sent to the client; nothing of the answer was sent before it
             line.send(refused(error), time.monotonic() + ANSWER_S)
+            return None
+        return channels
 
     def close(self) -> None:
         """Stop serving. Answers on their way are sent; calls that take longer than a second break."""
@@ -180,8 +264,30 @@ class LocalServer:
                 thread.join()
 
 
+def channel_of(line: Line, hello: Message, message: Message, deadline: float) -> tuple[int, list[str]]:
+    """Make a new connection a channel; return its descriptor and the server's blocks. Takes the line over.
+
+    Raises Unavailable, PeerError (a server that has no channels).
+    """
+    try:
+        for asked in (hello, message):
+            line.send(asked, deadline)
+            answer = line.receive(deadline)
+            if answer.kind == "refuse":
+                raise PeerError(f"the server refuses a channel: {answer.fields['reason']}")
+        if [t.name for t in answer.tensors] != ["blocks"]:
+            raise PeerError("the server does not say which blocks it has")
+        try:
+            blocks: list[str] = json.loads(bytes(answer.tensors[0].data))
+        except ValueError as error:
+            raise PeerError(f"the server names its blocks in no JSON: {error}") from error
+        return line.detach(), blocks
+    finally:
+        line.close()
+
+
 class LocalClient:
-    """Calls a LocalServer. Thread-safe: each call at the same time has a connection of its own."""
+    """Calls a LineServer. Thread-safe: each call at the same time has a connection of its own."""
 
     def __init__(self, address: str, *, job: str, token: str) -> None:
         self._address, self._hello = address, Message("hello", {"job": job, "token": token})
@@ -213,14 +319,7 @@ class LocalClient:
                 line = self._idle.pop()
                 self._busy.add(line)
                 return line
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            connection.connect("\0" + self._address)
-        except OSError as error:
-            connection.close()
-            raise Closed(f"no server listens at {self._address}: {error}") from error
-        line = Line(connection)
+        line = self._connect(deadline)
         with self._lock:
             if self._closed:
                 line.close()
@@ -235,6 +334,24 @@ class LocalClient:
             self._end(line)
             raise
         return line
+
+    def _connect(self, deadline: float) -> Line:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            connection.connect("\0" + self._address)
+        except OSError as error:
+            connection.close()
+            raise Closed(f"no server listens at {self._address}: {error}") from error
+        return Line(connection)
+
+    def open_channel(self, message: Message, *, deadline_s: float) -> tuple[int, list[str]]:
+        """Return the descriptor of a connection that is a channel, which is the caller's, and the server's blocks.
+
+        Raises Unavailable, PeerError (a server that has none).
+        """
+        deadline = time.monotonic() + deadline_s
+        return channel_of(self._connect(deadline), self._hello, message, deadline)
 
     def _give_back(self, line: Line) -> None:
         with self._lock:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,8 +23,18 @@ import grpc
 
 from penstock.errors import PeerError, SpecError, Unavailable
 from penstock.log import warn_once
-from penstock.ps.transport.frames import MAX_BODY_BYTES
-from penstock.ps.transport.local import DRAIN_S, Answered, Guarded, Handler, LocalClient, host_id, refusal, refused
+from penstock.ps.transport.frames import MAX_BODY_BYTES, Line
+from penstock.ps.transport.local import (
+    DRAIN_S,
+    Answered,
+    Guarded,
+    Handler,
+    LocalClient,
+    channel_of,
+    host_id,
+    refusal,
+    refused,
+)
 from penstock.ps.wire import MAX_HEAD_BYTES, Message, WireError, announced_body, decode, encode
 
 _log = logging.getLogger(__name__)
@@ -38,6 +49,8 @@ _OPTIONS = [
 _ALIVE = [("grpc.keepalive_time_ms", 10_000), ("grpc.keepalive_timeout_ms", 10_000)]
 # A client made anew connects anew: by default clients share connections, and what is left of a broken one's waits.
 _FRESH = [("grpc.use_local_subchannel_pool", 1)]
+# Servers are reached directly: gRPC would send even calls of the loopback device to a proxy that is exported.
+_DIRECT = [("grpc.enable_http_proxy", 0)]
 _SERVER_ALIVE = [("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000), ("grpc.so_reuseport", 0)]
 
 
@@ -137,7 +150,7 @@ class TcpClient:
 
     def __init__(self, endpoint: str, *, job: str, token: str, tls: Tls | None = None) -> None:
         self._endpoint = endpoint
-        options = [*_OPTIONS, *_ALIVE, *_FRESH]
+        options = [*_OPTIONS, *_ALIVE, *_FRESH, *_DIRECT]
         if tls is None:
             self._channel = grpc.insecure_channel(endpoint, options)
         else:
@@ -217,6 +230,31 @@ class Route:
         finally:
             self._lock.release()
         return client.call(message, deadline_s=_left(deadline))
+
+    def open_channel(self, message: Message, *, deadline_s: float) -> tuple[int, list[str]]:
+        """Return a connection that is a channel, and the server's blocks; see `LocalClient.open_channel`.
+
+        Raises Unavailable, PeerError; PeerError too with TLS, or where the server's port for it cannot be reached.
+        """
+        client, to = self._client, self.address
+        if client is None:
+            raise Unavailable(f"{to.endpoint} is not connected")
+        if isinstance(client, LocalClient):
+            return client.open_channel(message, deadline_s=deadline_s)
+        if to.tls is not None:
+            raise PeerError("a connection with TLS is gRPC's")
+        deadline = time.monotonic() + deadline_s
+        with client.call(Message("port", {}), deadline_s=deadline_s) as answer:
+            port = int(answer.fields["port"]) if answer.kind == "listens" else 0
+        host = to.endpoint.rpartition(":")[0].strip("[]")
+        try:
+            connection = socket.create_connection((host, port), timeout=_left(deadline))
+        except OSError as error:
+            raise PeerError(f"port {port} of {host} cannot be reached: {error}") from error
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        hello = Message("hello", {"job": to.job, "token": to.token})
+        return channel_of(Line(connection, shares=False), hello, message, deadline)
 
     def _connect(self, deadline: float) -> Client:
         to = self.address

@@ -8,6 +8,7 @@
 #include <ATen/ScalarOps.h>
 
 #include "engine/bind_device.h"
+#include "engine/bind_feed.h"
 #include "engine/bind_memory.h"
 #include "engine/threads.h"
 #include "engine/torch_plan.h"
@@ -141,6 +142,21 @@ std::uint32_t add_python(TorchPlan& plan, py::object function, const py::list& i
   return plan.add_host(PythonFunction(std::move(function)), to_slots(inputs), to_slots(outputs), op_index);
 }
 
+// `changes`: (value, [(instruction, position), ...]) of each value that differs from the last run's.
+void set_constants(TorchPlan& plan, const py::list& changes) {
+  for (const py::handle change : changes) {
+    const auto pair = py::reinterpret_borrow<py::tuple>(change);
+    for (const py::handle place : py::reinterpret_borrow<py::list>(pair[1])) {
+      const auto [instruction, position] = py::cast<std::pair<std::uint32_t, std::size_t>>(place);
+      const c10::Argument& parameter = plan.parameter(instruction, position);
+      const bool is_wrapped = parameter.type()->kind() == c10::TypeKind::TensorType && is_number(pair[0]);
+      plan.set_constant(
+          instruction, position,
+          is_wrapped ? c10::IValue(wrapped_number(pair[0])) : torch::jit::toIValue(pair[0], parameter.type()));
+    }
+  }
+}
+
 bool python_signal_pending() {
   const py::gil_scoped_acquire lock;
   // The handler runs here and may raise; what it raised is raised again by the caller of run().
@@ -251,6 +267,7 @@ void bind_plan(py::module_& m) {
       .def("use_devices", &TorchPlan::use_devices, py::arg("devices"))
       .def("set", &TorchPlan::set, py::arg("slot"), py::arg("tensor"))
       .def("set_all", &TorchPlan::set_all, py::arg("slots"), py::arg("tensors"))
+      .def("set_constants", &set_constants, py::arg("changes"))
       .def("get", &TorchPlan::get, py::arg("slot"))
       .def("clear", &TorchPlan::clear, py::arg("slot"))
       .def(
@@ -273,6 +290,7 @@ void bind_plan(py::module_& m) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_device(m);
   bind_plan(m);
+  bind_feed(m);
   py::register_exception<EngineStateError>(m, "EngineStateError", PyExc_RuntimeError);
   py::class_<PythonEngine>(m, "Engine")
       .def(py::init<std::uint32_t, int, std::size_t>(), py::arg("num_workers"), py::arg("intra_op_threads"),

@@ -256,6 +256,26 @@ void TorchPlan::set_all(const std::vector<std::int64_t>& slots, Tensors tensors)
   for (std::size_t i = 0; i < slots.size(); ++i) slots_[static_cast<std::size_t>(slots[i])] = std::move(tensors[i]);
 }
 
+const c10::Argument& TorchPlan::parameter(std::uint32_t instruction, std::size_t position) const {
+  if (instruction >= instructions_.size() || !instructions_[instruction].op ||
+      position >= instructions_[instruction].op->schema().arguments().size()) {
+    throw std::invalid_argument("instruction " + std::to_string(instruction) + " has no argument " +
+                                std::to_string(position));
+  }
+  return instructions_[instruction].op->schema().arguments()[position];
+}
+
+void TorchPlan::set_constant(std::uint32_t instruction, std::size_t position, c10::IValue value) {
+  check_idle("take a constant");
+  parameter(instruction, position);
+  const Load& load = loads_.at(instructions_[instruction].first_load + position);
+  if (!sealed_ || load.kind != Load::Kind::kConstant) {
+    throw std::invalid_argument("argument " + std::to_string(position) + " of instruction " + name_of(instruction) +
+                                " is no constant of a sealed plan");
+  }
+  constants_[load.index] = std::move(value);
+}
+
 std::optional<at::Tensor> TorchPlan::get(std::int64_t slot) const {
   check_idle("give a tensor");
   const c10::IValue& value = slots_[static_cast<std::size_t>(checked_slot(slot))];

@@ -59,6 +59,9 @@ class TorchPlan {
   void set(std::int64_t slot, at::Tensor tensor);
   void set_all(const std::vector<std::int64_t>& slots, Tensors tensors);  // all or none
   std::optional<at::Tensor> get(std::int64_t slot) const;
+  // Give a constant argument of a sealed plan another value of the same type; parameter() says which.
+  void set_constant(std::uint32_t instruction, std::size_t position, c10::IValue value);
+  const c10::Argument& parameter(std::uint32_t instruction, std::size_t position) const;
   void clear(std::int64_t slot);
 
   // Memory. The next run notes what each instruction allocates; observed() is null until a run has done so without

@@ -21,7 +21,7 @@ void sparse_adagrad_(const at::Tensor& param, const at::Tensor& moment, const at
 void sgd_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& lr);
 void adam_(const at::Tensor& param, const at::Tensor& moment1, const at::Tensor& moment2, const at::Tensor& step,
            const at::Tensor& grad, const at::Tensor& lr, double beta1, double beta2, double epsilon,
-           double weight_decay);
+           double weight_decay, bool epsilon_hat);
 
 // composed_exchange.cpp: the tensors of a list may lie on different devices
 void all_reduce_(at::TensorList tensors);

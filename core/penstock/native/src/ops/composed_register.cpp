@@ -56,7 +56,7 @@ TORCH_LIBRARY(penstock_composed, m) {
   m.def("sgd_(Tensor(a!) param, Tensor grad, Tensor lr) -> ()");
   m.def(
       "adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor grad, Tensor lr, "
-      "float beta1, float beta2, float epsilon, float weight_decay) -> ()");
+      "float beta1, float beta2, float epsilon, float weight_decay, bool epsilon_hat=False) -> ()");
   m.def(
       "dropout(Tensor x, Tensor rng, float p, bool training, int op_seed, int batch_dim, int rows_per_sample) "
       "-> (Tensor, Tensor)");

@@ -100,7 +100,7 @@ void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
 }
 
 void adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step, const Tensor& grad,
-           const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay) {
+           const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay, bool epsilon_hat) {
   const Check check("penstock.adam_");
   check.floating("param", param);
   check.writable("param", param);
@@ -110,11 +110,12 @@ void adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, co
   const Tensor t = number(check, "step", step, param, at::kDouble);
   const Tensor rate = number(check, "lr", lr, param, at::kDouble);
   const Tensor size = (rate / bias_correction(beta1, t)).to(param.scalar_type());
-  const Tensor scale = bias_correction(beta2, t).sqrt().reciprocal().to(param.scalar_type());
+  const Tensor scale = bias_correction(beta2, t).sqrt().reciprocal();
   const Tensor g = weight_decay == 0 ? grad : grad + param * weight_decay;
   moment1.add_((g - moment1) * (1 - beta1));
   moment2.mul_(beta2).add_((g * g) * (1 - beta2));
-  param.sub_(size * moment1 / (moment2.sqrt() * scale + epsilon));
+  const Tensor root = moment2.sqrt() * scale.to(param.scalar_type());
+  param.sub_(size * moment1 / (epsilon_hat ? root + (scale * epsilon).to(param.scalar_type()) : root + epsilon));
 }
 
 }  // namespace penstock::ops::composed

@@ -108,6 +108,13 @@ PENSTOCK_BODY void one_body(T* const* arrays, int64_t count, int64_t owner, int6
 
 }  // namespace
 
+AdamStep adam_step(const AdamSettings& settings, double lr, double t) {
+  const double scale = 1 / std::sqrt(1 - std::pow(settings.beta2, t));
+  const double epsilon = settings.epsilon_hat ? settings.epsilon * scale : settings.epsilon;
+  const double size = lr / (1 - std::pow(settings.beta1, t));
+  return {settings.beta1, settings.beta2, epsilon, settings.weight_decay, size, scale};
+}
+
 PENSTOCK_CLONES void sgd(float* param, const float* grad, double lr, int64_t begin, int64_t end) {
   sgd_body<float>(param, grad, lr, begin, end);
 }

@@ -22,6 +22,19 @@ struct AdamStep {
   double inverse_sqrt_c2;  // 1 / sqrt(1 - beta2^step)
 };
 
+// `epsilon_hat`: epsilon is added to the uncorrected root of the second moment (adam_op of Fluid 1.8), not to the
+// corrected one (torch.optim.Adam).  Kingma and Ba, section 2: the same update with epsilon / sqrt(1 - beta2^step).
+struct AdamSettings {
+  double beta1;
+  double beta2;
+  double epsilon;
+  double weight_decay;
+  bool epsilon_hat;
+};
+
+// `t`: the number of this step, from 1.
+AdamStep adam_step(const AdamSettings& settings, double lr, double t);
+
 template <typename T>
 struct AdamArrays {
   T* param;
@@ -30,7 +43,7 @@ struct AdamArrays {
   const T* grad;
 };
 
-// One pass of torch.optim.Adam (weight decay is L2: added to the gradient).
+// One pass of Adam (weight decay is L2: added to the gradient).
 void adam(const AdamArrays<float>& arrays, const AdamStep& step, int64_t begin, int64_t end);
 void adam(const AdamArrays<double>& arrays, const AdamStep& step, int64_t begin, int64_t end);
 

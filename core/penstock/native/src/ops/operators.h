@@ -23,7 +23,20 @@ void sparse_adagrad_(const at::Tensor& param, const at::Tensor& moment, const at
 void sgd_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& lr);
 void adam_(const at::Tensor& param, const at::Tensor& moment1, const at::Tensor& moment2, const at::Tensor& step,
            const at::Tensor& grad, const at::Tensor& lr, double beta1, double beta2, double epsilon,
-           double weight_decay);
+           double weight_decay, bool epsilon_hat);
+// One of `num_parts` parts of the same update: the bits are those of the whole, whatever their number and order.
+void sparse_sgd_part_(const at::Tensor& param, const at::Tensor& rows, const at::Tensor& values, const at::Tensor& lr,
+                      int64_t part, int64_t num_parts);
+void sparse_adam_part_(const at::Tensor& param, const at::Tensor& moment1, const at::Tensor& moment2,
+                       const at::Tensor& step, const at::Tensor& rows, const at::Tensor& values, const at::Tensor& lr,
+                       double beta1, double beta2, double epsilon, int64_t part, int64_t num_parts);
+void sparse_adagrad_part_(const at::Tensor& param, const at::Tensor& moment, const at::Tensor& rows,
+                          const at::Tensor& values, const at::Tensor& lr, double epsilon, int64_t part,
+                          int64_t num_parts);
+void sgd_part_(const at::Tensor& param, const at::Tensor& grad, const at::Tensor& lr, int64_t part, int64_t num_parts);
+void adam_part_(const at::Tensor& param, const at::Tensor& moment1, const at::Tensor& moment2, const at::Tensor& step,
+                const at::Tensor& grad, const at::Tensor& lr, double beta1, double beta2, double epsilon,
+                double weight_decay, bool epsilon_hat, int64_t part, int64_t num_parts);
 void all_reduce_(at::TensorList tensors);
 void reduce_(at::TensorList tensors, int64_t owner);
 void all_reduce_part_(at::TensorList tensors, int64_t part, int64_t num_parts);
@@ -39,7 +52,7 @@ void fused_adagrad_(at::TensorList params, at::TensorList moments, at::TensorLis
                     double epsilon);
 void fused_adam_(at::TensorList params, at::TensorList moments1, at::TensorList moments2, const at::Tensor& step,
                  at::TensorList grads, const at::Tensor& lr, double beta1, double beta2, double epsilon,
-                 double weight_decay);
+                 double weight_decay, bool epsilon_hat);
 
 // batch_norm.cpp
 at::Tensor batch_norm_stats(const at::Tensor& x);

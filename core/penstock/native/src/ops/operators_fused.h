@@ -22,4 +22,16 @@ at::Tensor product_by(const at::Tensor& x, const at::Tensor& w, const std::optio
                       bool transpose_w, c10::string_view activation, c10::string_view kernel);
 int64_t mkl_vendor_check();
 
+// operators_tables.cpp
+at::Tensor lookup_concat(at::TensorList tables, at::TensorList ids, at::IntArrayRef padding_idx, at::TensorList parts,
+                         at::IntArrayRef order);
+void fused_sparse_sgd_(at::TensorList params, at::TensorList rows, at::TensorList values, at::IntArrayRef pieces,
+                       at::TensorList lengths, at::IntArrayRef ragged, const at::Tensor& lr);
+void fused_sparse_adam_(at::TensorList params, at::TensorList moments1, at::TensorList moments2, const at::Tensor& step,
+                        at::TensorList rows, at::TensorList values, at::IntArrayRef pieces, at::TensorList lengths,
+                        at::IntArrayRef ragged, const at::Tensor& lr, double beta1, double beta2, double epsilon);
+void fused_sparse_adagrad_(at::TensorList params, at::TensorList moments, at::TensorList rows, at::TensorList values,
+                           at::IntArrayRef pieces, at::TensorList lengths, at::IntArrayRef ragged, const at::Tensor& lr,
+                           double epsilon);
+
 }  // namespace penstock::ops

@@ -8,7 +8,6 @@
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "ops/checks.h"
@@ -161,14 +160,13 @@ void fused_adagrad_(TensorList params, TensorList moments, TensorList grads, con
 }
 
 void fused_adam_(TensorList params, TensorList moments1, TensorList moments2, const Tensor& step, TensorList grads,
-                 const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay) {
+                 const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay, bool epsilon_hat) {
   const Check check("penstock.fused_adam_");
   const std::vector<Tensor> dense = dense_grads(check, params, grads);
   check_states(check, "moments1", params, moments1);
   check_states(check, "moments2", params, moments2);
-  const double t = check.step(step);
-  const double size = check.scalar("lr", lr) / (1 - std::pow(beta1, t));
-  const AdamStep by{beta1, beta2, epsilon, weight_decay, size, 1 / std::sqrt(1 - std::pow(beta2, t))};
+  const AdamSettings settings{beta1, beta2, epsilon, weight_decay, epsilon_hat};
+  const AdamStep by = adam_step(settings, check.scalar("lr", lr), check.step(step));
   with_floating(params[0], [&](auto type) {
     using T = decltype(type);
     joined_sizes(params).each([&](size_t k, int64_t begin, int64_t end) {

@@ -15,132 +15,6 @@ namespace penstock::ops {
 using at::Tensor;
 using at::TensorList;
 
-// ---------------------------------------------------------------- sparse optimizers
-
-namespace {
-
-// Views the gradient of `param`; `rows` and `values` must stay alive and contiguous.
-template <typename T>
-SparseGrad<T> sparse_grad(const Check& check, const Tensor& param, const Tensor& rows, const Tensor& values) {
-  const SparseGrad<T> grad{rows.const_data_ptr<int64_t>(), values.const_data_ptr<T>(), rows.size(0), param.size(1),
-                           param.size(0)};
-  const int64_t bad = first_outside(grad.rows, grad.count, grad.height);
-  TORCH_CHECK_INDEX(bad < 0, check.op(), ": row ", grad.rows[std::max<int64_t>(bad, 0)], " at position ", bad,
-                    " of rows ", rows.sizes(), " is outside param, which has ", grad.height, " rows");
-  return grad;
-}
-
-// Sum duplicates in this thread's scratch, then call `update(merged, begin, end)` for ranges of the touched rows.
-template <typename T, typename Update>
-void update_merged(const SparseGrad<T>& grad, const Update& update) {
-  thread_local MergedRows<T> scratch;
-  MergedRows<T>& merged = scratch;  // the lambda below runs on other threads, which have a scratch of their own
-  TORCH_CHECK_VALUE(grad.count < (int64_t{1} << 31), "penstock: a sparse gradient has ", grad.count,
-                    " rows; at most 2^31 - 1 can be merged at once");
-  merged.merge(grad);
-  at::parallel_for(0, merged.size(), grain_of_rows(grad.width),
-                   [&](int64_t begin, int64_t end) { update(merged, begin, end); });
-  merged.shrink();
-}
-
-}  // namespace
-
-void sparse_sgd_(const Tensor& param, const Tensor& rows, const Tensor& values, const Tensor& lr) {
-  const Check check("penstock.sparse_sgd_");
-  check.sparse_grad(param, rows, values);
-  const double rate = check.scalar("lr", lr);
-  const auto list = rows.expect_contiguous();
-  const auto source = values.expect_contiguous();
-  with_floating(param, [&](auto type) {
-    using T = decltype(type);
-    const auto grad = sparse_grad<T>(check, param, *list, *source);
-    T* to = param.mutable_data_ptr<T>();
-    // Threads own ranges of rows, so that duplicates meet in one thread, in order; each thread reads all ids.
-    const bool small = values.numel() < 4 * kGrain;
-    at::parallel_for(0, grad.height, small ? grad.height : 1,
-                     [&](int64_t begin, int64_t end) { sparse_sgd(to, grad, rate, begin, end); });
-  });
-}
-
-void sparse_adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step,
-                  const Tensor& rows, const Tensor& values, const Tensor& lr, double beta1, double beta2,
-                  double epsilon) {
-  const Check check("penstock.sparse_adam_");
-  check.sparse_grad(param, rows, values);
-  check.state("moment1", moment1, param);
-  check.state("moment2", moment2, param);
-  const double t = check.step(step);
-  const double size = check.scalar("lr", lr) * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
-  const SparseAdamStep by{beta1, beta2, epsilon, size};
-  const auto list = rows.expect_contiguous();
-  const auto source = values.expect_contiguous();
-  with_floating(param, [&](auto type) {
-    using T = decltype(type);
-    const SparseAdamArrays<T> arrays{param.mutable_data_ptr<T>(), moment1.mutable_data_ptr<T>(),
-                                     moment2.mutable_data_ptr<T>(), param.size(1)};
-    update_merged(
-        sparse_grad<T>(check, param, *list, *source),
-        [&](const MergedRows<T>& merged, int64_t begin, int64_t end) { sparse_adam(arrays, merged, by, begin, end); });
-  });
-}
-
-void sparse_adagrad_(const Tensor& param, const Tensor& moment, const Tensor& rows, const Tensor& values,
-                     const Tensor& lr, double epsilon) {
-  const Check check("penstock.sparse_adagrad_");
-  check.sparse_grad(param, rows, values);
-  check.state("moment", moment, param);
-  const double rate = check.scalar("lr", lr);
-  const auto list = rows.expect_contiguous();
-  const auto source = values.expect_contiguous();
-  with_floating(param, [&](auto type) {
-    using T = decltype(type);
-    const SparseAdagradArrays<T> arrays{param.mutable_data_ptr<T>(), moment.mutable_data_ptr<T>(), param.size(1)};
-    update_merged(sparse_grad<T>(check, param, *list, *source),
-                  [&](const MergedRows<T>& merged, int64_t begin, int64_t end) {
-                    sparse_adagrad(arrays, merged, rate, epsilon, begin, end);
-                  });
-  });
-}
-
-// ---------------------------------------------------------------- dense optimizers
-
-void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
-  const Check check("penstock.sgd_");
-  check.floating("param", param);
-  check.writable("param", param);
-  check.same("grad", grad, "param", param);
-  const double rate = check.scalar("lr", lr);
-  const auto source = grad.expect_contiguous();
-  with_floating(param, [&](auto type) {
-    using T = decltype(type);
-    T* to = param.mutable_data_ptr<T>();
-    const T* from = source->const_data_ptr<T>();
-    at::parallel_for(0, param.numel(), kGrain, [&](int64_t begin, int64_t end) { sgd(to, from, rate, begin, end); });
-  });
-}
-
-void adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step, const Tensor& grad,
-           const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay) {
-  const Check check("penstock.adam_");
-  check.floating("param", param);
-  check.writable("param", param);
-  check.state("moment1", moment1, param);
-  check.state("moment2", moment2, param);
-  check.same("grad", grad, "param", param);
-  const double t = check.step(step);
-  const double size = check.scalar("lr", lr) / (1 - std::pow(beta1, t));
-  const AdamStep by{beta1, beta2, epsilon, weight_decay, size, 1 / std::sqrt(1 - std::pow(beta2, t))};
-  const auto source = grad.expect_contiguous();
-  with_floating(param, [&](auto type) {
-    using T = decltype(type);
-    const AdamArrays<T> arrays{param.mutable_data_ptr<T>(), moment1.mutable_data_ptr<T>(),
-                               moment2.mutable_data_ptr<T>(), source->const_data_ptr<T>()};
-    at::parallel_for(0, param.numel(), kGrain, [&](int64_t begin, int64_t end) { adam(arrays, by, begin, end); });
-  });
-}
-
-// ---------------------------------------------------------------- gradient exchange on CPU
-
 namespace {
 
 // One of `count` parts of flat arrays. Parts begin on multiples of kPartElements, so that no cache line is in two.
@@ -155,6 +29,187 @@ struct Part {
   }
   int64_t end(int64_t size) const { return Part{index + 1, count}.begin(size); }
 };
+
+Part part_of(const Check& check, int64_t part, int64_t num_parts) {
+  TORCH_CHECK_INDEX(part >= 0 && part < num_parts, check.op(), ": part is ", part, "; expected one of ", num_parts,
+                    ", from 0");
+  return {part, num_parts};
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- sparse optimizers
+
+namespace {
+
+// Views the gradient of `param`; `rows` and `values` must stay alive and contiguous.
+template <typename T>
+SparseGrad<T> sparse_grad(const Check& check, const Tensor& param, const Tensor& rows, const Tensor& values) {
+  const SparseGrad<T> grad{rows.const_data_ptr<int64_t>(),
+                           values.const_data_ptr<T>(),
+                           rows.size(0),
+                           param.size(1),
+                           param.size(0),
+                           param.size(1)};
+  const int64_t bad = first_outside(grad.rows, grad.count, grad.height);
+  TORCH_CHECK_INDEX(bad < 0, check.op(), ": row ", grad.rows[std::max<int64_t>(bad, 0)], " at position ", bad,
+                    " of rows ", rows.sizes(), " is outside param, which has ", grad.height, " rows");
+  return grad;
+}
+
+RowShare share_of(const Check& check, int64_t part, int64_t num_parts) {
+  constexpr int64_t kMost = 1 << 16;
+  TORCH_CHECK_INDEX(part >= 0 && part < num_parts && num_parts <= kMost, check.op(), ": part is ", part,
+                    "; expected one of ", num_parts, ", from 0, of at most ", kMost);
+  return {static_cast<uint32_t>(part), static_cast<uint32_t>(num_parts)};
+}
+
+// Sum the duplicates of a share in this thread's scratch, then call `update(merged, begin, end)` for ranges of its
+// rows.
+template <typename T, typename Update>
+void update_merged(const SparseGrad<T>& grad, RowShare share, const Update& update) {
+  thread_local MergedRows<T> scratch;
+  MergedRows<T>& merged = scratch;  // the lambda below runs on other threads, which have a scratch of their own
+  TORCH_CHECK_VALUE(grad.count < (int64_t{1} << 31), "penstock: a sparse gradient has ", grad.count,
+                    " rows; at most 2^31 - 1 can be merged at once");
+  merged.merge(grad, share);
+  at::parallel_for(0, merged.size(), grain_of_rows(grad.width),
+                   [&](int64_t begin, int64_t end) { update(merged, begin, end); });
+  merged.shrink();
+}
+
+}  // namespace
+
+void sparse_sgd_(const Tensor& param, const Tensor& rows, const Tensor& values, const Tensor& lr) {
+  // Each thread has a share, as few as are worth their reading of all ids.
+  const int64_t shares = values.numel() < 4 * kGrain ? 1 : at::get_num_threads();
+  at::parallel_for(0, shares, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t share = begin; share < end; ++share) {
+      sparse_sgd_part_(param, rows, values, lr, share, shares);
+    }
+  });
+}
+
+void sparse_sgd_part_(const Tensor& param, const Tensor& rows, const Tensor& values, const Tensor& lr, int64_t part,
+                      int64_t num_parts) {
+  const Check check("penstock.sparse_sgd_");
+  check.sparse_grad(param, rows, values);
+  const double rate = check.scalar("lr", lr);
+  const RowShare share = share_of(check, part, num_parts);
+  const auto list = rows.expect_contiguous();
+  const auto source = values.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    sparse_sgd(param.mutable_data_ptr<T>(), sparse_grad<T>(check, param, *list, *source), rate, share);
+  });
+}
+
+void sparse_adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step,
+                  const Tensor& rows, const Tensor& values, const Tensor& lr, double beta1, double beta2,
+                  double epsilon) {
+  sparse_adam_part_(param, moment1, moment2, step, rows, values, lr, beta1, beta2, epsilon, 0, 1);
+}
+
+void sparse_adam_part_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step,
+                       const Tensor& rows, const Tensor& values, const Tensor& lr, double beta1, double beta2,
+                       double epsilon, int64_t part, int64_t num_parts) {
+  const Check check("penstock.sparse_adam_");
+  check.sparse_grad(param, rows, values);
+  check.state("moment1", moment1, param);
+  check.state("moment2", moment2, param);
+  const double t = check.step(step);
+  const double size = check.scalar("lr", lr) * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t));
+  const SparseAdamStep by{beta1, beta2, epsilon, size};
+  const RowShare share = share_of(check, part, num_parts);
+  const auto list = rows.expect_contiguous();
+  const auto source = values.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    const SparseAdamArrays<T> arrays{param.mutable_data_ptr<T>(), moment1.mutable_data_ptr<T>(),
+                                     moment2.mutable_data_ptr<T>(), param.size(1)};
+    update_merged(
+        sparse_grad<T>(check, param, *list, *source), share,
+        [&](const MergedRows<T>& merged, int64_t begin, int64_t end) { sparse_adam(arrays, merged, by, begin, end); });
+  });
+}
+
+void sparse_adagrad_(const Tensor& param, const Tensor& moment, const Tensor& rows, const Tensor& values,
+                     const Tensor& lr, double epsilon) {
+  sparse_adagrad_part_(param, moment, rows, values, lr, epsilon, 0, 1);
+}
+
+void sparse_adagrad_part_(const Tensor& param, const Tensor& moment, const Tensor& rows, const Tensor& values,
+                          const Tensor& lr, double epsilon, int64_t part, int64_t num_parts) {
+  const Check check("penstock.sparse_adagrad_");
+  check.sparse_grad(param, rows, values);
+  check.state("moment", moment, param);
+  const double rate = check.scalar("lr", lr);
+  const RowShare share = share_of(check, part, num_parts);
+  const auto list = rows.expect_contiguous();
+  const auto source = values.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    const SparseAdagradArrays<T> arrays{param.mutable_data_ptr<T>(), moment.mutable_data_ptr<T>(), param.size(1)};
+    update_merged(sparse_grad<T>(check, param, *list, *source), share,
+                  [&](const MergedRows<T>& merged, int64_t begin, int64_t end) {
+                    sparse_adagrad(arrays, merged, rate, epsilon, begin, end);
+                  });
+  });
+}
+
+// ---------------------------------------------------------------- dense optimizers
+
+void sgd_(const Tensor& param, const Tensor& grad, const Tensor& lr) {
+  sgd_part_(param, grad, lr, 0, 1);
+}
+
+void sgd_part_(const Tensor& param, const Tensor& grad, const Tensor& lr, int64_t part, int64_t num_parts) {
+  const Check check("penstock.sgd_");
+  check.floating("param", param);
+  check.writable("param", param);
+  check.same("grad", grad, "param", param);
+  const double rate = check.scalar("lr", lr);
+  const Part own = part_of(check, part, num_parts);
+  const auto source = grad.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    T* to = param.mutable_data_ptr<T>();
+    const T* from = source->const_data_ptr<T>();
+    at::parallel_for(own.begin(param.numel()), own.end(param.numel()), kGrain,
+                     [&](int64_t begin, int64_t end) { sgd(to, from, rate, begin, end); });
+  });
+}
+
+void adam_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step, const Tensor& grad,
+           const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay, bool epsilon_hat) {
+  adam_part_(param, moment1, moment2, step, grad, lr, beta1, beta2, epsilon, weight_decay, epsilon_hat, 0, 1);
+}
+
+void adam_part_(const Tensor& param, const Tensor& moment1, const Tensor& moment2, const Tensor& step,
+                const Tensor& grad, const Tensor& lr, double beta1, double beta2, double epsilon, double weight_decay,
+                bool epsilon_hat, int64_t part, int64_t num_parts) {
+  const Check check("penstock.adam_");
+  check.floating("param", param);
+  check.writable("param", param);
+  check.state("moment1", moment1, param);
+  check.state("moment2", moment2, param);
+  check.same("grad", grad, "param", param);
+  const AdamSettings settings{beta1, beta2, epsilon, weight_decay, epsilon_hat};
+  const AdamStep by = adam_step(settings, check.scalar("lr", lr), check.step(step));
+  const Part own = part_of(check, part, num_parts);
+  const auto source = grad.expect_contiguous();
+  with_floating(param, [&](auto type) {
+    using T = decltype(type);
+    const AdamArrays<T> arrays{param.mutable_data_ptr<T>(), moment1.mutable_data_ptr<T>(),
+                               moment2.mutable_data_ptr<T>(), source->const_data_ptr<T>()};
+    at::parallel_for(own.begin(param.numel()), own.end(param.numel()), kGrain,
+                     [&](int64_t begin, int64_t end) { adam(arrays, by, begin, end); });
+  });
+}
+
+// ---------------------------------------------------------------- gradient exchange on CPU
+
+namespace {
 
 template <typename T, typename Sum>
 void sum_typed(TensorList tensors, const Part& part, const Sum& sum) {
@@ -171,8 +226,7 @@ void sum_typed(TensorList tensors, const Part& part, const Sum& sum) {
 template <typename Sum>
 void sum_replicas(const Check& check, TensorList tensors, const Part& part, const Sum& sum) {
   check_replicas(check, tensors);
-  TORCH_CHECK_INDEX(part.index >= 0 && part.index < part.count, check.op(), ": part is ", part.index,
-                    "; expected one of ", part.count, ", from 0");
+  part_of(check, part.index, part.count);
   with_summable(check, tensors[0], [&](auto type) { sum_typed<decltype(type)>(tensors, part, sum); });
 }
 

@@ -33,8 +33,8 @@ Tensor lookup_table(const Tensor& table, const Tensor& ids, int64_t padding_idx)
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(table.size(1));
   Tensor out = at::empty(sizes, table.options());
-  const RowGather gather{static_cast<const char*>(source->const_data_ptr()),
-                         table.size(1) * static_cast<int64_t>(table.element_size()), padding_idx};
+  const int64_t row_bytes = table.size(1) * static_cast<int64_t>(table.element_size());
+  const RowGather gather{static_cast<const char*>(source->const_data_ptr()), row_bytes, padding_idx, row_bytes};
   char* to = static_cast<char*>(out.mutable_data_ptr());
   at::parallel_for(0, ids.numel(), grain_of_rows(table.size(1)),
                    [&](int64_t begin, int64_t end) { gather_rows(gather, id, to, begin, end); });

@@ -17,7 +17,19 @@ TORCH_LIBRARY(penstock, m) {
   m.def("sgd_(Tensor(a!) param, Tensor grad, Tensor lr) -> ()");
   m.def(
       "adam_(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor grad, Tensor lr, "
-      "float beta1, float beta2, float epsilon, float weight_decay) -> ()");
+      "float beta1, float beta2, float epsilon, float weight_decay, bool epsilon_hat=False) -> ()");
+  m.def("sparse_sgd_.part(Tensor(a!) param, Tensor rows, Tensor values, Tensor lr, int part, int num_parts) -> ()");
+  m.def(
+      "sparse_adam_.part(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor rows, "
+      "Tensor values, Tensor lr, float beta1, float beta2, float epsilon, int part, int num_parts) -> ()");
+  m.def(
+      "sparse_adagrad_.part(Tensor(a!) param, Tensor(b!) moment, Tensor rows, Tensor values, Tensor lr, "
+      "float epsilon, int part, int num_parts) -> ()");
+  m.def("sgd_.part(Tensor(a!) param, Tensor grad, Tensor lr, int part, int num_parts) -> ()");
+  m.def(
+      "adam_.part(Tensor(a!) param, Tensor(b!) moment1, Tensor(c!) moment2, Tensor step, Tensor grad, Tensor lr, "
+      "float beta1, float beta2, float epsilon, float weight_decay, bool epsilon_hat, int part, int num_parts) "
+      "-> ()");
   m.def("all_reduce_(Tensor(a!)[] tensors) -> ()");
   m.def("reduce_(Tensor(a!)[] tensors, int owner) -> ()");
   m.def("all_reduce_.part(Tensor(a!)[] tensors, int part, int num_parts) -> ()");
@@ -30,7 +42,7 @@ TORCH_LIBRARY(penstock, m) {
   m.def("fused_adagrad_(Tensor(a!)[] params, Tensor(b!)[] moments, Tensor[] grads, Tensor lr, float epsilon) -> ()");
   m.def(
       "fused_adam_(Tensor(a!)[] params, Tensor(b!)[] moments1, Tensor(c!)[] moments2, Tensor step, Tensor[] grads, "
-      "Tensor lr, float beta1, float beta2, float epsilon, float weight_decay) -> ()");
+      "Tensor lr, float beta1, float beta2, float epsilon, float weight_decay, bool epsilon_hat=False) -> ()");
   m.def("batch_norm_stats(Tensor x) -> Tensor");
   m.def(
       "sync_batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
@@ -60,6 +72,11 @@ TORCH_LIBRARY_IMPL(penstock, CPU, m) {
   m.impl("sparse_adagrad_", sparse_adagrad_);
   m.impl("sgd_", sgd_);
   m.impl("adam_", adam_);
+  m.impl("sparse_sgd_.part", sparse_sgd_part_);
+  m.impl("sparse_adam_.part", sparse_adam_part_);
+  m.impl("sparse_adagrad_.part", sparse_adagrad_part_);
+  m.impl("sgd_.part", sgd_part_);
+  m.impl("adam_.part", adam_part_);
   m.impl("all_reduce_", all_reduce_);
   m.impl("reduce_", reduce_);
   m.impl("all_reduce_.part", all_reduce_part_);

@@ -12,6 +12,17 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
       "-> Tensor");
   m.def("fused_add_act(Tensor x, Tensor y, str activation, float scale) -> Tensor");
   m.def("mkl_vendor_check() -> int");
+  m.def("lookup_concat(Tensor[] tables, Tensor[] ids, int[] padding_idx, Tensor[] parts, int[] order) -> Tensor");
+  m.def(
+      "fused_sparse_sgd_(Tensor(a!)[] params, Tensor[] rows, Tensor[] values, int[] pieces, Tensor[] lengths, int[] "
+      "ragged, Tensor lr) -> ()");
+  m.def(
+      "fused_sparse_adam_(Tensor(a!)[] params, Tensor(b!)[] moments1, Tensor(c!)[] moments2, Tensor step, "
+      "Tensor[] rows, Tensor[] values, int[] pieces, Tensor[] lengths, int[] ragged, Tensor lr, float beta1, float "
+      "beta2, float epsilon) -> ()");
+  m.def(
+      "fused_sparse_adagrad_(Tensor(a!)[] params, Tensor(b!)[] moments, Tensor[] rows, Tensor[] values, "
+      "int[] pieces, Tensor[] lengths, int[] ragged, Tensor lr, float epsilon) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(penstock, CPU, m) {
@@ -19,6 +30,10 @@ TORCH_LIBRARY_IMPL(penstock, CPU, m) {
   m.impl("product", product);
   m.impl("product_by", product_by);
   m.impl("fused_add_act", fused_add_act);
+  m.impl("lookup_concat", lookup_concat);
+  m.impl("fused_sparse_sgd_", fused_sparse_sgd_);
+  m.impl("fused_sparse_adam_", fused_sparse_adam_);
+  m.impl("fused_sparse_adagrad_", fused_sparse_adagrad_);
 }
 
 // Both are made of torch's own operators where the tensors are not the CPU's.

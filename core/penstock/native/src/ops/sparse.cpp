@@ -22,6 +22,23 @@ inline void prefetch_row(const T* row, int64_t width) {
   __builtin_prefetch(row + width - 1, 1);  // a row rarely starts at a line
 }
 
+// Entries that a share looks through at a time, and their positions that are its own.
+constexpr int64_t kChunk = 2048;
+
+// Without branches, whose outcomes could not be predicted.  Returns how many there are.
+PENSTOCK_CLONES int64_t own_positions(const int64_t* rows, int64_t begin, int64_t end, RowShare share, int64_t* own) {
+  uint8_t is_own[kChunk];
+  for (int64_t i = begin; i < end; ++i) {
+    is_own[i - begin] = static_cast<uint8_t>(share.has(rows[i]));
+  }
+  int64_t count = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    own[count] = i;
+    count += is_own[i - begin];
+  }
+  return count;
+}
+
 }  // namespace
 
 void RowIndex::begin(int64_t count, int64_t height) {
@@ -71,24 +88,42 @@ inline uint32_t RowIndex::number(int64_t row, uint32_t num_rows) {
 }
 
 template <typename T>
-void MergedRows<T>::merge(const SparseGrad<T>& grad) {
+void MergedRows<T>::merge(const SparseGrad<T>& grad, RowShare share) {
   index_.begin(grad.count, grad.height);
   rows_.clear();
   sources_.clear();
   sums_.clear();
   values_ = grad.values;
-  for (int64_t i = 0; i < grad.count; ++i) {
-    if (i + kAhead < grad.count) {
-      index_.prefetch(grad.rows[i + kAhead]);
+  if (share.count == 1) {
+    for (int64_t i = 0; i < grad.count; ++i) {
+      if (i + kAhead < grad.count) {
+        index_.prefetch(grad.rows[i + kAhead]);
+      }
+      meet(grad.rows[i], grad.offset(i), grad.width);
     }
-    const auto known = static_cast<uint32_t>(rows_.size());
-    const uint32_t slot = index_.number(grad.rows[i], known);
-    if (slot == known) {
-      rows_.push_back(grad.rows[i]);
-      sources_.push_back(i * grad.width);
-    } else {
-      add(slot, i * grad.width, grad.width);
+    return;
+  }
+  int64_t own[kChunk];
+  for (int64_t begin = 0; begin < grad.count; begin += kChunk) {
+    const int64_t count = own_positions(grad.rows, begin, std::min(begin + kChunk, grad.count), share, own);
+    for (int64_t k = 0; k < count; ++k) {
+      if (k + kAhead < count) {
+        index_.prefetch(grad.rows[own[k + kAhead]]);
+      }
+      meet(grad.rows[own[k]], grad.offset(own[k]), grad.width);
     }
+  }
+}
+
+template <typename T>
+inline void MergedRows<T>::meet(int64_t row, int64_t from, int64_t width) {
+  const auto known = static_cast<uint32_t>(rows_.size());
+  const uint32_t slot = index_.number(row, known);
+  if (slot == known) {
+    rows_.push_back(row);
+    sources_.push_back(from);
+  } else {
+    add(slot, from, width);
   }
 }
 
@@ -120,21 +155,44 @@ template class MergedRows<double>;
 
 namespace {
 
-PENSTOCK_BODY void sgd_rows(T* param, const SparseGrad<T>& grad, double lr, int64_t first_row, int64_t last_row) {
-  const T rate = static_cast<T>(lr);
+PENSTOCK_BODY void sgd_row(T* __restrict row, const T* __restrict value, int64_t width, T rate) {
+  for (int64_t j = 0; j < width; ++j) {
+    row[j] -= rate * value[j];
+  }
+}
+
+PENSTOCK_BODY void sgd_all_rows(T* param, const SparseGrad<T>& grad, T rate) {
   const int64_t width = grad.width;
   for (int64_t i = 0; i < grad.count; ++i) {
     if (i + kAhead < grad.count) {
       prefetch_row(param + grad.rows[i + kAhead] * width, width);
     }
-    if (grad.rows[i] < first_row || grad.rows[i] >= last_row) {
-      continue;
+    sgd_row<T>(param + grad.rows[i] * width, grad.values + grad.offset(i), width, rate);
+  }
+}
+
+PENSTOCK_BODY void sgd_own_rows(T* param, const SparseGrad<T>& grad, T rate, RowShare share) {
+  const int64_t width = grad.width;
+  int64_t own[kChunk];
+  for (int64_t begin = 0; begin < grad.count; begin += kChunk) {
+    const int64_t count = own_positions(grad.rows, begin, std::min(begin + kChunk, grad.count), share, own);
+    for (int64_t k = 0; k < std::min(kAhead, count); ++k) {
+      prefetch_row(param + grad.rows[own[k]] * width, width);
     }
-    T* __restrict row = param + grad.rows[i] * width;
-    const T* __restrict value = grad.values + i * width;
-    for (int64_t j = 0; j < width; ++j) {
-      row[j] -= rate * value[j];
+    for (int64_t k = 0; k < count; ++k) {
+      if (k + kAhead < count) {
+        prefetch_row(param + grad.rows[own[k + kAhead]] * width, width);
+      }
+      sgd_row<T>(param + grad.rows[own[k]] * width, grad.values + grad.offset(own[k]), width, rate);
     }
+  }
+}
+
+PENSTOCK_BODY void sgd_rows(T* param, const SparseGrad<T>& grad, double lr, RowShare share) {
+  if (share.count == 1) {
+    sgd_all_rows<T>(param, grad, static_cast<T>(lr));
+  } else {
+    sgd_own_rows<T>(param, grad, static_cast<T>(lr), share);
   }
 }
 
@@ -197,13 +255,11 @@ PENSTOCK_BODY void adagrad_rows(const SparseAdagradArrays<T>& arrays, const Merg
 
 }  // namespace
 
-PENSTOCK_CLONES void sparse_sgd(float* param, const SparseGrad<float>& grad, double lr, int64_t first_row,
-                                int64_t last_row) {
-  sgd_rows<float>(param, grad, lr, first_row, last_row);
+PENSTOCK_CLONES void sparse_sgd(float* param, const SparseGrad<float>& grad, double lr, RowShare share) {
+  sgd_rows<float>(param, grad, lr, share);
 }
-PENSTOCK_CLONES void sparse_sgd(double* param, const SparseGrad<double>& grad, double lr, int64_t first_row,
-                                int64_t last_row) {
-  sgd_rows<double>(param, grad, lr, first_row, last_row);
+PENSTOCK_CLONES void sparse_sgd(double* param, const SparseGrad<double>& grad, double lr, RowShare share) {
+  sgd_rows<double>(param, grad, lr, share);
 }
 
 PENSTOCK_CLONES void sparse_adam(const SparseAdamArrays<float>& arrays, const MergedRows<float>& rows,

@@ -11,7 +11,8 @@
 
 namespace penstock::ops {
 
-// A sparse gradient of a table [height, width].
+// A sparse gradient of a table [height, width].  `stride`: elements from one row of the values to the next.
+// `sources`: which row of the values is that of each row; nullptr: its own, in order.
 template <typename T>
 struct SparseGrad {
   const int64_t* rows;
@@ -19,6 +20,25 @@ struct SparseGrad {
   int64_t count;
   int64_t width;
   int64_t height;
+  int64_t stride;
+  const int64_t* sources = nullptr;
+
+  // Where the values of row i begin.
+  int64_t offset(int64_t i) const { return (sources == nullptr ? i : sources[i]) * stride; }
+};
+
+// One of `count` shares of a table's rows, in groups of neighbours: as many threads update a table at the same time,
+// and every entry of a row is in the same share, whatever their number.  A share reads all ids, and memory of its own
+// rows.
+struct RowShare {
+  uint32_t index = 0;
+  uint32_t count = 1;  // at most 2^16
+
+  bool has(int64_t row) const {
+    constexpr int kGroup = 5;  // 32 rows, so that few cache lines are in two shares
+    const uint32_t mixed = static_cast<uint32_t>(row >> kGroup) * 0x9E3779B1U >> 16;
+    return mixed * count >> 16 == index;
+  }
 };
 
 // Finds the duplicates of a list of rows in one pass.  Scratch, kept between calls: one per thread.
@@ -46,11 +66,12 @@ class RowIndex {
   bool direct_ = false;
 };
 
-// The touched rows of one gradient, in order of first appearance, and their summed values.  Scratch as above.
+// The touched rows of one gradient that are in a share, in order of first appearance, and their summed values.  Scratch
+// as above.
 template <typename T>
 class MergedRows {
  public:
-  void merge(const SparseGrad<T>& grad);
+  void merge(const SparseGrad<T>& grad, RowShare share = {});
 
   // Give memory back that only an unusually large gradient needed.
   void shrink();
@@ -65,6 +86,7 @@ class MergedRows {
   }
 
  private:
+  void meet(int64_t row, int64_t from, int64_t width);
   void add(uint32_t slot, int64_t from, int64_t width);
 
   RowIndex index_;
@@ -77,9 +99,9 @@ class MergedRows {
 extern template class MergedRows<float>;
 extern template class MergedRows<double>;
 
-// param[row] -= lr * value, duplicate after duplicate, for rows in [first_row, last_row): no merge is needed.
-void sparse_sgd(float* param, const SparseGrad<float>& grad, double lr, int64_t first_row, int64_t last_row);
-void sparse_sgd(double* param, const SparseGrad<double>& grad, double lr, int64_t first_row, int64_t last_row);
+// param[row] -= lr * value, duplicate after duplicate, for the rows of a share: no merge is needed.
+void sparse_sgd(float* param, const SparseGrad<float>& grad, double lr, RowShare share);
+void sparse_sgd(double* param, const SparseGrad<double>& grad, double lr, RowShare share);
 
 struct SparseAdamStep {
   double beta1;

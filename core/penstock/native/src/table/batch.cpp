@@ -6,7 +6,7 @@
 namespace penstock::table {
 
 void Batch::resize(uint64_t count) {
-  if (count > 0xFFFFFFFF) throw std::invalid_argument("a batch has at most 2^32 - 1 ids");
+  if (count > 0x7FFFFFFF) throw std::invalid_argument("a batch has at most 2^31 - 1 ids");
   unsorted_.resize(count);
   keys.resize(count);
   order.resize(count);
@@ -19,36 +19,47 @@ void Merged::merge(const Batch& batch, uint64_t begin, uint64_t end, const float
   size_ = 0;
   if (keys_.size() < end - begin) {
     keys_.resize(end - begin);
-    firsts_.resize(end - begin);
-    sum_of_.resize(end - begin);
+    sources_.resize(end - begin);
   }
   sums_.clear();
-  uint64_t num_slots = 64;
-  while (num_slots < 2 * (end - begin)) num_slots *= 2;
-  slots_.assign(num_slots, 0);
-  const uint64_t mask = num_slots - 1;
-  for (uint64_t i = begin; i < end; ++i) {
-    const uint64_t key = batch.keys[i];
-    uint64_t slot = key & mask;  // a key's low bits are as random as its high ones
-    while (slots_[slot] != 0 && keys_[slots_[slot] - 1] != key) slot = (slot + 1) & mask;
-    if (slots_[slot] != 0) {
-      add(slots_[slot] - 1, batch.order[i]);
-      continue;
-    }
-    keys_[size_] = key;
-    firsts_[size_] = batch.order[i];
-    sum_of_[size_] = kAlone;
-    slots_[slot] = static_cast<uint32_t>(++size_);
+  if (end - begin <= 0xFFFF) {
+    find_equal(batch, begin, end, short_slots_);
+  } else {
+    find_equal(batch, begin, end, long_slots_);
   }
 }
 
+// Slots are short and many: whether the first one looked at is free is then nearly always predicted.
+template <typename Slot>
+void Merged::find_equal(const Batch& batch, uint64_t begin, uint64_t end, std::vector<Slot>& slots) {
+  uint64_t num_slots = 64;
+  while (num_slots < 4 * (end - begin)) num_slots *= 2;
+  slots.assign(num_slots, 0);
+  const uint64_t mask = num_slots - 1;
+  uint64_t size = 0;
+  for (uint64_t i = begin; i < end; ++i) {
+    const uint64_t key = batch.keys[i];
+    uint64_t slot = key & mask;  // a key's low bits are as random as its high ones
+    while (slots[slot] != 0 && keys_[slots[slot] - 1] != key) [[unlikely]]
+      slot = (slot + 1) & mask;
+    if (slots[slot] != 0) [[unlikely]] {
+      add(slots[slot] - 1, batch.order[i]);
+      continue;
+    }
+    keys_[size] = key;
+    sources_[size] = batch.order[i];
+    slots[slot] = static_cast<Slot>(++size);
+  }
+  size_ = size;
+}
+
 void Merged::add(uint64_t number, uint64_t position) {
-  if (sum_of_[number] == kAlone) {
-    sum_of_[number] = static_cast<uint32_t>(sums_.size() / width_);
-    const float* first = gradients_ + uint64_t{firsts_[number]} * width_;
+  if ((sources_[number] & kSum) == 0) {
+    const float* first = gradients_ + uint64_t{sources_[number]} * width_;
+    sources_[number] = kSum | static_cast<uint32_t>(sums_.size() / width_);
     sums_.insert(sums_.end(), first, first + width_);
   }
-  float* sum = sums_.data() + uint64_t{sum_of_[number]} * width_;
+  float* sum = sums_.data() + uint64_t{sources_[number] & ~kSum} * width_;
   const float* more = gradients_ + position * width_;
   for (uint64_t k = 0; k < width_; ++k) sum[k] += more[k];
 }

@@ -56,12 +56,13 @@ void pull(Table& table, const Ids& ids, Floats out, bool create, uint32_t now) {
 
 // rule_of(length) is the rule for rows of that length.
 template <typename RuleOf>
-void push(Table& table, const Ids& ids, const Floats& gradients, uint32_t now, RuleOf rule_of) {
+void push(Table& table, const Ids& ids, const Floats& gradients, uint32_t now, uint32_t threads, RuleOf rule_of) {
   const uint64_t count = count_of(ids);
   const float* values = rows_of(gradients, count, table.settings().width, "gradients");
   const int64_t* from = ids.data();
   const py::gil_scoped_release unlocked;
-  with_length(table.settings().width, [&](auto length) { table.push(from, count, values, now, rule_of(length)); });
+  with_length(table.settings().width,
+              [&](auto length) { table.push(from, count, values, now, rule_of(length), threads); });
 }
 
 Floats gather(Table& table, const Ids& ids, uint32_t now) {
@@ -156,31 +157,33 @@ PYBIND11_MODULE(_table, module) {
       .def("scatter", &scatter, "ids"_a, "rows"_a, "now"_a)
       .def(
           "push_add",
-          [](Table& table, const Ids& ids, const Floats& gradients, uint32_t now) {
-            push(table, ids, gradients, now, [](auto length) { return Add{length}; });
+          [](Table& table, const Ids& ids, const Floats& gradients, uint32_t now, uint32_t threads) {
+            push(table, ids, gradients, now, threads, [](auto length) { return Add{length}; });
           },
-          "ids"_a, "gradients"_a, "now"_a)
+          "ids"_a, "gradients"_a, "now"_a, "threads"_a)
       .def(
           "push_sgd",
-          [](Table& table, const Ids& ids, const Floats& gradients, uint32_t now, float lr) {
-            push(table, ids, gradients, now, [=](auto length) { return Sgd{length, lr}; });
+          [](Table& table, const Ids& ids, const Floats& gradients, uint32_t now, uint32_t threads, float lr) {
+            push(table, ids, gradients, now, threads, [=](auto length) { return Sgd{length, lr}; });
           },
-          "ids"_a, "gradients"_a, "now"_a, "lr"_a)
+          "ids"_a, "gradients"_a, "now"_a, "threads"_a, "lr"_a)
       .def(
           "push_adagrad",
-          [](Table& table, const Ids& ids, const Floats& gradients, uint32_t now, float lr, float epsilon) {
+          [](Table& table, const Ids& ids, const Floats& gradients, uint32_t now, uint32_t threads, float lr,
+             float epsilon) {
             need_states(table, 1, "adagrad");
-            push(table, ids, gradients, now, [=](auto length) { return Adagrad{length, lr, epsilon}; });
+            push(table, ids, gradients, now, threads, [=](auto length) { return Adagrad{length, lr, epsilon}; });
           },
-          "ids"_a, "gradients"_a, "now"_a, "lr"_a, "epsilon"_a)
+          "ids"_a, "gradients"_a, "now"_a, "threads"_a, "lr"_a, "epsilon"_a)
       .def(
           "push_adam",
-          [](Table& table, const Ids& ids, const Floats& gradients, uint32_t now, float rate, float beta1, float beta2,
-             float epsilon) {
+          [](Table& table, const Ids& ids, const Floats& gradients, uint32_t now, uint32_t threads, float rate,
+             float beta1, float beta2, float epsilon) {
             need_states(table, 2, "adam");
-            push(table, ids, gradients, now, [=](auto length) { return Adam{length, rate, beta1, beta2, epsilon}; });
+            push(table, ids, gradients, now, threads,
+                 [=](auto length) { return Adam{length, rate, beta1, beta2, epsilon}; });
           },
-          "ids"_a, "gradients"_a, "now"_a, "rate"_a, "beta1"_a, "beta2"_a, "epsilon"_a)
+          "ids"_a, "gradients"_a, "now"_a, "threads"_a, "rate"_a, "beta1"_a, "beta2"_a, "epsilon"_a)
       .def("admit", &admit, "ids"_a)
       .def("rows_to_make", &rows_to_make, "ids"_a)
       .def("copy_counts", &copy_counts)

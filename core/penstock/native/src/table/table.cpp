@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -15,6 +18,8 @@ namespace {
 // Ids that a pull reads under one holding of all locks: enough that 2 x 64 lock operations do not count, few enough
 // that a push waits for some 50 us at most.
 constexpr uint64_t kPart = 2048;
+
+constexpr auto no_operand = [](uint64_t) { return nullptr; };
 
 }  // namespace
 
@@ -32,9 +37,14 @@ struct Table::AllShared {
   const std::vector<std::unique_ptr<Shard>>& shards_;
 };
 
-Table::Table(Settings settings) : settings_(std::move(settings)) {
+Layout Table::layout_of(const Settings& settings) {
+  if (settings.width == 0) throw std::invalid_argument("a table has rows of at least one value");
+  return {settings.width + (settings.keeps_last_use ? 1 : 0), settings.width * settings.num_states};
+}
+
+Table::Table(Settings settings)
+    : settings_(std::move(settings)), layout_(layout_of(settings_)), buckets_(0), pieces_(layout_.beside_bytes()) {
   stride_ = settings_.width * (1 + settings_.num_states);
-  if (settings_.width == 0) throw std::invalid_argument("a table has rows of at least one value");
   if (settings_.first_states.size() != settings_.num_states) {
     throw std::invalid_argument("a table needs one first value for each of its states");
   }
@@ -44,19 +54,9 @@ Table::Table(Settings settings) : settings_(std::move(settings)) {
     throw std::invalid_argument("the number of shards is a power of two up to 65536");
   }
   for (uint32_t s = 0; s < settings_.num_shards; ++s) {
-    shards_.push_back(std::make_unique<Shard>(pool_, stride_ + (settings_.keeps_last_use ? 1 : 0), shard_bits_));
+    shards_.push_back(std::make_unique<Shard>(buckets_, pieces_, layout_, shard_bits_, s));
     if (settings_.admit_after > 0) shards_.back()->sketch.emplace(settings_.sketch_bytes >> shard_bits_);
   }
-}
-
-Batch& Table::scratch_batch() {
-  thread_local Batch batch;
-  return batch;
-}
-
-Merged& Table::scratch_merged() {
-  thread_local Merged merged;
-  return merged;
 }
 
 void Table::sort(Batch& batch, const int64_t* ids, uint64_t count) const {
@@ -64,6 +64,36 @@ void Table::sort(Batch& batch, const int64_t* ids, uint64_t count) const {
   batch.sort(
       ids, count, num_shards, [this](int64_t id) { return key_of(id); },
       [this](uint64_t key) { return shard_of(key); });
+}
+
+void Table::for_each_shard(uint32_t num_threads, Scratch& mine,
+                           const std::function<void(uint32_t shard, Scratch& scratch)>& update) {
+  std::atomic<uint32_t> next{0};
+  std::exception_ptr failure;
+  std::mutex failure_lock;
+  const auto num_shards = static_cast<uint32_t>(shards_.size());
+  const auto take_shards = [&](Scratch& scratch) {
+    for (uint32_t s = next.fetch_add(1); s < num_shards; s = next.fetch_add(1)) update(s, scratch);
+  };
+  const auto work = [&](Scratch* scratch) {
+    try {
+      scratch != nullptr ? take_shards(*scratch) : take_shards(*scratches_.lend());
+    } catch (...) {
+      next.store(num_shards);  // the others end too
+      const std::lock_guard guard(failure_lock);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    others.reserve(num_threads);
+    try {
+      for (uint32_t t = 1; t < std::min(num_threads, num_shards); ++t) others.emplace_back([&] { work(nullptr); });
+    } catch (const std::system_error&) {  // no more threads to be had: those there are do it
+    }
+    work(&mine);
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Table::first_values(int64_t id, float* out) const {
@@ -92,75 +122,78 @@ float* Table::make_row(Shard& shard, uint64_t key) {
     throw CapacityError("the table is full: it has " + std::to_string(settings_.capacity) +
                         " rows, one for each different id so far, and id " + std::to_string(id) + " is new");
   }
-  const uint32_t number = shard.rows.take();
-  float* row = shard.rows.row(number);
+  const uint64_t number = shard.rows.take();
+  float* row = shard.rows.values(number);
   first_values(id, row);
+  float* states = layout_.states(row);
   for (uint32_t k = 0; k < settings_.num_states; ++k) {
-    std::fill_n(row + settings_.width * (1 + k), settings_.width, settings_.first_states[k]);
+    std::fill_n(states + settings_.width * k, settings_.width, settings_.first_states[k]);
   }
   shard.index.insert(key, number);
   return row;
 }
 
 float* Table::row_of(Shard& shard, uint64_t key) {
-  const uint32_t number = shard.index.find(key);
-  return number == Index::kNone ? make_row(shard, key) : shard.rows.row(number);
+  const uint64_t number = shard.index.find(key);
+  return number == Index::kNone ? make_row(shard, key) : shard.rows.values(number);
 }
 
 void Table::note_use(float* row, uint32_t now) const {
   if (!settings_.keeps_last_use) return;
   // Pulls share the lock and may write the same word.
-  std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(row + stride_)).store(now, std::memory_order_relaxed);
+  std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(row + settings_.width)).store(now, std::memory_order_relaxed);
 }
 
-template <typename Length>
-void Table::read(const int64_t* ids, uint64_t count, Length length, float* out, bool create, uint32_t now) {
+void Table::copy_row(const float* row, float* out) const {
+  std::memcpy(out, row, settings_.width * sizeof(float));
+  std::memcpy(out + settings_.width, layout_.states(const_cast<float*>(row)), layout_.state_floats() * sizeof(float));
+}
+
+template <bool kStates, typename Copy>
+void Table::read(const int64_t* ids, uint64_t count, uint32_t stride, Copy copy, float* out, bool create,
+                 uint32_t now) {
   thread_local std::vector<uint64_t> missing;
+  const auto index_of = [&](uint64_t key) -> const Index& { return shards_[shard_of(key)]->index; };
   for (uint64_t first = 0; first < count; first += kPart) {
     const uint64_t part = std::min(kPart, count - first);
     missing.clear();
     {
       const AllShared held(shards_);
-      const auto place_of = [&](uint64_t i) {
-        const uint64_t key = key_of(ids[first + i]);
-        const Shard& shard = *shards_[shard_of(key)];
-        return Place{&shard.index, &shard.rows, key};
-      };
-      walk(part, length, place_of, [&](uint64_t i, float* row) {
+      const auto key_at = [&](uint64_t i) { return key_of(ids[first + i]); };
+      walk_rows<kStates>(part, key_at, index_of, no_operand, [&](uint64_t i, float* row) {
         if (row == nullptr) {
           missing.push_back(first + i);
           return;
         }
-        std::memcpy(out + (first + i) * length, row, length * sizeof(float));
+        copy(row, out + (first + i) * stride);
         note_use(row, now);
       });
     }
-    for (const uint64_t i : missing) read_missing(ids[i], length, out + i * length, create, now);
+    for (const uint64_t i : missing) {
+      if (!create) {
+        first_values(ids[i], out + i * stride);
+        continue;
+      }
+      const uint64_t key = key_of(ids[i]);
+      Shard& shard = *shards_[shard_of(key)];
+      const std::lock_guard guard(shard.lock);
+      float* row = row_of(shard, key);  // another thread, or a duplicate, may have made it since
+      copy(row, out + i * stride);
+      note_use(row, now);
+    }
   }
-}
-
-void Table::read_missing(int64_t id, uint32_t length, float* out, bool create, uint32_t now) {
-  if (!create) return first_values(id, out);
-  const uint64_t key = key_of(id);
-  Shard& shard = *shards_[shard_of(key)];
-  const std::lock_guard guard(shard.lock);
-  float* row = row_of(shard, key);  // another thread, or a duplicate, may have made it since
-  std::memcpy(out, row, length * sizeof(float));
-  note_use(row, now);
 }
 
 void Table::pull(const int64_t* ids, uint64_t count, float* out, bool create, uint32_t now) {
   const bool makes = create && settings_.admit_after == 0;
-  with_length(settings_.width, [&](auto length) { read(ids, count, length, out, makes, now); });
+  with_length(settings_.width, [&](auto length) {
+    const auto copy = [=](const float* row, float* to) { std::memcpy(to, row, length * sizeof(float)); };
+    read<false>(ids, count, length, copy, out, makes, now);
+  });
 }
 
 void Table::gather(const int64_t* ids, uint64_t count, float* out, uint32_t now) {
-  with_length(stride_, [&](auto length) { read(ids, count, length, out, true, now); });
-}
-
-void Table::find(const Shard& shard, const uint64_t* keys, uint64_t count, uint32_t floats, float** rows) {
-  const auto place_of = [&](uint64_t i) { return Place{&shard.index, &shard.rows, keys[i]}; };
-  walk(count, floats, place_of, [&](uint64_t i, float* row) { rows[i] = row; });
+  read<true>(ids, count, stride_, [this](const float* row, float* to) { copy_row(row, to); }, out, true, now);
 }
 
 float* Table::admitted_row(Shard& shard, uint64_t key) {
@@ -169,16 +202,21 @@ float* Table::admitted_row(Shard& shard, uint64_t key) {
 }
 
 void Table::scatter(const int64_t* ids, uint64_t count, const float* rows, uint32_t now) {
-  Batch& batch = scratch_batch();
+  const auto scratch = scratches_.lend();
+  Batch& batch = scratch->batch;
   sort(batch, ids, count);
   for (uint32_t s = 0; s < shards_.size(); ++s) {
     const uint64_t begin = batch.starts[s], length = batch.starts[s + 1] - begin;
     if (length == 0) continue;
     const std::lock_guard guard(shards_[s]->lock);
-    find(*shards_[s], batch.keys.data() + begin, length, stride_, batch.rows.data() + begin);
+    const auto key_at = [&](uint64_t i) { return batch.keys[begin + i]; };
+    const auto index_of = [&](uint64_t) -> const Index& { return shards_[s]->index; };
+    walk_rows<true>(length, key_at, index_of, no_operand, [&](uint64_t i, float* row) { batch.rows[begin + i] = row; });
     for (uint64_t i = begin; i < begin + length; ++i) {
       float* row = batch.rows[i] == nullptr ? row_of(*shards_[s], batch.keys[i]) : batch.rows[i];
-      std::memcpy(row, rows + uint64_t{batch.order[i]} * stride_, stride_ * sizeof(float));
+      const float* from = rows + uint64_t{batch.order[i]} * stride_;
+      std::memcpy(row, from, settings_.width * sizeof(float));
+      std::memcpy(layout_.states(row), from + settings_.width, layout_.state_floats() * sizeof(float));
       note_use(row, now);
     }
   }
@@ -195,14 +233,11 @@ void Table::admit(const int64_t* ids, uint64_t count, bool* out) {
 
 // keys = of those ids that have no row, in the order of the ids.
 void Table::find_missing(const int64_t* ids, uint64_t count, std::vector<uint64_t>& keys) const {
+  const auto index_of = [&](uint64_t key) -> const Index& { return shards_[shard_of(key)]->index; };
   for (uint64_t first = 0; first < count; first += kPart) {
     const AllShared held(shards_);
-    const auto place_of = [&](uint64_t i) {
-      const uint64_t key = key_of(ids[first + i]);
-      const Shard& shard = *shards_[shard_of(key)];
-      return Place{&shard.index, &shard.rows, key};
-    };
-    walk(std::min(kPart, count - first), 0, place_of, [&](uint64_t i, const float* row) {
+    const auto key_at = [&](uint64_t i) { return key_of(ids[first + i]); };
+    walk_rows<false>(std::min(kPart, count - first), key_at, index_of, no_operand, [&](uint64_t i, const float* row) {
       if (row == nullptr) keys.push_back(key_of(ids[first + i]));
     });
   }
@@ -255,9 +290,9 @@ uint64_t Table::expire(uint32_t oldest) {
   for (const auto& shard : shards_) {
     const std::lock_guard guard(shard->lock);
     std::vector<uint64_t> old;
-    shard->index.each([&](uint64_t key, uint32_t number) {
+    shard->index.each([&](uint64_t key, uint64_t number) {
       uint32_t used = 0;
-      std::memcpy(&used, shard->rows.row(number) + stride_, sizeof used);
+      std::memcpy(&used, shard->rows.values(number) + settings_.width, sizeof used);
       if (used < oldest) old.push_back(key);
     });
     for (const uint64_t key : old) shard->rows.give_back(shard->index.erase(key));
@@ -273,8 +308,8 @@ void Table::copy_shard(uint32_t number, std::vector<int64_t>& ids, std::vector<f
   ids.clear();
   ids.reserve(shard.index.size());
   rows.resize(shard.index.size() * stride_);
-  shard.index.each([&](uint64_t key, uint32_t row) {
-    std::memcpy(rows.data() + ids.size() * stride_, shard.rows.row(row), stride_ * sizeof(float));
+  shard.index.each([&](uint64_t key, uint64_t number) {
+    copy_row(shard.rows.values(number), rows.data() + ids.size() * stride_);
     ids.push_back(id_of(key));
   });
 }

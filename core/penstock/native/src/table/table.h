@@ -1,6 +1,6 @@
 // A sparse table: int64 ids, any value, to rows of floats with the optimizer's state beside them.
 //
-// row layout     [width values | num_states x width state | 1 word: last use, if the table keeps it]
+// row            [width values | num_states x width state], as copied out; table/arena.h says where they lie
 // Shards by hash, each with its own lock, index and arena.  Pulls share the locks of all shards for a piece of the
 // batch and go through it in its own order, so that rows are written one after another.  Pushes sort the batch by
 // shard, sum what belongs together and hold one shard's lock at a time, alone.
@@ -17,11 +17,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
 #include <stdexcept>
+#include <type_traits>
 #include <vector>
 
 #include "table/arena.h"
@@ -65,8 +67,10 @@ class Table {
   void pull(const int64_t* ids, uint64_t count, float* out, bool create, uint32_t now);
 
   // Sum the gradients of equal ids, then rule(row, gradient) once a row.  Missing rows are made, if they are admitted.
+  // Shards are updated by up to `num_threads` threads, this one included: the result is the same.
   template <typename Rule>
-  void push(const int64_t* ids, uint64_t count, const float* gradients, uint32_t now, const Rule& rule);
+  void push(const int64_t* ids, uint64_t count, const float* gradients, uint32_t now, const Rule& rule,
+            uint32_t num_threads = 1);
 
   // Whole rows (values and states), made if missing; and back.  For rules that are not written in C++.
   void gather(const int64_t* ids, uint64_t count, float* out, uint32_t now);
@@ -92,13 +96,15 @@ class Table {
   uint64_t size() const { return size_.load(std::memory_order_relaxed); }
   uint64_t index_bytes() const;  // keys, and the sketch
   uint64_t row_bytes() const;
-  uint64_t held_bytes() const { return pool_.held_bytes(); }  // from the system: both, and pieces that wait for use
+  // From the system: both, and pieces that wait for use.
+  uint64_t held_bytes() const { return buckets_.held_bytes() + pieces_.held_bytes(); }
   uint32_t stride() const { return stride_; }  // floats of a whole row, the word of its last use not counted
   const Settings& settings() const { return settings_; }
 
  private:
   struct alignas(64) Shard {
-    Shard(Pool& pool, uint32_t stride, uint32_t shared_bits) : index(pool, shared_bits), rows(pool, stride) {}
+    Shard(Pool& buckets, Pool& pieces, const Layout& layout, uint32_t shared_bits, uint64_t number)
+        : index(buckets, shared_bits, number), rows(pieces, layout) {}
     Index index;
     Arena rows;
     std::optional<Sketch> sketch;
@@ -106,22 +112,31 @@ class Table {
   };
   struct AllShared;  // holds the locks of all shards
 
+  static Layout layout_of(const Settings& settings);
   uint64_t key_of(int64_t id) const { return mix(static_cast<uint64_t>(id) ^ settings_.seed); }
   int64_t id_of(uint64_t key) const { return static_cast<int64_t>(unmix(key) ^ settings_.seed); }
   uint32_t shard_of(uint64_t key) const { return static_cast<uint32_t>((key >> 1) >> (63 - shard_bits_)); }
-  static Batch& scratch_batch();
-  static Merged& scratch_merged();
   void sort(Batch& batch, const int64_t* ids, uint64_t count) const;
 
-  // out[i] = the first `length` floats of the row of ids[i].
-  template <typename Length>
-  void read(const int64_t* ids, uint64_t count, Length length, float* out, bool create, uint32_t now);
-  void find_missing(const int64_t* ids, uint64_t count, std::vector<uint64_t>& keys) const;
-  void read_missing(int64_t id, uint32_t length, float* out, bool create, uint32_t now);
-  void note_use(float* row, uint32_t now) const;
+  // use(i, values) for the keys key_at(0), key_at(1), …, each in index_of(key).  The caller holds the locks.
+  template <bool kStates, typename KeyAt, typename IndexOf, typename OperandOf, typename Use>
+  void walk_rows(uint64_t count, KeyAt key_at, IndexOf index_of, OperandOf operand_of, Use use) const;
 
-  // rows[i] = the row of keys[i], nullptr where it has none.  The caller holds the shard's lock.
-  static void find(const Shard& shard, const uint64_t* keys, uint64_t count, uint32_t floats, float** rows);
+  // copy(out + i * stride, row) for the row of each of ids[i]; `stride` floats of `out` are an id's.
+  template <bool kStates, typename Copy>
+  void read(const int64_t* ids, uint64_t count, uint32_t stride, Copy copy, float* out, bool create, uint32_t now);
+  void find_missing(const int64_t* ids, uint64_t count, std::vector<uint64_t>& keys) const;
+  void note_use(float* row, uint32_t now) const;
+  void copy_row(const float* row, float* out) const;  // whole
+
+  // update(shard, scratch) once for each shard, by this thread with `mine` and by others with theirs.  Throws what the
+  // first to fail threw, after all have ended.
+  void for_each_shard(uint32_t num_threads, Scratch& mine,
+                      const std::function<void(uint32_t shard, Scratch& scratch)>& update);
+  template <typename Rule>
+  void push_shard(Shard& shard, const Batch& batch, uint32_t number, const float* gradients, uint32_t now,
+                  const Rule& rule, Scratch& scratch);
+
   // Make the row of a key that a push has; nullptr if it is not admitted yet.
   float* admitted_row(Shard& shard, uint64_t key);
   float* row_of(Shard& shard, uint64_t key);  // found or made
@@ -131,42 +146,76 @@ class Table {
   Settings settings_;
   uint32_t stride_;
   uint32_t shard_bits_ = 0;
-  Pool pool_;
+  Layout layout_;
+  Pool buckets_;  // of the indexes
+  Pool pieces_;   // of rows
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> size_{0};
+  Scratches scratches_;
 };
 
+// What a walk over keys of one shard, or of all, needs (table/walk.h).
+template <bool kStates, typename KeyAt, typename IndexOf, typename OperandOf>
+struct Sought {
+  KeyAt key;
+  IndexOf index;
+  OperandOf operand;  // operand(i): what the use of a row reads besides, nullptr for nothing
+  const Layout& layout;
+  Regions regions;
+  uint32_t value_floats;
+
+  float* row(uint64_t number) const { return layout.values(regions, number); }
+  [[gnu::always_inline]] void prefetch(float* values) const {
+    prefetch_floats(values, value_floats);
+    if constexpr (kStates) prefetch_floats(layout.states(values), layout.state_floats());
+  }
+  [[gnu::always_inline]] void prefetch_operand(uint64_t i) const {
+    if constexpr (!std::is_null_pointer_v<decltype(operand(i))>) prefetch_floats(operand(i), value_floats);
+  }
+};
+
+template <bool kStates, typename KeyAt, typename IndexOf, typename OperandOf, typename Use>
+void Table::walk_rows(uint64_t count, KeyAt key_at, IndexOf index_of, OperandOf operand_of, Use use) const {
+  const Sought<kStates, KeyAt, IndexOf, OperandOf> sought{key_at,  index_of,          operand_of,
+                                                          layout_, pieces_.regions(), settings_.width};
+  walk(sought, buckets_.regions(), count, use);
+}
+
 template <typename Rule>
-void Table::push(const int64_t* ids, uint64_t count, const float* gradients, uint32_t now, const Rule& rule) {
-  Batch& batch = scratch_batch();
-  Merged& merged = scratch_merged();
-  thread_local std::vector<uint64_t> missing;
-  sort(batch, ids, count);
-  for (uint32_t s = 0; s < shards_.size(); ++s) {
-    if (batch.starts[s] == batch.starts[s + 1]) continue;
-    Shard& shard = *shards_[s];
-    merged.merge(batch, batch.starts[s], batch.starts[s + 1], gradients, settings_.width);
-    missing.clear();
-    const auto place_of = [&](uint64_t i) {
-      prefetch_floats(merged.gradient(i), settings_.width);
-      return Place{&shard.index, &shard.rows, merged.key(i)};
-    };
-    const auto update = [&](uint64_t i, float* row) {
-      rule(row, merged.gradient(i));
-      note_use(row, now);
-    };
-    const std::lock_guard guard(shard.lock);
-    walk(merged.size(), stride_, place_of, [&](uint64_t i, float* row) {
-      if (row == nullptr) {
-        missing.push_back(i);
-      } else {
-        update(i, row);
-      }
-    });
-    for (const uint64_t i : missing) {
-      float* row = admitted_row(shard, merged.key(i));
-      if (row != nullptr) update(i, row);
+void Table::push(const int64_t* ids, uint64_t count, const float* gradients, uint32_t now, const Rule& rule,
+                 uint32_t num_threads) {
+  const auto scratch = scratches_.lend();
+  sort(scratch->batch, ids, count);
+  for_each_shard(num_threads, *scratch, [&](uint32_t shard, Scratch& own) {
+    push_shard(*shards_[shard], scratch->batch, shard, gradients, now, rule, own);
+  });
+}
+
+template <typename Rule>
+void Table::push_shard(Shard& shard, const Batch& batch, uint32_t number, const float* gradients, uint32_t now,
+                       const Rule& rule, Scratch& scratch) {
+  if (batch.starts[number] == batch.starts[number + 1]) return;
+  auto& [unused, merged, missing] = scratch;
+  merged.merge(batch, batch.starts[number], batch.starts[number + 1], gradients, settings_.width);
+  missing.clear();
+  const auto key_at = [&](uint64_t i) { return merged.key(i); };
+  const auto gradient_of = [&](uint64_t i) { return merged.gradient(i); };
+  const auto index_of = [&](uint64_t) -> const Index& { return shard.index; };
+  const auto update = [&](uint64_t i, float* row) {
+    rule(row, layout_.states(row), merged.gradient(i));
+    note_use(row, now);
+  };
+  const std::lock_guard guard(shard.lock);
+  walk_rows<Rule::kHasStates>(merged.size(), key_at, index_of, gradient_of, [&](uint64_t i, float* row) {
+    if (row == nullptr) {
+      missing.push_back(i);
+    } else {
+      update(i, row);
     }
+  });
+  for (const uint64_t i : missing) {
+    float* row = admitted_row(shard, merged.key(i));
+    if (row != nullptr) update(i, row);
   }
 }
 

@@ -1,0 +1,1 @@
+"""`paddle.dataset`: readers of the files in Fluid's cache, in Fluid's formats."""

@@ -1,0 +1,113 @@
+"""A feed on its way into a plan: rows, sizes and tensors of each replica.
+
+Two ways give the same: `Inputs` checks, converts and splits in Python and words every error; the native reader takes a
+dict of arrays and tensors that fit as they are, at a fraction of a microsecond an input, and leaves the rest to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from penstock.exec import devices
+from penstock.exec.feeding import Feed, Inputs, Share, has_batch, with_state_set
+from penstock.exec.lowering import Lowered
+from penstock.exec.memory import ReplicaMemory
+from penstock.native.engine import FedShares, FeedReader
+from penstock.program.expr import Expr
+from penstock.program.ir import VarDesc
+from penstock.program.program import Program
+from penstock.program.sequences import LENGTHS, is_ragged, steps_of
+from penstock.scope import Scope
+
+
+class Fed(Protocol):
+    """`rows` and `bindings` (the value of each size symbol) of each active replica."""
+
+    @property
+    def rows(self) -> list[int]: ...
+    @property
+    def bindings(self) -> list[dict[str, int]]: ...
+    def put(self, lowered: Lowered, memory: ReplicaMemory) -> None:
+        """Put the tensors into the slots of a plan for these sizes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A feed that was split in Python."""
+
+    shares: list[Share]
+    rows: list[int]
+    bindings: list[dict[str, int]]
+
+    def put(self, lowered: Lowered, memory: ReplicaMemory) -> None:
+        for replica, (slots, share) in enumerate(zip(lowered.feed_slots, self.shares, strict=True)):
+            tensors = devices.fed(share, memory.device(replica))
+            fed = [name for name in slots if name in tensors]  # what no operator reads need not be fed
+            lowered.plan.set_all([slots[name] for name in fed], [tensors[name] for name in fed])
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A feed that was read natively. `names`: of the inputs, in the reader's order."""
+
+    shares: FedShares
+    names: Sequence[str]
+    rows: list[int]
+    bindings: list[dict[str, int]]
+
+    def put(self, lowered: Lowered, memory: ReplicaMemory) -> None:
+        for replica, slots in enumerate(lowered.slots_in_order(self.names)):
+            self.shares.put(lowered.plan, replica, slots)
+
+
+class Feeds:
+    """What a program is fed, on `num_replicas` replicas. `fed_loss_gradient`: the user feeds the loss's gradient.
+
+    `on_cpu`: the tensors stay where they are. `scope`: where persistable variables are set that are fed.
+    """
+
+    def __init__(
+        self, program: Program, num_replicas: int, *, fed_loss_gradient: bool, on_cpu: bool, scope: Scope
+    ) -> None:
+        self._program, self._scope = program, scope
+        self._inputs = Inputs(program, num_replicas, fed_loss_gradient=fed_loss_gradient)
+        self._num_replicas = num_replicas
+        variables = list(program.feeds())
+        self._names = [v.name for v in variables]
+        self._symbols = list(dict.fromkeys(s for v in variables for _, s in _symbols(v)))
+        plain = on_cpu and not fed_loss_gradient and not any(v.buffer for v in variables)
+        plain = plain and not steps_of(program)  # made of the lengths, in Python
+        self._reader = _reader(program, variables, self._symbols) if plain and variables else None
+
+    def read(self, feed: Feed) -> Fed:
+        """Check and split a feed. Raises FeedError, TypeError."""
+        if self._reader is not None and type(feed) is dict:
+            shares = self._reader.read(feed, self._num_replicas)
+            if shares is not None:
+                sizes = shares.sizes
+                bindings = [{s: n for s, n in zip(self._symbols, own, strict=True) if n >= 0} for own in sizes]
+                return _Read(shares, self._names, shares.rows, bindings)
+        listed = self._inputs.shares(with_state_set(self._program, feed, self._scope))
+        return _Listed(listed, [self._inputs.rows(s) for s in listed], [self._inputs.bindings(s) for s in listed])
+
+
+def _symbols(var: VarDesc) -> list[tuple[int, str]]:
+    return [(axis, str(d.args[0])) for axis, d in enumerate(var.shape) if isinstance(d, Expr) and d.op == "sym"]
+
+
+def _reader(program: Program, variables: Sequence[VarDesc], symbols: Sequence[str]) -> FeedReader:
+    number: Mapping[str, int] = {symbol: i for i, symbol in enumerate(symbols)}
+    inputs: list[Any] = []
+    place = {var.name: i for i, var in enumerate(variables)}
+    for var in variables:
+        dtype: torch.dtype = getattr(torch, var.dtype)
+        fixed = [(axis, d) for axis, d in enumerate(var.shape) if isinstance(d, int)]
+        named = [(axis, number[symbol]) for axis, symbol in _symbols(var)]
+        lengths = place[var.name + LENGTHS] if is_ragged(program, var.name) else -1
+        inputs.append((var.name, dtype, len(var.shape), fixed, named, has_batch(program, var.name), lengths))
+    return FeedReader(inputs, len(symbols))

@@ -1,0 +1,194 @@
+// `torch.ops.penstock.prefetch`, `send_ahead`, `send_step` and `recv_step` on CPU tensors: through the open session of
+// their remote, and where there is none, or something goes wrong, by the operators of the same names and `_by_python`
+// behind them, which ps/remote_ops.py has.
+#include "ps/operators.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <torch/library.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "ps/session.h"
+
+namespace penstock::ps {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using Strings = c10::List<std::string>;
+
+struct Layouts {
+  std::mutex lock;
+  std::map<std::string, std::shared_ptr<const Layout>> known;
+};
+
+Layouts& layouts() {
+  static Layouts* all = new Layouts;
+  return *all;
+}
+
+std::shared_ptr<const Layout> layout_of(const std::string& spec) {
+  const std::lock_guard guard(layouts().lock);
+  const auto found = layouts().known.find(spec);
+  return found == layouts().known.end() ? nullptr : found->second;
+}
+
+Tensor token() {
+  return at::empty({0}, at::kLong);
+}
+
+std::vector<std::string> vector_of(const Strings& given) {
+  std::vector<std::string> out;
+  out.reserve(given.size());
+  for (std::size_t i = 0; i < given.size(); ++i) out.push_back(given.get(i));
+  return out;
+}
+
+Tensor send_ahead(TensorList values, const std::string& remote, Strings blocks, at::IntArrayRef at) {
+  const auto session = find_session(remote);
+  const std::int64_t number = session == nullptr ? 0 : session->send_ahead(vector_of(blocks), at, values.vec());
+  return at::full({1}, number, at::kLong);
+}
+
+// What `send_ahead` has returned, in its order; other tokens are empty.
+std::vector<std::int64_t> numbers_ahead(TensorList after) {
+  std::vector<std::int64_t> out;
+  for (const Tensor& token : after) {
+    if (token.numel() == 1 && *token.const_data_ptr<std::int64_t>() != 0)
+      out.push_back(*token.const_data_ptr<std::int64_t>());
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+bool send_step_natively(TensorList values, TensorList rows, TensorList row_values, TensorList after,
+                        const std::string& remote, const std::string& spec) {
+  const auto session = find_session(remote);
+  const auto layout = session == nullptr || !session->is_armed() ? nullptr : layout_of(spec);
+  if (layout == nullptr) return false;
+  std::vector<Push> pushes;
+  std::size_t dense = 0;
+  for (const Layout::Gradient& gradient : layout->gradients) {
+    Push& push = pushes.emplace_back();
+    push.of = &gradient.of;
+    if (gradient.of.is_table) {
+      for (const Layout::Piece& piece : gradient.pieces) {
+        push.rows.push_back({rows.at(static_cast<std::size_t>(piece.rows)),
+                             row_values.at(static_cast<std::size_t>(piece.values)), piece.column, gradient.width});
+      }
+    } else {
+      const TensorList own = values.slice(dense, gradient.of.blocks.size());
+      push.values.assign(own.begin(), own.end());
+      dense += gradient.of.blocks.size();
+    }
+  }
+  return session->step(pushes, numbers_ahead(after));
+}
+
+Tensor send_step(TensorList values, TensorList rows, TensorList row_values, TensorList after, const std::string& remote,
+                 const std::string& spec) {
+  if (send_step_natively(values, rows, row_values, after, remote, spec)) return token();
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("penstock::send_step_by_python", "")
+          .typed<Tensor(TensorList, TensorList, TensorList, TensorList, c10::string_view, c10::string_view)>();
+  return op.call(values, rows, row_values, after, remote, spec);
+}
+
+Tensor recv_step(TensorList out, TensorList after, const std::string& remote, Strings variables, Strings blocks,
+                 at::IntArrayRef at) {
+  const auto session = find_session(remote);
+  if (session != nullptr && session->is_armed() && session->read(vector_of(blocks), at, out)) return token();
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("penstock::recv_step_by_python", "")
+          .typed<Tensor(TensorList, TensorList, c10::string_view, Strings, Strings, at::IntArrayRef)>();
+  return op.call(out, after, remote, std::move(variables), std::move(blocks), at);
+}
+
+// Nothing, if Python has to do it.
+std::optional<Tensor> prefetch_natively(const Tensor& ids, const std::string& remote, const std::string& name,
+                                        const Placement& table, int64_t width, at::ScalarType dtype,
+                                        std::optional<int64_t> padding_idx) {
+  const auto session = find_session(remote);
+  if (session == nullptr || !session->is_armed() || !ids.is_contiguous()) return std::nullopt;
+  std::vector<int64_t> sizes = ids.sizes().vec();
+  sizes.push_back(width);
+  if (padding_idx) {
+    const auto* first = ids.const_data_ptr<int64_t>();
+    if (std::find(first, first + ids.numel(), *padding_idx) != first + ids.numel()) return std::nullopt;
+  }
+  const Tensor flat = ids.reshape(-1);
+  Tensor out = at::empty({flat.numel(), width}, ids.options().dtype(dtype));
+  if (flat.numel() != 0 && !session->look_up(name, flat, table, out)) return std::nullopt;
+  return out.reshape(sizes);
+}
+
+Tensor prefetch(const Tensor& ids, const std::string& remote, const std::string& table, Strings blocks,
+                at::IntArrayRef at, at::IntArrayRef heights, int64_t width, at::ScalarType dtype,
+                std::optional<int64_t> padding_idx) {
+  Placement parts;
+  parts.blocks = vector_of(blocks);
+  parts.at = at.vec();
+  parts.heights = heights.vec();
+  if (auto found = prefetch_natively(ids, remote, table, parts, width, dtype, padding_idx)) return *std::move(found);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("penstock::prefetch_by_python", "")
+                             .typed<Tensor(const Tensor&, c10::string_view, c10::string_view, Strings, at::IntArrayRef,
+                                           at::IntArrayRef, int64_t, at::ScalarType, std::optional<int64_t>)>();
+  return op.call(ids, remote, table, std::move(blocks), at, heights, width, dtype, padding_idx);
+}
+
+}  // namespace
+
+void know_layout(const std::string& spec, Layout layout) {
+  const std::lock_guard guard(layouts().lock);
+  layouts().known.try_emplace(spec, std::make_shared<const Layout>(std::move(layout)));
+}
+
+namespace {
+
+struct Sessions {
+  std::mutex lock;
+  std::map<std::string, std::shared_ptr<Session>> by_remote;
+};
+
+Sessions& sessions() {
+  static Sessions* all = new Sessions;  // outlives threads that still wait at exit
+  return *all;
+}
+
+}  // namespace
+
+void open_session(const std::string& remote, std::shared_ptr<Session> session) {
+  const std::lock_guard guard(sessions().lock);
+  sessions().by_remote[remote] = std::move(session);
+}
+
+void close_session(const std::string& remote, const Session* session) {
+  const std::lock_guard guard(sessions().lock);
+  const auto found = sessions().by_remote.find(remote);
+  if (found != sessions().by_remote.end() && found->second.get() == session) sessions().by_remote.erase(found);
+}
+
+std::shared_ptr<Session> find_session(const std::string& remote) {
+  const std::lock_guard guard(sessions().lock);
+  const auto found = sessions().by_remote.find(remote);
+  return found == sessions().by_remote.end() ? nullptr : found->second;
+}
+
+}  // namespace penstock::ps
+
+TORCH_LIBRARY_IMPL(penstock, CPU, m) {
+  using namespace penstock::ps;
+  m.impl("send_ahead", send_ahead);
+  m.impl("send_step", send_step);
+  m.impl("recv_step", recv_step);
+  m.impl("prefetch", prefetch);
+}

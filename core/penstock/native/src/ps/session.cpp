@@ -1,0 +1,493 @@
+#include "ps/session.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "ps/errors.h"
+#include "ps/tensors.h"
+
+namespace penstock::ps {
+namespace {
+
+// The async step of this thread that failed after it was sent.
+struct Failed {
+  const Session* session = nullptr;
+  std::int64_t number = 0;
+};
+thread_local Failed failed_here;
+
+bool has_sizes(const Part& part, const at::Tensor& like) {
+  return part.dtype == static_cast<std::int8_t>(like.scalar_type()) && like.sizes() == at::IntArrayRef(part.sizes);
+}
+
+std::int64_t bytes_of_parts(const Message& message) {
+  std::int64_t sum = 0;
+  for (const Part& part : message.parts) sum += static_cast<std::int64_t>(part.num_bytes);
+  return sum;
+}
+
+}  // namespace
+
+std::int64_t next_number() {
+  static std::atomic<std::int64_t> last{0};
+  return ++last;
+}
+
+Session::Session(Sender sender, bool sync, double limit_s, std::size_t num_servers)
+    : sender_(sender), sync_(sync), limit_s_(limit_s) {
+  for (std::size_t i = 0; i < num_servers; ++i) servers_.push_back(std::make_unique<Server>());
+}
+
+bool Session::arm(std::size_t at, std::array<std::shared_ptr<Channel>, kNumLines> channels,
+                  std::vector<std::string> blocks, std::int64_t round, bool local) {
+  Server& server = *servers_.at(at);
+  if (!server.blocks.empty() && server.blocks != blocks) return false;
+  // In the order in which operators take them: one that fails holds a line and disarms.
+  const std::lock_guard steps(stepping_);
+  end_ahead(false);
+  std::vector<std::unique_lock<std::mutex>> used;
+  for (Server::Line& line : server.lines) used.emplace_back(line.lock);
+  const std::lock_guard guard(arming_);
+  for (std::size_t i = 0; i < kNumLines; ++i) server.lines[i].channel = std::move(channels[i]);
+  server.answer.reset();
+  server.answered = {};
+  if (server.blocks.empty()) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      server.numbers.emplace(blocks[i], static_cast<std::uint32_t>(i));
+      server.sums.push_back(std::make_unique<Sums>());
+    }
+    server.sums.push_back(std::make_unique<Sums>());
+    server.blocks = std::move(blocks);
+  }
+  server.local = local;
+  server.round = round;
+  server.sent_at = server.answered_at = now_s();
+  if (!server.armed) ++num_armed_;
+  server.armed = true;
+  return true;
+}
+
+void Session::disarm(std::size_t at) noexcept {
+  const std::lock_guard guard(arming_);
+  Server& server = *servers_[at];
+  if (!server.armed) return;
+  server.armed = false;
+  --num_armed_;
+  for (Server::Line& line : server.lines) {
+    if (line.channel != nullptr) line.channel->break_off();
+  }
+}
+
+Counted Session::sums(std::size_t at) {
+  waits_.share_out_now();
+  const std::lock_guard guard(arming_);
+  const Server& server = *servers_.at(at);
+  Counted out;
+  for (std::size_t i = 0; i < server.sums.size(); ++i) {
+    out.emplace_back(i < server.blocks.size() ? server.blocks[i] : "", *server.sums[i]);
+  }
+  return out;
+}
+
+// ---------------------------------------------------------------- what is sent
+
+Session::Outgoing& Session::of(Sent& out, std::size_t server, Kind kind) {
+  std::optional<Outgoing>& found = out[server];
+  if (!found) {
+    found.emplace();
+    found->message.kind = kind;
+    found->message.trainer = sender_.trainer;
+    found->message.epoch = sender_.epoch;
+  }
+  return *found;
+}
+
+Part& Session::part(Outgoing& to, std::uint32_t block, Role role, at::ScalarType dtype,
+                    std::vector<std::int64_t> sizes) {
+  Part& part = to.message.parts.emplace_back();
+  part.block = block;
+  part.role = role;
+  part.dtype = static_cast<std::int8_t>(dtype);
+  part.num_bytes = c10::elementSize(dtype);
+  for (const std::int64_t size : sizes) part.num_bytes *= static_cast<std::size_t>(size);
+  part.sizes = std::move(sizes);
+  return part;
+}
+
+void Session::add(Outgoing& to, std::uint32_t block, Role role, at::Tensor tensor) {
+  part(to, block, role, tensor.scalar_type(), tensor.sizes().vec()).data =
+      static_cast<const char*>(tensor.const_data_ptr());
+  to.kept.push_back(std::move(tensor));
+}
+
+bool Session::add_blocks(const Push& push, Sent& out) {
+  for (std::size_t i = 0; i < push.of->blocks.size(); ++i) {
+    const auto at = static_cast<std::size_t>(push.of->at[i]);
+    const auto number = servers_.at(at)->numbers.find(push.of->blocks[i]);
+    if (number == servers_[at]->numbers.end() || !travels(push.values[i])) return false;
+    const auto ahead = servers_[at]->ahead.find(number->second);
+    if (ahead == servers_[at]->ahead.end()) {
+      add(of(out, at, Kind::kStep), number->second, Role::kValues, push.values[i]);
+    } else if (ahead->second.first != push.values[i].const_data_ptr()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Session::parts_of(const Placement& table, Parts& out, bool& local) {
+  const bool one_name = table.heights.empty() && table.blocks.size() == 1;
+  local = table.at.size() == 1;
+  for (std::size_t i = 0; i < table.at.size(); ++i) {
+    const auto at = static_cast<std::size_t>(table.at[i]);
+    const Server& server = *servers_.at(at);
+    const auto number = server.numbers.find(table.blocks[one_name ? 0 : i]);
+    if (number == server.numbers.end()) return false;
+    out.at.push_back(static_cast<std::uint32_t>(at));
+    out.blocks.push_back(number->second);
+    local = local && server.local;
+  }
+  if (!table.heights.empty()) {
+    out.firsts.push_back(0);
+    for (const std::int64_t height : table.heights) out.firsts.push_back(out.firsts.back() + height);
+  }
+  return true;
+}
+
+bool Session::add_rows(const Push& push, Sent& out) {
+  Parts parts;
+  bool local = false;
+  const bool fit = !push.rows.empty() && std::all_of(push.rows.begin(), push.rows.end(), is_sparse_gradient);
+  if (!fit || !parts_of(*push.of, parts, local)) return false;
+  if (local && servers_[parts.at[0]]->lines[0].channel->shares()) {  // finding duplicates costs more than bringing them
+    add_pieces(of(out, parts.at[0], Kind::kStep), parts.blocks[0], push.rows);
+    return true;
+  }
+  const Columns whole = joined(push.rows);
+  if (local) {
+    Outgoing& to = of(out, parts.at[0], Kind::kStep);
+    add(to, parts.blocks[0], Role::kRows, whole.ids);
+    add(to, parts.blocks[0], Role::kValues, whole.matrix);
+    return true;
+  }
+  return add_sums(parts, whole, out);
+}
+
+// The pieces where they are, copied once: into the body.
+void Session::add_pieces(Outgoing& to, std::uint32_t block, const std::vector<Columns>& pieces) {
+  std::int64_t count = 0;
+  for (const Columns& one : pieces) count += one.ids.numel();
+  const std::int64_t width = pieces[0].width;
+  Part& ids = part(to, block, Role::kRows, at::kLong, {count});
+  for (const Columns& one : pieces) ids.runs.push_back(runs_of(one.ids));
+  Part& values = part(to, block, Role::kValues, at::kFloat, {count, width});
+  for (const Columns& one : pieces) {
+    values.runs.push_back(runs_of(one));
+    to.kept.push_back(one.ids);
+    to.kept.push_back(one.matrix);
+  }
+}
+
+// Duplicates are summed, and each server gets its part.
+bool Session::add_sums(const Parts& parts, const Columns& whole, Sent& out) {
+  const at::Tensor &rows = whole.ids, &values = whole.matrix;
+  thread_local Cut cut;
+  try {
+    cut.cut(parts, rows.const_data_ptr<std::int64_t>(), rows.numel(), true);
+  } catch (const std::out_of_range&) {
+    return false;  // Python says which
+  }
+  const std::int64_t width = rows.numel() == 0 ? 0 : values.numel() / rows.numel();
+  const auto* from = values.const_data_ptr<float>();
+  std::vector<at::Tensor> sums;
+  for (std::size_t part = 0; part < parts.at.size(); ++part) {
+    std::vector<std::int64_t> sizes = values.sizes().vec();
+    sizes[0] = static_cast<std::int64_t>(cut.rows(part).size());
+    sums.push_back(at::empty(sizes, values.options()));
+  }
+  for (std::int64_t i = 0; i < rows.numel(); ++i) {  // in order of appearance
+    float* __restrict to =
+        sums[cut.part(i)].mutable_data_ptr<float>() + static_cast<std::int64_t>(cut.place(i)) * width;
+    const float* __restrict value = from + i * width;
+    if (cut.is_first(i)) {
+      std::copy(value, value + width, to);
+    } else {
+      for (std::int64_t j = 0; j < width; ++j) to[j] += value[j];
+    }
+  }
+  for (std::size_t part = 0; part < parts.at.size(); ++part) {
+    const auto count = static_cast<std::int64_t>(cut.rows(part).size());
+    if (count == 0 && !(sync_ && !parts.spread())) continue;  // a round advances the optimizer of a range all the same
+    at::Tensor ids = at::empty({count}, rows.options());
+    std::copy(cut.rows(part).begin(), cut.rows(part).end(), ids.mutable_data_ptr<std::int64_t>());
+    Outgoing& to = of(out, parts.at[part], Kind::kStep);
+    add(to, parts.blocks[part], Role::kRows, std::move(ids));
+    add(to, parts.blocks[part], Role::kValues, sums[part]);
+  }
+  servers_[parts.at[0]]->sums[parts.blocks[0]]->merges += rows.numel() - cut.num_different();
+  return true;
+}
+
+// ---------------------------------------------------------------- requests and answers
+
+// Gives every message its key and what it reads; returns the number of an async step.
+std::int64_t Session::address(Sent& out) {
+  std::int64_t number = 0;
+  for (std::size_t at = 0; at < servers_.size(); ++at) {
+    Server& server = *servers_[at];
+    server.answer.reset();
+    server.answered = {};
+    if (!sync_ && !out[at] && server.num_ahead == 0 && server.reads.empty()) continue;  // no barrier waits for it
+    if (!sync_ && number == 0) number = next_number();
+    Message& message = of(out, at, Kind::kStep).message;
+    message.round = sync_ ? server.round.load() : number;
+    message.number = server.num_ahead;
+    message.reads = server.reads;
+  }
+  return number;
+}
+
+bool Session::step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead) {
+  std::unique_lock one_at_a_time(stepping_);
+  const bool well = whole_step(pushes, ahead, one_at_a_time);
+  end_ahead(well);
+  return well;
+}
+
+bool Session::whole_step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead,
+                         std::unique_lock<std::recursive_mutex>& one_at_a_time) {
+  if (!is_armed() || ahead != ahead_) return false;
+  Sent out(servers_.size());
+  for (const Push& push : pushes) {
+    if (!(push.of->is_table ? add_rows(push, out) : add_blocks(push, out))) return false;
+  }
+  const std::int64_t number = address(out);
+  if (!has_left(out)) return false;
+  Answers answers(servers_.size());
+  Lines lines(servers_.size());
+  if (!exchange(out, answers, lines)) {
+    if (number != 0) {  // no other step until Python, on this thread, has repeated it: numbers have to arrive in order
+      failed_here = {this, number};
+      one_at_a_time.release();
+    }
+    return false;
+  }
+  for (std::size_t at = 0; at < servers_.size(); ++at) {
+    if (answers[at]) done(*servers_[at], out[at]->message, std::move(*answers[at]), number);
+  }
+  return true;
+}
+
+std::int64_t Session::begin_step() {
+  stepping_.lock();
+  end_ahead(false);
+  if (failed_here.session != this) return 0;
+  stepping_.unlock();  // the one of the step that failed
+  return std::exchange(failed_here, {}).number;
+}
+
+void Session::done(Server& server, const Message& sent, Answer answer, std::int64_t number) {
+  if (sync_) {
+    server.round = std::max(server.round.load(), answer.message.round);
+  } else if (!sent.parts.empty() || server.num_ahead != 0) {
+    server.acknowledged = number;
+  }
+  count(server, sent, answer.message);
+  server.answer = std::move(answer.message);
+  server.answered = std::move(answer.received.body);
+}
+
+bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, at::TensorList out) {
+  const std::lock_guard one_at_a_time(stepping_);
+  std::vector<const Part*> found;
+  std::vector<std::vector<std::uint32_t>> reads(servers_.size());
+  bool whole = true;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    Server& server = *servers_.at(static_cast<std::size_t>(at[i]));
+    const auto number = server.numbers.find(blocks[i]);
+    if (number == server.numbers.end()) return false;
+    reads[static_cast<std::size_t>(at[i])].push_back(number->second);
+    const Part* part = nullptr;
+    if (server.answer) {
+      for (const Part& one : server.answer->parts) {
+        if (one.block == number->second) part = &one;
+      }
+    }
+    whole = whole && part != nullptr && travels(out[i]) && has_sizes(*part, out[i]);
+    found.push_back(part);
+  }
+  if (whole) {
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      std::memcpy(out[i].mutable_data_ptr(), found[i]->data, found[i]->num_bytes);
+    }
+  }
+  for (std::size_t server = 0; server < servers_.size(); ++server) {
+    servers_[server]->reads = std::move(reads[server]);
+    servers_[server]->answer.reset();  // each step reads what its own round has made
+    servers_[server]->answered = {};
+  }
+  return whole;
+}
+
+bool Session::knows(const std::string& table) {
+  const std::lock_guard guard(knowing_);
+  return !known_.insert(table).second;
+}
+
+bool Session::look_up(const std::string& name, const at::Tensor& ids, const Placement& table, at::Tensor& out) {
+  const bool can = is_armed() && num_ahead == 0 && travels(ids) && ids.scalar_type() == at::kLong && travels(out);
+  Parts parts;
+  bool local = false;
+  if (!can || !knows(name) || !parts_of(table, parts, local) || !parts.are_apart()) return false;
+  thread_local Cut cut;
+  Sent sent(servers_.size());
+  if (local) {
+    add(of(sent, parts.at[0], Kind::kLookUp), parts.blocks[0], Role::kRows, ids);
+  } else if (!add_lookups(parts, ids, cut, sent)) {
+    return false;
+  }
+  for (std::size_t at = 0; at < sent.size(); ++at) {
+    if (sent[at]) sent[at]->message.round = sync_ ? servers_[at]->round.load() : 0;
+  }
+  Answers answers(servers_.size());
+  Lines lines(servers_.size());  // until the rows are copied: the next request's answer comes into the same memory
+  if (!exchange(sent, answers, lines) || !are_rows(sent, answers, out)) return false;
+  char* to = static_cast<char*>(out.mutable_data_ptr());
+  if (local) {
+    std::memcpy(to, answers[parts.at[0]]->message.parts[0].data, out.nbytes());
+    return true;
+  }
+  const std::size_t row_bytes = out.numel() == 0 ? 0 : out.nbytes() / static_cast<std::size_t>(out.size(0));
+  std::vector<const char*> from;
+  for (const std::uint32_t at : parts.at) {
+    from.push_back(answers[at] ? answers[at]->message.parts[0].data : nullptr);
+  }
+  for (std::int64_t i = 0; i < ids.numel(); ++i) {
+    std::memcpy(to + static_cast<std::size_t>(i) * row_bytes, from[cut.part(i)] + cut.place(i) * row_bytes, row_bytes);
+  }
+  return true;
+}
+
+bool Session::add_lookups(const Parts& parts, const at::Tensor& ids, Cut& cut, Sent& out) {
+  try {
+    cut.cut(parts, ids.const_data_ptr<std::int64_t>(), ids.numel(), true);
+  } catch (const std::out_of_range&) {
+    return false;  // Python says which
+  }
+  for (std::size_t part = 0; part < parts.at.size(); ++part) {
+    const auto& rows = cut.rows(part);
+    if (rows.empty()) continue;
+    at::Tensor own = at::empty({static_cast<std::int64_t>(rows.size())}, ids.options());
+    std::copy(rows.begin(), rows.end(), own.mutable_data_ptr<std::int64_t>());
+    add(of(out, parts.at[part], Kind::kLookUp), parts.blocks[part], Role::kRows, std::move(own));
+  }
+  return true;
+}
+
+// Whether each answer has the rows that were asked for; if not, Python says what does not fit.
+bool Session::are_rows(const Sent& sent, const Answers& answers, const at::Tensor& like) {
+  const std::size_t row_bytes = like.numel() == 0 ? 0 : like.nbytes() / static_cast<std::size_t>(like.size(0));
+  for (std::size_t at = 0; at < sent.size(); ++at) {
+    if (!sent[at]) continue;
+    const auto& found = answers[at]->message.parts;
+    const auto asked = static_cast<std::size_t>(sent[at]->message.parts[0].sizes[0]);
+    if (found.size() != 1 || found[0].dtype != static_cast<std::int8_t>(like.scalar_type()) ||
+        found[0].num_bytes != asked * row_bytes) {
+      return false;
+    }
+    count(*servers_[at], sent[at]->message, answers[at]->message);
+  }
+  return true;
+}
+
+Session::Line Session::free_line(Server& server, Kind kind) {
+  if (kind != Kind::kLookUp) return {std::unique_lock(server.lines[0].lock), server.lines[0].channel.get()};
+  for (std::size_t i = 1; i < kNumLines; ++i) {
+    std::unique_lock held(server.lines[i].lock, std::try_to_lock);
+    if (held || i + 1 == kNumLines) {
+      if (!held) held.lock();
+      return {std::move(held), server.lines[i].channel.get()};
+    }
+  }
+  return {};
+}
+
+// Where memory is shared the body is written into it; else the socket takes it from where it lies.
+void Session::send(Channel& channel, const Message& message, Deadline deadline) {
+  if (!channel.shares()) return channel.send(encode(message), bytes_of(message), deadline);
+  write_body(message, channel.room(size_of_body(message)));
+  channel.send_staged(encode(message), deadline);
+}
+
+// Sends to all, then takes all answers: none is waited for before the last is asked.
+bool Session::exchange(Sent& out, Answers& answers, Lines& lines) {
+  bool well = true;
+  for (std::size_t at = 0; at < out.size() && well; ++at) {
+    if (!out[at]) continue;
+    Server& server = *servers_[at];
+    lines[at] = free_line(server, out[at]->message.kind);
+    try {
+      if (!server.armed) throw Unavailable("the server has been disarmed");
+      server.sent_at = now_s();
+      send(*lines[at].channel, out[at]->message, now_s() + limit_s_);
+    } catch (const std::exception&) {
+      disarm(at);
+      well = false;
+    }
+  }
+  for (std::size_t at = 0; at < out.size() && well; ++at) {
+    if (out[at]) well = await(*lines[at].channel, *servers_[at], out[at]->message, answers[at]);
+  }
+  if (!well) {  // answers that were not taken would be taken for those of the next request
+    for (std::size_t at = 0; at < out.size(); ++at) {
+      if (out[at]) disarm(at);
+    }
+  }
+  return well;
+}
+
+bool Session::await(Channel& channel, Server& server, const Message& sent, std::optional<Answer>& answer) {
+  const bool is_step = sent.kind == Kind::kStep;
+  const Waits::One waiting(waits_, *(is_step ? server.sums.back() : server.sums[sent.parts[0].block]));
+  try {
+    answer.emplace();
+    answer->received = channel.receive(now_s() + limit_s_);
+    answer->message = decode(answer->received.head, answer->received.body);
+    server.answered_at = now_s();
+    return answer->message.kind == Kind::kAnswer;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+void Session::count(Server& server, const Message& sent, const Message& answer) {
+  Sums& whole = sent.kind == Kind::kStep ? *server.sums.back() : *server.sums[sent.parts[0].block];
+  whole.calls += 1;
+  whole.staleness += answer.number;
+  if (sent.kind != Kind::kStep) {
+    whole.sent_bytes += bytes_of_parts(sent);
+    whole.received_bytes += bytes_of_parts(answer);
+    return;
+  }
+  for (const Part& part : sent.parts) {
+    Sums& sums = *server.sums[part.block];
+    sums.calls += part.role == Role::kValues ? 1 : 0;
+    sums.sent_bytes += static_cast<std::int64_t>(part.num_bytes);
+  }
+  for (const auto& [block, sent_ahead] : server.ahead) {
+    server.sums[block]->calls += 1;
+    server.sums[block]->sent_bytes += static_cast<std::int64_t>(sent_ahead.second);
+  }
+  for (const Part& part : answer.parts) {
+    if (part.block >= server.blocks.size()) continue;
+    Sums& sums = *server.sums[part.block];
+    sums.calls += 1;
+    sums.received_bytes += static_cast<std::int64_t>(part.num_bytes);
+  }
+}
+
+}  // namespace penstock::ps

@@ -1,0 +1,170 @@
+// What the operators of a trainer use while all is well: open channels to the servers of one descriptor.
+//
+// Python owns membership, rounds and retries (ps/server_link.py). It *arms* a server when it has joined there and has
+// channels to it; the operators then push and pull without the interpreter. Whatever goes wrong on the way disarms: the
+// operator is then run by Python from its start, under the same keys, which servers take for the repetition that it may
+// be. A round counts as done here only when every server has answered.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ps/columns.h"
+#include "ps/message.h"
+#include "ps/outbox.h"
+#include "ps/rows.h"
+#include "ps/waits.h"
+
+namespace penstock::ps {
+
+struct Sender {
+  std::int64_t trainer = 0, epoch = 0;
+};
+
+// Numbers of pushes where there are no rounds: they only grow in a process, as its epoch stays the same.
+std::int64_t next_number();
+
+// Lines of a server: one of steps, and some of lookups, so that replicas get their rows at the same time, and while a
+// step's answer is still read.
+constexpr std::size_t kNumLookUps = 2, kNumLines = 1 + kNumLookUps;
+
+// One server, as operators use it. `lock` of a line is held from a request until its answer is read.
+struct Server {
+  struct Line {
+    std::shared_ptr<Channel> channel;
+    std::mutex lock;
+  };
+
+  std::array<Line, kNumLines> lines;
+  std::atomic<bool> armed{false};
+  bool local = false;  // on this host
+  std::unordered_map<std::string, std::uint32_t> numbers;
+  std::vector<std::string> blocks;
+  std::vector<std::unique_ptr<Sums>> sums;  // of each block, then of none
+  std::vector<std::uint32_t> reads;         // what steps read
+  std::optional<Message> answer;            // of the last step, for the reads that follow
+  Body answered;                            // what it looks at
+  std::atomic<std::int64_t> round{0};       // the open one, in sync mode
+  std::atomic<std::int64_t> acknowledged{0};
+  std::atomic<double> sent_at{0}, answered_at{0};
+  // Of the open step, what was sent ahead over the line of steps: by block, where it lies and how long it is.
+  std::unordered_map<std::uint32_t, std::pair<const void*, std::size_t>> ahead;
+  std::int64_t num_ahead = 0;  // messages
+  Outbox outbox;
+};
+
+// Where a variable's blocks, or the parts of a table, are.
+struct Placement {
+  std::vector<std::string> blocks;
+  std::vector<std::int64_t> at, heights;
+  bool is_table = false;
+};
+
+// A gradient of a step: `values` of blocks, or `rows` of a table, one piece after another.
+struct Push {
+  const Placement* of = nullptr;
+  std::vector<at::Tensor> values;
+  std::vector<Columns> rows;
+};
+
+using Counted = std::vector<std::pair<std::string, Sums>>;
+
+class Session {
+ public:
+  Session(Sender sender, bool sync, double limit_s, std::size_t num_servers);
+
+  // -- for Python
+  // False: the server has other blocks than when it was armed first.
+  bool arm(std::size_t server, std::array<std::shared_ptr<Channel>, kNumLines> channels,
+           std::vector<std::string> blocks, std::int64_t round, bool local);
+  void disarm(std::size_t server) noexcept;
+  bool is_armed() const { return num_armed_.load() == servers_.size(); }
+  Server& server(std::size_t at) { return *servers_.at(at); }
+  Counted sums(std::size_t server);
+  // Lookups that Python has sent ahead: operators leave theirs to it.
+  std::atomic<std::int64_t> num_ahead{0};
+  // Around a step that Python makes: no operator steps meanwhile. Returns the number of an async step of this thread
+  // that failed after it was sent, which has to be repeated under it; 0: there is none.
+  std::int64_t begin_step();
+  void end_step() { stepping_.unlock(); }
+
+  // -- for operators; false: Python has to do it
+  // Sends gradients of blocks to servers on other hosts while the rest is computed; `step` pushes them too. The tensors
+  // do not change before it ends. Returns a number for `step`; 0: nothing is sent.
+  std::int64_t send_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at,
+                          const std::vector<at::Tensor>& values);
+  // `ahead`: what `send_ahead` has returned for this step. What was sent for another one, which was given up, disarms.
+  bool step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead);
+  bool read(const std::vector<std::string>& blocks, at::IntArrayRef at, at::TensorList out);
+  // The first lookup of a table is Python's, which learns from it what it may look up ahead.
+  bool look_up(const std::string& name, const at::Tensor& ids, const Placement& table, at::Tensor& out);
+
+ private:
+  struct Outgoing {
+    Message message;
+    std::vector<at::Tensor> kept;  // what its parts look at
+  };
+  using Sent = std::vector<std::optional<Outgoing>>;  // by server
+  struct Answer {
+    Received received;
+    Message message;
+  };
+  using Answers = std::vector<std::optional<Answer>>;  // by server
+  struct Line {                                        // of one server, while it is used and its answer looked at
+    std::unique_lock<std::mutex> held;
+    Channel* channel = nullptr;
+  };
+  using Lines = std::vector<Line>;  // by server
+
+  bool whole_step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead,
+                  std::unique_lock<std::recursive_mutex>& one_at_a_time);
+  bool has_left(const Sent& out);
+  void end_ahead(bool well);
+  bool parts_of(const Placement& table, Parts& out, bool& local);
+  bool add_blocks(const Push& push, Sent& out);
+  bool add_rows(const Push& push, Sent& out);
+  void add_pieces(Outgoing& to, std::uint32_t block, const std::vector<Columns>& pieces);
+  bool add_sums(const Parts& parts, const Columns& whole, Sent& out);
+  void add(Outgoing& to, std::uint32_t block, Role role, at::Tensor tensor);
+  static Part& part(Outgoing& to, std::uint32_t block, Role role, at::ScalarType dtype,
+                    std::vector<std::int64_t> sizes);
+  Outgoing& of(Sent& out, std::size_t server, Kind kind);
+  std::int64_t address(Sent& out);
+  void done(Server& server, const Message& sent, Answer answer, std::int64_t number);
+  bool knows(const std::string& table);
+  bool add_lookups(const Parts& parts, const at::Tensor& ids, Cut& cut, Sent& out);
+  bool are_rows(const Sent& sent, const Answers& answers, const at::Tensor& like);
+  static Line free_line(Server& server, Kind kind);
+  bool exchange(Sent& out, Answers& answers, Lines& lines);
+  static void send(Channel& channel, const Message& message, Deadline deadline);
+  bool await(Channel& channel, Server& server, const Message& sent, std::optional<Answer>& answer);
+  void count(Server& server, const Message& sent, const Message& answer);
+
+  const Sender sender_;
+  const bool sync_;
+  const double limit_s_;
+  std::vector<std::unique_ptr<Server>> servers_;
+  std::mutex arming_;
+  std::recursive_mutex stepping_;
+  std::mutex knowing_;
+  std::set<std::string> known_;      // tables
+  std::vector<std::int64_t> ahead_;  // numbers of the open step
+  std::atomic<std::size_t> num_armed_{0};
+  Waits waits_;
+};
+
+// By descriptor, as it stands in programs.
+void open_session(const std::string& remote, std::shared_ptr<Session> session);
+void close_session(const std::string& remote, const Session* session);
+std::shared_ptr<Session> find_session(const std::string& remote);
+
+}  // namespace penstock::ps

@@ -1,0 +1,1 @@
+"""Operators that run blocks: `penstock::control` and its gradient."""

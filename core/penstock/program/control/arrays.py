@@ -1,0 +1,79 @@
+"""Tensor arrays: a list of tensors inside blocks, one tensor without elements everywhere else.
+
+A graph and its engine know tensors alone, of sizes that follow from the feeds, and an array has neither. Between
+operators it is a tensor of shape [0] and the elements' dtype, over a storage that holds count, sizes and values of all
+elements: it may be passed on, but not copied. Writing and reading an array are operators of `penstock::control`, each
+with the array after it as a result, so that every version of an array has one reader, and no two gradients of one are
+ever added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import Tensor
+
+Element = Tensor | None
+"""None: nothing was written at this position."""
+
+_NOTHING = -1  # number of dimensions of an element that was not written
+
+
+def packed(elements: Sequence[Element], dtype: torch.dtype) -> Tensor:
+    """Return the tensor that holds an array. Cost: one copy of all elements."""
+    words = [len(elements)]
+    for one in elements:
+        words += [_NOTHING] if one is None else [one.dim(), *one.shape]
+    parts = [torch.tensor([len(words), *words], dtype=torch.int64).view(torch.uint8)]
+    parts += [one.detach().cpu().reshape(-1).contiguous().view(torch.uint8) for one in elements if one is not None]
+    whole = torch.cat(parts)
+    return torch.empty(0, dtype=dtype).set_(whole.untyped_storage(), 0, torch.Size([0]), (1,))
+
+
+def unpacked(array: Tensor) -> list[Element]:
+    """Return the elements of an array, which share its memory."""
+    storage = array.untyped_storage()
+    if not storage.nbytes():
+        return []
+    data = torch.empty(0, dtype=torch.uint8).set_(storage, 0, torch.Size([storage.nbytes()]), (1,))
+    num_words = int(data[:8].view(torch.int64)[0])
+    words = data[8 : 8 + 8 * num_words].view(torch.int64).tolist()
+    shapes: list[list[int] | None] = []
+    at = 1
+    for _ in range(words[0]):
+        rank = words[at]
+        shapes.append(None if rank == _NOTHING else words[at + 1 : at + 1 + rank])
+        at += 1 + max(rank, 0)
+    sizes = [0 if shape is None else prod(shape) * array.element_size() for shape in shapes]
+    ends = list(accumulate(sizes, initial=8 + 8 * num_words))
+    return [
+        None if shape is None else data[begin : begin + size].view(array.dtype).view(shape)
+        for shape, size, begin in zip(shapes, sizes, ends, strict=False)
+    ]
+
+
+def position(index: Tensor) -> int:
+    """Return the position that an index variable of one element holds. Raises ValueError for a negative one."""
+    found = int(index.item())
+    if found < 0:
+        raise ValueError(f"a tensor array has no position {found}")
+    return found
+
+
+def write(array: list[Element], index: Tensor, value: Tensor) -> None:
+    """Put a value at a position, behind the end too."""
+    at = position(index)
+    array.extend([None] * (at + 1 - len(array)))
+    array[at] = value.clone()
+
+
+def read(array: list[Element], index: Tensor) -> Tensor:
+    """Return the value at a position. Raises IndexError where nothing was written."""
+    at = position(index)
+    value = array[at] if at < len(array) else None
+    if value is None:
+        raise IndexError(f"the array has no value at {at}; it has {len(array)} positions")
+    return value.clone()

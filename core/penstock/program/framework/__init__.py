@@ -1,0 +1,27 @@
+"""Fluid's framework API for scripts that declare variables and append operators by hand: `fluid.framework`."""
+
+from penstock.program.eager import in_dygraph_mode
+from penstock.program.framework.appending import Writer
+from penstock.program.framework.layer_helper import LayerHelper
+from penstock.program.operator_types import BlockOperator
+from penstock.program.program import Block, Program
+from penstock.program.record.context import (
+    default_main_program,
+    default_startup_program,
+    name_scope,
+    program_guard,
+    switch_main_program,
+    switch_startup_program,
+)
+from penstock.program.record.declared import Declared
+from penstock.program.record.variable import Parameter, Variable, dtype_named
+from penstock.program.training.backward import grad_name
+
+Block._framework = Writer()
+Operator, grad_var_name, convert_np_dtype_to_dtype_ = BlockOperator, grad_name, dtype_named
+
+__all__ = [
+    "Block", "Declared", "LayerHelper", "Operator", "Parameter", "Program", "Variable", "convert_np_dtype_to_dtype_",
+    "default_main_program", "default_startup_program", "grad_var_name", "in_dygraph_mode", "name_scope",
+    "program_guard", "switch_main_program", "switch_startup_program",
+]  # fmt: skip

@@ -1,0 +1,224 @@
+"""Variables that are declared by hand, and operators that are appended by Fluid's type.
+
+`append_op` runs the layer of that type under the recorder, and gives its result the name of the output variable: what
+is recorded is what the layer records. An output that has a value already is written in place. Initialisers of
+persistable variables are recorded as such, in whichever Program the block is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ProgramError
+from penstock.program import layers
+from penstock.program.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform
+from penstock.program.ir import Role, VarDesc
+from penstock.program.operator_types import BlockOperator
+from penstock.program.program import Block, Program
+from penstock.program.record.context import current_role, program_guard, record_on, role
+from penstock.program.record.declared import Declared, written
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
+from penstock.program.record.variable import Variable, dtype_named
+from penstock.program.training.parameters import ParamAttr
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a type of Fluid's is recorded: slots of its inputs in the layer's order, attributes as keywords, outputs.
+
+    `many`: the first slot is a list of variables.
+    """
+
+    layer: Callable[..., Any]
+    inputs: tuple[str, ...] = ("X",)
+    attributes: Mapping[str, str] | None = None
+    outputs: tuple[str, ...] = ("Out",)
+    many: bool = False
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _update(param: Any, grad: Any, rate: Any) -> Any:
+    return param - rate * grad
+
+
+_UNARY = (
+    "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "square", "mean", "assign", "gelu", "sign", "ceil", "floor",
+)  # fmt: skip
+_BINARY = ("add", "sub", "mul", "div", "max", "min", "pow")
+_REDUCE = ("sum", "mean", "max", "min", "prod")
+_INITIALISERS: dict[str, Callable[[Mapping[str, Any]], Initializer]] = {
+    "fill_constant": lambda a: Constant(a.get("value", 0.0)),
+    "uniform_random": lambda a: Uniform(a.get("min", -1.0), a.get("max", 1.0), a.get("seed", 0)),
+    "gaussian_random": lambda a: Normal(a.get("mean", 0.0), a.get("std", 1.0), a.get("seed", 0)),
+    "truncated_gaussian_random": lambda a: TruncatedNormal(a.get("mean", 0.0), a.get("std", 1.0), a.get("seed", 0)),
+}
+KINDS: dict[str, _Kind] = {
+    **{name: _Kind(getattr(layers, name)) for name in _UNARY},
+    **{
+        f"elementwise_{name}": _Kind(getattr(layers, f"elementwise_{name}"), ("X", "Y"), _same("axis"))
+        for name in _BINARY
+    },
+    **{
+        f"reduce_{name}": _Kind(getattr(layers, f"reduce_{name}"), attributes=_same("dim", "keep_dim"))
+        for name in _REDUCE
+    },
+    "mul": _Kind(layers.mul, ("X", "Y"), _same("x_num_col_dims", "y_num_col_dims")),
+    "matmul": _Kind(
+        layers.matmul, ("X", "Y"), {"transpose_X": "transpose_x", "transpose_Y": "transpose_y", "alpha": "alpha"}
+    ),
+    "scale": _Kind(layers.scale, attributes=_same("scale", "bias", "bias_after_scale")),
+    "cast": _Kind(layers.cast, attributes={"out_dtype": "dtype"}),
+    "clip": _Kind(layers.clip, attributes=_same("min", "max")),
+    "softmax": _Kind(layers.softmax),
+    "sum": _Kind(layers.sum, many=True),
+    "concat": _Kind(layers.concat, attributes=_same("axis"), many=True),
+    "stack": _Kind(layers.stack, attributes=_same("axis"), outputs=("Y",), many=True),
+    "reshape": _Kind(layers.reshape, attributes=_same("shape")),
+    "reshape2": _Kind(layers.reshape, attributes=_same("shape")),
+    "transpose": _Kind(layers.transpose, attributes={"axis": "perm"}),
+    "transpose2": _Kind(layers.transpose, attributes={"axis": "perm"}),
+    "squeeze2": _Kind(layers.squeeze, attributes=_same("axes")),
+    "unsqueeze2": _Kind(layers.unsqueeze, attributes=_same("axes")),
+    "fill_constant": _Kind(layers.fill_constant, (), _same("shape", "dtype", "value")),
+    "dropout": _Kind(layers.dropout, attributes=_same("dropout_prob", "dropout_implementation")),
+    "cross_entropy": _Kind(layers.cross_entropy, ("X", "Label"), _same("soft_label", "ignore_index"), ("Y",)),
+    "softmax_with_cross_entropy": _Kind(
+        layers.softmax_with_cross_entropy, ("Logits", "Label"), _same("soft_label", "ignore_index"), ("Loss",)
+    ),
+    "top_k": _Kind(layers.topk, attributes=_same("k"), outputs=("Out", "Indices")),
+    "sgd": _Kind(_update, ("Param", "Grad", "LearningRate"), outputs=("ParamOut",)),
+}
+
+
+class Writer:
+    """What a Block declares and appends with (`Framework`)."""
+
+    def create_var(
+        self,
+        program: Program,
+        name: str | None = None,
+        shape: Sequence[int | None] | None = None,
+        dtype: Any = None,
+        persistable: bool = False,
+        stop_gradient: bool = False,
+        lod_level: int = 0,
+        type: object = None,
+        initializer: Initializer | None = None,
+        **ignored: object,
+    ) -> Variable:
+        """See `Block.create_var`. A persistable variable needs its sizes; its value is set in the scope, or by
+        `initializer`, which is recorded into the same Program."""
+        name = name or program.unique("_generated_var")
+        recording = recording_of(program)
+        if name in program.variables:
+            return program.handle(name)  # type: ignore[no-any-return]  # a Variable
+        record_on(program)
+        kind = dtype_named(dtype or "float32")
+        sizes = [-1 if size is None else int(size) for size in shape or ()]
+        if not persistable:
+            text = str(kind).removeprefix("torch.")
+            return Declared(recording, VarDesc(name, tuple(sizes), text, lod_level=lod_level, source=user_line()))
+        if shape is None:
+            raise ProgramError(
+                f"{user_line()}: persistable variable {name!r} is declared without a shape", variable=name
+            )
+        fake = recording.fake_of_shape(sizes, kind)
+        described = recording.bind(fake, recording.describe(fake, name, persistable=True))
+        if initializer is not None:
+            program.append(initializer.operator(described, program))
+        return recording.handle(fake)  # type: ignore[no-any-return]  # a Variable
+
+    def create_parameter(
+        self,
+        program: Program,
+        shape: Sequence[int] = (),
+        dtype: Any = "float32",
+        name: str | None = None,
+        attr: Any = None,
+        initializer: Initializer | None = None,
+        trainable: bool = True,
+        **more: Any,
+    ) -> Variable:
+        """See `Block.create_parameter`. Its first value is recorded into the current startup Program."""
+        wanted = ParamAttr.of(attr) or ParamAttr()
+        chosen = ParamAttr(
+            name or wanted.name,
+            initializer or wanted.initializer,
+            (more.get("optimize_attr") or {}).get("learning_rate", wanted.learning_rate),
+            more.get("regularizer") or wanted.regularizer,
+            trainable and wanted.trainable,
+            more.get("gradient_clip_attr") or wanted.gradient_clip,
+        )
+        with program_guard(program):
+            text = str(dtype_named(dtype)).removeprefix("torch.")
+            return layers.create_parameter(list(shape), text, chosen.name, chosen)
+
+    def append_op(
+        self,
+        block: Block,
+        type_: str,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        attrs: Mapping[str, Any],
+    ) -> BlockOperator:
+        """See `Block.append_op`."""
+        program = block.program
+        given = {slot: _handles(program, value) for slot, value in inputs.items()}
+        results = {slot: _handles(program, value) for slot, value in outputs.items()}
+        first = next((handles[0] for handles in results.values() if handles), None)
+        if type_ in _INITIALISERS and first is not None and first.persistable:
+            program.append(_INITIALISERS[type_](attrs).operator(first.desc, program))
+            return block.ops[-1]
+        kind = KINDS.get(type_)
+        if kind is None:
+            raise ProgramError(
+                f"{user_line()}: append_op(type={type_!r}): there is no operator of this type here. Call the layer or "
+                f"a torch function on the variables; types that can be appended: {', '.join(sorted(KINDS))}"
+            )
+        updates = type_ == "sgd"
+        pairs = ((given["Param"][0].name, given["Grad"][0].name),) if updates and "Grad" in given else ()
+        with program_guard(program), role(Role.OPTIMIZE if updates else current_role()[0], pairs or current_role()[1]):
+            for slot, value in results_of(type_, given, attrs).items():
+                for out in results.get(slot, ())[:1]:
+                    written(out, value)
+        return block.ops[-1]
+
+
+def results_of(type_: str, given: Mapping[str, list[Any]], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Record the layer of a type in `KINDS` on the variables of its slots; return its results by slot."""
+    kind = KINDS[type_]
+    made = kind.layer(*_operands(type_, kind, given), **_keywords(type_, kind, attrs))
+    return dict(zip(kind.outputs, made if isinstance(made, tuple) else (made,), strict=True))
+
+
+def _handles(program: Program, value: Any) -> list[Any]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [program.global_block().var(v) if isinstance(v, str) else v for v in values if v is not None]
+
+
+def _operands(type_: str, kind: _Kind, given: Mapping[str, list[Any]]) -> list[Any]:
+    missing = [slot for slot in kind.inputs if not given.get(slot)]
+    if missing:
+        raise ProgramError(
+            f"{user_line()}: append_op(type={type_!r}) is given {sorted(given)}; expected inputs {list(kind.inputs)}"
+        )
+    return [given[slot] if kind.many else given[slot][0] for slot in kind.inputs]
+
+
+def _keywords(type_: str, kind: _Kind, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    known = kind.attributes or {}
+    given = {known[name]: value for name, value in attrs.items() if name in known}
+    if type_.startswith("reduce_") and attrs.get("reduce_all"):
+        given["dim"] = None
+    return {
+        key: str(dtype_named(value)).removeprefix("torch.") if key == "dtype" else value for key, value in given.items()
+    }
+
+
+__all__ = ["KINDS", "Writer", "results_of"]

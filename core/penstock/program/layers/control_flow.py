@@ -1,0 +1,299 @@
+"""Control flow: branches and loops over variables, as operators that run blocks.
+
+`cond`, `case`, `switch_case` and `Switch` choose a block by a bool, `While` and `while_loop` repeat one. What a block
+reads from outside it reads by name; what it writes there (`assign(x, output)`, `increment`, `less_than(cond=)`) is
+written after it, if the block was run. Each is one operator of the Program and one handle of its graph.
+Source: python/paddle/fluid/layers/control_flow.py (Fluid 1.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from penstock.compat.torch import tree_flatten, tree_unflatten
+from penstock.errors import ArgumentError, ProgramError
+from penstock.program.layers.tensor import assign
+from penstock.program.record.blocks import Recorded, control, recorded_block, sub_block, symbols_of
+from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.opening import recording_of
+from penstock.program.record.recording import Recording
+from penstock.program.record.savepoint import undone_on_failure
+from penstock.program.record.source import user_line
+from penstock.program.record.variable import Variable, wrap
+from penstock.program.record.versions import take_over
+
+Branch = Callable[[], Any]
+
+
+def expect_condition(what: str, value: Any) -> None:
+    """Raise ProgramError unless `value` is a bool variable of one element."""
+    if not isinstance(value, Variable):
+        raise ArgumentError(f"{user_line()}: {what} needs a bool variable as its condition, got {value!r}")
+    if value.dtype != torch.bool or any(d != 1 for d in value.desc.shape):
+        raise ArgumentError(
+            f"{user_line()}: {what} needs a condition of one bool, but {value!r} is none. Compare (layers.less_than), "
+            "or reduce it (layers.reduce_any)",
+            variable=value.name,
+        )
+
+
+def expect_rows(value: Any) -> None:
+    """Raise ProgramError unless `value` is a bool variable [n, 1]."""
+    if not isinstance(value, Variable) or value.dtype != torch.bool or value.desc.shape[1:] not in ((1,), ()):
+        raise ArgumentError(f"{user_line()}: IfElse needs a bool variable [n, 1], one for each row, got {value!r}")
+
+
+# ---------------------------------------------------------------- branches
+
+
+def _branch(recording: Recording, run: Branch | None) -> tuple[Recorded, list[Any], Any]:
+    """Record a branch: what it holds, the leaves that it returns, and how they nest."""
+    with recorded_block(recording) as block:
+        leaves, nest = tree_flatten(run() if run is not None else None)
+        for leaf in leaves:
+            if leaf is not None and not isinstance(leaf, Variable):
+                raise ProgramError(f"{user_line()}: a branch returns {leaf!r}; expected variables, nested or None")
+        own = [recording.own(leaf) for leaf in leaves if leaf is not None]
+        shapes = [(v.desc.shape, v.desc.dtype) for v in own]
+        return block.close(v.name for v in own), [[v.name for v in own], shapes], (str(nest), nest, leaves)
+
+
+def _choose(
+    recording: Recording, pred: Variable, then: Recorded, otherwise: Recorded, names: Sequence[Sequence[str]]
+) -> list[Any]:
+    """Record the operator that runs one of two blocks; return the variables that they return."""
+    pred = recording.own(pred)
+    writes = list(dict.fromkeys((*then.writes, *otherwise.writes)))
+    inputs = list(dict.fromkeys((pred.name, *then.reads, *otherwise.reads)))
+    symbols = symbols_of(recording, (then, otherwise), inputs)
+    blocks = [
+        sub_block(recording, one, inputs, [*own, *writes], symbols)
+        for one, own in zip((then, otherwise), names, strict=True)
+    ]
+    if not names[0] and not writes:
+        return []
+    made = control(recording, "conditional_block", inputs, blocks)
+    results: list[Any] = wrap(recording, made[: len(names[0])])
+    for name, tensor in zip(writes, made[len(names[0]) :], strict=True):
+        take_over(recording, name, tensor)
+    return results
+
+
+def cond(pred: Any, true_fn: Branch | None = None, false_fn: Branch | None = None, name: str | None = None) -> Any:
+    """Return what `true_fn()` returns where `pred` is true, else what `false_fn()` returns.
+
+    Both return variables in the same nest, of the same shapes and dtypes, or None. Raises ProgramError otherwise.
+    """
+    expect_condition("cond", pred)
+    for fn in (true_fn, false_fn):
+        if fn is not None and not callable(fn):
+            raise ArgumentError(f"{user_line()}: a branch of cond is {fn!r}; expected a function without arguments")
+    main = default_main_program()
+    recording = recording_of(main)
+    with name_scope(name or main.unique("cond")), undone_on_failure(recording, renames=True):
+        then, (left, left_shapes), (left_nest, nest, leaves) = _branch(recording, true_fn)
+        otherwise, (right, right_shapes), (right_nest, _, _) = _branch(recording, false_fn)
+        if left_nest != right_nest or left_shapes != right_shapes:
+            raise ProgramError(
+                f"{user_line()}: the branches of cond return {_words(left_nest, left_shapes)} and "
+                f"{_words(right_nest, right_shapes)}; expected the same nest, shapes and dtypes"
+            )
+        found = iter(_choose(recording, pred, then, otherwise, (left, right)))
+    return tree_unflatten([None if leaf is None else next(found) for leaf in leaves], nest)
+
+
+def _words(nest: str, shapes: Sequence[tuple[Any, str]]) -> str:
+    each = ", ".join(f"{dtype}[{', '.join(map(str, shape))}]" for shape, dtype in shapes)
+    return f"({each or 'no variable'} in {nest})"
+
+
+def case(pred_fn_pairs: Sequence[tuple[Any, Branch]], default: Branch | None = None, name: str | None = None) -> Any:
+    """Return what the function of the first true condition returns, else what `default` does; without it the last."""
+    pairs: list[Any] = list(pred_fn_pairs)
+    are_pairs = all(isinstance(pair, (tuple, list)) and len(pair) == 2 and callable(pair[1]) for pair in pairs)
+    if not pairs or not are_pairs or not (default is None or callable(default)):
+        raise ArgumentError(f"{user_line()}: case needs pairs of a condition and a function, got {pred_fn_pairs!r}")
+    if default is None:
+        (_, default) = pairs.pop()
+    run = default
+    for pred, fn in reversed(pairs):
+        run = _nested(pred, fn, run, name)
+    return run()
+
+
+def _nested(pred: Any, fn: Branch, otherwise: Branch, name: str | None) -> Branch:
+    return lambda: cond(pred, fn, otherwise, name)
+
+
+def switch_case(
+    branch_index: Any,
+    branch_fns: Mapping[int, Branch] | Sequence[Any],
+    default: Branch | None = None,
+    name: str | None = None,
+) -> Any:
+    """Return what the function of the index returns, else what `default` does; without it that of the largest index.
+
+    `branch_fns`: functions, or pairs or a dict of an index and a function. Raises ProgramError for an index twice.
+    """
+    pairs = _indexed(branch_fns)
+    if default is None:
+        default = pairs[-1][1]
+        pairs = pairs[:-1]
+    if not pairs:
+        return default()
+    return case([(branch_index == index, fn) for index, fn in pairs], default, name)
+
+
+def _indexed(branch_fns: Any) -> list[tuple[int, Branch]]:
+    given = list(branch_fns.items() if isinstance(branch_fns, Mapping) else branch_fns)
+    pairs = [one if isinstance(one, (tuple, list)) else (i, one) for i, one in enumerate(given)]
+    indices = [index for index, _ in pairs]
+    if not pairs or len(set(indices)) < len(indices) or not all(callable(fn) for _, fn in pairs):
+        raise ProgramError(f"{user_line()}: switch_case needs functions, each with an index of its own, got {given}")
+    return sorted(((int(index), fn) for index, fn in pairs), key=lambda pair: pair[0])
+
+
+class Switch:
+    """`with switch.case(condition):` blocks of which the first true one is run, else that of `switch.default()`.
+
+    They return nothing: they write variables from outside. Used as `with fluid.layers.Switch() as switch:`.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        self._none: Any = None  # whether no condition so far was true
+        self._name = name
+        self._ended = False
+
+    def __enter__(self) -> Switch:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    @contextmanager
+    def case(self, condition: Any) -> Iterator[None]:
+        """Record the block of a condition."""
+        expect_condition("Switch.case", condition)
+        chosen = condition if self._none is None else torch.logical_and(self._none, condition)
+        opposite: Any = torch.logical_not(condition)
+        self._none = opposite if self._none is None else torch.logical_and(self._none, opposite)
+        with self._block(chosen):
+            yield
+
+    @contextmanager
+    def default(self) -> Iterator[None]:
+        """Record the block of no condition. Raises ProgramError before the first case."""
+        if self._none is None:
+            raise ProgramError(f"{user_line()}: Switch.default() stands before the first case()")
+        with self._block(self._none):
+            yield
+
+    @contextmanager
+    def _block(self, chosen: Any) -> Iterator[None]:
+        main = default_main_program()
+        recording = recording_of(main)
+        with name_scope(self._name or main.unique("switch")):
+            with recorded_block(recording) as block:
+                yield
+                recorded = block.close()
+            _choose(recording, chosen, recorded, Recorded((), {}, (), ()), ((), ()))
+
+
+# ---------------------------------------------------------------- loops
+
+
+class While:
+    """`with While(cond).block():` a block that is run again as long as `cond`, a bool variable that it writes, is true.
+
+    Gradients go through all iterations, whose values are computed once more for them.
+    """
+
+    def __init__(self, cond: Any, is_test: bool = False, name: str | None = None) -> None:
+        expect_condition("While", cond)
+        self._cond = cond
+        self._name = name
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Record the block. Raises ProgramError if it does not write the condition."""
+        main = default_main_program()
+        recording = recording_of(main)
+        with name_scope(self._name or main.unique("while")):
+            with recorded_block(recording) as block:
+                yield
+                recorded = block.close([recording.own(self._cond).name])
+            _repeat(recording, recording.own(self._cond).name, recorded)
+
+
+def _repeat(recording: Recording, condition: str, recorded: Recorded) -> None:
+    if condition not in recorded.writes:
+        raise ProgramError(
+            f"{user_line()}: the block of a While does not write its condition {condition!r}, so it would never end. "
+            "Compare again at its end: layers.less_than(i, n, cond=condition)",
+            variable=condition,
+        )
+    carried = list(dict.fromkeys((condition, *recorded.writes)))
+    inputs = list(dict.fromkeys((*carried, *recorded.reads)))
+    symbols = symbols_of(recording, [recorded], inputs)
+    block = sub_block(recording, recorded, inputs, carried, symbols)
+    made = control(recording, "while", inputs, [block], [len(carried)])
+    for name, tensor in zip(carried, made, strict=True):
+        take_over(recording, name, tensor)
+
+
+def while_loop(
+    cond: Callable[..., Any], body: Callable[..., Any], loop_vars: Sequence[Any], is_test: bool = False,
+    name: str | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return `loop_vars` after `vars = body(*vars)` was run as long as `cond(*vars)` is true.
+
+    Shapes and dtypes stay those of `loop_vars`. Raises ProgramError for others, and for another number of variables.
+    """
+    _expect_loop(cond, body, loop_vars)
+    if not loop_vars:
+        raise ProgramError(f"{user_line()}: while_loop needs variables to carry, got {loop_vars!r}")
+    leaves, nest = tree_flatten(list(loop_vars))
+    state = [leaf if _is_array(leaf) else assign(leaf) for leaf in leaves]
+    now = tree_unflatten(state, nest)
+    going = cond(*now)
+    expect_condition("while_loop", going)
+    going = assign(going)
+    with While(going, is_test, name or default_main_program().unique("while_loop")).block():
+        made = body(*now)
+        given, shape = tree_flatten(list(made) if isinstance(made, (list, tuple)) else [made])
+        if str(shape) != str(nest):
+            raise ProgramError(f"{user_line()}: the body of while_loop returns {shape}, its variables are {nest}")
+        _carry(state, given)
+        assign(cond(*now), going)
+    return list(now)
+
+
+def _expect_loop(cond: object, body: object, loop_vars: object) -> None:
+    if not callable(cond) or not callable(body) or not isinstance(loop_vars, (list, tuple)):
+        raise ArgumentError(
+            f"{user_line()}: while_loop needs two functions and a list of variables, got {cond!r}, {body!r} and "
+            f"{loop_vars!r}"
+        )
+
+
+def _is_array(value: Any) -> bool:
+    return bool(value.desc.kind == "array")
+
+
+def _carry(state: Sequence[Any], given: Sequence[Any]) -> None:
+    """Write what the body returns into the variables of the loop."""
+    for old, new in zip(state, given, strict=True):
+        if not isinstance(new, Variable) or (_is_array(old) and new is not old):
+            raise ArgumentError(f"{user_line()}: the body of while_loop returns {new!r} for {old!r}")
+        if (old.desc.shape, old.desc.dtype) != (new.desc.shape, new.desc.dtype):
+            raise ProgramError(
+                f"{user_line()}: the body of while_loop returns {new!r} for {old!r}; expected its shape and dtype"
+            )
+    pairs = [(old, new) for old, new in zip(state, given, strict=True) if new is not old]
+    copies = [assign(new) if any(new is old for old in state) else new for _, new in pairs]  # two may change places
+    for (old, _), new in zip(pairs, copies, strict=True):
+        assign(new, old)

@@ -1,0 +1,127 @@
+"""Fluid's names of recorded operators, as `Block.ops` shows them. Torch-free.
+
+A recorded operator is one ATen call or one of Penstock's own; `kernel` is its name. `type` is the name of Fluid's
+operator for the same, where there is one: of a layer that records several calls the last call has the layer's name, of
+an update the one that writes the parameter has the optimizer's, and a backward operator ends in `_grad`.
+Else it is the plain name of the call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.program.ir import Operator, Role
+
+_CALLS = {
+    "addmm": "mul", "mm": "mul", "bmm": "matmul", "matmul": "matmul", "add": "elementwise_add",
+    "sub": "elementwise_sub", "rsub": "elementwise_sub", "mul": "elementwise_mul", "div": "elementwise_div",
+    "maximum": "elementwise_max", "minimum": "elementwise_min", "convolution": "conv2d",
+    "max_pool2d_with_indices": "pool2d", "avg_pool2d": "pool2d", "native_batch_norm": "batch_norm",
+    "native_layer_norm": "layer_norm", "cat": "concat", "view": "reshape2", "_unsafe_view": "reshape2",
+    "reshape": "reshape2", "t": "transpose2", "transpose": "transpose2", "permute": "transpose2",
+    "squeeze": "squeeze2", "unsqueeze": "unsqueeze2", "_softmax": "softmax", "_log_softmax": "log_softmax",
+    "threshold": "relu", "native_dropout": "dropout", "embedding": "lookup_table", "full": "fill_constant",
+    "scalar_tensor": "fill_constant", "clone": "assign", "copy": "assign", "_to_copy": "cast", "topk": "top_k",
+    "argmax": "arg_max", "argmin": "arg_min", "sort": "argsort", "clamp": "clip", "clamp_min": "clip",
+    "index_select": "gather", "lt": "less_than", "le": "less_equal", "gt": "greater_than", "ge": "greater_equal",
+    "eq": "equal", "ne": "not_equal", "neg": "scale", "hardtanh": "relu6", "repeat": "expand", "amax": "reduce_max",
+    "amin": "reduce_min", "prod": "reduce_prod", "silu": "swish", "hardsigmoid": "hard_sigmoid", "sum": "reduce_sum",
+    "constant_pad_nd": "pad",
+    # Penstock's own
+    "uniform": "uniform_random", "normal": "gaussian_random", "truncated_normal": "truncated_gaussian_random",
+    "send_rows": "send", "prefetch": "distributed_lookup_table", "scale_loss_grad": "fill_constant",
+    "captured": "assign",
+}  # fmt: skip
+_GRADIENTS = {
+    "threshold_backward": "relu_grad", "_softmax_backward_data": "softmax_grad", "sigmoid_backward": "sigmoid_grad",
+    "_log_softmax_backward_data": "log_softmax_grad", "tanh_backward": "tanh_grad",
+    "convolution_backward": "conv2d_grad",
+    "max_pool2d_with_indices_backward": "pool2d_grad", "avg_pool2d_backward": "pool2d_grad",
+    "native_batch_norm_backward": "batch_norm_grad", "native_layer_norm_backward": "layer_norm_grad",
+    "dropout_backward": "dropout_grad", "embedding_dense_backward": "lookup_table_grad",
+    "scale_loss_grad": "fill_constant",
+}  # fmt: skip
+_LAYERS = {
+    "smooth_l1": "smooth_l1_loss", "square_error_cost": "square",
+    **{name: name for name in (
+        "cross_entropy", "softmax_with_cross_entropy", "log_loss", "sigmoid_cross_entropy_with_logits", "huber_loss",
+        "cos_sim", "one_hot", "rank_loss", "margin_rank_loss", "bpr_loss", "kldiv_loss", "lrn",
+    )},
+}  # fmt: skip
+_COUNTED = re.compile(r"([a-z0-9_]+?)_\d+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOperator:
+    """Fluid's view of an operator. Everything else (`name`, `role`, `source`, …) is that of `operator`."""
+
+    operator: Operator
+    type: str
+
+    @property
+    def kernel(self) -> str:
+        """What runs: the name of the ATen call, or of Penstock's own operator."""
+        return self.operator.type
+
+    @property
+    def attr_names(self) -> list[str]:
+        """Names of its attributes: keywords of the call, and Fluid's `op_role_var` and `op_namescope`."""
+        return [*(name for name, _ in self.operator.kwargs), "op_role_var", "op_namescope"]
+
+    def has_attr(self, name: str) -> bool:
+        """Whether there is such an attribute."""
+        return name in self.attr_names
+
+    def attr(self, name: str) -> Any:
+        """Return an attribute. Raises KeyError."""
+        own = {
+            "op_role_var": [name for pair in self.operator.role_vars for name in pair],
+            "op_namescope": "/" + self.operator.module.replace(".", "/"),
+        }
+        return {**dict(self.operator.kwargs), **own}[name]
+
+    def all_attrs(self) -> dict[str, Any]:
+        """Return all attributes."""
+        return {name: self.attr(name) for name in self.attr_names}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.operator, name)
+
+
+def in_fluids_names(operators: Sequence[Operator]) -> list[BlockOperator]:
+    """Return Fluid's views of the operators of a block, in order."""
+    last = {op.module: op for op in operators if Role.FORWARD in op.role and _layer(op)}
+    return [BlockOperator(op, _layer(op) if last.get(op.module) is op else _type(op)) for op in operators]
+
+
+def _layer(op: Operator) -> str:
+    found = _COUNTED.match(op.module.rpartition(".")[2])
+    return _LAYERS.get(found.group(1), "") if found else ""
+
+
+def _type(op: Operator) -> str:
+    parts = op.type.split(".")
+    call = parts[1]
+    plain = call.rstrip("_")
+    if plain.startswith("control") and parts[0] == "penstock":
+        kind = next(arg for arg in op.args if isinstance(arg, str))
+        return kind if plain == "control" else f"{kind}_grad"
+    if Role.OPTIMIZE in op.role and any(param in op.writes for param, _ in op.role_vars):
+        return _update(op, parts[0], plain)
+    if Role.BACKWARD in op.role and Role.RPC not in op.role:
+        return _GRADIENTS.get(plain) or (f"{_CALLS[plain]}_grad" if plain in _CALLS else plain.lstrip("_"))
+    if plain == "convolution" and len(op.args) > 6 and op.args[6] is True:
+        return "conv2d_transpose"
+    if plain in ("mean", "sum") and len(op.args) > 1:
+        return f"reduce_{plain}"
+    return _CALLS.get(plain, plain.lstrip("_"))
+
+
+def _update(op: Operator, namespace: str, plain: str) -> str:
+    if namespace == "penstock":
+        return plain.removeprefix("sparse_")
+    found = _COUNTED.match(op.module.partition(".")[0])
+    return found.group(1) if found else _CALLS.get(plain, plain)

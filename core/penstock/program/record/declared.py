@@ -1,0 +1,96 @@
+"""Variables that are declared before an operator makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.program.ir import VarDesc
+from penstock.program.record.recording import Recording
+from penstock.program.record.renaming import rename_recorded
+from penstock.program.record.source import user_line
+from penstock.program.record.variable import Variable, recording_in
+from penstock.program.record.versions import is_replaceable, take_over
+
+
+class Declared(Variable):
+    """A variable that no operator has made yet: its sizes and dtype are what was declared, if they were."""
+
+    def __init__(self, recording: Recording, described: VarDesc) -> None:
+        self._recording = recording
+        self.name = described.name
+        self._declared = described
+        self._fake: torch.Tensor | None = None
+
+    def for_recording(self, recording: Recording) -> Variable:
+        """Return the handle of the same variable in a clone of its Program."""
+        return Variable(recording, self.name, self.fake)
+
+    @property
+    def fake(self) -> torch.Tensor:  # type: ignore[override]  # an attribute there; here it is made late
+        """The tensor that stands for it. Raises ProgramError before an operator has made it."""
+        if self._fake is None:
+            raise ProgramError(
+                f"{user_line()}: variable {self.name!r} (declared at {self._declared.source}) is used, but no operator "
+                "has made it. Append the one that writes it first",
+                variable=self.name,
+            )
+        return self._fake
+
+    def stand_for(self, fake: torch.Tensor, name: str) -> None:
+        """Be the handle of another tensor from now on."""
+        self._fake, self.name = fake, name
+
+    @property
+    def desc(self) -> VarDesc:
+        """Its description: as declared, until an operator has made it."""
+        described: VarDesc = self.program.variables.get(self.name, self._declared)
+        return described
+
+    @property
+    def is_made(self) -> bool:
+        """Whether an operator has made it."""
+        return self._fake is not None
+
+    @property
+    def stop_gradient(self) -> bool:
+        """Whether gradients end here."""
+        return self._fake is not None and not self._fake.requires_grad
+
+    @stop_gradient.setter
+    def stop_gradient(self, value: bool) -> None:
+        if self._fake is not None:
+            self._fake = (
+                self._fake.detach() if value and not self._fake.is_leaf else self._fake.requires_grad_(not value)
+            )
+            self._recording.alias(self._fake, self.name)
+
+    def become(self, made: Variable) -> None:
+        """Take over what `made` stands for, under the declared name."""
+        rename_recorded(self._recording, made.fake, self.name)
+        self._fake = made.fake
+        self._recording.handles[self.name] = self
+
+
+def written(out: Variable, value: Any) -> Any:
+    """Give an output variable its value and return it: a declared one and a temporary become it, others are written."""
+    if isinstance(out, Declared) and not out.is_made:
+        out.become(value)
+    elif out is not value:
+        recording = recording_in((out, value))
+        if recording is not None and _becomes(recording, recording.own(out), value):
+            take_over(recording, recording.own(out).name, value.fake)
+        else:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not out.persistable):
+                out.copy_(value)
+    return out
+
+
+def _becomes(recording: Recording, out: Variable, value: Any) -> bool:
+    """Whether a variable may stand for a value that was just made, so that nothing is copied."""
+    if not isinstance(value, Variable) or not is_replaceable(recording, out.name):
+        return False
+    same = (out.desc.shape, out.desc.dtype) == (value.desc.shape, value.desc.dtype)
+    return same and is_replaceable(recording, value.name)

@@ -1,0 +1,181 @@
+"""Rows of ragged inputs while a Program is recorded: symbols of their own, which turn out to be equal to others.
+
+An input with a lod_level has rows apart from the batch (program/sequences.py). Fluid says no more than -1 of either, so
+a script may add the scores of one such input to the labels of another, or use it as what has one row a sample. Where a
+call fails on operands with different rows, it is made again with these taken for the same: two ragged inputs with one
+another, or one whose lengths no operator has read with the batch. So are other sizes that are known when fed, the steps
+of two padded inputs. Where rows are a share of a ragged input's, s1 // 3, and others the batch, the call is made with
+the former counted in the run (`penstock.expect_rows`). If that fails, too, the first error is raised and nothing has
+changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from penstock.compat.torch import tree_leaves, tree_map
+from penstock.program.expr import Dim, Expr, renamed, sym
+from penstock.program.ir import Arg, Guard, Operator, VarDesc
+from penstock.program.program import Program
+from penstock.program.record import arithmetic
+from penstock.program.record.recording import Recording
+from penstock.program.record.sizes import Relation
+from penstock.program.sequences import LENGTHS, ragged_feeds
+
+Result = TypeVar("Result")
+
+
+def with_equal_rows(
+    recording: Recording, operands: Any, call: Callable[[Any], Result], count: Callable[[Any, Any], Any]
+) -> Result:
+    """Return `call(operands)`; where it fails, with the sizes of its operands taken for equal.
+
+    `operands`: a nest of Variables. `count(x, rows)` records x with its rows counted. Both leave nothing behind where
+    they fail. Raises what `call` raises at first.
+    """
+    try:
+        return call(operands)
+    except Exception as error:
+        first, names, shares = error, _to_join(recording, operands), _shares_of_rows(recording, operands)
+        if not names and not shares:
+            raise
+    if names:
+        with contextlib.suppress(Exception), _joined(recording, names):
+            return call(operands)
+    if shares:
+        batch = recording.symbols.size(sym(recording.program.symbols[0]))
+        with contextlib.suppress(Exception):
+            return call(tree_map(lambda v: count(v, batch) if _name(v) in shares else v, operands))
+    raise first
+
+
+def join_rows(recording: Recording, operands: Any) -> None:
+    """Take the rows of variables for equal, where they may be."""
+    names = _to_join(recording, operands)
+    if names:
+        with _joined(recording, names):
+            pass
+
+
+def _to_join(recording: Recording, operands: Any) -> dict[str, str]:
+    """Symbols of sizes among the operands -> the one to take for them; empty if there is nothing to take for equal."""
+    shapes = [desc.shape for v in tree_leaves(operands) if (desc := _described(recording.program, v))]
+    return {**_rows_to_join(recording.program, shapes), **_other_sizes_to_join(recording.program, shapes)}
+
+
+def _other_sizes_to_join(program: Program, shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
+    """Symbols at one position, counted from the last dimension, of which none is of rows."""
+    inputs = {*program.symbols[:1], *(_rows(v.shape) for v in ragged_feeds(program))}
+    names: dict[str, str] = {}
+    for position in range(-1, -max(map(len, shapes), default=0), -1):
+        there = [shape[position] for shape in shapes if len(shape) > -position]
+        found = {str(size.args[0]) for size in there if isinstance(size, Expr) and size.op == "sym"} - inputs
+        first, *rest = [name for name in program.symbols if name in found] or [""]
+        names |= dict.fromkeys(rest, names.get(first, first))
+    return names
+
+
+def _rows_to_join(program: Program, shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
+    found = dict.fromkeys(_rows(shape) for shape in shapes)
+    found.pop("", None)
+    inputs = {_rows(v.shape): v for v in ragged_feeds(program)}
+    own = [name for name in program.symbols if name in found and name in inputs]
+    others = [name for name in found if name not in inputs]
+    if not own or len(found) < 2 or len(others) > 1:
+        return {}
+    if others and (others[0] != program.symbols[0] or any(_lengths_read(program, inputs[name]) for name in own)):
+        return {}
+    target, *rest = [*others, *own]
+    return dict.fromkeys(rest, target)
+
+
+def _shares_of_rows(recording: Recording, operands: Any) -> set[str]:
+    """The operands whose rows are a whole share of a ragged input's, where another one has the batch; else none."""
+    program = recording.program
+    described = [desc for v in tree_leaves(operands) if (desc := _described(program, v)) and desc.shape]
+    rows = {_rows(v.shape) for v in ragged_feeds(program)}
+    shares = {v.name for v in described if _is_share(v.shape[0], rows)}
+    return shares if any(_rows(v.shape) == program.symbols[0] for v in described) else set()
+
+
+def _is_share(size: Dim, rows: set[str]) -> bool:
+    return isinstance(size, Expr) and size.op == "//" and bool(size.symbols()) and size.symbols() <= rows
+
+
+def _name(value: Any) -> str:
+    return getattr(value, "name", "") if hasattr(value, "fake") else ""
+
+
+def _described(program: Program, value: Any) -> VarDesc | None:
+    return program.variables.get(_name(value))
+
+
+def _rows(shape: tuple[Dim, ...]) -> str:
+    """The symbol of the rows, or of what they are a multiple of."""
+    rows = shape[0] if shape else None
+    symbols = rows.symbols() if isinstance(rows, Expr) and rows.op in ("sym", "*") else frozenset()
+    return next(iter(symbols)) if len(symbols) == 1 else ""
+
+
+def _lengths_read(program: Program, var: VarDesc) -> bool:
+    name = var.name + LENGTHS
+    return any(name in op.input_names() for op in program.operators)
+
+
+@contextmanager
+def _joined(recording: Recording, names: Mapping[str, str]) -> Iterator[None]:
+    """Take symbols for others within the block, and from then on if it succeeds."""
+    sizes = recording.symbols.sizes
+    before = dict(sizes.equal)
+    sizes.take_as_equal({**{old: names.get(new, new) for old, new in before.items()}, **names})
+    try:
+        yield
+    except BaseException:
+        sizes.take_as_equal(before)
+        raise
+    _rewrite(recording, names)
+
+
+def _rewrite(recording: Recording, names: Mapping[str, str]) -> None:
+    """Rename symbols in what was recorded. Lengths that nothing reads, of rows that are the batch now, are dropped."""
+    program = recording.program
+    batch = program.symbols[0]
+    dropped = [v.name + LENGTHS for v in ragged_feeds(program) if names.get(_rows(v.shape)) == batch]
+    for name, var in program.variables.items():
+        if any(isinstance(d, Expr) and d.symbols() & names.keys() for d in var.shape):
+            program.variables[name] = replace(var, shape=tuple(_renamed(d, names) for d in var.shape))
+    program.operators[:] = [_operator(op, names) for op in program.operators]
+    guards = [replace(g, left=_renamed(g.left, names), right=_renamed(g.right, names)) for g in program.guards]
+    program.guards[:] = [guard for guard in dict.fromkeys(guards) if _possible(guard)]
+    program.symbols[:] = [name for name in program.symbols if name not in names]
+    for name in dropped:
+        recording.drop(name)
+    program.revision += 1
+
+
+def _renamed(dim: Dim, names: Mapping[str, str]) -> Dim:
+    if not isinstance(dim, Expr) or not dim.symbols() & names.keys():
+        return dim
+    return arithmetic.of_dim(renamed(dim, names)).dim
+
+
+def _operator(op: Operator, names: Mapping[str, str]) -> Operator:
+    args = tuple(_argument(a, names) for a in op.args)
+    kwargs = tuple((k, _argument(v, names)) for k, v in op.kwargs)
+    return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
+
+
+def _argument(value: Arg, names: Mapping[str, str]) -> Arg:
+    if isinstance(value, Expr):
+        return _renamed(value, names)
+    return tuple(_argument(v, names) for v in value) if isinstance(value, tuple) else value
+
+
+def _possible(guard: Guard) -> bool:
+    """Whether a guard may hold: that two sizes differ was asked before they were taken for equal."""
+    left, right = arithmetic.of_dim(guard.left), arithmetic.of_dim(guard.right)
+    return Relation(guard.relation, left, right).always() is None

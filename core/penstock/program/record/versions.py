@@ -1,0 +1,53 @@
+"""Variables that stand for another value from some operator on: a new version of a name, or a write into its memory.
+
+A temporary gets a new version: what is recorded after it means the new value by the old name, what was recorded before
+keeps the old value, which autograd may have saved, under another name. State, inputs and views keep their memory, as do
+variables from outside of the block that is recorded: they are written in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from penstock.program.ir import Operator, Ref
+from penstock.program.record.recording import Recording
+from penstock.program.record.renaming import rename_recorded
+from penstock.program.record.variable import Variable, recording_modes
+
+
+def take_over(recording: Recording, name: str, made: torch.Tensor) -> None:
+    """Let a variable stand for a tensor of its shape and dtype that was just recorded."""
+    program = recording.program
+    handle, kind = recording.handles[name], program.variables[name].kind
+    if not is_replaceable(recording, name):
+        if kind == "array":
+            args = (Ref(name), Ref(recording.name_of(made)))
+            program.append(Operator(program.unique_operator("array_assign"), ARRAY_ASSIGN, args, (), writes=(name,)))
+            return
+        with recording_modes(recording), torch.set_grad_enabled(torch.is_grad_enabled() and not handle.persistable):
+            handle.fake.copy_(made)
+        return
+    old = handle.fake
+    former = program.unique(f"{name}@BEFORE")
+    rename_recorded(recording, old, former)
+    recording.handles[former] = Variable(recording, former, old)
+    rename_recorded(recording, made, name)
+    program.variables[name] = replace(program.variables[name], kind=kind)
+    handle.stand_for(made, name)
+    recording.handles[name] = handle
+
+
+ARRAY_ASSIGN = "penstock.array_assign"
+
+
+def is_replaceable(recording: Recording, name: str) -> bool:
+    """Whether a name may mean another tensor from now on: a temporary of this block, without views."""
+    program = recording.program
+    var = program.variables[name]
+    if var.feed or var.persistable or var.storage != name:
+        return False
+    if recording.open_blocks and not recording.open_blocks[-1].makes(name):
+        return False
+    return not any(v.storage == name and v.name != name for v in program.variables.values())

@@ -1,0 +1,269 @@
+"""py_reader, DataFeeder, readers in processes, feeds for places, and persistable variables that are fed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.waiting import until
+
+import penstock as fluid
+from penstock.errors import FeedError, FetchError, ProgramError, SpecError, Unavailable
+
+NUM_BATCHES = 3
+WEIGHT = np.array([[1.0], [2.0], [3.0]], "float32")
+
+
+class Line:
+    """Squared error of x w against y, with w = (1, 2, 3); `reader`: of a py_reader program."""
+
+    def __init__(self, *, reader: bool = False) -> None:
+        self.main, startup, self.scope = fluid.Program(), fluid.Program(), fluid.Scope()
+        self.reader: Any = None
+        with fluid.program_guard(self.main, startup):
+            if reader:
+                self.reader = fluid.layers.double_buffer(
+                    fluid.layers.py_reader(4, [(-1, 3), (-1, 1)], ["float32", "float32"], name="lines")
+                )
+                x, y = fluid.layers.read_file(self.reader)
+            else:
+                x, y = fluid.layers.data("x", [3]), fluid.layers.data("y", [1])
+            predict = fluid.layers.fc(x, 1, param_attr="w", bias_attr=False)
+            self.loss = fluid.layers.mean(fluid.layers.square_error_cost(predict, y))
+        self.use = [x, y]
+        self.exe = fluid.Executor()
+        self.exe.run(startup, scope=self.scope)
+        self.scope.var("w").set(WEIGHT)
+
+    def run(self, feed: Any = None, program: Any = None) -> Any:
+        return self.exe.run(program or self.main, feed=feed, fetch_list=[self.loss], scope=self.scope)[0]
+
+    def compiled(self, places: int) -> Any:
+        return fluid.CompiledProgram(self.main).with_data_parallel(places=fluid.cpu_places(places))
+
+
+def rows(number: int) -> tuple[np.ndarray, np.ndarray]:
+    x = np.full((2, 3), number, "float32")
+    return x, x @ WEIGHT + np.float32(number)
+
+
+def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    yield from (rows(number) for number in range(1, NUM_BATCHES + 1))
+
+
+def samples() -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
+    yield from (list(zip(*batch, strict=True)) for batch in batches())
+
+
+def passed(line: Line) -> list[float]:
+    found = []
+    line.reader.start()
+    try:
+        while True:
+            found.append(float(line.run()[0]))
+    except fluid.core.EOFException:
+        line.reader.reset()
+    return found
+
+
+def test_a_program_reads_from_its_py_reader() -> None:
+    line = Line(reader=True)
+    assert [v.name for v in line.reader.inputs] == ["lines.slot_0", "lines.slot_1"]
+    line.reader.decorate_paddle_reader(samples)
+    assert passed(line) == pytest.approx([1.0, 4.0, 9.0])
+    line.reader.decorate_tensor_provider(batches)
+    assert passed(line) == pytest.approx([1.0, 4.0, 9.0])
+
+
+def test_a_reader_that_raises_ends_the_run_with_its_error() -> None:
+    def broken() -> Iterator[Any]:
+        yield rows(1)
+        raise OSError("the disk is gone")
+
+    line = Line(reader=True)
+    line.reader.decorate_tensor_provider(broken)
+    with pytest.raises(OSError, match="the disk is gone"):
+        passed(line)
+
+
+def test_a_py_reader_needs_as_many_dtypes_as_shapes() -> None:
+    with fluid.program_guard(fluid.Program()), pytest.raises(ProgramError, match="2 shapes, 1 dtypes"):
+        fluid.layers.py_reader(4, [(-1, 3), (-1, 1)], ["float32"])
+
+
+def loader_of(line: Line, reader: Any, **more: Any) -> Any:
+    loader = fluid.io.DataLoader.from_generator(line.use, capacity=2, use_multiprocess=True, **more)
+    return loader.set_batch_generator(reader)
+
+
+def test_a_generator_runs_in_a_process_of_its_own() -> None:
+    line, here = Line(), os.getpid()
+
+    def others() -> Iterator[Any]:
+        for x, y in batches():
+            yield x * (os.getpid() != here), y
+
+    assert [float(line.run(feed)[0]) for feed in loader_of(line, others)()] == pytest.approx([1.0, 4.0, 9.0])
+
+
+def test_what_a_process_raises_is_raised_here() -> None:
+    class Odd(Exception):
+        """Local, so that it does not pickle."""
+
+    def broken(error: Exception) -> Any:
+        def reader() -> Iterator[Any]:
+            yield rows(1)
+            raise error
+
+        return reader
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(loader_of(Line(), broken(OSError("the disk is gone")))())
+    with pytest.raises(RuntimeError, match="Odd: strange"):
+        list(loader_of(Line(), broken(Odd("strange")))())
+
+
+def test_a_process_that_is_killed_is_no_end_of_data() -> None:
+    def killed() -> Iterator[Any]:
+        yield rows(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(Unavailable, match="ended with status -9 before its last batch"):
+        list(loader_of(Line(), killed)())
+
+
+def test_a_process_ends_with_the_loop_over_its_batches() -> None:
+    def endless() -> Iterator[Any]:
+        while True:
+            yield np.full((2, 3), os.getpid(), "float32"), rows(1)[1]
+
+    feeds = iter(loader_of(Line(), endless))
+    pid = int(next(feeds)["x"][0, 0])
+    feeds.close()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(True, [2]), (False, [2, 1])])
+def test_a_loader_gives_a_feed_for_each_place(drop_last: bool, sizes: list[int]) -> None:
+    line = Line()
+    loader = fluid.io.DataLoader.from_generator(line.use, capacity=2, drop_last=drop_last)
+    loader.set_batch_generator(batches, places=fluid.cpu_places(2))
+    compiled = line.compiled(2)
+    found = [line.run(feeds, compiled) for feeds in loader()]
+    assert [len(losses) for losses in found] == sizes
+    assert np.concatenate(found).tolist() == pytest.approx([1.0, 4.0, 9.0][: sum(sizes)])
+
+
+def test_a_feeder_stacks_samples_in_the_dtype_of_the_input() -> None:
+    line = Line()
+    feed = fluid.DataFeeder(line.use, fluid.CPUPlace()).feed([([1, 2, 3], 14), ([0, 0, 1], [4])])
+    assert {name: (value.dtype.name, value.shape) for name, value in feed.items()} == {
+        "x": ("float32", (2, 3)), "y": ("float32", (2, 1)),
+    }  # fmt: skip
+    assert line.run(feed).tolist() == [0.5]
+    by_name = fluid.DataFeeder(["x", "y"], program=line.main).feed([(np.ones((3, 1)), 6)])
+    assert line.run(by_name).tolist() == [0.0]
+
+
+def test_a_feeder_refuses_samples_that_do_not_fit() -> None:
+    feeder = fluid.DataFeeder(Line().use)
+    with pytest.raises(FeedError, match=r"a sample has 1 values; expected one for each of \['x', 'y'\]"):
+        feeder.feed([([1, 2, 3],)])
+    with pytest.raises(FeedError, match=r"a sample of shape \[2\]; expected \[3\]"):
+        feeder.feed([([1, 2], 3)])
+    with pytest.raises(FeedError, match="'x' is given samples that make no float32 array"):
+        feeder.feed([([1, 2, 3], 3), ("abc", 3)])
+    with pytest.raises(FeedError, match="no samples"):
+        feeder.feed([])
+
+
+def test_a_feeder_gives_a_feed_for_each_place() -> None:
+    line = Line()
+    feeder = fluid.DataFeeder(line.use)
+    two = list(feeder.feed_parallel(list(samples())[:2], 2))
+    assert line.run(two, line.compiled(2)).tolist() == [1.0, 4.0]
+    assert [len(feeds) for feeds in feeder.decorate_reader(samples, True, 2)()] == [2]
+    assert [sorted(feed) for feed in feeder.decorate_reader(samples, False)()] == [["x", "y"]] * 3
+    with pytest.raises(SpecError, match="ends with 1 batches for 2 places"):
+        list(feeder.decorate_reader(samples, True, 2, drop_last=False)())
+
+
+@pytest.mark.parametrize("places", [0, 1, 2])
+def test_a_persistable_that_is_fed_is_set_in_the_scope(places: int) -> None:
+    line = Line()
+    program = line.compiled(places) if places else line.main
+    feed = dict(zip("xy", rows(1), strict=True))
+    before = line.run(feed, program)
+    after = line.run({**feed, "w": 2 * WEIGHT}, program)
+    assert np.unique(before).tolist() == [1.0]
+    assert np.unique(after).tolist() == [25.0]
+    assert np.unique(line.run(feed, program)).tolist() == [25.0]
+    with pytest.raises(FeedError, match=r"'w' has shape \[3, 1\]; a value of shape \[1, 3\] does not fit"):
+        line.run({**feed, "w": WEIGHT.T.copy()}, program)
+
+
+@pytest.mark.parametrize("places", [0, 1, 2])
+def test_an_input_of_fixed_size_may_live_in_the_scope(places: int) -> None:
+    main, scope, exe = fluid.Program(), fluid.Scope(), fluid.Executor()
+    with fluid.program_guard(main, fluid.Program()):
+        rate = fluid.data("rate", [1])
+        rate.persistable = True
+        product = fluid.data("x", [None, 2]) * rate
+    program = fluid.CompiledProgram(main).with_data_parallel(places=[fluid.CPUPlace()] * places) if places else main
+    x = np.ones((4, 2), "float32")
+    for given in ({"rate": np.array([3.0], "float32")}, {}):
+        (found,) = exe.run(program, {"x": x, **given}, [product], scope=scope)
+        assert found.tolist() == (3 * x).tolist()
+
+
+@pytest.mark.parametrize("places", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["double", "float32"])
+def test_an_input_that_nothing_reads_is_fetched_if_fed(places: int, dtype: str) -> None:
+    line = Line()
+    with fluid.program_guard(line.main):
+        line.use.append(fluid.layers.data("weight", [1], dtype=dtype))
+    program = line.compiled(places) if places else line.main
+    x, y = rows(2)
+    weight = np.array([[5.0], [6.0]], line.use[2].desc.dtype)
+    for _ in range(3):  # observed, then planned
+        found = line.exe.run(program, {"x": x, "y": y, "weight": weight}, ["weight"], scope=line.scope)
+        assert found[0].tolist() == weight.tolist()
+    with pytest.raises(FetchError, match="'weight'"):
+        line.exe.run(program, {"x": x, "y": y}, ["weight"], scope=line.scope)
+
+
+def test_a_feed_list_is_no_longer_than_the_replicas() -> None:
+    line = Line()
+    feed = dict(zip("xy", rows(2), strict=True))
+    assert line.run([feed], line.compiled(2)).tolist() == [4.0]
+    with pytest.raises(FeedError, match="a feed list has 3 dicts, but there are 2 replicas"):
+        line.run([feed] * 3, line.compiled(2))
+
+
+@pytest.mark.parametrize("places", [0, 1])
+@pytest.mark.filterwarnings("error")
+def test_a_fetched_number_is_taken_for_a_number(places: int) -> None:
+    line = Line()
+    loss = line.run(dict(zip("xy", rows(2), strict=True)), line.compiled(1) if places else None)
+    assert (float(loss), int(loss), f"{loss:.2f}", "%.1f" % loss) == (4.0, 4, "4.00", "4.0")  # noqa: UP031 - as scripts do
+    assert repr(loss) == "array([4.], dtype=float32)"
+    assert f"{loss}" == "[4.]"
+    assert type(pickle.loads(pickle.dumps(loss))) is np.ndarray  # noqa: S301 - what was pickled one call before
+    (several,) = line.exe.run(line.main, dict(zip("xy", rows(2), strict=True)), ["x"], scope=line.scope)
+    with pytest.raises(TypeError):
+        float(several)
+
+
+def test_a_loader_that_returns_lists_has_one_for_each_place() -> None:
+    line = Line()
+    loader = fluid.io.PyReader(line.use, capacity=2, return_list=True)
+    assert loader.iterable
+    loader.decorate_sample_list_generator(samples, fluid.CPUPlace())
+    found = [line.run(dict(zip("xy", data[0], strict=True))) for data in loader()]
+    assert np.concatenate(found).tolist() == pytest.approx([1.0, 4.0, 9.0])

@@ -1,0 +1,353 @@
+"""What Fluid's scripts do with programs, blocks and variables by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as fluid
+from penstock.errors import ProgramError
+
+ROWS = np.arange(6, dtype="float32").reshape(2, 3)
+
+FLAGS = ["FLAGS_fuse_parameter_groups_size", "FLAGS_fuse_parameter_memory_size", "FLAGS_eager_delete_tensor_gb"]
+
+
+@pytest.fixture(autouse=True)
+def programs() -> Iterator[tuple[fluid.Program, fluid.Program]]:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.scope_guard(fluid.Scope()):
+        yield main, startup
+
+
+def run(fetches: list[Any], **feed: Any) -> list[np.ndarray]:
+    exe = fluid.Executor()
+    exe.run(fluid.default_startup_program())
+    got: list[np.ndarray] = exe.run(fluid.default_main_program(), feed=feed, fetch_list=fetches)
+    return got
+
+
+def test_an_input_declared_twice_is_one_input() -> None:
+    x = fluid.layers.data("x", [3])
+    assert fluid.layers.data("x", [3]) is x
+    assert fluid.data("x", [None, 3]) is x
+    with pytest.raises(ProgramError, match=r"'x' is declared as float32\[-1, 4\], but it exists as float32\[-1, 3\]"):
+        fluid.layers.data("x", [4])
+    with pytest.raises(ProgramError, match="declared as int64"):
+        fluid.layers.data("x", [3], dtype="int64")
+
+
+def test_a_variable_knows_its_block_level_and_kind() -> None:
+    x = fluid.layers.data("x", [3])
+    w = fluid.layers.create_parameter([3, 2], "float32", attr=fluid.ParamAttr("w", learning_rate=0.5))
+    assert x.block.idx == 0
+    assert x.block.program is fluid.default_main_program()
+    assert (x.lod_level, x.is_data, w.is_data) == (0, True, False)
+    assert isinstance(w, fluid.framework.Parameter)
+    assert not isinstance(x, fluid.framework.Parameter)
+    assert fluid.io.is_parameter(w)
+    assert not fluid.io.is_persistable(x)
+    assert w.optimize_attr == {"learning_rate": 0.5}
+    assert fluid.default_main_program().all_parameters() == [w]
+    (value,) = run([x.astype(np.float64)], x=ROWS)
+    assert value.dtype == np.float64
+
+
+def test_what_an_operator_makes_can_be_kept_in_the_scope() -> None:
+    x = fluid.layers.data("x", [3])
+    twice = fluid.layers.scale(x, 2.0)
+    twice.persistable = True
+    run([], x=ROWS)
+    np.testing.assert_array_equal(np.array(fluid.global_scope().find_var(twice.name).get_tensor()), 2 * ROWS)
+    with pytest.raises(ProgramError, match="persistable of 'x' cannot become True"):
+        x.persistable = True
+
+
+def test_a_parameter_whose_gradient_stops_is_not_trained() -> None:
+    x = fluid.layers.data("x", [3])
+    hidden = fluid.layers.fc(x, 2, param_attr="first", bias_attr=False)
+    loss = fluid.layers.mean(fluid.layers.fc(hidden, 1, param_attr="second", bias_attr=False))
+    fluid.default_main_program().global_block().var("first").stop_gradient = True
+    _, pairs = fluid.optimizer.SGD(0.1).minimize(loss)
+    assert [param.name for param, _ in pairs] == ["second"]
+
+
+def test_names_within_a_guard_begin_anew() -> None:
+    x = fluid.layers.data("x", [3])
+    for _ in range(2):
+        with fluid.unique_name.guard():
+            fluid.layers.fc(x, 2)
+    assert [p.name for p in fluid.default_main_program().all_parameters()] == ["fc_0.w_0", "fc_0.b_0"]
+    with fluid.unique_name.guard("other_"):
+        fluid.layers.fc(x, 2)
+        assert fluid.unique_name.generate("fc") == "other_fc_1"
+    assert "other_fc_0.w_0" in fluid.default_main_program().variables
+
+
+def test_a_switch_of_names_can_be_taken_back() -> None:
+    old = fluid.unique_name.switch()
+    try:
+        assert fluid.unique_name.generate("tmp") == "tmp_0"
+        assert fluid.unique_name.generate("tmp") == "tmp_1"
+    finally:
+        fluid.unique_name.switch(old)
+
+
+def test_operators_are_appended_by_fluids_types() -> None:
+    x = fluid.layers.data("x", [3])
+    block = fluid.default_main_program().global_block()
+    weight = np.arange(6, dtype="float32").reshape(3, 2)
+    w = block.create_parameter(name="w", shape=[3, 2], dtype="float32")
+    product, loss = block.create_var(name="product", dtype="float32"), block.create_var(name="loss")
+    block.append_op(type="mul", inputs={"X": x, "Y": [w]}, outputs={"Out": product})
+    block.append_op(type="reduce_sum", inputs={"X": ["product"]}, outputs={"Out": loss}, attrs={"reduce_all": True})
+    _, pairs = fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor()
+    exe.run(fluid.default_startup_program())
+    fluid.global_scope().find_var("w").set(weight)
+    got = exe.run(feed={"x": ROWS}, fetch_list=["product", "loss", pairs[0][1], "w"])
+    want = torch.tensor(weight, requires_grad=True)
+    made = torch.tensor(ROWS) @ want
+    (slope,) = torch.autograd.grad(made.sum(), [want])
+    for one, other in zip(got, [made, made.sum().reshape(1), slope, want - 0.1 * slope], strict=True):
+        np.testing.assert_allclose(one, other.detach().numpy(), rtol=1e-6)
+
+
+def test_an_update_is_appended_by_hand() -> None:
+    block = fluid.default_main_program().global_block()
+    w = block.create_parameter(name="w", shape=[2], dtype="float32", initializer=fluid.initializer.Constant(1.0))
+    g = fluid.layers.fill_constant([2], "float32", 3.0)
+    rate = fluid.layers.fill_constant([1], "float32", 0.5)
+    block.append_op(type="sgd", inputs={"Param": w, "Grad": g, "LearningRate": rate}, outputs={"ParamOut": w})
+    run([])
+    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("w")), [-0.5, -0.5])
+
+
+def test_a_declared_variable_needs_an_operator_first() -> None:
+    block = fluid.default_main_program().global_block()
+    empty = block.create_var(name="empty", dtype="float32")
+    with pytest.raises(ProgramError, match=r"'empty' \(declared at .*\) is used, but no operator has made it"):
+        fluid.layers.relu(empty)
+    with pytest.raises(ProgramError, match=r"append_op\(type='warp'\): there is no operator of this type"):
+        block.append_op(type="warp", inputs={}, outputs={"Out": empty})
+    with pytest.raises(ProgramError, match=r"is given \['X'\]; expected inputs \['X', 'Y'\]"):
+        block.append_op(type="mul", inputs={"X": fluid.layers.ones([2, 2], "float32")}, outputs={"Out": empty})
+
+
+def test_a_layer_is_written_with_a_layer_helper() -> None:
+    def scaled(input: Any, factor: float, act: str) -> Any:
+        helper = fluid.LayerHelper("scaled", input=input, act=act, bias_attr=fluid.ParamAttr("shift"))
+        out = helper.create_variable_for_type_inference(helper.input_dtype())
+        helper.append_op(type="scale", inputs={"X": [helper.input()]}, outputs={"Out": [out]}, attrs={"scale": factor})
+        calls = helper.create_global_variable(name="calls", persistable=True, shape=[1], dtype="int64")
+        helper.set_variable_initializer(calls, fluid.initializer.Constant(4))
+        fluid.layers.increment(calls)
+        return helper.append_activation(helper.append_bias_op(out))
+
+    made = scaled(fluid.layers.data("x", [3]), -2.0, "relu")
+    got, calls, shift = run([made, "calls", "shift"], x=-ROWS)
+    np.testing.assert_array_equal(got, 2 * ROWS)
+    assert (calls.tolist(), shift.tolist()) == ([5], [0.0, 0.0, 0.0])
+
+
+def test_a_declared_tensor_takes_what_a_layer_writes() -> None:
+    x = fluid.layers.data("x", [3])
+    made = [fluid.layers.create_tensor("float32") for _ in range(3)]
+    fluid.layers.assign(x, made[0])
+    fluid.layers.sums([x, x], made[1])
+    fluid.layers.fill_constant([2], "float32", 7.0, out=made[2])
+    got = run([*made, made[0].name], x=ROWS)
+    for one, other in zip(got, [ROWS, 2 * ROWS, np.full(2, 7.0), ROWS], strict=True):
+        np.testing.assert_array_equal(one, other)
+    clone = fluid.default_main_program().clone(for_test=True)
+    with fluid.program_guard(clone):
+        thrice = fluid.layers.scale(made[0], 3.0)
+    (got_of_clone,) = fluid.Executor().run(clone, {"x": ROWS}, [thrice])
+    np.testing.assert_array_equal(got_of_clone, 3 * ROWS)
+    assert made[0].detach().stop_gradient
+
+
+def test_a_scope_finds_what_its_parent_has() -> None:
+    scope = fluid.Scope()
+    scope.var("a").get_tensor().set(ROWS, fluid.CPUPlace())
+    kid = scope.new_scope()
+    assert kid.find_var("a").shape() == [2, 3]
+    kid.var("b").set(ROWS[0])
+    assert scope.find_var("b") is None
+    assert not methodcaller("_is_initialized")(scope.var("c").get_tensor())  # a name of torch's too, where it has CUDA
+    with pytest.raises(ProgramError, match="'c' has no value in this scope yet"):
+        np.array(scope.var("c"))
+
+
+def test_gradients_are_variables_that_are_differentiated_again() -> None:
+    x = fluid.layers.data("x", [3], stop_gradient=False)
+    w = fluid.layers.create_parameter([3, 1], "float32", attr=fluid.ParamAttr("w"))
+    cubes = fluid.layers.mul(x * x * x, w)
+    (slope,) = fluid.gradients(cubes, x)
+    penalty = fluid.layers.reduce_sum(slope * slope)
+    _, [(_, gradient)] = fluid.optimizer.SGD(0.0).minimize(penalty)
+    weights = np.array([[1.0], [-2.0], [0.5]], "float32")
+    exe = fluid.Executor()
+    exe.run(fluid.default_startup_program())
+    got = exe.run(feed={"x": ROWS, "w": weights}, fetch_list=[slope, gradient])
+    p, q = torch.tensor(ROWS, requires_grad=True), torch.tensor(weights, requires_grad=True)
+    (first,) = torch.autograd.grad((p**3 @ q).sum(), p, create_graph=True)
+    (second,) = torch.autograd.grad((first * first).sum(), q)
+    np.testing.assert_allclose(got[0], first.detach(), rtol=1e-6)
+    np.testing.assert_allclose(got[1], second, rtol=1e-5)
+
+
+def test_gradients_take_weights_and_name_what_stops_them() -> None:
+    x = fluid.layers.data("x", [3], stop_gradient=False)
+    closed = fluid.layers.data("closed", [3])
+    twice = fluid.layers.scale(x, 2.0)
+    (slope,) = fluid.gradients([twice], [x], target_gradients=[closed])
+    assert fluid.gradients([twice], [x], no_grad_set={"x"}) == [None]
+    with pytest.raises(ProgramError, match="gradients stop at 'closed'"):
+        fluid.gradients([twice], [x, closed])
+    (got,) = run([slope], x=ROWS, closed=ROWS + 1)
+    np.testing.assert_array_equal(got, 2 * (ROWS + 1))
+
+
+def test_operators_have_fluids_types_and_their_kernels() -> None:
+    ids, image = fluid.layers.data("ids", [1], dtype="int64"), fluid.layers.data("image", [1, 6, 6])
+    label = fluid.layers.data("label", [1], dtype="int64")
+    rows = fluid.layers.embedding(ids, [10, 4], is_sparse=True)
+    pixels = fluid.layers.flatten(fluid.layers.batch_norm(fluid.layers.conv2d(image, 2, 3, act="relu")))
+    predict = fluid.layers.fc(fluid.layers.concat([rows, pixels], 1), 3, act="softmax")
+    loss = fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.dropout(predict, 0.5), label))
+    fluid.optimizer.Adam(0.1).minimize(loss)
+    ops = fluid.default_main_program().global_block().ops
+    types = {op.type for op in ops}
+    assert types >= {
+        "lookup_table", "conv2d", "relu", "batch_norm", "reshape2", "concat", "mul", "softmax", "dropout",
+        "cross_entropy", "mean", "relu_grad", "conv2d_grad", "batch_norm_grad", "softmax_grad", "mul_grad", "adam",
+    }  # fmt: skip
+    assert [op.type for op in ops].count("adam") == len(fluid.default_main_program().all_parameters())
+    (mean,) = [op for op in ops if op.type == "mean"]
+    assert (mean.kernel, mean.output_arg_names) == ("aten.mean.default", [loss.name])
+    update = ops[-1]
+    assert update.attr("op_role_var") == ["fc_0.b_0", "fc_0.b_0@GRAD"]
+    assert (update.has_attr("op_namescope"), update.all_attrs()["op_namescope"]) == (True, "/adam_0")
+    startup = {op.type for op in fluid.default_startup_program().global_block().ops}
+    assert startup == {"uniform_random", "gaussian_random", "fill_constant"}
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_a_normed_weight_is_trained_as_direction_and_length(dim: int | None) -> None:
+    x = fluid.layers.data("x", [3])
+    attr = fluid.WeightNormParamAttr(dim=dim, name="w", initializer=fluid.initializer.Normal(seed=3))
+    made = fluid.layers.fc(x, 2, param_attr=attr, bias_attr=False)
+    _, pairs = fluid.optimizer.SGD(0.1).minimize(fluid.layers.reduce_sum(made * made))
+    assert [param.name for param, _ in pairs] == ["w_v", "w_g"]
+    exe = fluid.Executor()
+    exe.run(fluid.default_startup_program())
+    v, g = (torch.tensor(np.array(fluid.global_scope().find_var(n)), requires_grad=True) for n in ("w_v", "w_g"))
+    got = exe.run(feed={"x": ROWS}, fetch_list=[made, *(grad for _, grad in pairs)])
+    np.testing.assert_allclose(got[0], ROWS @ v.detach().numpy(), rtol=1e-5)  # it starts as v
+    norm = v.norm() if dim is None else v.norm(dim=1 - dim, keepdim=True)
+    want = torch.tensor(ROWS) @ (v / norm * g)
+    slopes = torch.autograd.grad((want * want).sum(), [v, g])
+    for one, other in zip(got[1:], slopes, strict=True):
+        np.testing.assert_allclose(one, other.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_programs_outside_guards_are_switched() -> None:
+    mine, start = fluid.Program(), fluid.Program()
+    with ThreadPoolExecutor(1) as other:  # guards are of the thread
+        old = other.submit(fluid.framework.switch_main_program, mine).result()
+        old_start = other.submit(fluid.framework.switch_startup_program, start).result()
+        try:
+            assert other.submit(fluid.default_main_program).result() is mine
+            assert other.submit(fluid.default_startup_program).result() is start
+        finally:
+            assert other.submit(fluid.framework.switch_main_program, old).result() is mine
+            assert other.submit(fluid.framework.switch_startup_program, old_start).result() is start
+
+
+def test_types_of_the_core_are_dtypes() -> None:
+    types = fluid.core.VarDesc.VarType
+    x = fluid.layers.data("x", [3], dtype=types.FP32)
+    assert (x.dtype, fluid.layers.data("i", [1], dtype=types.INT64).desc.dtype) == (types.FP32, "int64")
+    halves = fluid.layers.fill_constant([2], types.FP64, 0.5)
+    (got,) = run([halves])
+    assert got.dtype == np.float64
+    assert got.tolist() == [0.5, 0.5]
+    assert fluid.framework.convert_np_dtype_to_dtype_(np.int64) == types.INT64
+
+
+def test_setters_of_the_core_set_flags() -> None:
+    before = fluid.get_flags(FLAGS)
+    try:
+        fluid.core._set_fuse_parameter_group_size(3)
+        fluid.core._set_fuse_parameter_memory_size(0.5)
+        fluid.core._set_eager_deletion_mode(-(2**30), -1, False)
+        assert fluid.get_flags(FLAGS) == dict(zip(FLAGS, [3, 0.5, -1], strict=True))
+    finally:
+        fluid.set_flags(before)
+
+
+def test_gradients_end_at_a_detached_variable_alone() -> None:
+    hidden = fluid.layers.fc(fluid.layers.data("x", [3]), 2, param_attr="first", bias_attr=False)
+    detached: Any = hidden.detach()
+    assert (detached.name, detached.stop_gradient, hidden.stop_gradient) == (hidden.name, True, False)
+    closed = fluid.layers.mean(fluid.layers.fc(detached, 1, param_attr="second", bias_attr=False))
+    assert [param.name for param, _ in fluid.append_backward(closed)] == ["second"]
+    opened = fluid.layers.mean(fluid.layers.fc(hidden, 1, param_attr="third", bias_attr=False))
+    assert [param.name for param, _ in fluid.append_backward(opened)] == ["first", "third"]
+
+
+def test_programs_with_one_startup_program_share_what_has_a_name() -> None:
+    def network() -> tuple[fluid.Program, Any]:
+        program = fluid.Program()
+        with fluid.program_guard(program, fluid.default_startup_program()):
+            hidden = fluid.layers.fc(
+                fluid.layers.data("x", [3]), 2, param_attr="shared_w", bias_attr=fluid.ParamAttr("shared_b")
+            )
+            normed = fluid.layers.batch_norm(
+                hidden, param_attr="scale", bias_attr="shift", moving_mean_name="m", moving_variance_name="v"
+            )
+            return program, fluid.layers.mean(normed * normed)
+
+    optimizer = fluid.optimizer.Adam(0.1)
+    (first, loss), (second, other) = network(), network()
+    optimizer.minimize(loss)
+    optimizer.minimize(other, parameter_list=["shared_w"])
+    startup = fluid.default_startup_program()
+    made = [name for op in startup.operators for name in op.output_names()]
+    assert sorted(made) == sorted(startup.variables)
+    states = {kind: [n for n in made if n.endswith(f".{kind}")] for kind in ("learning_rate", "moment1.shared_w")}
+    assert [len(names) for names in states.values()] == [2, 2]
+    exe = fluid.Executor()
+    exe.run(startup)
+    before = np.array(fluid.global_scope().find_var("shared_w"))
+    exe.run(first, {"x": ROWS}, [])
+    between = np.array(fluid.global_scope().find_var("shared_w"))
+    exe.run(second, {"x": ROWS}, [])
+    after = np.array(fluid.global_scope().find_var("shared_w"))
+    assert not np.array_equal(before, between)
+    assert not np.array_equal(between, after)
+
+
+def test_unnamed_parameters_of_two_programs_are_not_shared() -> None:
+    fluid.layers.fc(fluid.layers.data("x", [3]), 2)
+    with fluid.program_guard(fluid.Program(), fluid.default_startup_program()):
+        other = fluid.layers.data("x", [3])
+        with pytest.raises(ProgramError, match=r"'fc_0\.w_0' exists already"):
+            fluid.layers.fc(other, 2)
+
+
+def test_a_second_update_of_a_program_has_a_state_of_its_own() -> None:
+    x = fluid.layers.data("x", [3])
+    for name in ("v", "w"):
+        loss = fluid.layers.mean(fluid.layers.fc(x, 1, param_attr=name, bias_attr=False))
+        fluid.optimizer.Adam(0.5, name="own").minimize(loss, parameter_list=[name])
+    rates = [n for n in fluid.default_startup_program().variables if n.endswith(".learning_rate")]
+    assert rates == ["own.learning_rate", "own_0.learning_rate"]
+    run([loss], x=ROWS)

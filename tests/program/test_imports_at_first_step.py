@@ -1,0 +1,54 @@
+"""What a process imports until its first step has run: nothing of torch's compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+import numpy as np
+import penstock as fluid
+parts = []
+for slot in range(3):
+    ids = fluid.layers.data(f"C{slot}", [1], dtype="int64")
+    parts.append(fluid.layers.embedding(ids, [50, 4], is_sparse=True, param_attr=fluid.ParamAttr(name="table")))
+parts.append(fluid.layers.data("dense", [5]))
+hidden = fluid.layers.fc(fluid.layers.concat(parts, axis=1), 8, act="relu")
+label = fluid.layers.data("label", [1], dtype="int64")
+loss = fluid.layers.mean(fluid.layers.softmax_with_cross_entropy(fluid.layers.fc(hidden, 2), label))
+fluid.optimizer.SGD(learning_rate=0.1).minimize(loss)
+fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
+trainer = fluid.ParallelExecutor(False, loss.name)
+feed = {f"C{slot}": np.arange(6).reshape(6, 1) for slot in range(3)}
+feed |= {"dense": np.ones((6, 5), "float32"), "label": np.zeros((6, 1), "int64")}
+assert np.isfinite(trainer.run(fetch_list=[loss.name], feed=feed)[0]).all()
+"""
+COMPILER = ("torch._dynamo", "torch._inductor", "sympy")
+AFTER_IMPORT = (*COMPILER, "penstock.exec", "penstock.program.record", "penstock.native")
+
+
+def imported_by(code: str) -> set[str]:
+    """Return the modules of a fresh process that has run the code."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def at_first_step() -> set[str]:
+    return imported_by(SCRIPT)
+
+
+@pytest.mark.parametrize("name", COMPILER)
+def test_a_first_step_imports_no_compiler(name: str, at_first_step: set[str]) -> None:
+    assert "penstock.exec.parallel" in at_first_step
+    assert name not in at_first_step
+
+
+def test_importing_penstock_imports_no_recorder() -> None:
+    assert not imported_by("import torch, penstock").intersection(AFTER_IMPORT)

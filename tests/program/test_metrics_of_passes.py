@@ -1,0 +1,78 @@
+"""`fluid.metrics` and `fluid.average`, against scikit-learn and sums by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn import metrics as oracle
+
+import penstock as fluid
+from penstock.errors import SpecError
+
+RANDOM = np.random.default_rng(5)
+PREDICTED, LABELS = RANDOM.random((40, 1)), RANDOM.integers(0, 2, (40, 1))
+
+
+def batches() -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(PREDICTED[i : i + 10], LABELS[i : i + 10]) for i in range(0, 40, 10)]
+
+
+def test_counting_metrics_equal_scikit_learn() -> None:
+    both = fluid.metrics.CompositeMetric()
+    both.add_metric(fluid.metrics.Precision())
+    both.add_metric(fluid.metrics.Recall("recall"))
+    for predicted, labels in batches():
+        both.update(predicted, labels)
+    given = np.rint(PREDICTED)
+    assert both.eval() == pytest.approx([oracle.precision_score(LABELS, given), oracle.recall_score(LABELS, given)])
+    both.reset()
+    assert both.eval() == [0.0, 0.0]
+    with pytest.raises(SpecError, match="add_metric is given a str"):
+        both.add_metric("auc")
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_auc_equals_scikit_learn(columns: int) -> None:
+    auc = fluid.metrics.Auc("auc")
+    assert auc.eval() == 0.0
+    for predicted, labels in batches():
+        auc.update(np.hstack([1 - predicted, predicted])[:, -columns:], labels)
+    assert auc.eval() == pytest.approx(oracle.roc_auc_score(LABELS, PREDICTED), abs=1e-3)
+    auc.reset()
+    assert auc.eval() == 0.0
+
+
+def test_accuracy_is_weighed_by_rows() -> None:
+    accuracy = fluid.metrics.Accuracy()
+    accuracy.update(value=np.array([0.5], "float32"), weight=2)
+    accuracy.update(value=1.0, weight=6)
+    assert accuracy.eval() == pytest.approx(0.875)
+    assert accuracy.get_config() == {"name": "Accuracy", "states": {"value": 7.0, "weight": 8.0}}
+    accuracy.reset()
+    with pytest.raises(SpecError, match="before update"):
+        accuracy.eval()
+    with pytest.raises(SpecError, match="weight is -1"):
+        accuracy.update(1.0, -1)
+
+
+def test_chunks_and_edit_distances_are_summed() -> None:
+    chunks = fluid.metrics.ChunkEvaluator()
+    assert chunks.eval() == (0.0, 0.0, 0.0)
+    chunks.update(np.array([8]), np.array([10]), np.array([4]))
+    chunks.update(2, 0, 1)
+    assert chunks.eval() == pytest.approx((0.5, 0.5, 0.5))
+    distances = fluid.metrics.EditDistance("edits")
+    distances.update(np.array([[0.0], [3.0], [0.0]]), np.array([3]))
+    distances.update(np.array([[1.0]]), 1)
+    assert distances.eval() == (1.0, 0.5)
+
+
+def test_a_weighted_average_is_a_mean() -> None:
+    average = fluid.average.WeightedAverage()
+    with pytest.raises(SpecError, match="nothing to average"):
+        average.eval()
+    average.add(np.array([1.0, 3.0]), 1)
+    average.add(np.array([5.0, 5.0]), np.array([3.0]))
+    np.testing.assert_allclose(average.eval(), [4.0, 4.5])
+    with pytest.raises(SpecError, match="expected numbers, one weight"):
+        average.add("loss", 1)
