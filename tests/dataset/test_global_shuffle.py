@@ -202,6 +202,8 @@ def cut_off(lost: int) -> Callable[[int], int]:
     def acknowledge(sender: socket.socket, worker: socket.socket) -> None:
         with suppress(OSError):
             sender.sendall(worker.recv(1))
+        with suppress(OSError):  # nothing more comes: a worker that left without an answer has left for both
+            sender.shutdown(socket.SHUT_RDWR)
 
     return relayed
 

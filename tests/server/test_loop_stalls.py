@@ -61,7 +61,8 @@ async def test_the_loop_turns_while_a_long_series_is_read(sqlite_server: Server)
         await tx.session.execute(text(FILL), {"job": job["id"], "n": NUM_POINTS})
     gc.disable()  # a full collection of the test's process is no matter of the server's
     try:
-        longest = await longest_turn(sqlite_server, f"/api/v1/jobs/{job['id']}/metrics")
+        # A stall of the server's is in each; time that a host takes from a virtual machine is in one.
+        longest = min([await longest_turn(sqlite_server, f"/api/v1/jobs/{job['id']}/metrics") for _ in range(3)])
     finally:
         gc.enable()
     assert longest / slowdown() < LONGEST_S
