@@ -24,7 +24,7 @@ from penstock.errors import SpecError
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
 from penstock.fleet.order import OrderError
-from penstock.fleet.process import FleetProcess, role_maker_of
+from penstock.fleet.process import FleetProcess, check_optimizer, role_maker_of
 from penstock.fleet.roles import PaddleCloudRoleMaker, RoleMakerBase
 from penstock.fleet.strategy import StrategyTypeError
 from penstock.io.loads import load_persistables
@@ -275,11 +275,7 @@ class CollectiveOptimizer:
     """An optimizer with a strategy. `minimize` records backward pass and updates, then the exchange of gradients."""
 
     def __init__(self, owner: CollectiveFleet, optimizer: Any, strategy: DistributedStrategy | None = None) -> None:
-        if not callable(getattr(optimizer, "minimize", None)):
-            raise StrategyTypeError(
-                f"distributed_optimizer is given {optimizer!r}; expected an optimizer: fluid.optimizer.SGD(0.01)",
-                got=optimizer,
-            )
+        check_optimizer(optimizer)
         if strategy is not None and not isinstance(strategy, DistributedStrategy):
             raise StrategyTypeError(
                 f"strategy is {strategy!r}; expected fleet.collective.DistributedStrategy()", got=strategy

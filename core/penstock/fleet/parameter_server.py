@@ -31,7 +31,7 @@ from penstock.exec.places import CPUPlace
 from penstock.fleet import saving
 from penstock.fleet.order import Calls, OrderError
 from penstock.fleet.position import Role
-from penstock.fleet.process import FleetProcess, role_maker_of
+from penstock.fleet.process import FleetProcess, check_optimizer, role_maker_of
 from penstock.fleet.roles import PaddleCloudRoleMaker, RoleMakerBase
 from penstock.fleet.strategy import DistributedStrategy, StrategyTypeError, strategy_of
 from penstock.program.program import Program
@@ -282,11 +282,7 @@ class DistributedOptimizer:
     """An optimizer with a strategy. `minimize` records backward pass and updates, then distributes the program."""
 
     def __init__(self, owner: ParameterServerFleet, optimizer: Any, strategy: DistributedStrategy) -> None:
-        if not callable(getattr(optimizer, "minimize", None)):
-            raise StrategyTypeError(
-                f"distributed_optimizer is given {optimizer!r}; expected an optimizer: fluid.optimizer.SGD(0.01)",
-                got=optimizer,
-            )
+        check_optimizer(optimizer)
         self._owner = owner
         self.optimizer = optimizer
         self.strategy = strategy

@@ -79,6 +79,14 @@ def role_maker_of(given: object, default: Callable[[], RoleMakerBase]) -> RoleMa
     return default() if given is None else given
 
 
+def check_optimizer(given: object) -> None:
+    """Raise StrategyTypeError for what a fleet can't distribute: all that has no `minimize`."""
+    if not callable(getattr(given, "minimize", None)):
+        raise StrategyTypeError(
+            f"distributed_optimizer is given {given!r}; expected an optimizer: fluid.optimizer.SGD(0.01)", got=given
+        )
+
+
 def split_files(files: Sequence[str], index: int, num_workers: int) -> list[str]:
     """Return the files of worker `index`: contiguous, in order, one more for the first workers where they do not fit.
 
