@@ -149,7 +149,8 @@ def test_the_demo_shrinks_to_its_node_and_leaves_nothing_running(
     assert result.returncode == 0, result.stderr
     last = json.loads(result.stdout.splitlines()[-1])
     assert (last["state"], last["auc"], last["auc_first_pass"], last["samples_per_s"]) == ("SUCCEEDED", 0.9, 0.7, 101.0)
-    assert "/login#code=" in result.stderr
+    (link,) = (line for line in result.stderr.splitlines() if "/login#code=" in line)
+    assert link.endswith(f"&job={last['url'].rpartition('/')[2]}")
     assert "trainers.cpus is lowered from 4096" in result.stderr
     assert site.alive() == []
 

@@ -42,6 +42,14 @@ def test_login_by_code_clears_the_code_from_the_address(open_page: Open, server:
     assert "code" not in watched.page.url
 
 
+def test_login_link_of_a_job_opens_its_page(open_page: Open, server: RunningServer, feed: Feed) -> None:
+    feeder = running(feed, "invited")
+    watched = open_page("/login", login=False)
+    watched.page.goto(f"{server.login_url()}&job={feeder.job_id}")
+    watched.page.wait_for_url(f"{server.url}/jobs/{feeder.job_id}")
+    expect(watched.page.get_by_test_id("state").first).to_have_attribute("data-state", "RUNNING")
+
+
 def test_used_code_is_refused_with_a_sentence(open_page: Open, server: RunningServer) -> None:
     link = server.login_url()
     first = open_page("/login", login=False)

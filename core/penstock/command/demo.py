@@ -67,7 +67,7 @@ def run(settings: Demo, *, host: str, port: int, state_dir: Path | None) -> Exit
             fields = prepare(stack.client, spec, folder=file.parent)
             job = stack.client.submit(fields, key=uuid.uuid4().hex)
             if fits(spec, nodes):
-                _invite(stack, settings)
+                _invite(stack, settings, job["id"])
                 with follow.display_for() as display:
                     job = follow.wait(stack.client, job["id"], display, check=stack.check)
             else:
@@ -121,8 +121,8 @@ def _until_explained(stack: Stack, job: Job) -> Job:
     return job
 
 
-def _invite(stack: Stack, settings: Demo) -> None:
-    link = stack.login_link()
+def _invite(stack: Stack, settings: Demo, job: str) -> None:
+    link = stack.login_link(job)
     note(f"\n  Watch it live: {link}\n")
     if settings.open_browser and (why := open_browser(link)) is not None:
         note(f"no browser was opened: {why}")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn, Self
+from urllib.parse import urlencode
 
 from penstock.client import Client, Conflict
 from penstock.command import profile
@@ -118,9 +119,10 @@ class Stack:
             time.sleep(POLL_S)
         raise Unavailable(f"the server was not ready within {READY_S:g} s:\n{_tail(server)}")
 
-    def login_link(self) -> str:
-        """Return a link that logs a browser in, once."""
-        return f"{self.url}/login#code={self.client.login_code()}"
+    def login_link(self, job: str | None = None) -> str:
+        """Return a link that logs a browser in, once, and opens the page of `job` (its id)."""
+        fields = {"code": self.client.login_code()} | ({} if job is None else {"job": job})
+        return f"{self.url}/login#{urlencode(fields)}"
 
     def check(self) -> None:
         """Raise Unavailable if one of the children has ended."""

@@ -1,25 +1,30 @@
-/** Log in with a one-time code. `/login#code=…` does it without a click; the code never stays in the address. */
+/**
+ * Log in with a one-time code. `/login#code=…` does it without a click, `&job=…` opens that job's page; the code never
+ * stays in the address.
+ */
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
 import { ErrorCard } from "../parts/basics";
-import { navigate, route } from "../router";
+import { jobHref, navigate, route } from "../router";
 import { askSession } from "../store/session";
 
-function codeInHash(): string | null {
-  return new URLSearchParams(location.hash.slice(1)).get("code");
+function fieldsInHash(): { code: string | null; job: string | null } {
+  const fields = new URLSearchParams(location.hash.slice(1));
+  return { code: fields.get("code"), job: fields.get("job") };
 }
 
 export function LoginPage() {
   const [code, setCode] = useState("");
   const [error, setError] = useState<ApiError | null>(null);
   const [busy, setBusy] = useState(false);
-  const submit = async (value: string) => {
+  const submit = async (value: string, job: string | null) => {
     setBusy(true);
     setError(null);
     try {
       await api.login(value.trim());
+      // First: a page that is still /login when the session is known becomes the list of jobs.
+      if (route.value.page === "login") navigate(job === null ? "/" : jobHref(job), "replace");
       await askSession();
-      if (route.value.page === "login") navigate("/", "replace");
     } catch (failure) {
       if (!(failure instanceof ApiError)) throw failure;
       setError(failure);
@@ -28,10 +33,10 @@ export function LoginPage() {
   };
   useEffect(() => {
     const take = () => {
-      const given = codeInHash();
+      const { code: given, job } = fieldsInHash();
       if (given === null) return;
       history.replaceState(null, "", "/login");
-      void submit(given);
+      void submit(given, job);
     };
     take();
     // A link with a code that is opened where this page is already open changes the hash and loads nothing.
@@ -43,7 +48,7 @@ export function LoginPage() {
       <form
         onSubmit={(event) => {
           event.preventDefault();
-          void submit(code);
+          void submit(code, null);
         }}
         data-testid="login"
       >
