@@ -151,6 +151,8 @@ class ScopeVariable:
         """Return the sizes."""
         return list(self.tensor.shape)
 
+    _get_dims = shape  # Fluid's name, which scripts that reset counters of metrics use
+
     def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
         array: np.ndarray = self.tensor.detach().cpu().numpy()
         return array.astype(dtype) if dtype is not None else array.copy()  # type: ignore[call-overload]  # numpy's protocol

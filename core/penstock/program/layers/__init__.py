@@ -148,6 +148,15 @@ from penstock.program.layers.losses import (
 )
 from penstock.program.layers.network import dropout, embedding, fc
 from penstock.program.layers.normalization import batch_norm, group_norm, l2_normalize, layer_norm, lrn
+from penstock.program.layers.random import (
+    gaussian_random,
+    gaussian_random_batch_size_like,
+    randint,
+    randn,
+    sampling_id,
+    uniform_random,
+    uniform_random_batch_size_like,
+)
 from penstock.program.layers.readers import create_py_reader_by_data, double_buffer, py_reader, read_file
 from penstock.program.layers.recurrent import dynamic_gru, dynamic_lstm, lstm
 from penstock.program.layers.sequences import (
@@ -210,7 +219,8 @@ __all__ = [
     "elementwise_div", "elementwise_floordiv", "elementwise_max", "elementwise_min", "elementwise_mod",
     "elementwise_mul", "elementwise_pow", "elementwise_sub", "elu", "embedding", "equal", "erf", "exp", "expand",
     "expand_as", "exponential_decay", "eye", "fc", "fill_constant", "fill_constant_batch_size_like", "flatten",
-    "floor", "fluid_data", "full_like", "gather", "gather_nd", "gelu", "greater_equal", "greater_than",
+    "floor", "fluid_data", "full_like", "gather", "gather_nd", "gaussian_random", "gaussian_random_batch_size_like",
+    "gelu", "greater_equal", "greater_than",
     "group_norm", "hard_shrink", "hard_sigmoid", "hard_swish", "has_inf", "has_nan", "huber_loss", "increment",
     "inverse_time_decay", "is_empty", "isfinite", "kldiv_loss", "l2_normalize", "label_smooth", "layer_norm",
     "leaky_relu", "less_equal", "less_than", "linear_chain_crf",
@@ -218,14 +228,16 @@ __all__ = [
     "logical_and", "logical_not", "logical_or", "logical_xor", "logsigmoid", "lrn", "lstm", "margin_rank_loss",
     "matmul", "mean", "mse_loss", "mul", "natural_exp_decay", "noam_decay", "not_equal", "npair_loss", "one_hot",
     "ones", "ones_like", "pad", "pad2d", "piecewise_decay", "polynomial_decay", "pool2d", "pow", "prelu",
-    "py_reader", "range", "rank_loss", "read_file", "reciprocal", "reduce_all", "reduce_any", "reduce_max",
+    "py_reader", "randint", "randn", "range", "rank_loss", "read_file", "reciprocal", "reduce_all", "reduce_any",
+    "reduce_max",
     "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu", "relu6", "reshape", "reverse", "round",
-    "rsqrt", "scale", "scatter", "selu", "sequence_concat", "sequence_conv", "sequence_enumerate",
+    "rsqrt", "sampling_id", "scale", "scatter", "selu", "sequence_concat", "sequence_conv", "sequence_enumerate",
     "sequence_expand", "sequence_expand_as", "sequence_first_step", "sequence_last_step", "sequence_lengths",
     "sequence_mask", "sequence_pad", "sequence_pool", "sequence_reshape", "sequence_reverse", "sequence_softmax",
     "sequence_unpad", "shape", "sigmoid", "sigmoid_cross_entropy_with_logits", "sign", "sin", "slice", "smooth_l1",
     "soft_relu", "softmax", "softmax_with_cross_entropy", "softplus", "softshrink", "softsign", "split", "sqrt",
     "square", "square_error_cost", "squeeze", "stack", "stanh", "strided_slice", "sum", "sums", "swish",
-    "switch_case", "tanh", "tanh_shrink", "thresholded_relu", "topk", "transpose", "tril", "triu", "unsqueeze",
+    "switch_case", "tanh", "tanh_shrink", "thresholded_relu", "topk", "transpose", "tril", "triu", "uniform_random",
+    "uniform_random_batch_size_like", "unsqueeze",
     "unstack", "where", "while_loop", "zeros", "zeros_like",
 ]  # fmt: skip

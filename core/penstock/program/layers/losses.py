@@ -15,6 +15,7 @@ from penstock.errors import ProgramError
 from penstock.program.initializers import Constant
 from penstock.program.layers.expected import expect_ids, expect_labels, expect_same_shape
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import recording_modes, wrap
@@ -189,14 +190,21 @@ def npair_loss(anchor: Any, positive: Any, labels: Any, l2_reg: float = 0.002) -
 
 
 def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any = None) -> Any:
-    """Return the share of rows whose label is among the k largest. Shapes: input [n, classes], label [n, 1]."""
-    if correct is not None or total is not None:
-        raise ProgramError(f"{user_line()}: accuracy(correct=, total=) is not supported; fetch the result instead")
+    """Return the share of rows whose label is among the k largest. Shapes: input [n, classes], label [n, 1].
+
+    `correct`, `total`: integer variables that the numbers of these rows and of all rows are written to.
+    """
     expect_ids("accuracy", label)
     recording = recording_of(default_main_program())
     with name_scope(default_main_program().unique("accuracy")), torch.no_grad(), recording_modes(recording):
         indices = input.fake.detach().topk(k, -1).indices
-        return wrap(recording, torch.ops.penstock.accuracy(indices, label.fake)[0])
+        found = torch.ops.penstock.accuracy(indices, label.fake)
+        counts = [wrap(recording, count.reshape(1)) for count in found[1:]]
+        share = wrap(recording, found[0])
+    for out, count in zip((correct, total), counts, strict=True):
+        if out is not None:
+            written(out, count if isinstance(out, Declared) and not out.is_made else count.to(out.dtype))
+    return share
 
 
 def auc(

@@ -23,6 +23,9 @@ from penstock.program.record.dispatch import results_of
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import RNG, Recording
 
+_SEEDS = {"penstock.dropout.default": 4, "penstock.random.default": 5}
+"""Type of a random operator -> position of its seed, which no other of a Program has."""
+
 
 def replay(program: Program) -> Recording:
     """Return a Recording in which every dense variable of `program` has a handle. Raises ProgramError if it is illegal.
@@ -95,8 +98,9 @@ def _count_names(program: Program) -> int:
         program.reserve(op.name, operator=True)
         for part in op.module.split("."):
             program.reserve(part)
-        if op.type == "penstock.dropout.default" and isinstance(op.args[4], int):
-            seeds = max(seeds, op.args[4])
+        at = _SEEDS.get(op.type)
+        if at is not None and isinstance(seed := op.args[at], int) and op.args[at + 1] is not False:
+            seeds = max(seeds, seed)
     return seeds
 
 
