@@ -69,3 +69,18 @@ def expect_same_shape(layer: str, left: Any, right: Any) -> None:
     pairs = zip(left.desc.shape, right.desc.shape, strict=False)
     if left.ndim != right.ndim or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
         refuse(layer, f"two inputs of one shape; the first is {shown(left)}", right, "Reshape one of them")
+
+
+def expect_rank(layer: str, x: Any, *ranks: int) -> None:
+    """Refuse what is no variable of so many dimensions."""
+    if not isinstance(x, Variable) or x.ndim not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        refuse(layer, f"a variable of {wanted} dimension{'s' if ranks != (1,) else ''}", x, "Reshape it")
+
+
+def expect_known(layer: str, x: Any, axis: int) -> int:
+    """Return the size of x along `axis`; refuse a size that is not known before a run."""
+    size = x.desc.shape[axis] if isinstance(x, Variable) and -x.ndim <= axis < x.ndim else None
+    if not isinstance(size, int):
+        refuse(layer, f"a known size along dimension {axis}", x, "Declare the input with a number there")
+    return size

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from penstock.errors import ProgramError
 from penstock.program.record.declared import written
+from penstock.program.record.source import user_line
 
 
 def _unary(kind: str, function: Callable[[Any], Any], formula: str) -> Callable[..., Any]:
@@ -84,6 +86,31 @@ def selu(x: Any, scale: float | None = None, alpha: float | None = None, name: s
     scale = 1.0507009873554804934193349852946 if scale is None else scale
     alpha = 1.6732632423543772848170429916717 if alpha is None else alpha
     return scale * torch.where(x > 0, x, alpha * torch.expm1(torch.clamp(x, max=0.0)))
+
+
+def log1p(x: Any, out: Any = None, name: str | None = None) -> Any:
+    """Return log(1 + x); with `out`, write it there and return `out`."""
+    found: Any = torch.log1p(x)
+    return found if out is None else written(out, found)
+
+
+def clamp(input: Any, min: Any = None, max: Any = None, output: Any = None, name: str | None = None) -> Any:
+    """Return input, at least `min` and at most `max`: numbers or variables, of which one may be None.
+
+    With `output`, write it there and return `output`.
+    """
+    if min is None and max is None:
+        raise ProgramError(f"{user_line()}: clamp: min and max are None; give one of them")
+    found: Any = torch.clamp(input, min, max)
+    return found if output is None else written(output, found)
+
+
+def mish(x: Any, threshold: float = 20, name: str | None = None) -> Any:
+    """Return x tanh(log(1 + exp(x))), the logarithm as x above `threshold` and as exp(x) below -threshold."""
+    if threshold <= 0:
+        raise ProgramError(f"{user_line()}: mish: threshold is {threshold}; expected a number above 0")
+    grown = torch.where(x < -threshold, torch.exp(torch.clamp(x, max=0.0)), F.softplus(x, 1.0, threshold))
+    return x * torch.tanh(grown)
 
 
 def log_softmax(input: Any, axis: int | None = None, dtype: str | None = None, name: str | None = None) -> Any:
