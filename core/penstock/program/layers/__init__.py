@@ -17,7 +17,16 @@ from penstock.program.layers.activations import (
 )
 from penstock.program.layers.arrays import array_length, array_read, array_write, create_array
 from penstock.program.layers.control_flow import Switch, While, case, cond, switch_case, while_loop
-from penstock.program.layers.convolution import conv2d, conv2d_transpose, pool2d
+from penstock.program.layers.convolution import (
+    adaptive_pool2d,
+    adaptive_pool3d,
+    conv2d,
+    conv2d_transpose,
+    conv3d,
+    conv3d_transpose,
+    pool2d,
+    pool3d,
+)
 from penstock.program.layers.creation import (
     argmin,
     argsort,
@@ -130,6 +139,24 @@ from penstock.program.layers.functions import (
     tanh_shrink,
     thresholded_relu,
 )
+from penstock.program.layers.images import (
+    affine_channel,
+    affine_grid,
+    grid_sampler,
+    image_resize,
+    image_resize_short,
+    interpolate,
+    maxout,
+    pixel_shuffle,
+    resize_bilinear,
+    resize_nearest,
+    resize_trilinear,
+    shuffle_channel,
+    similarity_focus,
+    space_to_depth,
+    temporal_shift,
+    unfold,
+)
 from penstock.program.layers.inputs import data, fluid_data
 from penstock.program.layers.linear_algebra import (
     addcmul,
@@ -167,7 +194,15 @@ from penstock.program.layers.losses import (
     square_error_cost,
 )
 from penstock.program.layers.network import dropout, embedding, fc
-from penstock.program.layers.normalization import batch_norm, group_norm, l2_normalize, layer_norm, lrn
+from penstock.program.layers.normalization import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    l2_normalize,
+    layer_norm,
+    lrn,
+    spectral_norm,
+)
 from penstock.program.layers.positions import (
     arange,
     crop,
@@ -247,35 +282,38 @@ from penstock.program.training.schedules import (
 )
 
 __all__ = [
-    "DynamicRNN", "IfElse", "StaticRNN", "Switch", "While", "abs", "accuracy", "acos", "addcmul", "addmm", "allclose",
-    "arange", "argmax", "argmin", "argsort", "array_length", "array_read", "array_write", "asin", "assign", "atan",
-    "auc", "autoincreased_step_counter", "batch_norm", "bilinear_tensor_product", "bmm", "bpr_loss", "brelu", "case",
-    "cast", "ceil", "clamp", "clip", "clip_by_norm", "concat", "cond", "conv2d", "conv2d_transpose", "cos", "cos_sim",
-    "cosine_decay", "create_array", "create_global_var", "create_parameter", "create_py_reader_by_data",
-    "create_tensor", "crf_decoding", "crop", "crop_tensor", "cross", "cross_entropy", "cumsum", "data", "diag",
-    "diag_embed", "dice_loss", "dist", "dot", "double_buffer", "dropout", "dynamic_gru", "dynamic_lstm",
-    "elementwise_add", "elementwise_div", "elementwise_equal", "elementwise_floordiv", "elementwise_max",
-    "elementwise_min", "elementwise_mod", "elementwise_mul", "elementwise_pow", "elementwise_sub", "elu", "embedding",
-    "equal", "erf", "exp", "expand", "expand_as", "exponential_decay", "eye", "fc", "fill_constant",
-    "fill_constant_batch_size_like", "flatten", "flip", "floor", "fluid_data", "fsp_matrix", "full", "full_like",
-    "gather", "gather_nd", "gaussian_random", "gaussian_random_batch_size_like", "gelu", "greater_equal",
-    "greater_than", "group_norm", "hard_shrink", "hard_sigmoid", "hard_swish", "has_inf", "has_nan", "huber_loss",
-    "increment", "index_sample", "index_select", "inverse_time_decay", "is_empty", "isfinite", "kldiv_loss", "kron",
-    "l2_normalize", "label_smooth", "layer_norm", "leaky_relu", "less_equal", "less_than", "linear_chain_crf",
-    "linear_lr_warmup", "linspace", "log", "log1p", "log_loss", "log_softmax", "logical_and", "logical_not",
-    "logical_or", "logical_xor", "logsigmoid", "logsumexp", "lrn", "lstm", "margin_rank_loss", "matmul", "mean",
-    "meshgrid", "mish", "mse_loss", "mul", "multiplex", "natural_exp_decay", "noam_decay", "not_equal", "npair_loss",
-    "one_hot", "ones", "ones_like", "pad", "pad2d", "pad_constant_like", "piecewise_decay", "polynomial_decay",
-    "pool2d", "pow", "prelu", "py_reader", "randint", "randn", "range", "rank", "rank_loss", "read_file",
-    "reciprocal", "reduce_all", "reduce_any", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum",
-    "relu", "relu6", "reshape", "reverse", "roll", "round", "rsqrt", "sampling_id", "scale", "scatter", "scatter_nd",
-    "scatter_nd_add", "selu", "sequence_concat", "sequence_conv", "sequence_enumerate", "sequence_expand",
-    "sequence_expand_as", "sequence_first_step", "sequence_last_step", "sequence_lengths", "sequence_mask",
-    "sequence_pad", "sequence_pool", "sequence_reshape", "sequence_reverse", "sequence_softmax", "sequence_unpad",
-    "shape", "shard_index", "sigmoid", "sigmoid_cross_entropy_with_logits", "sign", "sin", "size", "slice",
-    "smooth_l1", "soft_relu", "softmax", "softmax_with_cross_entropy", "softplus", "softshrink", "softsign", "split",
-    "sqrt", "square", "square_error_cost", "squeeze", "stack", "stanh", "strided_slice", "sum", "sums", "swish",
-    "switch_case", "t", "tanh", "tanh_shrink", "thresholded_relu", "topk", "trace", "transpose", "tril", "triu",
-    "uniform_random", "uniform_random_batch_size_like", "unsqueeze", "unstack", "where", "while_loop", "zeros",
-    "zeros_like",
+    "DynamicRNN", "IfElse", "StaticRNN", "Switch", "While", "abs", "accuracy", "acos", "adaptive_pool2d",
+    "adaptive_pool3d", "addcmul", "addmm", "affine_channel", "affine_grid", "allclose", "arange", "argmax", "argmin",
+    "argsort", "array_length", "array_read", "array_write", "asin", "assign", "atan", "auc",
+    "autoincreased_step_counter", "batch_norm", "bilinear_tensor_product", "bmm", "bpr_loss", "brelu", "case", "cast",
+    "ceil", "clamp", "clip", "clip_by_norm", "concat", "cond", "conv2d", "conv2d_transpose", "conv3d",
+    "conv3d_transpose", "cos", "cos_sim", "cosine_decay", "create_array", "create_global_var", "create_parameter",
+    "create_py_reader_by_data", "create_tensor", "crf_decoding", "crop", "crop_tensor", "cross", "cross_entropy",
+    "cumsum", "data", "diag", "diag_embed", "dice_loss", "dist", "dot", "double_buffer", "dropout", "dynamic_gru",
+    "dynamic_lstm", "elementwise_add", "elementwise_div", "elementwise_equal", "elementwise_floordiv",
+    "elementwise_max", "elementwise_min", "elementwise_mod", "elementwise_mul", "elementwise_pow", "elementwise_sub",
+    "elu", "embedding", "equal", "erf", "exp", "expand", "expand_as", "exponential_decay", "eye", "fc",
+    "fill_constant", "fill_constant_batch_size_like", "flatten", "flip", "floor", "fluid_data", "fsp_matrix", "full",
+    "full_like", "gather", "gather_nd", "gaussian_random", "gaussian_random_batch_size_like", "gelu", "greater_equal",
+    "greater_than", "grid_sampler", "group_norm", "hard_shrink", "hard_sigmoid", "hard_swish", "has_inf", "has_nan",
+    "huber_loss", "image_resize", "image_resize_short", "increment", "index_sample", "index_select", "instance_norm",
+    "interpolate", "inverse_time_decay", "is_empty", "isfinite", "kldiv_loss", "kron", "l2_normalize", "label_smooth",
+    "layer_norm", "leaky_relu", "less_equal", "less_than", "linear_chain_crf", "linear_lr_warmup", "linspace", "log",
+    "log1p", "log_loss", "log_softmax", "logical_and", "logical_not", "logical_or", "logical_xor", "logsigmoid",
+    "logsumexp", "lrn", "lstm", "margin_rank_loss", "matmul", "maxout", "mean", "meshgrid", "mish", "mse_loss", "mul",
+    "multiplex", "natural_exp_decay", "noam_decay", "not_equal", "npair_loss", "one_hot", "ones", "ones_like", "pad",
+    "pad2d", "pad_constant_like", "piecewise_decay", "pixel_shuffle", "polynomial_decay", "pool2d", "pool3d", "pow",
+    "prelu", "py_reader", "randint", "randn", "range", "rank", "rank_loss", "read_file", "reciprocal", "reduce_all",
+    "reduce_any", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu", "relu6", "reshape",
+    "resize_bilinear", "resize_nearest", "resize_trilinear", "reverse", "roll", "round", "rsqrt", "sampling_id",
+    "scale", "scatter", "scatter_nd", "scatter_nd_add", "selu", "sequence_concat", "sequence_conv",
+    "sequence_enumerate", "sequence_expand", "sequence_expand_as", "sequence_first_step", "sequence_last_step",
+    "sequence_lengths", "sequence_mask", "sequence_pad", "sequence_pool", "sequence_reshape", "sequence_reverse",
+    "sequence_softmax", "sequence_unpad", "shape", "shard_index", "shuffle_channel", "sigmoid",
+    "sigmoid_cross_entropy_with_logits", "sign", "similarity_focus", "sin", "size", "slice", "smooth_l1", "soft_relu",
+    "softmax", "softmax_with_cross_entropy", "softplus", "softshrink", "softsign", "space_to_depth", "spectral_norm",
+    "split", "sqrt", "square", "square_error_cost", "squeeze", "stack", "stanh", "strided_slice", "sum", "sums",
+    "swish", "switch_case", "t", "tanh", "tanh_shrink", "temporal_shift", "thresholded_relu", "topk", "trace",
+    "transpose", "tril", "triu", "unfold", "uniform_random", "uniform_random_batch_size_like", "unsqueeze", "unstack",
+    "where", "while_loop", "zeros", "zeros_like",
 ]  # fmt: skip

@@ -1,22 +1,20 @@
-"""Convolution and pooling of images [n, channels, height, width]."""
+"""Convolution and pooling of images [n, channels, height, width] and volumes [n, channels, depth, height, width]."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from penstock.errors import ProgramError
-from penstock.program.initializers import Constant, Normal, Xavier
+from penstock.program.initializers import Constant, Initializer, Normal, Xavier
 from penstock.program.layers.activations import activate
+from penstock.program.layers.windows import Size, each, number, padded
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.training.parameters import ParamAttr, create_parameter
-
-Size = int | Sequence[int]
 
 
 def conv2d(
@@ -42,21 +40,76 @@ def conv2d(
     """
     prefix = name or default_main_program().unique("conv2d")
     _refuse_format(prefix, data_format)
-    channels = _number(input, 1, prefix)
-    kernel, groups = _pair(filter_size), groups or 1
+    made = _convolve(
+        prefix, 2, input, num_filters, (filter_size, stride, padding, dilation), groups, param_attr, bias_attr
+    )
+    return activate(made, act)
+
+
+def conv3d(
+    input: Any,
+    num_filters: int,
+    filter_size: Size,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "NCDHW",
+) -> Any:
+    """Convolve volumes [n, c, d, h, w]; as `conv2d`. `padding`: also [front, back, top, bottom, left, right].
+
+    Source: fluid.layers.conv3d.
+    """
+    prefix = name or default_main_program().unique("conv3d")
+    _refuse_format(prefix, data_format, "NCDHW")
+    made = _convolve(
+        prefix, 3, input, num_filters, (filter_size, stride, padding, dilation), groups, param_attr, bias_attr
+    )
+    return activate(made, act)
+
+
+Windows = tuple[Size, Size, Size | str, Size]
+"""Sizes of filters, steps, padding, dilation."""
+
+
+def _convolve(
+    prefix: str,
+    rank: int,
+    input: Any,
+    num_filters: int,
+    windows: Windows,
+    groups: int | None,
+    param_attr: Any,
+    bias_attr: Any,
+) -> Any:
+    channels, groups = number(input, 1, prefix, rank + 2), groups or 1
+    filter_size, stride, padding, dilation = windows
+    kernel, steps, holes = (each(size, rank) for size in (filter_size, stride, dilation))
     if channels % groups:
         raise ProgramError(f"{user_line()}: {prefix}: {channels} channels do not divide into {groups} groups")
-    weight_attr, bias_attr = ParamAttr.of(param_attr) or ParamAttr(), ParamAttr.of(bias_attr)
-    default = Normal(0.0, math.sqrt(2.0 / (kernel[0] * kernel[1] * channels)))
-    shape, dtype = [num_filters, channels // groups, *kernel], input.desc.dtype
+    default = Normal(0.0, math.sqrt(2.0 / (math.prod(kernel) * channels)))
     with name_scope(prefix):
-        weight: Any = create_parameter(shape, dtype, weight_attr, default, prefix=prefix, suffix="w_0")
-        bias: Any = None
-        if bias_attr is not None:
-            bias = create_parameter([num_filters], dtype, bias_attr, Constant(0.0), prefix=prefix, suffix="b_0")
-        steps, holes = _pair(stride), _pair(dilation)
-        input, around = _padded(input, padding, kernel, steps, holes, 0.0, prefix)
-        return activate(torch.conv2d(input, weight, bias, steps, around, holes, groups), act)
+        shape = [num_filters, channels // groups, *kernel]
+        weight, bias = _weights(prefix, shape, input.desc.dtype, num_filters, (param_attr, bias_attr), default)
+        input, around = padded(input, padding, kernel, steps, holes, 0.0, prefix)
+        function: Any = torch.conv2d if rank == 2 else torch.conv3d
+        return function(input, weight, bias, steps, around, holes, groups)
+
+
+def _weights(
+    prefix: str, shape: list[int], dtype: str, num_filters: int, attrs: tuple[Any, Any], default: Initializer
+) -> tuple[Any, Any]:
+    """The filters and, unless its attribute is False, the bias [num_filters]."""
+    wanted, bias_attr = ParamAttr.of(attrs[0]) or ParamAttr(), ParamAttr.of(attrs[1])
+    weight = create_parameter(shape, dtype, wanted, default, prefix=prefix, suffix="w_0")
+    if bias_attr is None:
+        return weight, None
+    return weight, create_parameter([num_filters], dtype, bias_attr, Constant(0.0), prefix=prefix, suffix="b_0")
 
 
 def conv2d_transpose(
@@ -84,32 +137,70 @@ def conv2d_transpose(
     """
     prefix = name or default_main_program().unique("conv2d_transpose")
     _refuse_format(prefix, data_format)
-    if isinstance(padding, str) or (not isinstance(padding, int) and len(padding) != 2):
-        raise ProgramError(f"{user_line()}: {prefix}: padding is {padding!r}; expected a number or [height, width]")
-    steps, holes, around, groups = _pair(stride), _pair(dilation), _pair(padding), groups or 1
-    sizes = [_number(input, 2 + i, prefix) for i in range(2)] if output_size is not None else []
-    wanted = _pair(output_size) if output_size is not None else []
+    windows = (filter_size, stride, padding, dilation)
+    made = _transposed(prefix, 2, input, num_filters, output_size, windows, groups, (param_attr, bias_attr))
+    return activate(made, act)
+
+
+def conv3d_transpose(
+    input: Any,
+    num_filters: int,
+    output_size: Size | None = None,
+    filter_size: Size | None = None,
+    padding: Size | str = 0,
+    stride: Size = 1,
+    dilation: Size = 1,
+    groups: int | None = None,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    use_cudnn: bool = True,
+    act: str | None = None,
+    name: str | None = None,
+    data_format: str = "NCDHW",
+) -> Any:
+    """Convolve volumes [n, c, d, h, w] backwards; as `conv2d_transpose`. Source: fluid.layers.conv3d_transpose."""
+    prefix = name or default_main_program().unique("conv3d_transpose")
+    _refuse_format(prefix, data_format, "NCDHW")
+    windows = (filter_size, stride, padding, dilation)
+    made = _transposed(prefix, 3, input, num_filters, output_size, windows, groups, (param_attr, bias_attr))
+    return activate(made, act)
+
+
+def _transposed(
+    prefix: str,
+    rank: int,
+    input: Any,
+    num_filters: int,
+    output_size: Size | None,
+    windows: tuple[Size | None, Size, Size | str, Size],
+    groups: int | None,
+    attrs: tuple[Any, Any],
+) -> Any:
+    filter_size, stride, padding, dilation = windows
+    if isinstance(padding, str) or (not isinstance(padding, int) and len(padding) != rank):
+        sides = "[height, width]" if rank == 2 else "[depth, height, width]"
+        raise ProgramError(f"{user_line()}: {prefix}: padding is {padding!r}; expected a number or {sides}")
+    steps, holes, around, groups = each(stride, rank), each(dilation, rank), each(padding, rank), groups or 1
+    channels = number(input, 1, prefix, rank + 2)
+    sizes = [number(input, 2 + i, prefix, rank + 2) for i in range(rank)] if output_size is not None else []
+    wanted = each(output_size, rank) if output_size is not None else []
     if filter_size is None:
         if not wanted:
             raise ProgramError(f"{user_line()}: {prefix}: give filter_size or output_size")
-        kernel = [(wanted[i] - (sizes[i] - 1) * steps[i] + 2 * around[i] - 1) // holes[i] + 1 for i in range(2)]
+        kernel = [(wanted[i] - (sizes[i] - 1) * steps[i] + 2 * around[i] - 1) // holes[i] + 1 for i in range(rank)]
     else:
-        kernel = _pair(filter_size)
+        kernel = each(filter_size, rank)
     behind = [
         wanted[i] - ((sizes[i] - 1) * steps[i] - 2 * around[i] + holes[i] * (kernel[i] - 1) + 1)
         for i in range(len(wanted))
-    ] or [0, 0]
-    if any(not 0 <= behind[i] < max(steps[i], holes[i]) for i in range(2)):
+    ] or [0] * rank
+    if any(not 0 <= behind[i] < max(steps[i], holes[i]) for i in range(rank)):
         raise ProgramError(f"{user_line()}: {prefix}: output_size {wanted} cannot be made by filter {kernel}")
-    weight_attr, bias_attr = ParamAttr.of(param_attr) or ParamAttr(), ParamAttr.of(bias_attr)
-    shape, dtype = [_number(input, 1, prefix), num_filters // groups, *kernel], input.desc.dtype
     with name_scope(prefix):
-        weight: Any = create_parameter(shape, dtype, weight_attr, Xavier(), prefix=prefix, suffix="w_0")
-        bias: Any = None
-        if bias_attr is not None:
-            bias = create_parameter([num_filters], dtype, bias_attr, Constant(0.0), prefix=prefix, suffix="b_0")
-        made = torch.conv_transpose2d(input, weight, bias, steps, around, behind, groups, holes)
-        return activate(made, act)
+        shape = [channels, num_filters // groups, *kernel]
+        weight, bias = _weights(prefix, shape, input.desc.dtype, num_filters, attrs, Xavier())
+        function: Any = torch.conv_transpose2d if rank == 2 else torch.conv_transpose3d
+        return function(input, weight, bias, steps, around, behind, groups, holes)
 
 
 def pool2d(
@@ -131,74 +222,102 @@ def pool2d(
     """
     prefix = name or default_main_program().unique("pool2d")
     _refuse_format(prefix, data_format)
-    if pool_type not in ("max", "avg"):
-        raise ProgramError(f"{user_line()}: {prefix}: pool_type is {pool_type!r}; expected 'max' or 'avg'")
+    windows = (pool_size, pool_stride, pool_padding)
+    return _pooled(prefix, 2, input, pool_type, windows, global_pooling, ceil_mode, exclusive)
+
+
+def pool3d(
+    input: Any,
+    pool_size: Size = -1,
+    pool_type: str = "max",
+    pool_stride: Size = 1,
+    pool_padding: Size | str = 0,
+    global_pooling: bool = False,
+    use_cudnn: bool = True,
+    ceil_mode: bool = False,
+    name: str | None = None,
+    exclusive: bool = True,
+    data_format: str = "NCDHW",
+) -> Any:
+    """Pool windows of volumes [n, c, d, h, w]; as `pool2d`. Source: fluid.layers.pool3d."""
+    prefix = name or default_main_program().unique("pool3d")
+    _refuse_format(prefix, data_format, "NCDHW")
+    windows = (pool_size, pool_stride, pool_padding)
+    return _pooled(prefix, 3, input, pool_type, windows, global_pooling, ceil_mode, exclusive)
+
+
+def _pooled(
+    prefix: str,
+    rank: int,
+    input: Any,
+    pool_type: str,
+    windows: tuple[Size, Size, Size | str],
+    global_pooling: bool,
+    ceil_mode: bool,
+    exclusive: bool,
+) -> Any:
+    _check_type(prefix, pool_type)
     with name_scope(prefix):
         if global_pooling:
-            return input.amax((2, 3), keepdim=True) if pool_type == "max" else input.mean((2, 3), keepdim=True)
-        kernel, steps = _pair(pool_size), _pair(pool_stride)
-        _check_window(prefix, kernel, pool_padding, pool_type == "avg" and exclusive)
+            dims = tuple(range(2, rank + 2))
+            return input.amax(dims, keepdim=True) if pool_type == "max" else input.mean(dims, keepdim=True)
+        kernel, steps, padding = each(windows[0], rank), each(windows[1], rank), windows[2]
+        _check_window(prefix, kernel, padding, pool_type == "avg" and exclusive)
         lowest = -math.inf if pool_type == "max" else 0.0
-        input, around = _padded(input, pool_padding, kernel, steps, [1, 1], lowest, prefix)
+        input, around = padded(input, padding, kernel, steps, [1] * rank, lowest, prefix)
         if pool_type == "max":
-            return F.max_pool2d(input, kernel, steps, around, ceil_mode=ceil_mode)
-        return F.avg_pool2d(input, kernel, steps, around, ceil_mode, not exclusive)
+            largest: Any = F.max_pool2d if rank == 2 else F.max_pool3d
+            return largest(input, kernel, steps, around, ceil_mode=ceil_mode)
+        average: Any = F.avg_pool2d if rank == 2 else F.avg_pool3d
+        return average(input, kernel, steps, around, ceil_mode, not exclusive)
 
 
-def _refuse_format(prefix: str, data_format: str) -> None:
-    if data_format != "NCHW":
+def adaptive_pool2d(
+    input: Any, pool_size: Size, pool_type: str = "max", require_index: bool = False, name: str | None = None
+) -> Any:
+    """Pool images to the size `pool_size`; with `require_index`, return (maxima, their int32 positions in h w)."""
+    return _adapted(name or "adaptive_pool2d", 2, input, pool_size, pool_type, require_index)
+
+
+def adaptive_pool3d(
+    input: Any, pool_size: Size, pool_type: str = "max", require_index: bool = False, name: str | None = None
+) -> Any:
+    """Pool volumes to the size `pool_size`; with `require_index`, return (maxima, their int32 positions in d h w)."""
+    return _adapted(name or "adaptive_pool3d", 3, input, pool_size, pool_type, require_index)
+
+
+def _adapted(layer: str, rank: int, input: Any, pool_size: Size, pool_type: str, require_index: bool) -> Any:
+    _check_type(layer, pool_type)
+    number(input, 1, layer, rank + 2)
+    sizes = each(pool_size, rank)
+    if pool_type == "avg" and require_index:
+        raise ProgramError(f"{user_line()}: {layer}: require_index=True needs pool_type='max': an average has no place")
+    with name_scope(default_main_program().unique(layer)):
+        if pool_type == "avg":
+            average: Any = F.adaptive_avg_pool2d if rank == 2 else F.adaptive_avg_pool3d
+            return average(input, sizes)
+        largest: Any = F.adaptive_max_pool2d if rank == 2 else F.adaptive_max_pool3d
+        made, places = largest(input, sizes, return_indices=True)
+        return (made, places.to(torch.int32)) if require_index else made
+
+
+def _check_type(prefix: str, pool_type: str) -> None:
+    if pool_type not in ("max", "avg"):
+        raise ProgramError(f"{user_line()}: {prefix}: pool_type is {pool_type!r}; expected 'max' or 'avg'")
+
+
+def _refuse_format(prefix: str, data_format: str, expected: str = "NCHW") -> None:
+    if data_format != expected:
         raise ProgramError(
-            f"{user_line()}: {prefix}: data_format is {data_format!r}; only 'NCHW' is supported. Transpose the input"
+            f"{user_line()}: {prefix}: data_format is {data_format!r}; only {expected!r} is supported. Transpose the "
+            "input"
         )
 
 
 def _check_window(prefix: str, kernel: list[int], padding: Size | str, exclusive: bool) -> None:
     if min(kernel) < 1:
         raise ProgramError(f"{user_line()}: {prefix}: pool_size is {kernel}; give a size, or global_pooling=True")
-    if exclusive and (padding == "SAME" or (not isinstance(padding, str) and len(_pair(padding)) == 4)):
+    if exclusive and (padding == "SAME" or (not isinstance(padding, (str, int)) and len(padding) > len(kernel))):
         raise ProgramError(
             f"{user_line()}: {prefix}: an exclusive average needs equal padding on both sides; got {padding!r}"
         )
-
-
-def _number(x: Any, position: int, prefix: str) -> int:
-    size = x.desc.shape[position] if x.ndim == 4 else None
-    if not isinstance(size, int):
-        raise ProgramError(
-            f"{user_line()}: {prefix}: input {x!r} must have four dimensions and a known size at {position}"
-        )
-    return size
-
-
-def _pair(value: Size) -> list[int]:
-    return [int(value)] * 2 if isinstance(value, int) else [int(v) for v in value]
-
-
-def _padded(
-    x: Any, padding: Size | str, kernel: list[int], stride: list[int], dilation: list[int], fill: float, prefix: str
-) -> tuple[Any, list[int]]:
-    """Return (x, padding that the kernel takes itself); uneven padding is recorded before it."""
-    if padding == "VALID":
-        return x, [0, 0]
-    if isinstance(padding, str):
-        if padding != "SAME":
-            raise ProgramError(f"{user_line()}: {prefix}: padding is {padding!r}; expected numbers, 'SAME' or 'VALID'")
-        sides = [
-            _same(_number(x, 2 + i, prefix), stride[i], (kernel[i] - 1) * dilation[i] + 1) for i in range(2)
-        ]  # fmt: skip
-    else:
-        sizes = _pair(padding)
-        if len(sizes) not in (2, 4):
-            raise ProgramError(f"{user_line()}: {prefix}: padding is {padding}; expected a number, two or four of them")
-        sides = [(sizes[0], sizes[0]), (sizes[1], sizes[1])] if len(sizes) == 2 else [
-            (sizes[0], sizes[1]), (sizes[2], sizes[3])
-        ]  # fmt: skip
-    if all(low == high for low, high in sides):
-        return x, [low for low, _ in sides]
-    (top, bottom), (left, right) = sides
-    return F.pad(x, (left, right, top, bottom), value=fill), [0, 0]
-
-
-def _same(size: int, stride: int, reach: int) -> tuple[int, int]:
-    total = max((-(-size // stride) - 1) * stride + reach - size, 0)
-    return total // 2, total - total // 2

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import ProgramError
-from penstock.program.layers.convolution import Size, conv2d, pool2d
+from penstock.program.layers.convolution import conv2d, pool2d
 from penstock.program.layers.network import dropout
 from penstock.program.layers.normalization import batch_norm
 from penstock.program.layers.sequences import sequence_conv, sequence_pool
+from penstock.program.layers.windows import Size
 from penstock.program.record.source import user_line
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from penstock.errors import ProgramError
-from penstock.program.initializers import Constant
+from penstock.program.initializers import Constant, Normal
 from penstock.program.layers.activations import activate
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
@@ -89,6 +89,58 @@ def group_norm(
         scale = _parameter([channels], dtype, param_attr, 1.0, prefix, "w_0")
         shift = _parameter([channels], dtype, bias_attr, 0.0, prefix, "b_0")
         return activate(F.group_norm(input, groups, scale, shift, epsilon), act)
+
+
+def instance_norm(
+    input: Any, epsilon: float = 1e-05, param_attr: Any = None, bias_attr: Any = None, name: str | None = None
+) -> Any:
+    """Normalise each channel of each row, then scale and shift each channel.
+
+    Shapes: input [n, c, ...], of three dimensions or more; scale and shift [c].  Source: fluid.layers.instance_norm.
+    """
+    prefix = name or default_main_program().unique("instance_norm")
+    channels = input.desc.shape[1] if input.ndim > 2 else None
+    if not isinstance(channels, int):
+        raise ProgramError(f"{user_line()}: {prefix}: input {input!r}; expected [n, channels, ...] of known channels")
+    dtype = input.desc.dtype
+    with name_scope(prefix):
+        scale = _parameter([channels], dtype, param_attr, 1.0, prefix, "w_0")
+        shift = _parameter([channels], dtype, bias_attr, 0.0, prefix, "b_0")
+        return F.group_norm(input, channels, scale, shift, epsilon)
+
+
+def spectral_norm(weight: Any, dim: int = 0, power_iters: int = 1, eps: float = 1e-12, name: str | None = None) -> Any:
+    """Return a weight divided by its largest singular value, of its matrix with the rows along `dim`.
+
+    The value is approached by `power_iters` rounds from two vectors that are drawn once and do not change, and through
+    which no gradient goes.  Source: fluid.layers.spectral_norm, spectral_norm_op.h.
+    """
+    prefix = name or default_main_program().unique("spectral_norm")
+    sizes = list(weight.desc.shape)
+    if (
+        len(sizes) < 2
+        or not 0 <= dim < len(sizes)
+        or not all(isinstance(size, int) for size in sizes)
+        or power_iters < 0
+    ):
+        raise ProgramError(
+            f"{user_line()}: {prefix}: weight {weight!r}, dim={dim}, power_iters={power_iters}; expected two or more "
+            "known sizes, one of these dimensions, and 0 or more"
+        )
+    with name_scope(prefix):
+        dtype, rows = weight.desc.dtype, sizes[dim]
+        matrix = weight.movedim(dim, 0).reshape([rows, -1])
+        left = create_persistable(f"{prefix}.w_0", [rows], dtype, Normal(0.0, 1.0))
+        right = create_persistable(f"{prefix}.w_1", [math.prod(sizes) // rows], dtype, Normal(0.0, 1.0))
+        with torch.no_grad():
+            u: Any = left
+            v: Any = right
+            for _ in range(power_iters):
+                v = matrix.t().mv(u)
+                v = v / (v.norm() + eps)
+                u = matrix.mv(v)
+                u = u / (u.norm() + eps)
+        return weight / (u * matrix.mv(v)).sum()
 
 
 def layer_norm(
