@@ -72,6 +72,7 @@ _MODULES = {
     "metrics": "metrics",
     "profiler": "profiler",
     "average": "metrics",
+    "evaluator": "evaluator",
     "regularizer": "program.training.regularizers",
     "clip": "program.training.clipping",
     "backward": "program.training.backward",

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import check_value
+from penstock.native import chunks as _chunks  # noqa: F401 - registers the evaluation of chunks
 from penstock.native import crf as _crf  # noqa: F401 - registers conditional random fields
+from penstock.native import ctr as _ctr  # noqa: F401 - registers operators of models of clicks
 from penstock.native import load_operators, sequences
 from penstock.native import random as _random  # noqa: F401 - registers random numbers
 from penstock.native import recurrent as _recurrent  # noqa: F401 - registers the recurrent layers

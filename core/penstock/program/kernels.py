@@ -35,11 +35,13 @@ _FORMATS = {
 }
 
 # Batch norm writes its statistics only in training; of some overloads the schema says never, of others always.
-# Type -> name of the argument that says whether it trains.
+# Type -> (name of the argument that says whether it trains, names of the statistics).
+_RUNNING = ("training", ("running_mean", "running_var"))
 _STATISTICS = {
-    "aten::native_batch_norm": "training",
-    "aten::cudnn_batch_norm": "training",
-    "aten::_native_batch_norm_legit": "training",
+    "aten::native_batch_norm": _RUNNING,
+    "aten::cudnn_batch_norm": _RUNNING,
+    "aten::_native_batch_norm_legit": _RUNNING,
+    "penstock::data_norm_update_": ("training", ("size", "sum", "square")),
 }
 
 # Operators of torch that are no functions of tensors: they open files, talk to devices and autograd, print, or put
@@ -92,9 +94,10 @@ def written_operands(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     `schema` is torch's; operands are tensors or plain data, in the order or under the names of the schema.
     """
     given = {spec.name: value for spec, value in zip(schema.arguments, args, strict=False)} | dict(kwargs)
-    training = _STATISTICS.get(schema.name)
-    if training is not None:
-        names = ["running_mean", "running_var"] if given.get(training) else []
+    names: Sequence[str]
+    if schema.name in _STATISTICS:
+        training, statistics = _STATISTICS[schema.name]
+        names = statistics if given.get(training) else ()
     else:
         names = [spec.name for spec in schema.arguments if spec.alias_info is not None and spec.alias_info.is_write]
     return [value for name in names for value in _items(given.get(name))]

@@ -8,7 +8,6 @@ Source: python/paddle/fluid/layers/nn.py, tensor.py (Fluid 1.8).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -144,11 +143,14 @@ def sampling_id(x: Any, min: float = 0.0, max: float = 1.0, seed: int = 0, dtype
         return past.clamp(max=x.shape[1] - 1)
 
 
-def log_uniform_ids(num_classes: int, sizes: Sequence[Any], seed: int) -> Any:
-    """Return ids below `num_classes` - 1 whose probability falls with their logarithm: Fluid's LogUniformSampler."""
-    numbers = drawn("log_uniform", "uniform", sizes, (0.0, 1.0), seed, "float64")
-    most = num_classes - 1
-    return (torch.exp(numbers * math.log(most + 1)).to(torch.int64) - 1) % most
+def distinct_ids(below: int, num: int, seed: int) -> tuple[Any, Any]:
+    """Return different log-uniform ids below `below`, int64 [num], and how many draws they took, int64 []."""
+    recording = recording_of(default_main_program())
+    with torch.no_grad(), recording_modes(recording):
+        recording.num_seeds += 1
+        call = torch.ops.penstock.distinct_ids
+        ids, tries = call(recording.rng(), below, num, seed or recording.num_seeds, not seed)
+        return wrap(recording, ids), wrap(recording, tries)
 
 
 __all__ = [

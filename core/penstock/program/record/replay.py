@@ -23,7 +23,7 @@ from penstock.program.record.dispatch import results_of
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import RNG, Recording
 
-_SEEDS = {"penstock.dropout.default": 4, "penstock.random.default": 5}
+_SEEDS = {"penstock.dropout.default": 4, "penstock.random.default": 5, "penstock.distinct_ids.default": 3}
 """Type of a random operator -> position of its seed, which no other of a Program has."""
 
 
