@@ -47,6 +47,7 @@ _WHERE = {
     "Scope": "scope",
     "capture": "captured",
     "LoDTensor": "lod_tensor",
+    "LoDTensorArray": "lod_tensor",
     "create_lod_tensor": "lod_tensor",
     "create_random_int_lodtensor": "lod_tensor",
     "memory_optimize": "program.memory_optimize",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from penstock.errors import EOFException
+from penstock.errors import EOFException, SpecError
 from penstock.errors import PenstockError as EnforceNotMet
-from penstock.exec.flags import set_flags
+from penstock.exec.flags import flags_by_name, set_flags
 from penstock.exec.parallel import ParallelExecutor
-from penstock.exec.places import CPUPlace, CUDAPlace, is_compiled_with_cuda
+from penstock.exec.places import CPUPlace, CUDAPlace, is_compiled_with_cuda, kind_of
 from penstock.exec.strategies import BuildStrategy, ExecutionStrategy
-from penstock.lod_tensor import LoDTensor
+from penstock.lod_tensor import LoDTensor, LoDTensorArray
 from penstock.scope import Scope
 from penstock.settings import EAGER_DELETE, FUSE_GROUPS_SIZE, FUSE_MEMORY_SIZE
 
@@ -26,6 +26,37 @@ class VarDesc:
         )  # fmt: skip
         FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
         LOD_TENSOR, SELECTED_ROWS = "dense", "selected_rows"
+
+
+class Place:
+    """A place of any kind, which `set_place` sets."""
+
+    def __init__(self) -> None:
+        self._place: CPUPlace | CUDAPlace = CPUPlace()
+
+    def set_place(self, place: CPUPlace | CUDAPlace) -> None:
+        """Be that place."""
+        self._place = place
+
+    def _type(self) -> int:
+        return kind_of(self._place)
+
+    def _equals(self, other: object) -> bool:
+        return self._place == (other._place if isinstance(other, Place) else other)
+
+    def is_cpu_place(self) -> bool:
+        """Whether it is the processor."""
+        return isinstance(self._place, CPUPlace)
+
+    def is_gpu_place(self) -> bool:
+        """Whether it is a GPU."""
+        return isinstance(self._place, CUDAPlace)
+
+    def gpu_device_id(self) -> int:
+        """Return the number of the GPU. Raises SpecError for the processor."""
+        if isinstance(self._place, CUDAPlace):
+            return self._place.index
+        raise SpecError("gpu_device_id() of the processor: ask is_gpu_place() first")
 
 
 def _set_eager_deletion_mode(threshold: float, fraction: float, fast: bool) -> None:
@@ -53,7 +84,10 @@ def is_compiled_with_dist() -> bool:
     return True
 
 
+globals = flags_by_name
+
 __all__ = [
     "BuildStrategy", "CPUPlace", "CUDAPlace", "EOFException", "EnforceNotMet", "ExecutionStrategy", "LoDTensor",
-    "ParallelExecutor", "Scope", "VarDesc", "get_cuda_device_count", "is_compiled_with_cuda", "is_compiled_with_dist",
+    "LoDTensorArray", "ParallelExecutor", "Place", "Scope", "VarDesc", "get_cuda_device_count", "globals",
+    "is_compiled_with_cuda", "is_compiled_with_dist",
 ]  # fmt: skip

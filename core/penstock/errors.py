@@ -3,12 +3,13 @@
     PenstockError
     ├── UserError            the person who wrote the program, the job or the command
     │   ├── ProgramError     a Program that cannot be recorded, built or read
-    │   │   ├── ArgumentError  an argument of another type than a layer takes
+    │   │   ├── ArgumentError  an argument of another type than it has to be
     │   │   └── RecordError  a call that torch refuses
     │   ├── FeedError        what was fed does not fit the Program
     │   ├── FetchError       what was fetched is not in the Program
     │   ├── OperatorError    an operator failed while it ran
     │   ├── EOFException     a program's reader has no more data: the loop over it ends
+    │   ├── ReaderError      the generator behind a program's reader has failed
     │   └── SpecError        a job description, setting or argument
     ├── PeerError            the other side of a connection broke the contract
     ├── Unavailable          a temporary fault; a retry may help
@@ -63,7 +64,7 @@ class ProgramError(UserError):
 
 
 class ArgumentError(ProgramError, TypeError):
-    """A layer is given an argument of another type than it takes. Fields: variable."""
+    """A layer, or what runs a program, is given an argument of another type than it takes. Fields: variable."""
 
     code = "argument_error"
 
@@ -99,6 +100,12 @@ class EOFException(UserError, EOFError):
     """The reader of a program has no more data (`fluid.core.EOFException`): call its reset()."""
 
     code = "end_of_data"
+
+
+class ReaderError(UserError):
+    """The generator of a DataLoader or PyReader has raised an error, which is the cause of this one."""
+
+    code = "reader_error"
 
 
 class SpecError(UserError, ValueError):

@@ -25,10 +25,20 @@ class LoDTensor:
     def __init__(self, rows: Any = None, lengths: Sequence[Any] = ()) -> None:
         self._rows: Any = np.empty((0,), np.float32) if rows is None else rows
         self._lengths = [np.asarray(level, np.int64).reshape(-1) for level in lengths]
+        self._on: object = None
 
     def set(self, array: Any, place: object = None) -> None:
-        """Take the rows. `place` has no effect: executors move what they are fed."""
+        """Take the rows. `place` is noted, no more: executors move what they are fed."""
         self._rows = array if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
+        self.set_place(place)
+
+    def set_place(self, place: object) -> None:
+        """Note for which place it is made."""
+        self._on = place
+
+    def _place(self) -> object:
+        """Return the place that was noted; None: none was."""
+        return self._on
 
     def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Sequence[Sequence[int]]) -> None:
         """Take the lengths of each level. Raises UserError if they do not add up."""
@@ -88,6 +98,10 @@ def _add_up(lengths: Sequence[np.ndarray], num_rows: int) -> bool:
     return all(
         int(level.sum()) == below and bool((level >= 0).all()) for level, below in zip(lengths, parts, strict=False)
     )
+
+
+class LoDTensorArray(list[LoDTensor]):
+    """A list of LoDTensors, such as a batch that is pushed into the queue of a reader."""
 
 
 def create_lod_tensor(data: Any, recursive_seq_lens: Sequence[Sequence[int]], place: object = None) -> LoDTensor:

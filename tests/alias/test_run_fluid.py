@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """\
 import multiprocessing, subprocess, sys
 import paddle
@@ -51,6 +53,14 @@ def test_a_script_and_its_children_get_the_alias(tmp_path: Path) -> None:
         "1.8.5",
     ], result.stderr
     assert result.returncode == 7
+
+
+def test_a_script_has_one_place_unless_it_asks_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = written(tmp_path, "train.py", "import paddle.fluid as fluid\nprint(len(fluid.cpu_places()))\n")
+    monkeypatch.delenv("CPU_NUM", raising=False)
+    assert run(tmp_path, script).stdout == "1\n"
+    monkeypatch.setenv("CPU_NUM", "3")
+    assert run(tmp_path, script).stdout == "3\n"
 
 
 def test_a_traceback_begins_with_the_script(tmp_path: Path) -> None:

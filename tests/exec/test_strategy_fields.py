@@ -12,7 +12,7 @@ from tests.property.networks import Network, fit_a_line
 from tests.property.oracle import started
 
 import penstock as fluid
-from penstock.errors import FeedError, SpecError
+from penstock.errors import ArgumentError, FeedError, SpecError
 from penstock.scope import Scope
 
 CUSTOMIZED = fluid.BuildStrategy.GradientScaleStrategy.Customized
@@ -259,9 +259,9 @@ def test_a_compiled_program_shares_only_with_a_parallel_one() -> None:
         )
 
     with pytest.raises(SpecError, match="share_vars_from is a str; expected a CompiledProgram"):
-        sharing("train")
+        fluid.Executor().run(sharing("train"), network.feed(4, 0), scope=scope)
     with pytest.raises(SpecError, match="is not data parallel; call its with_data_parallel first"):
-        sharing(fluid.CompiledProgram(clone))
+        fluid.Executor().run(sharing(fluid.CompiledProgram(clone)), network.feed(4, 0), scope=scope)
     with pytest.raises(SpecError, match="has not run yet, so it has no parameters to share"):
         fluid.Executor().run(sharing(train), network.feed(4, 0), scope=scope)
     fluid.Executor().run(train, network.feed(4, 0), scope=scope)
@@ -278,5 +278,5 @@ def test_data_parallel_after_a_run_comes_too_late() -> None:
     fluid.Executor().run(compiled, network.feed(4, 0), scope=started(network.startup))
     with pytest.raises(SpecError, match="has run already"):
         compiled.with_data_parallel(network.loss)
-    with pytest.raises(SpecError, match=r"is given a str; expected a fluid\.Program"):
+    with pytest.raises(ArgumentError, match=r"is given a str; expected a fluid\.Program"):
         fluid.CompiledProgram("main")

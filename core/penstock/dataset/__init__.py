@@ -10,7 +10,10 @@
     memory          InMemoryDataset: load, shuffle, batches
     peers           the trainers of a job, as data sets need them
     global_shuffle  samples from trainer to trainer
-    loader          DataLoader: feeds made in advance, for a loop over it or for a program that reads
+    made_ahead      batches that wait to be taken
+    loader_base     feeds made in advance, for a loop over them or for a program that reads
+    generator_loader  those of a Python generator, PyReader
+    loader          DataLoader, and those of a data set
     generator       MultiSlotDataGenerator: scripts that write the text format
 
 Text is parsed in C++ (`src/feed`) without the interpreter lock. Nothing is dropped silently: what is skipped

@@ -22,7 +22,7 @@ from multiprocessing.connection import wait as wait_for_pipes
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, cast
 
-from penstock.dataset.loader import Prefetched
+from penstock.dataset.made_ahead import Prefetched
 from penstock.errors import SpecError
 
 Reader = Callable[[], Iterable[Any]]

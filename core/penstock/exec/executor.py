@@ -33,6 +33,7 @@ from penstock.exec.feeding import (
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.places import CPUPlace, Place, device_of
 from penstock.exec.sequences import as_lod_tensors, with_their_lengths
+from penstock.lod_tensor import LoDTensor
 from penstock.log import warn_once
 from penstock.program import legality
 from penstock.program.eager import advice
@@ -299,6 +300,17 @@ def _fetched(
     tensor = _value(program, name, values, scope, device).cpu()
     tensor = tensor.detach().clone().reshape(1) if tensor.dim() == 0 else tensor.detach().clone()
     return as_array(tensor) if return_numpy else tensor
+
+
+def _as_lodtensor(data: Any, place: Any, dtype: Any = None) -> LoDTensor:
+    """Return values as a LoDTensor (Fluid's name). Raises SpecError for a list, which has no sizes of its own."""
+    if isinstance(data, list):
+        raise SpecError(
+            "_as_lodtensor is given a list: make it an array, or use fluid.create_lod_tensor for sequences", got=data
+        )
+    tensor = LoDTensor()
+    tensor.set(np.asarray(data, dtype=None if isinstance(data, np.ndarray) else dtype), place)
+    return tensor
 
 
 def as_numpy(fetched: Any) -> Any:

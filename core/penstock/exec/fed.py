@@ -16,6 +16,7 @@ from penstock.exec import devices
 from penstock.exec.feeding import Feed, Inputs, Share, has_batch, with_state_set
 from penstock.exec.lowering import Lowered
 from penstock.exec.memory import ReplicaMemory
+from penstock.lod_tensor import LoDTensor
 from penstock.native.engine import FedShares, FeedReader
 from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
@@ -87,6 +88,7 @@ class Feeds:
     def read(self, feed: Feed) -> Fed:
         """Check and split a feed. Raises FeedError, TypeError."""
         if self._reader is not None and type(feed) is dict:
+            feed = _plain(feed)
             shares = self._reader.read(feed, self._num_replicas)
             if shares is not None:
                 sizes = shares.sizes
@@ -94,6 +96,13 @@ class Feeds:
                 return _Read(shares, self._names, shares.rows, bindings)
         listed = self._inputs.shares(with_state_set(self._program, feed, self._scope))
         return _Listed(listed, [self._inputs.rows(s) for s in listed], [self._inputs.bindings(s) for s in listed])
+
+
+def _plain(feed: dict[str, Any]) -> dict[str, Any]:
+    """Return a feed with the rows of what has no lengths, as loaders and feeders give it."""
+    if not any(type(value) is LoDTensor for value in feed.values()):
+        return feed
+    return {n: v.rows if type(v) is LoDTensor and not v.lengths else v for n, v in feed.items()}
 
 
 def _symbols(var: VarDesc) -> list[tuple[int, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from penstock.errors import FeedError, ProgramError, SpecError
+from penstock.errors import ArgumentError, FeedError, ProgramError, SpecError
 from penstock.exec.data_parallel import DataParallel, results
 from penstock.exec.devices import Devices, devices_of
 from penstock.exec.feeding import fetch_names, takes_from_reader
@@ -115,7 +115,7 @@ def _fetched(
     reader = core.program.reader
     fetched = []
     for left in reversed(range(num_iterations)):
-        fetched = core.run(reader.next_feed(feed), [] if left else fetch_list)
+        fetched = core.run(reader.next_feeds(feed, core.num_replicas), [] if left else fetch_list)
         reader.used()
     return fetched
 
@@ -216,7 +216,7 @@ class ParallelExecutor:
     """Runs a Program as an SSA graph on every replica: one for each GPU with `use_cuda`, else `CPU_NUM` on CPU.
 
     `loss_name`: needed when the program has a backward pass. `share_vars_from`: another ParallelExecutor whose
-    parameters this one uses; it must have run once. Raises ProgramError, SpecError.
+    parameters this one uses. Raises ProgramError, SpecError.
     """
 
     def __init__(
@@ -241,7 +241,6 @@ class ParallelExecutor:
         trainers = trainers_of(program, build, num_trainers, trainer_id)
         self._core = _data_parallel(program, loss_name, build, execution, memory, num_replicas, trainers=trainers)
         self._iterations = execution.num_iteration_per_run
-        self._ran = False
 
     @staticmethod
     def _memory(
@@ -251,7 +250,7 @@ class ParallelExecutor:
             return ReplicaMemory(scope or global_scope(), gpus)
         if not isinstance(share_vars_from, ParallelExecutor):
             raise SpecError(f"share_vars_from is a {type(share_vars_from).__name__}; expected a ParallelExecutor")
-        memory = _shared_memory(share_vars_from._core if share_vars_from._ran else None, num_replicas, gpus)
+        memory = _shared_memory(share_vars_from._core, num_replicas, gpus)
         if scope is not None:
             _log.warning("scope is ignored because share_vars_from is given")
         return memory
@@ -282,9 +281,7 @@ class ParallelExecutor:
         if feed is not None and feed_dict is not None:
             raise FeedError("both feed and feed_dict are given; feed_dict is feed's old name, so give one of them")
         given = feed if feed is not None else feed_dict
-        found = _run_fed(self._core, given, fetch_list, self._iterations, return_numpy=return_numpy, merged=True)
-        self._ran = True
-        return found
+        return _run_fed(self._core, given, fetch_list, self._iterations, return_numpy=return_numpy, merged=True)
 
     def drop_local_exe_scopes(self) -> None:
         """Release what lives between steps besides parameters: the plans and their buffers."""
@@ -345,10 +342,10 @@ class CompiledProgram:
 
     def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None) -> None:
         if not isinstance(program_or_graph, Program):
-            raise SpecError(
+            raise ArgumentError(
                 f"CompiledProgram is given a {type(program_or_graph).__name__}; expected a fluid.Program"
                 f"{advice(program_or_graph)}",
-                got=program_or_graph,
+                variable=program_or_graph,
             )
         self._program = program_or_graph
         self._build = build_strategy
@@ -374,8 +371,6 @@ class CompiledProgram:
                 f"this CompiledProgram {what} already (with_data_parallel was called already, or comes too late); "
                 "make another one"
             )
-        if share_vars_from is not None:
-            _check_shared(share_vars_from)
         self._build = build_strategy or self._build
         execution = exec_strategy or ExecutionStrategy()
         self._settings = _Settings(loss_name, execution, share_vars_from, *_placed(places))
@@ -392,6 +387,11 @@ class CompiledProgram:
             )
         return self._core
 
+    def _compile(self, scope: Scope, place: object) -> CompiledProgram:
+        """Make the graph for a scope and a place, as the first run does (Fluid's name). Raises SpecError."""
+        self._core_for(scope, place)
+        return self
+
     def _ran_core(self) -> DataParallel | None:
         return self._core if self._core is not None and self._core.last_step >= 0 else None
 
@@ -401,6 +401,8 @@ class CompiledProgram:
         _check_arguments(self._program, settings.loss_name, build, settings.execution)
         check_trainers(build)
         gpus, share = settings.gpus, settings.share
+        if share is not None:
+            _check_shared(share)
         if isinstance(place, CUDAPlace) and (self._settings is None or not settings.num_replicas):
             gpus = devices_of(gpus_for(f"Executor({place!r})", [place] if self._settings is None else None))
         elif bool(gpus) != isinstance(place, CUDAPlace):

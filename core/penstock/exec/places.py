@@ -15,19 +15,42 @@ from penstock.settings import CPU_NUM, SELECTED_GPUS, VISIBLE_GPUS
 _log = logging.getLogger(__name__)
 
 
+class _Comparable:
+    """What scripts of Fluid ask places; the names are Fluid's."""
+
+    __slots__ = ()
+
+    def _type(self) -> int:
+        """Return a number for the kind of place."""
+        return kind_of(self)
+
+    def _equals(self, other: object) -> bool:
+        """Whether it is the same place."""
+        return self == other
+
+
 @dataclass(frozen=True, slots=True)
-class CPUPlace:
+class CPUPlace(_Comparable):
     """The processor."""
 
 
 @dataclass(frozen=True, slots=True)
-class CUDAPlace:
+class CUDAPlace(_Comparable):
     """GPU `index` among the visible ones."""
 
     index: int = 0
 
+    def gpu_device_id(self) -> int:
+        """Return `index`."""
+        return self.index
+
 
 Place = CPUPlace | CUDAPlace
+
+
+def kind_of(place: object) -> int:
+    """Return Fluid's number for the kind of a place."""
+    return (CPUPlace, CUDAPlace).index(type(place))
 
 
 def num_cores() -> int:

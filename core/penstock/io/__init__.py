@@ -7,7 +7,8 @@ Source: python/paddle/fluid/io.py (Fluid 1.8); the formats are Penstock's own.
 
 from __future__ import annotations
 
-from penstock.dataset.loader import DataLoader, PyReader
+from penstock.dataset.generator_loader import PyReader
+from penstock.dataset.loader import DataLoader
 from penstock.dataset.readers import (
     ComposeNotAligned,
     batch,

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.errors import FeedError, SpecError
 from penstock.exec.places import cpu_num
+from penstock.lod_tensor import LoDTensor, of_sequences
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program
@@ -18,18 +19,19 @@ from penstock.program.record.context import default_main_program
 class DataFeeder:
     """Turns samples, each with a value for every input, into a feed.
 
-    `feed_list`: the inputs, or their names in `program` (the default main program). `place` changes nothing.
+    `feed_list`: the inputs, or their names in `program` (the default main program). `place` is noted in the feeds.
     """
 
     def __init__(self, feed_list: Sequence[Any], place: object = None, program: Program | None = None) -> None:
         chosen = program or default_main_program()
         self._inputs = [v if isinstance(v, str) else v.name for v in feed_list]
         descriptions = [chosen.var(v) if isinstance(v, str) else v.desc for v in feed_list]
+        self._place = place
         self._described = dict(zip(self._inputs, descriptions, strict=True))
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, Any]:
-        """Return a feed of the samples: an array for each input, in its dtype and with its sizes where the values are
-        those, flat; of an input with sequences (`lod_level`) the list of the samples' own. Raises FeedError."""
+        """Return a feed of the samples: a LoDTensor for each input, in its dtype and with its sizes where the values
+        are those, flat; of an input with sequences (`lod_level`) with their lengths. Raises FeedError."""
         samples = [tuple(sample) for sample in iterable]
         for sample in samples:
             if len(sample) != len(self._inputs):
@@ -40,7 +42,8 @@ class DataFeeder:
             raise FeedError("DataFeeder.feed is given no samples; give at least one")
         columns = zip(*samples, strict=True)
         return {
-            name: _column(self._described[name], column) for name, column in zip(self._inputs, columns, strict=True)
+            name: _column(self._described[name], column, self._place)
+            for name, column in zip(self._inputs, columns, strict=True)
         }
 
     def feed_parallel(
@@ -83,9 +86,25 @@ class DataFeeder:
         return decorated
 
 
-def _column(var: VarDesc, values: Sequence[Any]) -> Any:
-    if var.lod_level > 0:
-        return list(values)
+def _column(var: VarDesc, values: Sequence[Any], place: object) -> LoDTensor:
+    made = _sequences(var, values) if var.lod_level > 0 else LoDTensor(_stacked(var, values))
+    made.set_place(place)
+    return made
+
+
+def _sequences(var: VarDesc, values: Sequence[Any]) -> LoDTensor:
+    sizes = [int(size) for size in var.shape[1:] if isinstance(size, int)]
+    try:
+        return of_sequences(values, var.lod_level, sizes, var.dtype)
+    except (TypeError, ValueError) as error:
+        raise FeedError(
+            f"input {var.name!r} is given samples that are no {var.lod_level}-fold nests of sequences of "
+            f"{var.dtype}{sizes} ({error}); declared at {var.source}",
+            variable=var.name,
+        ) from error
+
+
+def _stacked(var: VarDesc, values: Sequence[Any]) -> np.ndarray:
     sizes = [size for size in var.shape[1:] if isinstance(size, int)]
     fixed = sizes if len(sizes) == len(var.shape) - 1 else None
     try:

@@ -108,6 +108,11 @@ class VarDesc:
         if not self.storage:
             object.__setattr__(self, "storage", self.name)
 
+    @property
+    def type(self) -> str:
+        """Fluid's name for `kind` (`fluid.core.VarDesc.VarType`)."""
+        return self.kind
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:

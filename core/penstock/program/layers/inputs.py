@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ def data(
     `lod_level` 1 or more, and no -1 but the first: ragged, the rows of all sequences one after another; see
     docs/sequences.md. [-1, -1, …] with a lod_level is a padded batch.
     """
-    sizes = [-1 if d is None else int(d) for d in shape]
+    sizes = [_size(d) for d in shape]
     if append_batch_size and not any(d < 0 for d in sizes):
         sizes = [-1, *sizes]
     return _input(name, sizes, dtype, lod_level, stop_gradient)
@@ -44,7 +45,12 @@ def fluid_data(
     name: str, shape: Sequence[int | None], dtype: str | torch.dtype = "float32", lod_level: int = 0
 ) -> Variable:
     """Declare an input with its whole shape (`fluid.data`); None and -1 are sizes that are known when fed."""
-    return _input(name, [-1 if d is None else int(d) for d in shape], dtype, lod_level, True)
+    return _input(name, [_size(d) for d in shape], dtype, lod_level, True)
+
+
+def _size(given: Any) -> int:
+    """Return a size of an input; -1 for one that is known when fed: None, or a size of another variable (`x.shape`)."""
+    return -1 if given is None or isinstance(given, torch.SymInt) else int(given)
 
 
 def steps_input(name: str) -> Variable:

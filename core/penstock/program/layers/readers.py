@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.dataset.loader import PyReader
+from penstock.dataset.generator_loader import PyReader
 from penstock.errors import ProgramError
 from penstock.program.layers.inputs import fluid_data
 from penstock.program.record.context import default_main_program

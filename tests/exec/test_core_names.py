@@ -1,0 +1,69 @@
+"""`fluid.core`: places of any kind, flags as a mapping, kinds of variables, and a program that is compiled ahead."""
+
+from __future__ import annotations
+
+from operator import methodcaller
+
+import numpy as np
+import pytest
+from tests.property.networks import fit_a_line
+from tests.property.oracle import started
+
+import penstock as fluid
+from penstock.errors import SpecError
+from penstock.exec.executor import _as_lodtensor
+from penstock.scope import Scope
+
+KIND = methodcaller("_type")
+
+
+def test_a_place_of_any_kind_is_the_one_that_was_set() -> None:
+    place = fluid.core.Place()
+    place.set_place(fluid.CUDAPlace(2))
+    assert place.is_gpu_place()
+    assert not place.is_cpu_place()
+    assert place.gpu_device_id() == 2
+    assert KIND(place) == KIND(fluid.CUDAPlace(0)) != KIND(fluid.CPUPlace())
+    assert place._equals(fluid.CUDAPlace(2))
+    assert not fluid.CUDAPlace(2)._equals(fluid.CUDAPlace(1))
+    place.set_place(fluid.CPUPlace())
+    with pytest.raises(SpecError, match="ask is_gpu_place"):
+        place.gpu_device_id()
+
+
+def test_flags_are_a_mapping(caplog: pytest.LogCaptureFixture) -> None:
+    flags, name = fluid.core.globals(), "FLAGS_fuse_parameter_groups_size"
+    before = flags[name]
+    flags[name] = 7
+    assert fluid.get_flags(name) == {name: 7}
+    flags[name] = before
+    flags["FLAGS_of_another_release"] = True
+    assert "FLAGS_of_another_release has no effect" in caplog.text
+    assert flags["FLAGS_of_another_release"] is True
+    assert {name, "FLAGS_of_another_release"} <= set(flags)
+    with pytest.raises(SpecError, match="'other' has no effect"):
+        flags["other"] = 1
+    with pytest.raises(SpecError, match="cannot be taken away"):
+        del flags[name]
+
+
+def test_variables_of_a_block_say_their_kind() -> None:
+    network = fit_a_line()
+    kinds = {v.type for v in network.main.global_block().vars.values()}
+    assert fluid.core.VarDesc.VarType.LOD_TENSOR in kinds
+
+
+def test_a_program_is_compiled_for_one_scope() -> None:
+    network = fit_a_line()
+    scope = started(network.startup)
+    compiled = fluid.CompiledProgram(network.main)._compile(scope, fluid.CPUPlace())
+    with pytest.raises(ValueError, match="compiled for another scope"):
+        compiled._compile(Scope(), fluid.CPUPlace())
+    assert fluid.Executor().run(compiled, network.feed(4, 0), [network.loss], scope=scope)[0].shape == (1,)
+
+
+def test_values_become_a_lod_tensor() -> None:
+    tensor = _as_lodtensor(np.ones((2, 3), "float32"), fluid.CPUPlace())
+    assert (tensor.shape(), tensor._place()) == ([2, 3], fluid.CPUPlace())
+    with pytest.raises(SpecError, match=r"use fluid\.create_lod_tensor"):
+        _as_lodtensor([[1], [2, 3]], fluid.CPUPlace())
