@@ -8,10 +8,16 @@ Source: python/paddle/fluid/initializer.py (Fluid 1.8).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
+
+import numpy as np
+import torch
 
 from penstock.program.expr import Dim, Expr, sym
 from penstock.program.ir import Arg, Operator, TorchConst, VarDesc
+from penstock.program.kernels import CAPTURED
 from penstock.program.program import Program
 
 SEED = "seed"
@@ -139,5 +145,62 @@ class MSRA:
         return Normal(0.0, math.sqrt(2.0 / fan_in), self.seed).operator(var, startup)
 
 
+class NumpyArrayInitializer:
+    """The elements of an array, which has the parameter's shape.
+
+    The startup Program holds a copy of the array; its text does not.
+    """
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = np.asarray(value)
+
+    def operator(self, var: VarDesc, startup: Program) -> Operator:
+        """Record the copy. Raises ValueError for another shape than the parameter's."""
+        if self.value.shape != tuple(_shape(var)):
+            raise ValueError(
+                f"NumpyArrayInitializer: the array has shape {list(self.value.shape)}, parameter {var.name!r} "
+                f"{list(var.shape)}; expected one shape"
+            )
+        return _captured(self.value, var, startup)
+
+
+class Bilinear:
+    """Filters [n, c, k, k] of a transposed convolution that enlarges images by interpolation.
+
+    A filter is w(column) w(row) with w(x) = 1 - |x / f - c|, f = ceil(k / 2), c = (2 f - 1 - f mod 2) / (2 f). As in
+    Fluid under Python 3, the row of element i is i / k modulo k, which is no whole number.
+    """
+
+    def operator(self, var: VarDesc, startup: Program) -> Operator:
+        """Record the filters. Raises ValueError for a shape that is not [n, c, k, k]."""
+        shape = [int(size) for size in _shape(var) if isinstance(size, int)]
+        if len(shape) != 4 or shape[2] != shape[3]:
+            raise ValueError(f"Bilinear: parameter {var.name!r} has shape {shape}; expected [n, c, k, k]")
+        size = shape[3]
+        half = math.ceil(size / 2.0)
+        center = (2 * half - 1 - half % 2) / (2.0 * half)
+        place = np.arange(math.prod(shape), dtype=np.float64)
+        column, row = place % size, (place / size) % size
+        values = (1 - np.abs(column / half - center)) * (1 - np.abs(row / half - center))
+        return _captured(values.reshape(shape), var, startup)
+
+
+def _captured(value: np.ndarray, var: VarDesc, startup: Program) -> Operator:
+    startup.captured[var.name] = torch.from_numpy(np.array(value)).to(getattr(torch, var.dtype))
+    return Operator(startup.unique_operator("captured"), CAPTURED, (var.name,), (var.name,), source=var.source)
+
+
+def force_init_on_cpu() -> bool:
+    """Return whether parameters start on the CPU: False, as an executor starts them on its own device."""
+    return False
+
+
+@contextmanager
+def init_on_cpu() -> Iterator[None]:
+    """Do nothing: an executor starts parameters on its own device, with the numbers of any other."""
+    yield
+
+
+BilinearInitializer = Bilinear
 ConstantInitializer, UniformInitializer, NormalInitializer = Constant, Uniform, Normal
 TruncatedNormalInitializer, XavierInitializer, MSRAInitializer = TruncatedNormal, Xavier, MSRA

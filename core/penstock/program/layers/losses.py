@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from penstock.errors import ProgramError
-from penstock.program.initializers import Constant
-from penstock.program.layers.expected import expect_ids, expect_labels, expect_same_shape
+from penstock.program.initializers import Constant, Xavier
+from penstock.program.layers.expected import expect_ids, expect_known, expect_labels, expect_same_shape
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import recording_modes, wrap
-from penstock.program.training.parameters import create_persistable
+from penstock.program.training.parameters import ParamAttr, create_persistable
 
 _NOT_IGNORED = -100  # Fluid's default: no label has it
 _TINY = 1e-20  # Fluid's TolerableValue: the logarithm of a probability that underflowed stays finite
@@ -250,3 +250,67 @@ def _auc_of_window(predict: Any, label: Any, older: list[Any], size: int) -> Any
     for kept, count in zip(older, counts, strict=False):
         kept.copy_(torch.cat([kept[1:], (count - kept.sum(0)).unsqueeze(0)]))
     return found
+
+
+def teacher_student_sigmoid_loss(
+    input: Any, label: Any, soft_max_up_bound: float = 15.0, soft_max_lower_bound: float = -15.0
+) -> Any:
+    """Return the loss of clicks, and of a teacher's scores where the label has one.
+
+    Shapes: input x and label floating [n, 1]; result [n, 1]. With s(x) = log(1 + exp(x)): label -2, no click and no
+    score: s(x); -1, a click alone: s(x) - x; q of [0, 1), no click: 2 s(x) - x q; 1 + q, a click: 2 s(x) - x (1 + q).
+    There is no gradient where x is not between the bounds.
+    """
+    expect_same_shape("teacher_student_sigmoid_loss", input, label)
+    with name_scope(default_main_program().unique("teacher_student_sigmoid_loss")):
+        inside = torch.logical_and(input > soft_max_lower_bound, input < soft_max_up_bound)
+        x = torch.where(inside, input, input.detach())
+        grown = F.relu(x) + torch.log1p(torch.exp(-torch.abs(x)))
+        alone = grown - torch.where(label < -1.0, torch.zeros_like(x), x)
+        return torch.where(label < 0.0, alone, 2.0 * grown - x * label)
+
+
+def center_loss(
+    input: Any, label: Any, num_classes: int, alpha: Any, param_attr: Any, update_center: bool = True
+) -> Any:
+    """Return half the squared distance of each row from the center of its class, [n, 1].
+
+    Shapes: input [n, d]; label int [n, 1]. Centers w_0 [num_classes, d] are a buffer, one set a replica. Each run moves
+    them by alpha sum(x - center) / (1 + count) over the rows of a class, after the loss; `update_center=False` never.
+    """
+    expect_ids("center_loss", label)
+    prefix, wanted = default_main_program().unique("center_loss"), ParamAttr.of(param_attr) or ParamAttr()
+    shape = [num_classes, expect_known("center_loss", input, 1)]
+    with name_scope(prefix):
+        start = wanted.initializer or Xavier()
+        centers: Any = create_persistable(
+            wanted.name or f"{prefix}.w_0", shape, input.desc.dtype, start, shared=wanted.name is not None
+        )
+        classes = label.reshape([-1]).long()
+        away = input - torch.index_select(centers, 0, classes)
+        loss = 0.5 * (away * away).sum(1, keepdim=True)
+        if update_center:
+            with torch.no_grad():
+                counts = away.new_ones([num_classes, 1]).index_add(0, classes, away.new_ones([away.shape[0], 1]))
+                total = torch.zeros_like(centers).index_add(0, classes, away)
+                centers.add_(total / counts * alpha)
+        return loss
+
+
+def mean_iou(input: Any, label: Any, num_classes: int) -> tuple[Any, Any, Any]:
+    """Return (the mean over classes of intersection over union, wrong counts, correct counts).
+
+    Shapes: input and label int, of one shape; counts int32 [num_classes]. Wrong: rows of which a class is either of two
+    different ones. A class that neither has does not count. A class out of range is an OperatorError of the run.
+    """
+    for ids in (input, label):
+        expect_ids("mean_iou", ids)
+    with name_scope(default_main_program().unique("mean_iou")), torch.no_grad():
+        found, wanted = input.reshape([-1]).long(), label.reshape([-1]).long()
+        hit = (found == wanted).to(torch.int32)
+        none = hit.new_zeros([num_classes])
+        correct = none.index_add(0, found, hit)
+        wrong = none.index_add(0, found, 1 - hit).index_add(0, wanted, 1 - hit)
+        union = wrong + correct
+        share = correct.to(torch.float32) / union.clamp(min=1)
+        return share.sum() / (union > 0).to(torch.float32).sum(), wrong, correct

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import ProgramError
+from penstock.program.layers.activations import sigmoid, softmax
 from penstock.program.layers.convolution import conv2d, pool2d
-from penstock.program.layers.network import dropout
+from penstock.program.layers.elementwise import matmul
+from penstock.program.layers.expected import expect_known, expect_rank, refuse
+from penstock.program.layers.network import dropout, fc
 from penstock.program.layers.normalization import batch_norm
 from penstock.program.layers.sequences import sequence_conv, sequence_pool
+from penstock.program.layers.tensor import split
 from penstock.program.layers.windows import Size
 from penstock.program.record.source import user_line
 
@@ -89,3 +93,36 @@ def sequence_conv_pool(
     """One convolution over the rows of each sequence, and one pooling."""
     convolved = sequence_conv(input, num_filters, filter_size, param_attr=param_attr, bias_attr=bias_attr, act=act)
     return sequence_pool(convolved, pool_type)
+
+
+def glu(input: Any, dim: int = -1) -> Any:
+    """Return the first half of `input` along `dim`, times the sigmoid of the second."""
+    first, second = split(input, 2, dim)
+    return first * sigmoid(second)
+
+
+def scaled_dot_product_attention(
+    queries: Any, keys: Any, values: Any, num_heads: int = 1, dropout_rate: float = 0.0
+) -> Any:
+    """Return for each query the values, weighted by softmax(query key / sqrt(size of a head)).
+
+    Shapes: queries [n, q, d], keys [n, k, d], values [n, k, v]; result [n, q, v]. With several heads, each of the three
+    goes through an fc of its own size first, and d and v are split between the heads. `dropout_rate`: of the weights.
+    """
+    name = "scaled_dot_product_attention"
+    for operand in (queries, keys, values):
+        expect_rank(name, operand, 3)
+    width, depth = expect_known(name, keys, 2), expect_known(name, values, 2)
+    if expect_known(name, queries, 2) != width or width % num_heads or depth % num_heads:
+        instead = f"Keys and queries have one size, which num_heads={num_heads} divides, as that of values"
+        refuse(name, f"queries of size {width}, as the keys", queries, instead)
+    heads = [queries, keys, values]
+    if num_heads > 1:
+        heads = [fc(x, expect_known(name, x, 2), num_flatten_dims=2) for x in heads]
+        heads = [x.unflatten(2, (num_heads, -1)).transpose(1, 2) for x in heads]
+    query, key, value = heads
+    weights = softmax(matmul(query * (width // num_heads) ** -0.5, key, transpose_y=True))
+    if dropout_rate:
+        weights = dropout(weights, dropout_rate)
+    found = matmul(weights, value)
+    return found if num_heads == 1 else found.transpose(1, 2).flatten(2)

@@ -153,7 +153,39 @@ def distinct_ids(below: int, num: int, seed: int) -> tuple[Any, Any]:
         return wrap(recording, ids), wrap(recording, tries)
 
 
+def randperm(
+    n: int,
+    out: Any = None,
+    dtype: Any = "int64",
+    device: str | None = None,
+    stop_gradient: bool = True,
+    seed: int = 0,
+) -> Any:
+    """Return the numbers below n in a random order, int64 or int32 [n]."""
+    if n < 1:
+        raise ProgramError(f"{user_line()}: randperm: n is {n}; expected a number above 0")
+    numbers = drawn("randperm", "uniform", [n], (0.0, 1.0), seed, "float64")
+    return _written(out, torch.argsort(numbers).to(dtype_named(dtype)))
+
+
+def random_crop(x: Any, shape: Sequence[int], seed: int | None = None) -> Any:
+    """Return of each row a part of sizes `shape`, the last dimensions, at a place of its own. No place is preferred."""
+    sizes, batch = list(shape), x.ndim - len(shape)
+    known: list[Any] = [x.desc.shape[batch + i] if batch > 0 else None for i in range(len(sizes))]
+    if batch < 1 or any(not isinstance(have, int) or have < size for have, size in zip(known, sizes, strict=True)):
+        raise ProgramError(f"{user_line()}: random_crop: shape is {sizes}; expected sizes of parts of {x!r}")
+    for i, (have, size) in enumerate(zip(known, sizes, strict=True)):
+        outer = list(x.shape[:batch])
+        number = drawn("random_crop", "uniform", outer, (0.0, 1.0), seed or 0, "float64")
+        first = torch.floor(number * (have - size + 1)).clamp(max=have - size).to(torch.int64)
+        at = first.unsqueeze(-1) + (first.new_ones([size]).cumsum(0) - 1)
+        at = at.reshape([*outer, *[1] * i, size, *[1] * (len(sizes) - i - 1)])
+        x = torch.gather(x, batch + i, at.expand([*x.shape[: batch + i], size, *x.shape[batch + i + 1 :]]))
+    return x
+
+
 __all__ = [
-    "gaussian_random", "gaussian_random_batch_size_like", "randint", "randn", "sampling_id", "uniform_random",
+    "gaussian_random", "gaussian_random_batch_size_like", "randint", "randn", "random_crop", "randperm",
+    "sampling_id", "uniform_random",
     "uniform_random_batch_size_like",
 ]  # fmt: skip

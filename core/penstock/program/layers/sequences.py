@@ -242,7 +242,7 @@ def sequence_reshape(input: Any, new_dim: int) -> Any:
     """
     own, width = _expect_lengths("sequence_reshape", input), input.desc.shape[1]
     with name_scope(default_main_program().unique("sequence_reshape")):
-        return _with_lengths(input.reshape(-1, new_dim), own * width // new_dim)
+        return with_lengths(input.reshape(-1, new_dim), own * width // new_dim)
 
 
 def sequence_concat(input: Sequence[Any], name: str | None = None) -> Any:
@@ -261,7 +261,7 @@ def sequence_concat(input: Sequence[Any], name: str | None = None) -> Any:
             places.append(_spread(first, own, rows).reshape(-1) + _rows(own, rows, "position"))
             first = first + own
         order = torch.argsort(torch.cat(places))
-        return _with_lengths(torch.cat(parts).index_select(0, order), lengths)
+        return with_lengths(torch.cat(parts).index_select(0, order), lengths)
 
 
 # ---------------------------------------------------------------- rows
@@ -330,7 +330,7 @@ def _one_after_another(x: Any, lengths: Any, rows: Any) -> Any:
     return x.flatten(0, 1).index_select(0, at)
 
 
-def _with_lengths(x: Any, lengths: Any) -> Any:
+def with_lengths(x: Any, lengths: Any) -> Any:
     """Let x be ragged, with these lengths int64 [n, 1]."""
     recording = x._recording
     rename_recorded(recording, lengths.fake, x.name + LENGTHS)
