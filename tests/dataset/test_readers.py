@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.waiting import until
 
@@ -79,6 +83,12 @@ def test_compose_joins_the_fields_of_samples() -> None:
     assert list(compose(pairs, numbers(3), check_alignment=False)()) == [(1, 2, 0), (3, 4, 1)]
     with pytest.raises(ComposeNotAligned, match=r"readers \[0\] of 2"):
         list(compose(pairs, numbers(3))())
+
+
+def test_compose_takes_readers_of_arrays() -> None:
+    arrays: Reader = lambda: iter([np.arange(3), np.arange(3) + 1])  # noqa: E731
+    found = list(compose(arrays, numbers(2))())
+    assert [(first.tolist(), second) for first, second in found] == [([0, 1, 2], 0), ([1, 2, 3], 1)]
 
 
 THREADED: dict[str, Callable[[Reader], Reader]] = {
@@ -153,3 +163,44 @@ def test_an_error_that_does_not_pickle_arrives_as_text() -> None:
 def test_no_readers_for_processes_are_refused() -> None:
     with pytest.raises(SpecError, match="no readers"):
         multiprocess_reader([])
+
+
+def test_a_signal_handler_of_the_script_does_not_hold_processes() -> None:
+    former = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+
+        def ended() -> Iterator[int]:
+            yield 1
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield from numbers(10**9)()
+
+        with pytest.raises(SpecError, match="exit code -15"):
+            list(multiprocess_reader([ended])())
+        running = iter(multiprocess_reader([numbers(10**9), numbers(10**9)])())
+        next(running)
+        running.close()  # type: ignore[attr-defined]  # a generator
+        assert not multiprocessing.active_children()
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+ABANDONED = """
+import multiprocessing, os, signal
+from penstock.dataset.readers import multiprocess_reader
+
+def reader():
+    while True:
+        yield [0] * 10_000
+
+next(iter_ := iter(multiprocess_reader([reader, reader, reader])()))
+print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_end_when_the_script_is_killed() -> None:
+    """They hold the script's output, which is read to its end."""
+    ran = subprocess.run(
+        [sys.executable, "-c", ABANDONED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False
+    )
+    assert (ran.returncode, len(ran.stdout.split())) == (-signal.SIGKILL, 3)

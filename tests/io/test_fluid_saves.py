@@ -216,10 +216,14 @@ class Calls:
         pickle.dumps({"w": np.array([{}], dtype=object)}, protocol=2),
         pickle.dumps({"w": [1.0]}, protocol=2),
         pickle.dumps([1.0], protocol=2),
-        b"\x80\x02}r\xff\xff\xff\x7f.",  # a memo index beyond the file
+        b"\x80\x02}r\xff\xff\xff\x7f(h\x00K\x01u.",  # a memo index of nothing
+        b"\x80\x02})" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(60)) + b"K\x01s.",  # 2 ** 60 parts of a key
+        b"\x80\x02})" + b"\x85" * 300_000 + b"K\x01s.",  # a key of 300 000 levels
+        pickle.dumps({"w": np.zeros(3, np.longdouble)}, protocol=2),
         b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x3f.",  # bytes beyond the file
         pickle.dumps({"w": np.zeros(3)}, protocol=2)[:-4],
     ],
+    ids=lambda content: f"{len(content)}_bytes",
 )
 def test_a_pickle_of_anything_but_arrays_is_refused(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -230,6 +234,15 @@ def test_a_pickle_of_anything_but_arrays_is_refused(
     with pytest.raises(UserError, match=r"m\.pdparams (is no file of fluid\.save|holds)"):
         fluid.load(fluid.Program(), tmp_path / "m")
     assert not ran
+
+
+def test_a_pickle_may_hold_empty_arrays_and_one_twice(tmp_path: Path) -> None:
+    tied = np.arange(6, dtype=">f4").reshape(2, 3)
+    arrays: dict[str, Any] = {"empty": np.zeros((0, 3), np.float32), "a": tied, "b": tied, "one": np.float64(2.5)}
+    (tmp_path / "m.pdparams").write_bytes(pickle.dumps(arrays, protocol=2))
+    found = fluid.io.load_program_state(tmp_path / "m")
+    for name, array in arrays.items():
+        assert (found[name].shape, found[name].tobytes()) == (array.shape, array.astype(array.dtype.type).tobytes())
 
 
 def test_a_load_that_fails_changes_nothing(saves: Path) -> None:

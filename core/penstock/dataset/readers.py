@@ -12,6 +12,7 @@ import itertools
 import multiprocessing
 import pickle
 import random
+import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from penstock.errors import SpecError
 
 Reader = Callable[[], Iterable[Any]]
 _SAMPLE, _END, _ERROR = "sample", "end", "error"
+_END_S = 5.0  # how long a killed process may take to be reaped
 
 __all__ = [
     "ComposeNotAligned", "batch", "buffered", "cache", "chain", "compose", "firstn", "map_readers",
@@ -94,7 +96,7 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
         running = [iter(reader()) for reader in readers]
         while readers:
             parts = [next(one, end) for one in running]
-            if end in parts:
+            if any(part is end for part in parts):  # by identity: a sample may be an array
                 if check_alignment and any(part is not end for part in parts):
                     short = [number for number, part in enumerate(parts) if part is end]
                     raise ComposeNotAligned(f"readers {short} of {len(parts)} have fewer samples than the others")
@@ -170,31 +172,42 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
 
     def merged() -> Iterator[Any]:
         context = multiprocessing.get_context("fork")  # readers are closures, which no other way passes
-        running = dict(_started(context, reader) for reader in readers)
+        running: dict[Connection, ForkProcess] = {}
         try:
+            for reader in readers:
+                pipe, process = _started(context, reader, list(running))
+                running[pipe] = process
             yield from _merge(running)
         finally:
             for pipe, process in running.items():
                 pipe.close()
-                process.terminate()
-                process.join()
+                process.kill()  # a reader may hold a signal back
+            for process in running.values():
+                process.join(_END_S)
 
     return merged
 
 
-def _started(context: ForkContext, reader: Reader) -> tuple[Connection, ForkProcess]:
+def _started(context: ForkContext, reader: Reader, others: Sequence[Connection]) -> tuple[Connection, ForkProcess]:
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(reader, theirs), daemon=True)
+    process = context.Process(target=_send, args=(reader, theirs, [*others, ours]), daemon=True)
     process.start()
     theirs.close()  # so that the end of the process is the end of the pipe
     return ours, process
 
 
-def _send(reader: Reader, pipe: Connection) -> None:
+def _send(reader: Reader, pipe: Connection, inherited: Sequence[Connection]) -> None:
+    """Run a reader in its process. Without the ends that are read, a write fails when the script's process is gone."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # handlers of the process that was forked are not for this one
+    for end in inherited:
+        end.close()
     try:
         for sample in reader():
             pipe.send((_SAMPLE, sample))
         pipe.send((_END, None))
+    except BrokenPipeError:
+        return  # the rest is not wanted
     except Exception as error:  # noqa: BLE001 - raised again where samples are taken
         text = f"a process of multiprocess_reader failed:\n{traceback.format_exc()}"
         try:
@@ -222,8 +235,8 @@ def _merge(running: Mapping[Connection, ForkProcess]) -> Iterator[Any]:
 def _received(pipe: Connection, process: ForkProcess) -> tuple[str, Any]:
     try:
         kind, sample = pipe.recv()
-    except EOFError:
-        process.join()
+    except (EOFError, OSError):
+        process.join(_END_S)
         raise SpecError(
             f"a process of multiprocess_reader ended with exit code {process.exitcode} before its reader did; "
             "its last output is on stderr"

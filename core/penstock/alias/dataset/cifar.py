@@ -1,12 +1,11 @@
 """`paddle.dataset.cifar`: images as float32 [3072] in [0, 1] (channel, row, column), with an int label.
 
-The archives hold pickles; what such a file names beyond arrays, bytes and numbers is refused, not run.
+The archives hold pickles; what such a file holds beyond arrays, bytes and numbers is refused, not run.
 Source: python/paddle/dataset/cifar.py (Fluid 1.8).
 """
 
 from __future__ import annotations
 
-import pickle
 import tarfile
 from collections.abc import Iterator
 from typing import Any
@@ -16,14 +15,10 @@ import numpy as np
 from penstock.alias.dataset.common import download
 from penstock.dataset.readers import Reader
 from penstock.errors import SpecError
+from penstock.io.fluid.unpickling import array_of, unpickled
 
 __all__ = ["test10", "test100", "train10", "train100"]
 
-_NAMES = frozenset(
-    {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
-    | {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
-    | {(f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")}
-)
 URL_PREFIX = "https://dataset.bj.bcebos.com/cifar/"
 CIFAR10_URL = URL_PREFIX + "cifar-10-python.tar.gz"
 CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
@@ -68,18 +63,18 @@ def _once(archive: str, name: str) -> Iterator[tuple[Any, int]]:
             file = tar.extractfile(member) if name in member.name else None
             if file is None:
                 continue
-            batch = _Arrays(file, encoding="bytes").load()
-            labels = batch.get(b"labels") or batch[b"fine_labels"]
-            for image, label in zip(batch[b"data"], labels, strict=True):
+            images, labels = _arrays(file.read(), f"{archive}: {member.name}")
+            for image, label in zip(images, labels, strict=True):
                 yield (image / 255.0).astype(np.float32), int(label)
 
 
-class _Arrays(pickle.Unpickler):
-    """Reads arrays, bytes, numbers and their containers. Raises SpecError for any other class or function."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) not in _NAMES:
-            raise SpecError(
-                f"the archive of CIFAR holds a pickle of {module_name}.{global_name}; expected arrays alone"
-            )
-        return super().find_class(module_name, global_name)
+def _arrays(content: bytes, place: str) -> tuple[Any, Any]:
+    """Return images and labels of a pickle. Raises SpecError for one that holds anything else."""
+    try:
+        batch = unpickled(content, bytes_of_python2=True)
+        images, labels = array_of(batch[b"data"]), batch.get(b"labels") or batch[b"fine_labels"]
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise SpecError(f"{place} is no pickle of arrays alone, as the archive of CIFAR has them: {error}") from error
+    if images is None or len(images) != len(labels):
+        raise SpecError(f"{place} has no array of images, one for each of its {len(labels)} labels")
+    return images, labels

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from penstock.errors import UserError
+from penstock.io.fluid.uses import not_honoured
 from penstock.program import layers
 from penstock.program.framework.appending import KINDS, results_of
 from penstock.program.training.parameters import ParamAttr
@@ -138,8 +139,6 @@ def _prelu(call: Call) -> Any:
 
 def _sequence_conv(call: Call) -> Any:
     size, weight = call.attr("contextLength"), call.one("Filter")
-    if call.attr("contextStride", 1) != 1 or call.attr("paddingTrainable"):
-        raise call.refuse("has a stride, or trained padding")
     return layers.sequence_conv(
         call.one("X"), weight.desc.shape[1], size, padding_start=call.attr("contextStart"),
         param_attr=call.named("Filter"), bias_attr=False,
@@ -154,18 +153,16 @@ def _dropout(call: Call) -> Any:
 
 def _flatten(call: Call) -> Any:
     if call.type == "flatten_contiguous_range":
-        return torch.flatten(call.one("X"), call.attr("start_axis", 1), call.attr("stop_axis", -1))
+        return torch.flatten(call.one("X"), call.attr("start_axis", 1), call.attr("stop_axis", 1))
     return layers.flatten(call.one("X"), call.attr("axis", 1))
 
 
 def _split(call: Call) -> list[Any]:
     sections = list(call.attr("sections") or ()) or call.attr("num") or call.num_outputs["Out"]
-    return layers.split(call.one("X"), sections, call.attr("axis", -1))
+    return layers.split(call.one("X"), sections, call.attr("axis", 0))
 
 
 def _slice(call: Call) -> Any:
-    if call.inputs.get("StartsTensor") or call.inputs.get("StartsTensorList"):
-        raise call.refuse("takes its bounds from variables")
     out = layers.slice(call.one("Input"), call.attr("axes"), call.attr("starts"), call.attr("ends"))
     for axis in sorted(call.attr("decrease_axis") or (), reverse=True):
         out = out.squeeze(axis)
@@ -173,8 +170,29 @@ def _slice(call: Call) -> Any:
 
 
 def _top_k(call: Call) -> tuple[Any, Any]:
-    found: tuple[Any, Any] = layers.topk(call.one("X"), call.attr("k", 1))
-    return found
+    values, indices = torch.topk(
+        call.one("X"), call.attr("k", 1), call.attr("axis", -1), largest=call.attr("largest", True)
+    )
+    return values, indices
+
+
+def _arg_max(call: Call) -> Any:
+    found = torch.argmax(call.one("X"), call.attr("axis", -1), keepdim=call.attr("keepdims", False))
+    dtype = call.attr("dtype", -1)
+    return found if dtype in (-1, "int64") else layers.cast(found, dtype)
+
+
+def _softplus(call: Call) -> Any:
+    return F.softplus(call.one("X"), call.attr("beta", 1.0), call.attr("threshold", 20.0))
+
+
+def _one_hot(call: Call) -> Any:
+    found, dtype = layers.one_hot(call.one("X"), call.attr("depth")), call.attr("dtype", "float32")
+    return found if dtype in (-1, "float32") else layers.cast(found, dtype)
+
+
+def _sequence_expand(call: Call) -> Any:
+    return layers.sequence_expand(call.one("X"), call.one("Y"), call.attr("ref_level", -1))
 
 
 def _matmul(call: Call) -> Any:
@@ -200,7 +218,8 @@ def _unary(name: str, **attributes: str) -> Callable[[Call], Any]:
 
 
 def _fill_like(call: Call) -> Any:
-    return torch.full_like(call.one("X"), call.attr("value", 0.0))
+    dtype = call.attr("dtype", -1)
+    return torch.full_like(call.one("X"), call.attr("value", 0.0), dtype=None if dtype == -1 else getattr(torch, dtype))
 
 
 Made = Callable[[Call], Any]
@@ -216,25 +235,25 @@ OPERATORS: dict[str, tuple[tuple[str, ...], Made]] = {
     "sequence_reverse": (("Y",), _unary("sequence_reverse")),
     "sequence_reshape": (("Out",), _unary("sequence_reshape", new_dim="new_dim")),
     "sequence_concat": (("Out",), lambda call: layers.sequence_concat(list(call.inputs["X"]))),
-    "sequence_expand": (("Out",), _of_two), "sequence_expand_as": (("Out",), _of_two),
+    "sequence_expand": (("Out",), _sequence_expand), "sequence_expand_as": (("Out",), _of_two),
     "flatten": (("Out",), _flatten), "flatten2": (("Out",), _flatten), "flatten_contiguous_range": (("Out",), _flatten),
     "squeeze": (("Out",), _unary("squeeze", axes="axes")), "unsqueeze": (("Out",), _unary("unsqueeze", axes="axes")),
     "split": (("Out",), _split), "slice": (("Out",), _slice),
     "expand": (("Out",), _unary("expand", expand_times="expand_times")),
     "gather": (("Out",), lambda call: layers.gather(call.one("X"), call.one("Index"))),
     "top_k": (("Out", "Indices"), _top_k), "top_k_v2": (("Out", "Indices"), _top_k), "matmul_v2": (("Out",), _matmul),
-    "arg_max": (("Out",), lambda call: layers.argmax(call.one("X"), call.attr("axis", -1))),
+    "arg_max": (("Out",), _arg_max),
     "softmax": (("Out",), _unary("softmax", axis="axis")),
     "log_softmax": (("Out",), _unary("log_softmax", axis="axis")),
     "relu6": (("Out",), _unary("relu6", threshold="threshold")), "elu": (("Out",), _unary("elu", alpha="alpha")),
     "leaky_relu": (("Out",), _unary("leaky_relu", alpha="alpha")), "swish": (("Out",), _unary("swish", beta="beta")),
     "hard_sigmoid": (("Out",), _unary("hard_sigmoid", slope="slope", offset="offset")),
     "pow": (("Out",), _unary("pow", factor="factor")),
-    "softplus": (("Out",), lambda call: F.softplus(call.one("X"))),
+    "softplus": (("Out",), _softplus),
     "softsign": (("Out",), lambda call: F.softsign(call.one("X"))),
     "rsqrt": (("Out",), lambda call: torch.rsqrt(call.one("X"))),
     "reciprocal": (("Out",), lambda call: torch.reciprocal(call.one("X"))),
-    "one_hot": (("Out",), lambda call: layers.one_hot(call.one("X"), call.attr("depth"))),
+    "one_hot": (("Out",), _one_hot),
     "cos_sim": (("Out",), _of_two), "fill_zeros_like": (("Out",), _fill_like),
     "fill_any_like": (("Out",), _fill_like),
     "elementwise_mod": (("Out",), _elementwise), "elementwise_floordiv": (("Out",), _elementwise),
@@ -248,7 +267,13 @@ def supported() -> list[str]:
 
 
 def recorded(call: Call) -> dict[str, list[Any]]:
-    """Record an operator into the current Program; return its results by slot. Its type is one of `supported`."""
+    """Record an operator into the current Program; return its results by slot. Its type is one of `supported`.
+
+    Raises UserError for an input or an attribute that is not honoured.
+    """
+    asked = list(not_honoured(call.type, call.inputs, call.attrs))
+    if asked:
+        raise call.refuse(f"has {', '.join(asked)}")
     if call.type not in OPERATORS:
         return {slot: [value] for slot, value in results_of(call.type, _lists(call.inputs), call.attrs).items()}
     slots, make = OPERATORS[call.type]

@@ -1,0 +1,136 @@
+"""Operators of `__model__`: what their attributes ask for is done, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as fluid
+from penstock.errors import UserError
+from penstock.io.fluid.operators import OPERATORS
+from penstock.io.fluid.schema import message
+from penstock.io.fluid.uses import not_honoured
+from penstock.scope import Scope
+
+FIELDS = ((bool, 6, "b"), (int, 0, "i"), (float, 1, "f"), (str, 2, "s"))
+INT32, INT64, FLOAT32 = 2, 3, 5
+X = np.array([[[3.0, -1.0, 2.0], [0.5, 7.0, -4.0]]], np.float32)
+
+
+def add_op(
+    block: Any,
+    kind: str,
+    inputs: Mapping[str, Sequence[str]],
+    outputs: Mapping[str, Sequence[str]],
+    attrs: Mapping[str, Any],
+) -> None:
+    op = block.ops.add(type=kind)
+    for slots, given in ((op.inputs, inputs), (op.outputs, outputs)):
+        for slot, names in given.items():
+            slots.add(parameter=slot, arguments=names)
+    for name, value in attrs.items():
+        number, field = next((n, f) for type_, n, f in FIELDS if isinstance(value, type_))
+        setattr(op.attrs.add(name=name, type=number), field, value)
+
+
+def write_model(
+    folder: Path, kind: str, inputs: Sequence[str], outputs: Mapping[str, str], attrs: Mapping[str, Any]
+) -> None:
+    """A model of one operator that reads `x` in each slot of `inputs`."""
+    program = message("ProgramDesc")()
+    block = program.blocks.add(idx=0, parent_idx=-1)
+    described = block.vars.add(name="x")
+    described.type.type = 7
+    described.type.lod_tensor.tensor.data_type = FLOAT32
+    described.type.lod_tensor.tensor.dims.extend([-1, 2, 3])
+    add_op(block, "feed", {}, {"Out": ["x"]}, {"col": 0})
+    add_op(block, kind, {slot: ["x"] for slot in inputs}, {s: [n] for s, n in outputs.items()}, attrs)
+    for column, name in enumerate(outputs.values()):
+        add_op(block, "fetch", {"X": [name]}, {}, {"col": column})
+    (folder / "__model__").write_bytes(program.SerializeToString())
+
+
+def ran(folder: Path, kind: str, attrs: Mapping[str, Any], outputs: Mapping[str, str] | None = None) -> list[Any]:
+    write_model(folder, kind, ["X"], outputs or {"Out": "out"}, attrs)
+    with fluid.scope_guard(Scope()):
+        program, _, fetches = fluid.io.load_inference_model(folder, None)
+        found: list[Any] = fluid.Executor().run(program, {"x": X}, fetches)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "attrs", "expected"),
+    [
+        ("arg_max", {"axis": 1, "keepdims": True}, X.argmax(1)[:, None]),
+        ("arg_max", {"axis": 2, "dtype": INT32}, X.argmax(2).astype(np.int32)),
+        ("arg_max", {"axis": 2, "dtype": INT64}, X.argmax(2)),
+        ("arg_max", {"axis": 2, "dtype": -1, "op_callstack": "line 1"}, X.argmax(2)),
+        ("fill_any_like", {"value": 2.0, "dtype": INT64}, np.full(X.shape, 2, np.int64)),
+        ("fill_any_like", {"value": 2.0, "dtype": -1}, np.full(X.shape, 2, np.float32)),
+        ("softplus", {"beta": 2.0}, torch.nn.functional.softplus(torch.from_numpy(X), 2.0).numpy()),
+    ],
+)
+def test_attributes_are_honoured(kind: str, attrs: Mapping[str, Any], expected: np.ndarray, tmp_path: Path) -> None:
+    (found,) = ran(tmp_path, kind, attrs)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert found.dtype == expected.dtype
+
+
+def test_the_smallest_of_another_axis_are_found(tmp_path: Path) -> None:
+    attrs = {"k": 1, "axis": 1, "largest": False, "sorted": True}
+    values, indices = ran(tmp_path, "top_k_v2", attrs, {"Out": "out", "Indices": "at"})
+    np.testing.assert_array_equal(values, X.min(1, keepdims=True))
+    np.testing.assert_array_equal(indices, X.argmin(1)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "attrs", "asked"),
+    [
+        ("expand", ["X", "ExpandTimes"], {}, "input 'ExpandTimes'"),
+        ("reshape2", ["X", "Shape"], {}, "input 'Shape'"),
+        ("arg_max", ["X"], {"axis": 1, "flatten": True}, "attribute 'flatten' True"),
+        ("gelu", ["X"], {"approximate": True}, "attribute 'approximate' True"),
+        ("elementwise_add", ["X", "Y"], {"axis": -1, "act": "relu"}, "attribute 'act' 'relu'"),
+        ("elementwise_add", ["X", "Y"], {"axis": -1, "Scale_x": 2.0}, "attribute 'Scale_x' 2.0"),
+        ("softmax_with_cross_entropy", ["Logits", "Label"], {"axis": 1}, "attribute 'axis' 1"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(
+    kind: str, inputs: list[str], attrs: Mapping[str, Any], asked: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, kind, inputs, {"Out": "out"}, attrs)
+    with pytest.raises(UserError, match=f"operator '{kind}' of the model has {asked}; that is not supported"):
+        fluid.io.load_inference_model(tmp_path, None)
+
+
+def test_defaults_of_fluid_are_no_reason_to_refuse() -> None:
+    for kind, attrs in DEFAULTS.items():
+        assert not list(not_honoured(kind, {}, attrs)), kind
+
+
+def test_every_type_of_models_has_its_inputs_listed() -> None:
+    single = {kind for kind in OPERATORS if not list(not_honoured(kind, {"X": [1]}, {}))}
+    others = {"conv2d", "depthwise_conv2d", "conv2d_transpose", "lookup_table", "lookup_table_v2", "slice"}
+    assert set(OPERATORS) - single == others
+
+
+# what Fluid writes for an operator of a layer called without options
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "conv2d": {"use_cudnn": True, "fuse_relu_before_depthwise_conv": False, "workspace_size_MB": 512, "Scale_in": 1.0},
+    "mul": {"scale_x": 1.0, "scale_y": [1.0], "force_fp32_output": False},
+    "softmax": {"data_format": "AnyLayout", "use_mkldnn": False},
+    "softmax_with_cross_entropy": {"numeric_stable_mode": True, "use_softmax": True, "axis": -1},
+    "lookup_table": {"is_sparse": True, "remote_prefetch": False, "entry": "none", "trainer_id": 0, "epmap": []},
+    "batch_norm": {"momentum": 0.9, "use_global_stats": False, "trainable_statistics": False},
+    "dropout": {"seed": 0, "fix_seed": False},
+    "gather": {"overwrite": True, "axis": 0},
+    "reduce_sum": {"reduce_all": False, "in_dtype": -1, "out_dtype": -1},
+    "transpose2": {"mkldnn_data_type": "float32", "data_format": "AnyLayout"},
+    "matmul": {"head_number": 1, "Scale_out": 1.0},
+    "slice": {"infer_flags": [1, 1]},
+}
