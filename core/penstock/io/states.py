@@ -65,10 +65,21 @@ def set_program_state(
     nothing has changed.
     """
     whole = plain(program)
-    values = {name: FluidTensor(torch.from_numpy(np.array(value))) for name, value in state_dict.items()}
+    values = {name: FluidTensor(_tensor(name, value)) for name, value in state_dict.items()}
     saved = Saved("set_program_state", list(values), lambda wanted: {name: values[name] for name in wanted})
     used = those_in(saved, whole, persistables(whole))
     load_saved(saved, whole, [whole.variables[name] for name in used], scope or global_scope())
     unused = sorted(set(values) - {theirs for some in used.values() for theirs in some})
     if unused:
         _log.warning("set_program_state: not set, as the program has no such variables: %s", ", ".join(unused))
+
+
+def _tensor(name: str, value: Any) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.array(value))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"set_program_state: {name!r} is a {type(value).__name__} that no tensor can be ({error}); expected an "
+            "array of numbers of at most 64 bits",
+            variable=name,
+        ) from error

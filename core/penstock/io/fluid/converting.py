@@ -7,6 +7,7 @@ and `<name>@HEIGHT` beside the values, from which they are made again.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,11 +19,12 @@ import torch
 from penstock.errors import UserError
 from penstock.io.fluid import folders, models
 from penstock.io.fluid.folders import Progress
-from penstock.io.fluid.names import from_fluid, powers, state_of, to_fluid, updates_of
+from penstock.io.fluid.loading import power_in
+from penstock.io.fluid.names import from_fluid, powers, powers_kept, state_of, to_fluid, updates_of
 from penstock.io.fluid.tensors import FluidTensor
 from penstock.io.saves.files import read_manifest, read_tensors, saving_to, write_save
 from penstock.io.saves.inference import MODEL_NAME
-from penstock.io.saves.manifest import Manifest, StoredFile, StoredVariable
+from penstock.io.saves.manifest import FORMAT, Manifest, StoredFile, StoredVariable
 from penstock.io.saves.variables import manifest_path, persistables, write_variables
 from penstock.scope import Scope
 
@@ -70,10 +72,19 @@ def convert(source: Path, target: Path, options: Options, progress: Progress | N
 def _manifest_of(source: Path) -> Path | None:
     if source.is_file():
         return source if source.suffix == ".json" else None
-    found = sorted(source.glob("*.json")) if source.is_dir() else []
+    found = [path for path in sorted(source.glob("*.json")) if _is_manifest(path)] if source.is_dir() else []
     if len(found) > 1:
         raise UserError(f"{source} holds several saves: {[p.name for p in found]}. Name one of these files")
     return found[0] if found else None
+
+
+def _is_manifest(path: Path) -> bool:
+    """Whether a file says that it is one: models come with settings in JSON, too."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
 
 
 # -- from Fluid ------------------------------------------------------------------------------------------------------
@@ -140,7 +151,7 @@ def _updates(found: Mapping[str, FluidTensor], names: Mapping[str, str], options
         pair = powers([state.parameter], found) if state is not None else None
         if state is None or pair is None:
             continue
-        first, second = (None if one is None else float(found[one].values.reshape(-1)[0]) for one in pair)
+        first, second = (None if one is None else power_in(found[one], one, "the save") for one in pair)
         assert first is not None  # `powers` has found it
         counts[f"{state.optimizer}.step"] = torch.tensor(float(updates_of(first, second, options.betas)))
     return counts
@@ -210,9 +221,9 @@ def _powers(values: Mapping[str, torch.Tensor], names: Mapping[str, str], option
         count = None if state is None else values.get(f"{state.optimizer}.step")
         if state is None or count is None:
             continue
-        for key, beta in zip(("beta1", "beta2"), options.betas, strict=True):
+        for key, beta in zip(powers_kept(state.optimizer, list(names)), options.betas, strict=False):
             power = torch.tensor([beta ** (float(count) + 1.0)], dtype=values[name].dtype)
-            found[f"{state.parameter}_{key}_pow_acc_0"] = FluidTensor(power)
+            found[f"{state.parameter}_{key}_0"] = FluidTensor(power)
     return found
 
 
@@ -223,6 +234,7 @@ def _write(
     options: Options,
     progress: Progress | None,
 ) -> None:
+    _check_kinds(target, found, pickled=target.suffix == folders.PARAMS, combined=options.filename is not None)
     if target.suffix == folders.PARAMS:
         own = {
             theirs for ours, theirs in names.items() if state_of(ours, names) is None and ours[-14:] != ".learning_rate"
@@ -233,3 +245,16 @@ def _write(
         folders.write_combined(target / options.filename, found, progress)
     else:
         folders.write_separate(target, found, progress)
+
+
+def _check_kinds(target: Path, found: Mapping[str, FluidTensor], *, pickled: bool, combined: bool) -> None:
+    """Raise UserError for what Fluid keeps in files of their own alone: selected rows, and of pickles a LoD."""
+    rows = sorted(name for name, one in found.items() if one.rows is not None)
+    lods = sorted(name for name, one in found.items() if one.lod)
+    for names, kind, refused in ((rows, "selected rows", pickled or combined), (lods, "a LoD", pickled)):
+        if names and refused:
+            raise UserError(
+                f"{target}: {names} have {kind}, which Fluid keeps only in a file for each variable. Convert to a "
+                "folder, without --filename",
+                variable=names[0],
+            )

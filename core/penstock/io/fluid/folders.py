@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from penstock.errors import UserError
-from penstock.io.fluid.pickles import read_pickle, write_pickle
+from penstock.io.fluid.pickles import read_pickle, write_files
 from penstock.io.fluid.tensors import FluidTensor, Reading, read_selected_rows, read_tensor, write_tensor
 from penstock.io.saves.files import not_read
 from penstock.io.saves.manifest import Damaged
@@ -134,11 +134,20 @@ def write_combined(path: Path, variables: Mapping[str, FluidTensor], progress: P
 
 
 def write_pickles(prefix: Path, params: Mapping[str, FluidTensor], state: Mapping[str, FluidTensor]) -> None:
-    """Write what `fluid.load(program, prefix)` reads in Fluid. Raises UserError, OSError."""
+    """Write what `fluid.load(program, prefix)` reads in Fluid: both files, or none where an error is raised.
+
+    Without state no file of it stays behind. Raises UserError, OSError.
+    """
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    for suffix, variables in ((PARAMS, params), (OPTIMIZER, state)):
-        if variables or suffix == PARAMS:
-            write_pickle(prefix.with_name(prefix.name + suffix), {name: one.values for name, one in variables.items()})
+    parts = {PARAMS: params, **({OPTIMIZER: state} if state else {})}
+    write_files(
+        {
+            prefix.with_name(prefix.name + suffix): {name: one.values for name, one in variables.items()}
+            for suffix, variables in parts.items()
+        }
+    )
+    if not state:
+        prefix.with_name(prefix.name + OPTIMIZER).unlink(missing_ok=True)
 
 
 def _replace(path: Path, variables: Mapping[str, FluidTensor], progress: Progress | None) -> None:

@@ -7,6 +7,7 @@ Parameters, statistics of batch-norm and state of optimizers must be there. Othe
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,16 @@ import torch
 
 from penstock.errors import UserError
 from penstock.io.fluid import folders
-from penstock.io.fluid.names import accumulator, learning_rate, powers, state_of, statistic, to_fluid, updates_of
+from penstock.io.fluid.names import (
+    accumulator,
+    learning_rates,
+    powers,
+    powers_kept,
+    state_of,
+    statistic,
+    to_fluid,
+    updates_of,
+)
 from penstock.io.fluid.tensors import FluidTensor
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
@@ -43,9 +53,21 @@ def saved_in(dirname: Path, filename: str | None, program: Program, variables: S
     if not dirname.is_dir():
         return None
     names = folders.names_in(dirname)
-    if not set(names) & {v.name for v in variables}:
+    if variables and not set(names) & {v.name for v in variables}:
+        _check_combined(dirname, names)
         return None
     return Saved(str(dirname), names, lambda wanted: folders.read_separate(dirname, wanted))
+
+
+def _check_combined(dirname: Path, names: Sequence[str]) -> None:
+    """Raise UserError for a folder without a save of Penstock whose files are no variables of the program."""
+    if names and not any(dirname.glob("*.json")):
+        shown = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
+        raise UserError(
+            f"{dirname} has no file for any variable of the program; its files are {shown}. If one of them holds all "
+            f"variables, name it: filename={names[0]!r}",
+            file=str(dirname),
+        )
 
 
 def _combined(path: Path, program: Program, variables: Sequence[VarDesc]) -> Saved:
@@ -69,12 +91,12 @@ def parameters_in_fluid(program: Program) -> list[VarDesc]:
 
 def in_fluid(program: Program, variables: Sequence[VarDesc]) -> list[str]:
     """Return Fluid's names of variables: those that a Program of Fluid would have saved for them."""
-    names = list(to_fluid([v.name for v in variables]).values())
-    return names + [
+    whole = to_fluid([v.name for v in program.variables.values() if v.persistable])
+    return [whole[v.name] for v in variables if v.name in whole] + [
         f"{parameter}_{power}_0"
         for step in (v.name for v in variables if v.name.endswith(".step"))
         for parameter in _updated(program, step)
-        for power in ("beta1_pow_acc", "beta2_pow_acc")[: 1 if step.startswith("adamax") else 2]
+        for power in powers_kept(step.removesuffix(".step"), list(program.variables))
     ]
 
 
@@ -95,7 +117,7 @@ def saved_by_pickle(prefix: Path) -> Saved | None:
 
 def load_saved(saved: Saved, program: Program, variables: Sequence[VarDesc], scope: Scope) -> None:
     """Set variables of `scope`. Raises UserError for one that is absent or does not fit; then none has changed."""
-    where = {var.name: _found(var.name, program, saved.names) for var in variables}
+    where = {var.name: _found(var.name, program, saved) for var in variables}
     steps = {name: pair for name in where if (pair := _powers(name, program, saved.names)) is not None}
     needed = [name for name in where.values() if name is not None]
     values = saved.read([*needed, *(one for pair in steps.values() for one in pair if one is not None)])
@@ -105,7 +127,8 @@ def load_saved(saved: Saved, program: Program, variables: Sequence[VarDesc], sco
         if theirs is not None:
             made[var.name] = fitted(var, theirs, values[theirs], saved.place)
         elif var.name in steps:
-            made[var.name] = _updates(program, var, [values[one] for one in steps[var.name] if one is not None])
+            powered = [power_in(values[one], one, saved.place) for one in steps[var.name] if one is not None]
+            made[var.name] = _updates(program, var, powered)
     _check_absent([v for v in variables if v.name not in made], program, saved)
     for name, tensor in made.items():
         scope.set(name, tensor)
@@ -115,7 +138,7 @@ def those_in(saved: Saved, program: Program, variables: Sequence[VarDesc]) -> di
     """Return the variables that a save has, with Fluid's names of what they are made from."""
     found: dict[str, list[str]] = {}
     for var in variables:
-        one, pair = _found(var.name, program, saved.names), _powers(var.name, program, saved.names)
+        one, pair = _found(var.name, program, saved), _powers(var.name, program, saved.names)
         if one is not None:
             found[var.name] = [one]
         elif pair is not None:
@@ -123,16 +146,30 @@ def those_in(saved: Saved, program: Program, variables: Sequence[VarDesc]) -> di
     return found
 
 
-def _found(name: str, program: Program, stored: Sequence[str]) -> str | None:
+def _found(name: str, program: Program, saved: Saved) -> str | None:
+    stored = saved.names
     if name in stored:
         return name
     state = state_of(name, _parameters(program))
     if state is not None:
         return accumulator(state, stored)
     if name.endswith(".learning_rate"):
-        return learning_rate(stored)
+        return _rate(name, program, saved)
     renamed = statistic(name, program.variables)
     return renamed if renamed in stored else None
+
+
+def _rate(name: str, program: Program, saved: Saved) -> str | None:
+    """The learning rate of the same optimizer: they are numbered in the order of `minimize`."""
+    theirs = learning_rates(saved.names)
+    ours = [v.name for v in program.variables.values() if v.persistable and v.name.endswith(".learning_rate")]
+    if theirs and len(theirs) != len(ours):
+        raise UserError(
+            f"{saved.place} has {len(theirs)} learning rates, {theirs}, but the program has {len(ours)}, {ours}: "
+            "nothing says which belong together. Load it into the program that it was saved from",
+            file=saved.place, variable=name, got=len(theirs), expected=len(ours),
+        )  # fmt: skip
+    return theirs[ours.index(name)] if theirs else None
 
 
 def _parameters(program: Program) -> list[str]:
@@ -143,8 +180,20 @@ def _powers(name: str, program: Program, stored: Sequence[str]) -> tuple[str, st
     return powers(_updated(program, name), stored) if name.endswith(".step") else None
 
 
-def _updates(program: Program, var: VarDesc, found: Sequence[FluidTensor]) -> torch.Tensor:
-    first, second = (*(float(one.values.reshape(-1)[0]) for one in found), None)[:2]
+def power_in(saved: FluidTensor, name: str, place: str) -> float:
+    """Return the power of a beta. Raises UserError for anything but one number from 0 to 1."""
+    value = float(saved.values) if saved.values.numel() == 1 else math.nan
+    if not 0.0 <= value <= 1.0:
+        raise UserError(
+            f"{place}: {name!r} is {saved.values.reshape(-1)[:4].tolist()}; expected one number from 0 to 1, the power "
+            "of a beta. The training that wrote it had failed, or the file is another variable's",
+            file=place, variable=name, got=value,
+        )  # fmt: skip
+    return value
+
+
+def _updates(program: Program, var: VarDesc, found: Sequence[float]) -> torch.Tensor:
+    first, second = (*found, None)[:2]
     assert first is not None  # `powers` has found it
     count = updates_of(first, second, _betas(program, var.name))
     return torch.tensor(float(count), dtype=getattr(torch, var.dtype))

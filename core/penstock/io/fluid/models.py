@@ -57,6 +57,7 @@ def read_model(path: Path) -> Model:
     if not program.blocks:
         raise UserError(f"{path} holds no block of operators; expected a model that Fluid saved", file=str(path))
     block = program.blocks[0]
+    _check_names(block, str(path))
     ends = {kind: [op for op in block.ops if op.type == kind] for kind in _ENDS}
     return Model(
         str(path),
@@ -65,6 +66,18 @@ def read_model(path: Path) -> Model:
         _columns(ends["feed"], lambda op: op.outputs, "Out", str(path)),
         _columns(ends["fetch"], lambda op: op.inputs, "X", str(path)),
     )
+
+
+def _check_names(block: Any, path: str) -> None:
+    """Raise UserError for a name that is no UTF-8: protobuf gives its bytes."""
+    names = [var.name for var in block.vars]
+    for op in block.ops:
+        names.append(op.type)
+        for slot in (*op.inputs, *op.outputs):
+            names += [slot.parameter, *slot.arguments]
+    broken = [name for name in names if not isinstance(name, str)]
+    if broken:
+        raise UserError(f"{path} has the name {broken[0]!r}, which is no UTF-8; the model is damaged", file=path)
 
 
 def _columns(ops: Sequence[Any], side: Any, slot: str, path: str) -> list[str]:

@@ -1,9 +1,10 @@
 """Fluid's names of persistable variables, and Penstock's.
 
 Parameters have the same names (`fc_0.w_0`). What differs: batch-norm's statistics (`batch_norm_0.w_1`, here
-`batch_norm_0.mean`), the state of optimizers (`fc_0.w_0_moment1_0`, here `adam_0.moment1.fc_0.w_0`), the learning rate
-(`learning_rate_0`), and how Adam counts: Fluid keeps beta1 ** (t + 1) and beta2 ** (t + 1) for each parameter, Penstock
-the number of updates t for all of them. Pure: names in, names out; no files, no tensors but those numbers.
+`batch_norm_0.mean`), the state of optimizers (`fc_0.w_0_moment1_0`, here `adam_0.moment1.fc_0.w_0`), the learning rates
+(`learning_rate_0` of the first optimizer), and how Adam counts: Fluid keeps beta1 ** (t + 1) and beta2 ** (t + 1) for
+each parameter, Penstock the number of updates t for all of them. Pure: names in, names out; no files, no tensors but
+those numbers.
 
 Source: Optimizer._add_accumulator and layers.batch_norm (Fluid 1.8).
 """
@@ -14,6 +15,8 @@ import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from penstock.errors import UserError
 
 _STATISTICS = {".mean": ".w_1", ".variance": ".w_2"}
 _ACCUMULATORS = {
@@ -84,10 +87,16 @@ def powers(parameters: Iterable[str], stored: Iterable[str]) -> tuple[str, str |
     return None
 
 
-def learning_rate(stored: Iterable[str]) -> str | None:
-    """Return Fluid's name of the learning rate that is a number; the first one, if there are several."""
+def learning_rates(stored: Iterable[str]) -> list[str]:
+    """Return Fluid's names of learning rates that are numbers, in the order in which optimizers made them."""
     found = [(int(match[1]), name) for name in stored if (match := re.fullmatch(r"learning_rate_(\d+)", name))]
-    return min(found)[1] if found else None
+    return [name for _, name in sorted(found)]
+
+
+def powers_kept(optimizer: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return which powers Fluid keeps for an optimizer that counts its updates: of Adamax, beta1's alone."""
+    is_adamax = any(name.startswith(f"{optimizer}.inf_norm.") for name in names)
+    return _POWERS[:1] if is_adamax else _POWERS
 
 
 def updates_of(power1: float, power2: float | None, betas: Sequence[float]) -> int:
@@ -122,15 +131,21 @@ def from_fluid(names: Sequence[str], optimizer: str | None = None) -> dict[str, 
     """Return Penstock's name of each variable of Fluid; of powers of betas none is given.
 
     `optimizer`: the name that Penstock's optimizer has in its program; else that of the first of its kind.
+    Raises UserError for state of several optimizers.
     """
-    keys = _keys(names)
+    keys, rates = _keys(names), learning_rates(names)
+    if len(rates) > 1 and (keys or optimizer):
+        raise UserError(
+            f"the save has the learning rates {rates}, so it is of several optimizers, and their state does not say "
+            "whose it is. Load it into its program with fluid.io.load_persistables, and save that"
+        )
     prefix = optimizer or f"{kind_of({key for _, key in keys.values()})}_0"
     found = {}
     for name in names:
         if name in keys:
             found[name] = f"{prefix}.{keys[name][1]}.{keys[name][0]}"
-        elif name == learning_rate(names):
-            found[name] = f"{prefix}.learning_rate"
+        elif name in rates:
+            found[name] = f"{prefix if len(rates) == 1 else f'sgd_{rates.index(name)}'}.learning_rate"
         elif (ours := _statistic_here(name, names)) is not None:
             found[name] = ours
         elif not re.search(r"_beta[12]_pow_acc_\d+\Z", name):

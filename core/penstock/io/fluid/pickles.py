@@ -51,18 +51,24 @@ def _tensor(name: Any, value: Any, path: Path) -> torch.Tensor:
         ) from error  # fmt: skip
 
 
-def write_pickle(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write arrays by name, as `fluid.save` does. Raises UserError for bfloat16, which NumPy lacks, and OSError.
+def write_files(files: Mapping[Path, Mapping[str, torch.Tensor]]) -> None:
+    """Write files of arrays by name, as `fluid.save` does. Raises OSError, and UserError for bfloat16 (NumPy lacks it).
 
-    A file that was there before is then as it was, or replaced whole.
+    Then the files that were there before are as they were: all new ones are written before one is put in its place.
     """
+    temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in files}
+    try:
+        for path, tensors in files.items():
+            temporaries[path].write_bytes(pickle.dumps(_arrays(path, tensors), protocol=2))
+        for path, temporary in temporaries.items():
+            temporary.replace(path)
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+
+
+def _arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     for name, tensor in tensors.items():
         if tensor.dtype == torch.bfloat16:
             raise UserError(f"{path}: {name!r} is bfloat16, which {path.suffix} cannot hold", file=str(path))
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(pickle.dumps(arrays, protocol=2))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
