@@ -84,7 +84,6 @@ def test_collective_modes_mark_the_program_itself(fields: dict[str, Any]) -> Non
     ("fields", "words"),
     [
         ({"use_dist_fc": True}, "use_dist_fc is not supported"),
-        ({"use_amp": True}, "use_amp is not supported"),
         ({"collective_mode": "local_sgd"}, 'it needs mode = "collective"'),
         ({"forward_recompute": True}, "needs recompute_checkpoints"),
     ],
@@ -97,6 +96,14 @@ def test_what_a_strategy_cannot_is_refused_and_undone(fields: dict[str, Any], wo
     assert not any(op.type.startswith("penstock.sgd") for op in fluid.default_main_program().operators)
     with pytest.raises(OrderError):
         _ = fleet.main_program
+
+
+def test_a_strategy_decorates_for_mixed_precision() -> None:
+    minimized(worker(), use_amp=True, amp_loss_scaling=64)
+    main, startup = fluid.default_main_program(), fluid.default_startup_program()
+    assert "bfloat16" in {var.dtype for var in main.variables.values()}
+    factor = next(op for op in startup.operators if op.outputs == ("loss_scaling_0",))
+    assert factor.args[1] == 64.0
 
 
 def test_strategies_share_no_execution_strategy() -> None:

@@ -32,6 +32,7 @@ from penstock.io.saves.inference import save_inference_model
 from penstock.io.saves.variables import save_persistables
 from penstock.log import warn_once
 from penstock.program.optimizers.averages import RecomputeOptimizer
+from penstock.program.precision.decorator import OptimizerWithMixedPrecision, decorate
 from penstock.program.program import Program
 from penstock.program.record.context import default_startup_program, program_guard
 from penstock.program.record.opening import recording_of
@@ -301,11 +302,14 @@ class CollectiveOptimizer:
         return self._owner.distribute(loss, startup_program or default_startup_program(), self.strategy, record)
 
     def _wrapped(self) -> Any:
-        if self.strategy.use_amp:
-            raise SpecError(
-                "DistributedStrategy.use_amp is not supported; leave it False. Parameters and gradients are as they "
-                "were recorded"
-            )
+        wrapped = self._recomputed()
+        if not self.strategy.use_amp:
+            return wrapped
+        if isinstance(wrapped, OptimizerWithMixedPrecision):
+            raise SpecError("DistributedStrategy.use_amp decorates the optimizer, which is decorated already")
+        return decorate(wrapped, init_loss_scaling=self.strategy.amp_loss_scaling)
+
+    def _recomputed(self) -> Any:
         if not self.strategy.forward_recompute:
             return self.optimizer
         if not self.strategy.recompute_checkpoints:

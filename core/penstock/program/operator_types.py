@@ -120,6 +120,17 @@ def _type(op: Operator) -> str:
     return _CALLS.get(plain, plain.lstrip("_"))
 
 
+def fluid_type(op: Operator) -> str:
+    """Return Fluid's type of an operator as a call: a layer of several calls does not name its last one."""
+    return _type(op)
+
+
+def layer_of(op: Operator) -> str:
+    """Return the layer that recorded an operator: "fc" of the module path "fc_0"; "" outside of layers."""
+    found = _COUNTED.match(op.module.rpartition(".")[2])
+    return found.group(1) if found else ""
+
+
 def _update(op: Operator, namespace: str, plain: str) -> str:
     if namespace == "penstock":
         return plain.removeprefix("sparse_")

@@ -9,8 +9,8 @@ State lives in persistable variables named `<optimizer>.<state>.<parameter>`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,14 @@ from penstock.program.training.parameters import constant_state
 from penstock.program.training.regularizers import Regularizer, regularize, regularizer_of
 
 Pair = tuple[Variable, Gradient]
+
+
+class Scaling(Protocol):
+    """Divides gradients before anything else is done to them."""
+
+    def prepare(self, pending: Sequence[PendingGradient]) -> Callable[[], None]: ...
+
+
 State = dict[str, torch.Tensor]
 
 
@@ -55,6 +63,7 @@ class Optimizer:
         self._learning_rate = learning_rate
         self._regularization, self._grad_clip = regularization, grad_clip
         self._name = name
+        self._scaling: Scaling | None = None  # of a mixed precision optimizer, while it records
 
     # -- what an optimizer defines -----------------------------------------------------------------
 
@@ -124,10 +133,13 @@ class Optimizer:
         for one in pending:
             if not self.sparse_kernel or self._changes(one):
                 one.reserve()
+        unscale = self._scaling.prepare(pending) if self._scaling is not None else None
         clips = prepare_clips(pending, self._grad_clip, prefix)
         with torch.no_grad(), recording_modes(recording_of(pending[0].param.program)), role(Role.OPTIMIZE):
             if step is not None:
                 step.add_(1.0)
+            if unscale is not None:
+                unscale()
             clips()
             regularize(pending, self._regularization)
             for one in pending:

@@ -11,7 +11,7 @@ is that of the rows used; the scratch takes the memory of one table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -32,6 +32,7 @@ class PendingGradient:
         self._prefix = prefix
         self._scratch: torch.Tensor | None = None
         self._value: torch.Tensor | None = None
+        self._changes: list[Callable[[torch.Tensor], torch.Tensor]] = []
 
     @property
     def rows(self) -> torch.Tensor | None:
@@ -70,6 +71,11 @@ class PendingGradient:
     def value(self, value: torch.Tensor) -> None:
         self._value = value
 
+    def change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace the gradient by a function of it that works element by element and is linear."""
+        self.value = change(self.value)
+        self._changes.append(change)
+
     def _merged(self, gradient: SelectedRows) -> torch.Tensor:
         rows, scratch = gradient.rows.fake, self.scratch
         scratch.index_add_(0, rows, gradient.values.fake)
@@ -88,8 +94,11 @@ class PendingGradient:
         return self.param.fake if self.rows is None else self.param.fake.index_select(0, self.rows)
 
     def square_sum(self) -> torch.Tensor:
-        """The sum of squares; of a sparse gradient that was merged, but not changed otherwise."""
+        """The sum of squares; of a sparse gradient that was merged and changed by `change`, but not otherwise."""
         if isinstance(self.gradient, SelectedRows):
             # Of n appearances of a row, each holds the merged row m; the sum over them of v_i m is m m.
-            return (self.gradient.values.fake * self.value).sum()
+            values = self.gradient.values.fake
+            for change in self._changes:
+                values = change(values)
+            return (values * self.value).sum()
         return (self.value * self.value).sum()
