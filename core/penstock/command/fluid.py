@@ -15,7 +15,7 @@ from penstock.command.exits import Exit
 from penstock.command.options import Json
 from penstock.command.output import emit_json
 from penstock.errors import SpecError
-from penstock.settings import PADDLE_ALIAS
+from penstock.settings import CPU_NUM, PADDLE_ALIAS
 
 if TYPE_CHECKING:
     from penstock.alias.check import Report
@@ -35,7 +35,8 @@ def run_fluid(
     Python replaces this process: arguments, exit code, signals and tracebacks are the script's own.
     """
     _check_real(Path.cwd() if module else Path(script).absolute().parent, shadow=shadow)
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(SHIM), os.environ.get("PYTHONPATH")]))}
+    path = os.pathsep.join(filter(None, [str(SHIM), os.environ.get("PYTHONPATH")]))
+    environ = {CPU_NUM.name: "1", **os.environ, "PYTHONPATH": path}  # one replica, unless it is set: as in Fluid
     if shadow:
         environ[PADDLE_ALIAS.name] = "shadow"
     target = ["-m", _real_module(script)] if module else [script]

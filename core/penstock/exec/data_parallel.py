@@ -25,6 +25,7 @@ from penstock.exec.lowering import Lowered, bind, lower, resize, set_random_stat
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
+from penstock.exec.sequences import element_of
 from penstock.exec.shown_graphs import ShownGraphs, write_drawings
 from penstock.exec.temporaries import ReleasePolicy, Statistics, Temporaries, statistics
 from penstock.exec.trainers import SharedSteps, Trainers, signature
@@ -348,7 +349,7 @@ def results(
             rows, values = (_value(name, next(parts), return_numpy, True) for _ in range(2))
             out.append(SelectedRowsValue(rows, values, int(str(var.shape[0]))))
         else:
-            out.append(_value(name, next(parts), return_numpy, merged))
+            out.append(_value(name, [element_of(var, part) for part in next(parts)], return_numpy, merged))
     return out
 
 

@@ -32,7 +32,7 @@ from penstock.exec.feeding import (
 )
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.places import CPUPlace, Place, device_of
-from penstock.exec.sequences import as_lod_tensors, with_their_lengths
+from penstock.exec.sequences import as_lod_tensors, element_of, with_their_lengths
 from penstock.lod_tensor import LoDTensor
 from penstock.log import warn_once
 from penstock.program import legality
@@ -297,7 +297,7 @@ def _fetched(
         raise FetchError(
             f"fetch {name!r}: no operator of this run made it (is it a feed that was not fed?)", variable=name
         )
-    tensor = _value(program, name, values, scope, device).cpu()
+    tensor = element_of(var, _value(program, name, values, scope, device).cpu())
     tensor = tensor.detach().clone().reshape(1) if tensor.dim() == 0 else tensor.detach().clone()
     return as_array(tensor) if return_numpy else tensor
 

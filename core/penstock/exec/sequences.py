@@ -15,6 +15,7 @@ import torch
 
 from penstock.errors import FeedError
 from penstock.lod_tensor import LoDTensor, of_sequences
+from penstock.program.control import arrays
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.sequences import LENGTHS, ROWS, STEPS, lengths_of, levels_of, ragged_feeds, steps_of
@@ -128,6 +129,15 @@ def _of_list(var: VarDesc, num_levels: int, value: Sequence[Any]) -> LoDTensor:
         ) from error
 
 
+def element_of(var: VarDesc, value: torch.Tensor) -> torch.Tensor:
+    """Return a fetched value; of one whose sizes follow from data, which is an array of one element, that element."""
+    if var.kind != "unsized":
+        return value
+    (element,) = arrays.unpacked(value)
+    assert element is not None  # its operator has made it
+    return element
+
+
 def with_their_lengths(program: Program, names: Sequence[str]) -> list[str]:
     """Return what to fetch so that the LoD of ragged variables is known: the names, then their lengths."""
     lengths = [level for name in names for level in _levels(program, name)]
@@ -147,4 +157,7 @@ def as_lod_tensors(program: Program, names: Sequence[str], values: Sequence[Any]
 
 def _levels(program: Program, name: str) -> list[str]:
     var = program.variables[name]
+    if var.kind == "unsized":
+        inner = name + LENGTHS
+        return [*_levels(program, inner), inner] if inner in program.variables else []
     return lengths_of(program, var.shape[0]) if var.shape and var.kind == "dense" else []

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import check_value
+from penstock.native import beams as _beams  # noqa: F401 - registers paths through beams
 from penstock.native import chunks as _chunks  # noqa: F401 - registers the evaluation of chunks
 from penstock.native import crf as _crf  # noqa: F401 - registers conditional random fields
 from penstock.native import ctr as _ctr  # noqa: F401 - registers operators of models of clicks

@@ -82,6 +82,8 @@ class VarDesc:
     parts, `shape` is the dense shape of the parameter.
     `kind == "array"`: a tensor array; `shape` and `dtype` are those of its elements, in a SubBlock; elsewhere a value
     of it is a tensor without elements (see `program/control/arrays.py`).
+    `kind == "unsized"`: a value whose sizes follow from data, as an array of one element. Blocks read it, and a fetch
+    gives the element; `<name>@LENGTHS` has the lengths of its sequences, if it is ragged.
     `buffer`: persistable state that the forward pass writes (running statistics, counters): one per replica;
     or an input that it writes in place: executors feed a copy, never the user's own array.
     """
@@ -89,7 +91,7 @@ class VarDesc:
     name: str
     shape: tuple[Dim, ...]
     dtype: str
-    kind: Literal["dense", "selected_rows", "array"] = "dense"
+    kind: Literal["dense", "selected_rows", "array", "unsized"] = "dense"
     persistable: bool = False
     parameter: bool = False
     trainable: bool = True

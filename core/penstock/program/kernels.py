@@ -17,15 +17,14 @@ from penstock.program.text import block_text
 
 CAPTURED = "penstock.captured"
 ARRAY_OPERATORS = frozenset(
-    {
-        "penstock.array_write",
-        "penstock.array_read",
-        "penstock.array_length",
-        "penstock.array_assign",
-        "penstock.array_new",
-    }
-)
-"""What blocks do with tensor arrays. No operators of torch: the interpreter of blocks has their values as lists."""
+    f"penstock.{name}"
+    for name in (
+        "array_write", "array_read", "array_length", "array_assign", "array_new", "array_of", "array_first",
+        "array_joined", "rows_with_lengths", "rows_between", "rows_repeated", "beam_search", "beam_search_decode",
+    )
+)  # fmt: skip
+"""What blocks alone do: with tensor arrays, and with sizes that follow from data. No operators of torch: the
+interpreter of blocks has arrays as lists (control/array_kernels.py)."""
 _NAMESPACES = {"aten", "penstock", "mkldnn", FUNCTIONAL_COLLECTIVES}
 _LAYOUTS = {"strided": torch.strided}
 _FORMATS = {

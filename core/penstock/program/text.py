@@ -40,7 +40,8 @@ from penstock.program.ir import (
 )
 from penstock.program.text_line import Line
 
-_FLAGS = ("persistable", "parameter", "buffer", "distributed", "feed", "array")
+_KINDS = ("array", "unsized")
+_FLAGS = ("persistable", "parameter", "buffer", "distributed", "feed", *_KINDS)
 _NUMBERS = ("lod", "admit_after", "expire_after_s")  # words of a variable with a number
 _PLAIN = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@/]*\Z")
 _ROLES = {r.name: r for r in Role}
@@ -79,7 +80,7 @@ def _output(value: Output) -> str:
 
 def _var_line(v: VarDesc) -> str:
     parts = [f"var {_name(v.name)} : {v.dtype}[{', '.join(str(d) for d in v.shape)}]"]
-    parts += [flag for flag in _FLAGS if (v.kind == flag if flag == "array" else getattr(v, flag))]
+    parts += [flag for flag in _FLAGS if (v.kind == flag if flag in _KINDS else getattr(v, flag))]
     parts += ["frozen"] if not v.trainable else []
     parts += [f"view={_name(v.storage)}"] if v.storage != v.name else []
     parts += [f"rows={_name(v.rows)} values={_name(v.values)}"] if v.kind == "selected_rows" else []
@@ -253,7 +254,7 @@ def _variable(line: Line) -> VarDesc:
     fields: dict[str, Any] = {"shape": tuple(line._until("]", line.dim))}
     while not line.done():
         word = line.word("a flag")
-        if word == "array":
+        if word in _KINDS:
             fields["kind"] = word
         elif word in _FLAGS:
             fields[word] = True

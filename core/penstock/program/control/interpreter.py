@@ -1,5 +1,6 @@
 """Runs one block: its operators in order, with torch's kernels, on values by name.
 
+A symbol whose size is `UNKNOWN` follows from data: it is found in the first result of the block that has it.
 Invariant: what a block is given is never changed; an input that it writes is a copy. With gradients on, a write in
 place is made on a copy too, where no view shares the memory, so that autograd finds the values that it has saved.
 """
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from penstock.compat.torch import storage_id
-from penstock.program.control import arrays
+from penstock.program.control import array_kernels
+from penstock.program.expr import Expr
 from penstock.program.ir import Operator, SubBlock, VarDesc, sub_blocks
 from penstock.program.kernels import ARRAY_OPERATORS, concrete, resolve
 
@@ -24,6 +26,8 @@ Run = Callable[[str, list[Value], Sequence[int], "Sequence[CompiledBlock]", Sequ
 """Runs blocks within a block: kind, inputs, sizes, blocks, counts."""
 
 _CONTROL = "penstock.control.default"
+UNKNOWN = -1
+"""The size of a symbol that follows from data, before the block has found it."""
 
 
 class CompiledBlock:
@@ -41,22 +45,31 @@ class CompiledBlock:
         self._storage = {v.name: v.storage for v in block.variables}
         self._written = {self._storage[name] for op in block.operators for name in op.writes} & set(block.inputs)
         self._over = _last_uses(block)
+        self._sized = [_symbols_of_results(op, described) for op in block.operators]
 
     def run(self, operands: Sequence[Value], sizes: Mapping[str, int]) -> list[Value]:
         """Return the block's results. `sizes`: of its symbols. Raises RuntimeError naming the operator that fails."""
         values = dict(zip(self.block.inputs, operands, strict=True))
         for name in self._written:
             values[name] = _copy(values[name])
+        own, late = dict(sizes), UNKNOWN in sizes.values()
         for number, op in enumerate(self.block.operators):
             try:
-                self._run(number, op, values, sizes)
+                self._run(number, op, values, own)
             except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
                 raise RuntimeError(
                     f"{op.name!r} ({op.type}, recorded at {op.source or 'an unknown line'}) in its block: {error}"
                 ) from error
+            if late:
+                self._find_sizes(number, values, own)
             for name in self._over[number]:
                 del values[name]
         return [values[name] for name in self.block.outputs]
+
+    def _find_sizes(self, number: int, values: dict[str, Value], sizes: dict[str, int]) -> None:
+        for name, dim, symbol in self._sized[number]:
+            if sizes[symbol] == UNKNOWN:
+                sizes[symbol] = values[name].shape[dim]
 
     def _run(self, number: int, op: Operator, values: dict[str, Value], sizes: Mapping[str, int]) -> None:
         kernel = self._kernels[number]
@@ -66,7 +79,7 @@ class CompiledBlock:
                     values[written] = _copy(values[written])
         args = [concrete(a, sizes, values.__getitem__) for a in op.args]
         if kernel is None:
-            _on_array(op, args, values)
+            values.update(zip(op.output_names(), array_kernels.run(op.type, args), strict=True))
             return
         if op.type == _CONTROL:
             given = [values[name] for name in op.input_names()]
@@ -81,18 +94,13 @@ class CompiledBlock:
                 values[name] = value
 
 
-def _on_array(op: Operator, args: list[Any], values: dict[str, Value]) -> None:
-    match op.type.removeprefix("penstock.array_"):
-        case "write":
-            arrays.write(*args)
-        case "assign":
-            args[0][:] = args[1]
-        case "new":
-            values[op.output_names()[0]] = []
-        case "read":
-            values[op.output_names()[0]] = arrays.read(*args)
-        case "length":
-            values[op.output_names()[0]] = torch.tensor([len(args[0])])
+def _symbols_of_results(op: Operator, described: Mapping[str, VarDesc]) -> list[tuple[str, int, str]]:
+    """(result, dimension, symbol) for each size of an operator's results that is a symbol alone."""
+    found: list[tuple[str, int, str]] = []
+    for var in (described[name] for name in op.output_names()):
+        sizes = enumerate(var.shape) if var.kind == "dense" else ()
+        found += [(var.name, i, str(d.args[0])) for i, d in sizes if isinstance(d, Expr) and d.op == "sym"]
+    return found
 
 
 def _copy(value: Value) -> Value:

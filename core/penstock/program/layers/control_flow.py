@@ -16,6 +16,7 @@ import torch
 
 from penstock.compat.torch import tree_flatten, tree_unflatten
 from penstock.errors import ArgumentError, ProgramError
+from penstock.program.layers.arrays import settle
 from penstock.program.layers.tensor import assign
 from penstock.program.record.blocks import Recorded, control, recorded_block, sub_block, symbols_of
 from penstock.program.record.context import default_main_program, name_scope
@@ -224,7 +225,9 @@ class While:
         recording = recording_of(main)
         with name_scope(self._name or main.unique("while")):
             with recorded_block(recording) as block:
+                block.repeats = True
                 yield
+                settle(recording, block)
                 recorded = block.close([recording.own(self._cond).name])
             _repeat(recording, recording.own(self._cond).name, recorded)
 

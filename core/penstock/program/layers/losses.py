@@ -18,7 +18,7 @@ from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import recording_modes, wrap
+from penstock.program.record.variable import Variable, recording_modes, wrap
 from penstock.program.training.parameters import ParamAttr, create_persistable
 
 _NOT_IGNORED = -100  # Fluid's default: no label has it
@@ -28,8 +28,11 @@ _TINY = 1e-20  # Fluid's TolerableValue: the logarithm of a probability that und
 def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = _NOT_IGNORED) -> Any:
     """Return -log p[label] for each row.
 
-    Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1].
+    Shapes: input [n, classes] probabilities; label int64 [n, 1], or [n, classes] with soft_label; result [n, 1]. Label
+    and result may lack the last 1.
     """
+    if not soft_label and isinstance(label, Variable) and label.ndim == input.ndim - 1:
+        return cross_entropy(input, label.unsqueeze(-1), ignore_index=ignore_index).squeeze(-1)
     expect_labels("cross_entropy", input, label, soft=soft_label)
     with name_scope(default_main_program().unique("cross_entropy")):
         logs = torch.log(input.clamp_min(_TINY)) if soft_label else None

@@ -18,6 +18,7 @@ from penstock.program.record.composite import sparse_lookup
 from penstock.program.record.context import default_main_program, default_startup_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
+from penstock.program.record.unsized import reads_unsized
 from penstock.program.record.variable import Variable, recording_modes, wrap
 from penstock.program.training.parameters import ParamAttr, create_parameter
 
@@ -28,6 +29,7 @@ def _dtype(x: Variable) -> str:
     return x.desc.dtype
 
 
+@reads_unsized
 def fc(
     input: Variable | Sequence[Variable],
     size: int,
@@ -40,24 +42,34 @@ def fc(
     """Fully connected layer: act(sum_i x_i W_i + b).
 
     Shapes: x_i [.., k_i] flattened to [n, k_i] after `num_flatten_dims`; W_i [k_i, size]; result [.., size].
+    `param_attr`: of all weights, or a list with one for each input.
     Source: fluid.layers.fc.
     """
     inputs: list[Any] = list(input) if isinstance(input, (list, tuple)) else [input]
     prefix = name or default_main_program().unique("fc")
-    weight_attr, bias = ParamAttr.of(param_attr), ParamAttr.of(bias_attr)
-    if weight_attr is None:
-        raise ProgramError(f"{user_line()}: fc needs a weight; param_attr=False is not possible")
+    weight_attrs, bias = _weight_attrs(param_attr, len(inputs)), ParamAttr.of(bias_attr)
     with name_scope(prefix):
         total: Any = None
         for i, x in enumerate(inputs):
             expect_features(prefix, x, num_flatten_dims)
             flat: Any = x if x.ndim == 2 and num_flatten_dims == 1 else x.flatten(num_flatten_dims)
             width = _static_width(flat, prefix)
-            w = create_parameter([width, size], _dtype(x), weight_attr, Xavier(), prefix=prefix, suffix=f"w_{i}")
+            w = create_parameter([width, size], _dtype(x), weight_attrs[i], Xavier(), prefix=prefix, suffix=f"w_{i}")
             last = i == len(inputs) - 1
             b = _bias(bias, size, _dtype(x), prefix) if last and bias is not None else None
             total = _affine(flat, w, b, total)
         return activate(total, act)
+
+
+def _weight_attrs(given: Any, count: int) -> list[ParamAttr]:
+    """The attribute of each weight of fc."""
+    each = [ParamAttr.of(one) for one in (given if isinstance(given, (list, tuple)) else [given] * count)]
+    known = [attr for attr in each if attr is not None]
+    if len(known) != len(each):
+        raise ProgramError(f"{user_line()}: fc needs a weight; param_attr=False is not possible")
+    if len(known) != count:
+        raise ProgramError(f"{user_line()}: fc has {count} inputs, but {len(known)} attributes of weights (param_attr)")
+    return known
 
 
 def _static_width(flat: Any, prefix: str) -> int:
@@ -80,6 +92,7 @@ def _affine(x: Any, w: Variable, b: Variable | None, total: Any) -> Any:
     return result if b is None else result + b
 
 
+@reads_unsized
 def embedding(
     input: Variable,
     size: Sequence[int],

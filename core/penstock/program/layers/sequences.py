@@ -19,15 +19,18 @@ from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.layers.inputs import fluid_data, rows_input, steps_input
 from penstock.program.layers.network import fc
+from penstock.program.layers.sizes import sizes_in
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import record_call
+from penstock.program.record.unsized import reads_unsized
+from penstock.program.record.variable import dtype_named, record_call
 from penstock.program.sequences import LENGTHS, is_ragged, lengths_of, ragged_with_rows
 
 _POOLS = ("sum", "average", "mean", "sqrt", "max", "first", "last")
 
 
+@reads_unsized
 def sequence_lengths(input: Any) -> Any:
     """Return the variable int64 [n, 1] of the true lengths of a sequence input, or of what was made of one.
 
@@ -43,6 +46,7 @@ def sequence_lengths(input: Any) -> Any:
     return fluid_data(name, [None, 1], "int64")
 
 
+@reads_unsized
 def sequence_pool(
     input: Any, pool_type: str, is_test: bool = False, pad_value: float = 0.0, lengths: Any = None
 ) -> Any:
@@ -96,6 +100,7 @@ def _lengths(x: Any) -> Any:
     return program.handle(levels[-1]) if levels else None
 
 
+@reads_unsized
 def sequence_softmax(input: Any, use_cudnn: bool = False, name: str | None = None) -> Any:
     """Return the softmax over the rows of each sequence. Shapes: [rows] or [rows, 1]. Source: fluid.layers."""
     with name_scope(name or default_main_program().unique("sequence_softmax")):
@@ -104,6 +109,7 @@ def sequence_softmax(input: Any, use_cudnn: bool = False, name: str | None = Non
         return grown / _spread(sequence_pool(grown, "sum"), own, input.shape[0])
 
 
+@reads_unsized
 def sequence_expand_as(x: Any, y: Any, name: str | None = None) -> Any:
     """Repeat row i of x as often as sequence i of y has rows.
 
@@ -119,6 +125,7 @@ def sequence_expand_as(x: Any, y: Any, name: str | None = None) -> Any:
         return _spread(x, _expect_lengths("sequence_expand_as", y), y.shape[0])
 
 
+@reads_unsized
 def sequence_expand(x: Any, y: Any, ref_level: int = -1, name: str | None = None) -> Any:
     """Repeat row i of x as often as the i-th sequence of y has rows; as `sequence_expand_as`.
 
@@ -132,6 +139,7 @@ def sequence_expand(x: Any, y: Any, ref_level: int = -1, name: str | None = None
     return sequence_expand_as(x, y, name)
 
 
+@reads_unsized
 def sequence_reverse(x: Any, name: str | None = None) -> Any:
     """Turn the rows of each sequence round. Source: fluid.layers.sequence_reverse."""
     with name_scope(name or default_main_program().unique("sequence_reverse")):
@@ -139,18 +147,21 @@ def sequence_reverse(x: Any, name: str | None = None) -> Any:
         return x.index_select(0, _rows(own, x.shape[0], "mirror"))
 
 
-def sequence_mask(x: Any, maxlen: int | None = None, dtype: str = "int64", name: str | None = None) -> Any:
-    """Return 1 for steps below a length, else 0. Shapes: x int64 [n, …]; result [n, …, maxlen].
+def sequence_mask(x: Any, maxlen: Any = None, dtype: str = "int64", name: str | None = None) -> Any:
+    """Return 1 for steps below a length, else 0. Shapes: x int [n, …]; result [n, …, maxlen].
 
-    Raises ProgramError without `maxlen`, which would follow from data: see `sequence_pad` for the lengths of an input.
+    `maxlen`: a number, or a size as a variable (`layers.shape(y)[1]`). Raises ProgramError without, as it would follow
+    from data: see `sequence_pad` for the lengths of an input.
     """
     if maxlen is None:
         raise ProgramError(f"{user_line()}: sequence_mask needs maxlen: a size does not follow from what is computed")
+    (most,) = sizes_in([maxlen])
     with name_scope(name or default_main_program().unique("sequence_mask")):
-        steps = x.new_ones([int(maxlen)]).cumsum(0) - 1
-        return (steps < x.unsqueeze(-1)).to(getattr(torch, dtype))
+        steps = x.new_ones([most]).cumsum(0) - 1
+        return (steps < x.unsqueeze(-1)).to(dtype_named(dtype))
 
 
+@reads_unsized
 def sequence_pad(x: Any, pad_value: Any, maxlen: int | None = None, name: str | None = None) -> tuple[Any, Any]:
     """Put each sequence in a row of its own; return it with the lengths.
 
@@ -169,6 +180,7 @@ def sequence_pad(x: Any, pad_value: Any, maxlen: int | None = None, name: str | 
         return _in_rows(x, own, steps, filler), lengths.reshape(-1)
 
 
+@reads_unsized
 def sequence_unpad(x: Any, length: Any, name: str | None = None) -> Any:
     """Return the rows' own steps one after another.
 
@@ -200,6 +212,7 @@ def _rows_with(length: Any) -> Any:
     )
 
 
+@reads_unsized
 def sequence_enumerate(input: Any, win_size: int, pad_value: int = 0, name: str | None = None) -> Any:
     """Return each id with those that follow it in its sequence. Shapes: ids [rows, 1]; result [rows, win_size]."""
     with name_scope(name or default_main_program().unique("sequence_enumerate")):
@@ -207,6 +220,7 @@ def sequence_enumerate(input: Any, win_size: int, pad_value: int = 0, name: str 
         return _windows(input, own, 0, win_size, pad_value).reshape(-1, win_size)
 
 
+@reads_unsized
 def sequence_conv(
     input: Any,
     num_filters: int,
@@ -234,6 +248,7 @@ def sequence_conv(
     return fc(seen, num_filters, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
 
 
+@reads_unsized
 def sequence_reshape(input: Any, new_dim: int) -> Any:
     """Lay the rows of each sequence out anew. Shapes: [rows, d], ragged, to [rows * d / new_dim, new_dim].
 
@@ -245,6 +260,7 @@ def sequence_reshape(input: Any, new_dim: int) -> Any:
         return with_lengths(input.reshape(-1, new_dim), own * width // new_dim)
 
 
+@reads_unsized
 def sequence_concat(input: Sequence[Any], name: str | None = None) -> Any:
     """Concatenate the i-th sequences of ragged variables. Shapes: [rows_k, …]; result [sum of rows, …]."""
     parts = list(input)

@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from penstock.compat.torch import set_versions
 from penstock.errors import ProgramError
+from penstock.program.control.interpreter import UNKNOWN
 from penstock.program.expr import Expr, sym
 from penstock.program.ir import Operator, SubBlock, VarDesc
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import recording_modes
 from penstock.program.record.versions import take_over
 from penstock.program.text import block_text
@@ -43,6 +46,9 @@ class OpenBlock:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.start = len(recording.program.operators)
+        self.repeats = False  # a loop's, in which an array's elements may turn out to differ; see layers/arrays.py
+        self.late_reads: list[tuple[Any, str, str]] = []  # array, symbol of the element's rows, that of the first one's
+        self.late_writes: list[tuple[Any, str]] = []  # array, name of what was written
 
     def makes(self, name: str) -> bool:
         """Whether an operator of the block has made a variable."""
@@ -115,14 +121,18 @@ def _written(
 
 @contextmanager
 def recorded_block(recording: Recording) -> Iterator[OpenBlock]:
-    """Record into a block within the `with` statement. The caller closes it, before or after the statement ends."""
+    """Record into a block within the `with` statement. The caller closes it, before or after the statement ends.
+
+    What the block writes of variables from outside was not written to torch, which has saved some for their gradients.
+    """
     with undone_on_failure(recording, renames=True), torch.no_grad():
-        block = OpenBlock(recording)
+        block, before = OpenBlock(recording), recording.versions()
         recording.open_blocks.append(block)
         try:
             yield block
         finally:
             recording.open_blocks.pop()
+            set_versions(*before)
 
 
 def sub_block(
@@ -136,7 +146,8 @@ def sub_block(
 
 
 def _input(var: VarDesc) -> VarDesc:
-    return VarDesc(var.name, var.shape, var.dtype, "array" if var.kind == "array" else "dense", source=var.source)
+    kind: Literal["array", "dense"] = "array" if var.kind in ("array", "unsized") else "dense"
+    return VarDesc(var.name, var.shape, var.dtype, kind, source=var.source)
 
 
 def symbols_of(recording: Recording, blocks: Iterable[Recorded], inputs: Iterable[str]) -> list[str]:
@@ -149,7 +160,7 @@ def symbols_of(recording: Recording, blocks: Iterable[Recorded], inputs: Iterabl
             found |= _symbols((*op.args, *(v for _, v in op.kwargs)))
         for var in block.made.values():
             found |= _symbols(var.shape)
-    return [name for name in recording.program.symbols if name in found]
+    return [name for name in (*recording.program.symbols, *recording.symbols.of_data) if name in found]
 
 
 def _symbols(value: Any) -> frozenset[str]:
@@ -161,13 +172,37 @@ def _symbols(value: Any) -> frozenset[str]:
 def control(
     recording: Recording, kind: str, inputs: Sequence[str], blocks: Sequence[SubBlock], counts: Sequence[int] = ()
 ) -> list[torch.Tensor]:
-    """Record the operator that runs blocks, and return its results on fakes."""
+    """Record the operator that runs blocks, and return its results on fakes.
+
+    Raises ProgramError for a result whose size only the block knows.
+    """
     tensors = [_kept(recording, name) for name in inputs]
-    sizes = [recording.symbols.size(sym(name)) for name in blocks[0].symbols]
+    inner = _known_inside(recording, blocks[0].symbols)
+    for block in blocks:
+        _expect_known(block, inner)
+    sizes = [UNKNOWN if name in inner else recording.symbols.size(sym(name)) for name in blocks[0].symbols]
     texts = [block_text(block) for block in blocks]
     with recording_modes(recording):
         made = torch.ops.penstock.control(kind, tensors, sizes, texts, list(counts))
     return list(made)
+
+
+def _known_inside(recording: Recording, symbols: Sequence[str]) -> set[str]:
+    """The symbols of sizes that follow from data and that nothing around a block has."""
+    late = set(symbols) & recording.symbols.of_data.keys()
+    if not late:
+        return late
+    return late.difference(*(_symbols(var.shape) for var in recording.program.variables.values()))
+
+
+def _expect_known(block: SubBlock, inner: set[str]) -> None:
+    for var in block.variables if inner else ():
+        if var.name in block.outputs and var.kind == "dense" and _symbols(var.shape) & inner:
+            raise ProgramError(
+                f"{var.source or user_line()}: a block returns {var.name!r}, whose size follows from data. Write it to "
+                "an array from outside (layers.array_write), or return what is made of all of it (layers.reduce_sum)",
+                variable=var.name,
+            )
 
 
 def _kept(recording: Recording, name: str) -> torch.Tensor:

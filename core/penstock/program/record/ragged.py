@@ -61,9 +61,19 @@ def join_rows(recording: Recording, operands: Any) -> None:
             pass
 
 
+def rename_symbols(recording: Recording, names: Mapping[str, str]) -> None:
+    """Take symbols for others, in what was recorded and from now on."""
+    if names:
+        with _joined(recording, names):
+            pass
+
+
 def _to_join(recording: Recording, operands: Any) -> dict[str, str]:
     """Symbols of sizes among the operands -> the one to take for them; empty if there is nothing to take for equal."""
     shapes = [desc.shape for v in tree_leaves(operands) if (desc := _described(recording.program, v))]
+    of_data = [name for name in recording.symbols.of_data if name not in recording.symbols.sizes.equal]
+    if late := _late_rows_to_join(of_data, shapes):
+        return late
     return {**_rows_to_join(recording.program, shapes), **_other_sizes_to_join(recording.program, shapes)}
 
 
@@ -77,6 +87,17 @@ def _other_sizes_to_join(program: Program, shapes: Sequence[tuple[Dim, ...]]) ->
         first, *rest = [name for name in program.symbols if name in found] or [""]
         names |= dict.fromkeys(rest, names.get(first, first))
     return names
+
+
+def _late_rows_to_join(of_data: Sequence[str], shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
+    """Rows that follow from data, among which there is one other symbol at most, which they are taken for."""
+    found = dict.fromkeys(_rows(shape) for shape in shapes)
+    late = [name for name in of_data if name in found]
+    others = [name for name in found if name and name not in late]
+    if not late or len(late) + len(others) < 2 or len(others) > 1:
+        return {}
+    target, *rest = [*others, *late]
+    return dict.fromkeys(rest, target)
 
 
 def _rows_to_join(program: Program, shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:

@@ -159,6 +159,8 @@ class Recording:
         """Add the relations that the Program does not have yet; the first line that asked is kept."""
         known = {(g.left, g.relation, g.right) for g in self.program.guards}
         for guard in guards:
+            if guard.symbols() & self.symbols.of_data.keys():
+                continue  # nothing could check it before a run; kernels check the sizes that they get
             if (guard.left, guard.relation, guard.right) not in known:
                 self.program.guards.append(guard)
                 known.add((guard.left, guard.relation, guard.right))

@@ -12,12 +12,21 @@ from penstock.program.ir import Guard
 from penstock.program.record.arithmetic import Size
 from penstock.program.record.sizes import Asked, Sizes, size_of
 
+_DATA_HINT = 6007  # apart from the hints of other symbols, see recording.py
+
 
 class SymbolTable:
     """Sizes of one Program as torch and the Program have them: s0, s1, …"""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
+        self.of_data: dict[str, None] = {}  # symbols of sizes that follow from data, in order; no Program has them
+
+    def new_of_data(self) -> Any:
+        """Return the torch.SymInt of a size that follows from data: within a block that finds it when it runs."""
+        name = f"d{len(self.of_data)}"
+        self.of_data[name] = None
+        return self.sizes.new(name, _DATA_HINT + len(self.of_data))
 
     def new(self, name: str, hint: int) -> Any:
         """Return the torch.SymInt of a new symbol. `hint`: the size at hand, by which branches are taken."""

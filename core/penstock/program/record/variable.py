@@ -32,6 +32,9 @@ from penstock.program.sequences import is_ragged, lengths_of
 class Variable:
     """A variable of a Program under record. `name`, `shape` (symbolic sizes), `dtype`; torch methods work."""
 
+    lifted: Callable[..., Any] | None = None
+    """How a call on a variable of this class is recorded, if not as any other; see `record/unsized.py`."""
+
     def __init__(self, recording: Recording, name: str, fake: torch.Tensor) -> None:
         self._recording = recording
         self.name = name
@@ -341,6 +344,10 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
     if recording is None:
         raise ProgramError(f"{user_line()}: a call to {func} has no Variable among its operands")
     _refuse_module()
+    for leaf in tree_leaves((args, kwargs)):
+        lift = type(leaf).lifted if isinstance(leaf, Variable) else None
+        if lift is not None:
+            return lift(recording, (args, kwargs), lambda operands: record_call(func, *operands))
     return with_equal_rows(
         recording,
         (args, kwargs),
@@ -387,7 +394,7 @@ def unwrap(recording: Recording, values: Any) -> Any:
 
 def wrap(recording: Recording, out: Any) -> Any:
     """Return Variables for the tensors in a nest of results; guards that arose are taken over."""
-    recording.program.guards.extend(recording.symbols.new_guards(user_line()))
+    recording.add_guards(recording.symbols.new_guards(user_line()))
     return tree_map(lambda v: _handle_of(recording, v) if isinstance(v, torch.Tensor) else v, out)
 
 

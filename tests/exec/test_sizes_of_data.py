@@ -1,0 +1,190 @@
+"""Values whose sizes follow from data: arrays of other rows in each element, all elements together, other sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as fluid
+from penstock.errors import OperatorError, ProgramError
+
+L = fluid.layers
+
+
+class Built:
+    def __init__(self, build: Callable[[], list[Any]]) -> None:
+        self.main, startup, self.scope = fluid.Program(), fluid.Program(), fluid.Scope()
+        with fluid.program_guard(self.main, startup):
+            self.fetches = build()
+        assert fluid.Program.parse(str(self.main)) == self.main
+        self.exe = fluid.Executor(fluid.CPUPlace())
+        self.exe.run(startup, scope=self.scope)
+
+    def run(self, program: Any = None, *, numpy: bool = True, **feed: Any) -> list[Any]:
+        return list(self.exe.run(program or self.main, feed, self.fetches, scope=self.scope, return_numpy=numpy))
+
+
+def ragged(rows: np.ndarray, *levels: list[int]) -> Any:
+    return fluid.create_lod_tensor(rows, list(levels))
+
+
+def random(*sizes: int) -> np.ndarray:
+    return np.random.default_rng(sum(sizes)).normal(size=sizes)
+
+
+def close(found: Any, wanted: torch.Tensor | None) -> None:
+    assert wanted is not None
+    np.testing.assert_allclose(np.array(found), wanted.numpy(), rtol=1e-10)
+
+
+def x_input() -> Any:
+    return L.data("x", [2], dtype="float64", lod_level=1, stop_gradient=False)
+
+
+def doubled() -> tuple[Any, Any]:
+    """An array of x times 2, 4, … and x: as many elements as the input `n` says."""
+    x, n, i = fluid.data("x", [None, 2], "float64"), fluid.data("n", [1], "int64"), L.zeros([1], "int64")
+    x.stop_gradient = False
+    array, now, going = L.create_array("float64"), L.assign(x), L.less_than(i, n)
+    with L.While(going).block():
+        L.assign(now * 2.0, now)
+        L.array_write(now, i, array)
+        L.increment(i)
+        L.less_than(i, n, cond=going)
+    return array, x
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_all_elements_of_an_array_together(stacked: bool) -> None:
+    def build() -> list[Any]:
+        array, _ = doubled()
+        whole, sizes = L.tensor_array_to_tensor(array, 0, use_stack=stacked)
+        turned = L.transpose(whole, [1, 0, 2] if stacked else [1, 0])
+        total = L.reduce_sum(turned * turned)
+        fluid.append_backward(total)
+        return [whole, sizes, turned, total, "x@GRAD"]
+
+    built, x = Built(build), random(3, 2)
+    for n in (1, 4):
+        whole, sizes, turned, total, grad = built.run(x=x, n=np.array([n]))
+        parts = [x * 2.0 ** (k + 1) for k in range(n)]
+        np.testing.assert_allclose(whole, np.stack(parts) if stacked else np.concatenate(parts))
+        assert sizes.tolist() == [3] * n
+        np.testing.assert_array_equal(turned, whole.swapaxes(0, 1))
+        np.testing.assert_allclose(total, (whole**2).sum())
+        np.testing.assert_allclose(grad, 2 * x * sum(4.0 ** (k + 1) for k in range(n)), rtol=1e-12)
+
+
+def test_replicas_fetch_their_own_sizes() -> None:
+    built = Built(lambda: [L.tensor_array_to_tensor(doubled()[0], 0)[0]])
+    shared = fluid.CompiledProgram(built.main).with_data_parallel(places=[fluid.CPUPlace()] * 2)
+    x = random(4, 2)
+    parts = [np.concatenate([own * 2.0, own * 4.0]) for own in (x[:2], x[2:])]
+    np.testing.assert_allclose(built.run(shared, x=x, n=np.array([2]))[0], np.concatenate(parts))
+
+
+def test_an_element_without_a_value_is_an_error_of_the_run() -> None:
+    def build() -> list[Any]:
+        x = fluid.data("x", [None, 2], "float64")
+        array = L.array_write(x, L.fill_constant([1], "int64", 2))
+        return [L.tensor_array_to_tensor(array, 0)[0]]
+
+    with pytest.raises(OperatorError, match=r"the array has 3 positions, and no value at \[0, 1\]"):
+        Built(build).run(x=random(1, 2))
+
+
+def test_rows_may_differ_from_element_to_element() -> None:
+    def build() -> list[Any]:
+        x, i = fluid.data("x", [None, 2], "float64"), L.zeros([1], "int64")
+        x.stop_gradient = False
+        array, n = L.array_write(x, i), L.fill_constant([1], "int64", 3)
+        going = L.less_than(i, n)
+        with L.While(going).block():
+            now = L.array_read(array, i)
+            L.increment(i)
+            L.array_write(L.concat([now, now * 2.0]), i, array)  # twice the rows
+            L.less_than(i, n, cond=going)
+        last = L.array_read(array, i)
+        fluid.append_backward(L.reduce_sum(last * last))
+        return [last, L.reduce_sum(last, dim=0), "x@GRAD"]
+
+    x = random(2, 2)
+    wanted = torch.tensor(x, requires_grad=True)
+    rows = wanted
+    for _ in range(3):
+        rows = torch.cat([rows, rows * 2])
+    (rows * rows).sum().backward()  # type: ignore[no-untyped-call]  # torch
+    last, total, grad = Built(build).run(x=x)
+    np.testing.assert_allclose(last, rows.detach().numpy())
+    np.testing.assert_allclose(total, rows.detach().numpy().sum(0))
+    close(grad, wanted.grad)
+
+
+def test_a_branch_may_not_return_a_size_of_data() -> None:
+    def build() -> list[Any]:
+        array, x = doubled()
+        whole, _ = L.tensor_array_to_tensor(array, 0)
+        return [L.cond(L.reduce_sum(x) > 0.0, lambda: whole * 2.0, lambda: whole)]
+
+    with pytest.raises(ProgramError, match=r"whose size follows from data\. Write it to an array from outside"):
+        Built(build)
+
+
+# ---------------------------------------------------------------- other sequences
+
+ROWS = random(6, 2)
+
+
+def pooled(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+    return torch.stack([part.sum(0) for part in torch.split(rows, lengths)])
+
+
+def check_reset(reset: Callable[[Any], Any], lengths: list[int], **feed: Any) -> None:
+    """Compare the sums over new sequences, and the gradient of their squares."""
+
+    def build() -> list[Any]:
+        x = x_input()
+        new = reset(L.assign(x * 3.0))
+        sums = L.sequence_pool(new, "sum")
+        fluid.append_backward(L.reduce_sum(sums * sums))
+        return [sums, new, "x@GRAD"]
+
+    wanted = torch.tensor(ROWS, requires_grad=True)
+    sums = pooled(wanted * 3.0, lengths)
+    (sums * sums).sum().backward()  # type: ignore[no-untyped-call]  # torch
+    found, new, grad = Built(build).run(x=ragged(ROWS, [2, 4]), numpy=False, **feed)
+    np.testing.assert_allclose(np.array(found), sums.detach().numpy())
+    assert new.recursive_sequence_lengths()[-1] == lengths
+    close(grad, wanted.grad)
+
+
+def test_other_sequences_from_offsets_a_variable_or_another_input() -> None:
+    check_reset(lambda x: L.lod_reset(x, target_lod=[0, 1, 6]), [1, 5])
+    check_reset(lambda x: L.lod_reset(x, fluid.data("o", [4], "int32")), [3, 0, 3], o=np.array([0, 3, 3, 6], np.int32))
+    y = ragged(random(6, 1), [1, 5])
+    check_reset(lambda x: L.lod_reset(x, L.data("y", [1], dtype="float64", lod_level=1)), [1, 5], y=y)
+    check_reset(lambda x: L.lod_reset(L.lod_reset(x, target_lod=[0, 6]), target_lod=[0, 2, 6]), [2, 4])
+
+
+def test_a_level_within_the_sequences() -> None:
+    def build() -> list[Any]:
+        new = L.lod_append(x_input(), range(7))
+        return [new, L.sequence_pool(new, "sum")]
+
+    new, sums = Built(build).run(x=ragged(ROWS, [2, 4]), numpy=False)
+    assert new.recursive_sequence_lengths() == [[2, 4], [1] * 6]
+    np.testing.assert_allclose(np.array(sums), ROWS)
+
+
+def test_offsets_that_do_not_fit_are_errors() -> None:
+    with pytest.raises(
+        ProgramError, match=r"lod_reset needs .* offsets that begin with 0 and do not fall; got \[1, 6\]"
+    ):
+        Built(lambda: [L.lod_reset(x_input(), target_lod=[1, 6])])
+    short = Built(lambda: [L.lod_reset(x_input(), target_lod=[0, 5])])
+    with pytest.raises(OperatorError, match=r"the lengths \[5\] do not add up to the 6 rows"):
+        short.run(x=ragged(ROWS, [6]))
