@@ -61,6 +61,17 @@ def test_samples_are_split_over_files_and_trainers(cache: Path) -> None:
     assert parts == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9]]
 
 
+@pytest.mark.parametrize("module", [cifar, conll05, imdb, imikolov, movielens, wmt14, wmt16])
+def test_fetch_names_the_file_that_is_not_there(module: Any) -> None:
+    with pytest.raises(SpecError, match=f"put the file of http.*{module.__name__.rpartition('.')[2]}"):
+        module.fetch()
+
+
+@pytest.mark.parametrize("module", [mnist, uci_housing])
+def test_fetch_needs_no_file_where_other_data_stands_in(module: Any) -> None:
+    module.fetch()
+
+
 # ---------------------------------------------------------------- images
 
 

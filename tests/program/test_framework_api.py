@@ -59,6 +59,18 @@ def test_a_variable_knows_its_block_level_and_kind() -> None:
     assert value.dtype == np.float64
 
 
+def test_inputs_are_found_among_the_variables_of_a_block() -> None:
+    ids = fluid.layers.data("ids", [1], dtype="int64", lod_level=1)
+    rows = fluid.layers.embedding(ids, [20, 4], is_sparse=True)
+    loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.sequence_pool(rows, "sum"), 1))
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    main = fluid.default_main_program()
+    for program in (main, main.clone(), fluid.Program.parse(str(main))):
+        found = program.global_block().vars
+        assert [name for name, var in found.items() if var.is_data] == ["ids"]
+    assert main.global_block().vars["ids"] is ids
+
+
 def test_what_an_operator_makes_can_be_kept_in_the_scope() -> None:
     x = fluid.layers.data("x", [3])
     twice = fluid.layers.scale(x, 2.0)

@@ -95,6 +95,7 @@ def _npair(a: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 LOSSES: list[tuple[Callable[..., Any], Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     (L.mse_loss, F.mse_loss, (X, Y)),
+    (L.square_error_cost, lambda x, y: (x - y) ** 2, (X, Y[:, :1])),
     (L.kldiv_loss, lambda x, y: (y * (y.log() - x)).mean(), (X, Y.abs())),
     (lambda x, y: L.rank_loss(y, x, y), lambda x, y: (1 + (x - y).exp()).log() - y * (x - y), (X, Y)),
     (lambda x, y: L.margin_rank_loss(y, x, y), lambda x, y: F.relu(0.1 - y * (x - y)), (X, Y)),

@@ -76,6 +76,18 @@ def test_constants_ids_and_positions() -> None:
     assert torch.equal(copy, wanted)
 
 
+def test_accuracy_counts_into_declared_variables() -> None:
+    def build(x: Any) -> list[Any]:
+        correct, total = L.create_tensor("int64"), L.create_tensor("int32")
+        label = L.argmin(x, 1)
+        share = L.accuracy(L.softmax(x), L.reshape(label, [-1, 1]), k=4, correct=correct, total=total)
+        return [share, correct, total]
+
+    (share, correct, total), _ = run(build)
+    assert (share.item(), correct.item(), total.item()) == (1.0, 6, 6)
+    assert (correct.dtype, total.dtype) == (torch.int64, torch.int32)
+
+
 def test_a_global_variable_lives_on_between_runs() -> None:
     def build(x: Any) -> Any:
         total = L.create_global_var([4], 1.0, "float64", persistable=True, name="total")

@@ -13,6 +13,7 @@ import penstock as fluid
 from penstock.errors import ProgramError, SpecError
 from penstock.program.ir import Operator, VarDesc
 from penstock.transpile.dispatch import PSDispatcher
+from penstock.transpile.pserver import describe
 from penstock.transpiler import HashName, RoundRobin
 from penstock.transpiler.distribute_transpiler import DistributeTranspilerConfig
 
@@ -48,6 +49,20 @@ def test_fluid_has_the_names_of_the_documents() -> None:
     assert fluid.DistributeTranspilerConfig is DistributeTranspilerConfig
     assert fluid.transpiler.HashName is HashName
     assert fluid.transpiler.RoundRobin is RoundRobin
+
+
+def test_a_transpiler_for_geo_needs_no_setting_of_the_mode() -> None:
+    given = config(geo_sgd_need_push_nums=7)
+    for settings, every in ((given, 7), (None, 100)):
+        model, made = tower(), fluid.transpiler.GeoSgdTranspiler(settings)
+        made.transpile(1, model.main, SERVERS, 2, startup_program=model.startup)
+        assert (made.descriptor.mode, made.descriptor.push_every) == ("geo", every)
+        served = describe(made.get_pserver_program(ENDPOINTS[0]))
+        assert served is not None
+        assert served.mode == "geo"
+    assert not given.geo_sgd_mode, "the config is the caller's"
+    with pytest.raises(SpecError, match="expected a DistributeTranspilerConfig"):
+        fluid.transpiler.GeoSgdTranspiler({})  # type: ignore[arg-type]  # refused here
 
 
 @pytest.mark.parametrize(

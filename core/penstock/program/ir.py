@@ -17,6 +17,9 @@ from typing import Any, Literal
 
 from penstock.program.expr import Dim, Expr, evaluate
 
+LENGTHS, STEPS, ROWS = "@LENGTHS", "@STEPS", "@ROWS"
+"""How the names end of inputs that are declared beside a ragged one (program/sequences.py)."""
+
 
 class Role(Flag):
     """What an operator is for; drives cloning for test, the transpiler and the views."""
@@ -114,6 +117,11 @@ class VarDesc:
     def type(self) -> str:
         """Fluid's name for `kind` (`fluid.core.VarDesc.VarType`)."""
         return self.kind
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the script declared it as an input: not where it was declared beside one, as its lengths are."""
+        return self.feed and not self.name.endswith((LENGTHS, STEPS, ROWS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -353,10 +353,12 @@ class Block:
         return [op for op in self.program.operators if op.block == self.index]
 
     @property
-    def vars(self) -> dict[str, VarDesc]:
-        """The variables by name: those of a nested block, else the Program's."""
+    def vars(self) -> dict[str, Any]:
+        """The variables by name: descriptions of a nested block's, else what `list_vars` of the Program returns."""
         inside = self._nested()
-        return self.program.variables if inside is None else {v.name: v for v in inside[1].variables}
+        if inside is not None:
+            return {v.name: v for v in inside[1].variables}
+        return {name: self.program.handle(name) for name in self.program.variables}
 
     def _nested(self) -> tuple[int, SubBlock] | None:
         first = 1 + max((op.block for op in self.program.operators), default=0)

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.program.expr import Dim, Expr
+from penstock.program.ir import LENGTHS as LENGTHS
+from penstock.program.ir import ROWS as ROWS
+from penstock.program.ir import STEPS as STEPS
 from penstock.program.ir import Structure, VarDesc
-
-LENGTHS, STEPS, ROWS = "@LENGTHS", "@STEPS", "@ROWS"
 
 
 def is_ragged(program: Structure, name: str) -> bool:

@@ -3,9 +3,10 @@
 from penstock.program.memory_optimize import memory_optimize, release_memory
 from penstock.transpile.config import DistributeTranspilerConfig
 from penstock.transpile.dispatch import HashName, PSDispatcher, RoundRobin
+from penstock.transpile.geo import GeoSgdTranspiler
 from penstock.transpile.transpiler import DistributeTranspiler
 
 __all__ = [
-    "DistributeTranspiler", "DistributeTranspilerConfig", "HashName", "PSDispatcher", "RoundRobin", "memory_optimize",
-    "release_memory",
+    "DistributeTranspiler", "DistributeTranspilerConfig", "GeoSgdTranspiler", "HashName", "PSDispatcher", "RoundRobin",
+    "memory_optimize", "release_memory",
 ]  # fmt: skip

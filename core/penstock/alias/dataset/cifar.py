@@ -17,7 +17,7 @@ from penstock.dataset.readers import Reader
 from penstock.errors import SpecError
 from penstock.io.fluid.unpickling import array_of, unpickled
 
-__all__ = ["test10", "test100", "train10", "train100"]
+__all__ = ["fetch", "test10", "test100", "train10", "train100"]
 
 URL_PREFIX = "https://dataset.bj.bcebos.com/cifar/"
 CIFAR10_URL = URL_PREFIX + "cifar-10-python.tar.gz"
@@ -44,6 +44,12 @@ def train100() -> Reader:
 def test100() -> Reader:
     """Return a reader of CIFAR-100's test set, with fine labels. Raises SpecError."""
     return _reader(CIFAR100_URL, CIFAR100_MD5, "test", cycle=False)
+
+
+def fetch() -> None:
+    """Check that both archives are there. Raises SpecError."""
+    download(CIFAR10_URL, "cifar", CIFAR10_MD5)
+    download(CIFAR100_URL, "cifar", CIFAR100_MD5)
 
 
 def _reader(url: str, md5: str, name: str, *, cycle: bool) -> Reader:

@@ -14,7 +14,7 @@ from penstock.alias.dataset.common import download
 from penstock.dataset.readers import Reader
 from penstock.errors import SpecError
 
-__all__ = ["get_dict", "get_embedding", "test"]
+__all__ = ["fetch", "get_dict", "get_embedding", "test"]
 
 DATA_URL = "http://paddlemodels.bj.bcebos.com/conll05st/conll05st-tests.tar.gz"
 DATA_MD5 = "387719152ae52d60422c016e92a742fc"
@@ -58,6 +58,13 @@ def test() -> Reader:
             yield _sample(sentence, verbs[verb], [labels[tag] for tag in tags], tags.index("B-V"), words)
 
     return samples
+
+
+def fetch() -> None:
+    """Check that all files are there. Raises SpecError."""
+    get_dict()
+    get_embedding()
+    test()
 
 
 def _sample(

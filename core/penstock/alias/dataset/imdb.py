@@ -16,7 +16,7 @@ from penstock.alias.dataset.common import download
 from penstock.alias.dataset.text import UNKNOWN, numbered
 from penstock.dataset.readers import Reader
 
-__all__ = ["build_dict", "test", "train", "word_dict"]
+__all__ = ["build_dict", "fetch", "test", "train", "word_dict"]
 
 URL = "https://dataset.bj.bcebos.com/imdb%2FaclImdb_v1.tar.gz"
 MD5 = "7c2ac02c03563afcf9b574c7e56c153a"
@@ -51,6 +51,11 @@ def tokenize(pattern: re.Pattern[str]) -> Iterator[list[str]]:
             file = archive.extractfile(member) if pattern.match(member.name) else None
             if file is not None:
                 yield file.read().decode("utf-8", "replace").translate(_PUNCTUATION).lower().split()
+
+
+def fetch() -> None:
+    """Check that the archive is there. Raises SpecError."""
+    download(URL, "imdb", MD5)
 
 
 def _reader(part: str, word_idx: Mapping[str, int]) -> Reader:

@@ -14,7 +14,7 @@ from penstock.alias.dataset.text import END, START, UNKNOWN, lines, numbered
 from penstock.dataset.readers import Reader
 from penstock.errors import SpecError
 
-__all__ = ["DataType", "build_dict", "test", "train"]
+__all__ = ["DataType", "build_dict", "fetch", "test", "train"]
 
 URL = "https://dataset.bj.bcebos.com/imikolov%2Fsimple-examples.tgz"
 MD5 = "30177ea32e27c525793142b6bf2c8e2d"
@@ -45,6 +45,11 @@ def train(word_idx: Mapping[str, int], n: int, data_type: int = DataType.NGRAM) 
 def test(word_idx: Mapping[str, int], n: int, data_type: int = DataType.NGRAM) -> Reader:
     """Return a reader of the validation set."""
     return _reader(_TEST, word_idx, n, data_type)
+
+
+def fetch() -> None:
+    """Check that the archive is there. Raises SpecError."""
+    download(URL, "imikolov", MD5)
 
 
 def _reader(name: str, word_idx: Mapping[str, int], n: int, data_type: int) -> Reader:

@@ -19,7 +19,7 @@ from penstock.alias.dataset.common import download, path_of
 from penstock.dataset.readers import Reader
 from penstock.errors import SpecError
 
-__all__ = ["test", "train"]
+__all__ = ["fetch", "test", "train"]
 
 URL_PREFIX = "https://dataset.bj.bcebos.com/mnist/"
 TRAIN_IMAGE_URL = URL_PREFIX + "train-images-idx3-ubyte.gz"
@@ -42,6 +42,11 @@ def train() -> Reader:
 def test() -> Reader:
     """Return a reader of the test set. Raises SpecError."""
     return _reader("test", (TEST_IMAGE_URL, TEST_IMAGE_MD5), (TEST_LABEL_URL, TEST_LABEL_MD5))
+
+
+def fetch() -> None:
+    """Check that the files are there, or none of a part, for which the digits stand in. Raises SpecError."""
+    train(), test()
 
 
 def _reader(part: str, images: tuple[str, str], labels: tuple[str, str]) -> Reader:

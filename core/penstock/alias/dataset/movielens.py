@@ -18,7 +18,7 @@ from penstock.alias.dataset.common import download
 from penstock.dataset.readers import Reader
 
 __all__ = [
-    "MovieInfo", "UserInfo", "age_table", "get_movie_title_dict", "max_job_id", "max_movie_id", "max_user_id",
+    "MovieInfo", "UserInfo", "age_table", "fetch", "get_movie_title_dict", "max_job_id", "max_movie_id", "max_user_id",
     "movie_categories", "movie_info", "test", "train", "user_info",
 ]  # fmt: skip
 
@@ -107,6 +107,11 @@ def max_user_id() -> int:
 def max_job_id() -> int:
     """Return the largest id of a job. Raises SpecError."""
     return max(user.job_id for user in user_info().values())
+
+
+def fetch() -> None:
+    """Check that the archive is there. Raises SpecError."""
+    download(URL, "movielens", MD5)
 
 
 def _tables() -> _Tables:

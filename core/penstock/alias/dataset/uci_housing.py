@@ -18,7 +18,7 @@ from penstock.alias.dataset.common import download, path_of
 from penstock.dataset.readers import Reader
 from penstock.errors import SpecError
 
-__all__ = ["predict_reader", "test", "train"]
+__all__ = ["fetch", "predict_reader", "test", "train"]
 
 URL = "http://paddlemodels.bj.bcebos.com/uci_housing/housing.data"
 MD5 = "d4accdce7a25600298819f8e28e8d593"
@@ -45,6 +45,11 @@ def predict_reader() -> tuple[NDArray[Any]]:
     """Return the features of the first row of the test set, in a tuple."""
     features, _ = next(iter(test()()))
     return (features,)
+
+
+def fetch() -> None:
+    """Check that the file can be read, or that scikit-learn, which stands in, is there. Raises SpecError."""
+    _rows()
 
 
 def _reader(rows: NDArray[Any]) -> Reader:

@@ -13,7 +13,7 @@ from penstock.alias.dataset.common import download
 from penstock.alias.dataset.text import END, START, lines
 from penstock.dataset.readers import Reader
 
-__all__ = ["gen", "get_dict", "test", "train"]
+__all__ = ["fetch", "gen", "get_dict", "test", "train"]
 
 URL_TRAIN = "http://paddlemodels.bj.bcebos.com/wmt/wmt14.tgz"
 MD5_TRAIN = "0791583d57d5beb693b9414c5b36798c"
@@ -42,6 +42,11 @@ def get_dict(dict_size: int, reverse: bool = True) -> tuple[dict[Any, Any], dict
     if not reverse:
         return source, target
     return {i: word for word, i in source.items()}, {i: word for word, i in target.items()}
+
+
+def fetch() -> None:
+    """Check that the archive is there. Raises SpecError."""
+    download(URL_TRAIN, "wmt14", MD5_TRAIN)
 
 
 def _numbers(name: str, size: int) -> dict[str, int]:

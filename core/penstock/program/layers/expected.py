@@ -84,3 +84,12 @@ def expect_known(layer: str, x: Any, axis: int) -> int:
     if not isinstance(size, int):
         refuse(layer, f"a known size along dimension {axis}", x, "Declare the input with a number there")
     return size
+
+
+def expect_broadcast(layer: str, input: Any, label: Any) -> None:
+    """Refuse a label whose sizes are neither the input's nor 1. The input is never broadcast to the label's shape."""
+    if isinstance(input, Variable) and isinstance(label, Variable) and input.ndim == label.ndim:
+        sizes = zip(input.desc.shape, label.desc.shape, strict=True)
+        if all(b == 1 or not (isinstance(a, int) and isinstance(b, int)) or a == b for a, b in sizes):
+            return
+    expect_same_shape(layer, input, label)

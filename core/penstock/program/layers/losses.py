@@ -13,12 +13,18 @@ import torch.nn.functional as F
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
-from penstock.program.layers.expected import expect_ids, expect_known, expect_labels, expect_same_shape
+from penstock.program.layers.expected import (
+    expect_broadcast,
+    expect_ids,
+    expect_known,
+    expect_labels,
+    expect_same_shape,
+)
 from penstock.program.record.context import default_main_program, name_scope
-from penstock.program.record.declared import Declared, written
+from penstock.program.record.declared import written
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import Variable, recording_modes, wrap
+from penstock.program.record.variable import Variable, dtype_named, recording_modes, wrap
 from penstock.program.training.parameters import ParamAttr, create_persistable
 
 _NOT_IGNORED = -100  # Fluid's default: no label has it
@@ -77,8 +83,8 @@ def softmax_with_cross_entropy(
 
 
 def square_error_cost(input: Any, label: Any) -> Any:
-    """Return (input - label)^2, elementwise."""
-    expect_same_shape("square_error_cost", input, label)
+    """Return (input - label)^2, elementwise. The label may have 1 where the input is wider."""
+    expect_broadcast("square_error_cost", input, label)
     with name_scope(default_main_program().unique("square_error_cost")):
         difference = input - label
         return difference * difference
@@ -206,7 +212,7 @@ def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any
         share = wrap(recording, found[0])
     for out, count in zip((correct, total), counts, strict=True):
         if out is not None:
-            written(out, count if isinstance(out, Declared) and not out.is_made else count.to(out.dtype))
+            written(out, count.to(dtype_named(out.desc.dtype)))
     return share
 
 

@@ -135,8 +135,8 @@ class Variable:
 
     @property
     def is_data(self) -> bool:
-        """Whether it is an input."""
-        return self.desc.feed
+        """Whether the script declared it as an input."""
+        return self.desc.is_data
 
     def astype(self, dtype: Any) -> Any:
         """Return it as another dtype: a name, numpy's or torch's."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -45,6 +45,7 @@ class SelectedRows:
     rows: Variable
     values: Variable
     height: int
+    is_data: ClassVar[bool] = False
 
     def for_recording(self, recording: Recording) -> SelectedRows:
         """Return the handle of the same gradient in a clone of its Program."""
