@@ -97,6 +97,10 @@ def next_sequence_number() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
+WITHOUT_DERIVATIVE = "torch::autograd::WarnNotImplemented"
+"""The name of the node that an operator without a derivative leaves, which drops the gradient with a warning."""
+
+
 def gradients(
     output: torch.Tensor | Sequence[torch.Tensor],
     seed: torch.Tensor | Sequence[torch.Tensor],

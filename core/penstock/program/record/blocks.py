@@ -49,6 +49,7 @@ class OpenBlock:
         self.repeats = False  # a loop's, in which an array's elements may turn out to differ; see layers/arrays.py
         self.late_reads: list[tuple[Any, str, str]] = []  # array, symbol of the element's rows, that of the first one's
         self.late_writes: list[tuple[Any, str]] = []  # array, name of what was written
+        self._versions = recording.versions()
 
     def makes(self, name: str) -> bool:
         """Whether an operator of the block has made a variable."""
@@ -96,6 +97,8 @@ class OpenBlock:
             var = self.recording.take_out(name)
             made[name] = replace(var, storage=root.get(var.storage, var.storage))
         program.revision += 1
+        # What it wrote in place is a result of its operator, not a change of what autograd has saved before it.
+        set_versions(*self._versions)
         return Recorded(operators, made, reads, writes)
 
 

@@ -26,7 +26,7 @@ from penstock.program.kernels import written_operands
 from penstock.program.record.context import current_role
 from penstock.program.record.recording import Recording
 from penstock.program.record.shapes import Pinned, call_on_fakes
-from penstock.program.record.sizes import always_holds
+from penstock.program.record.sizes import always_holds, size_of
 from penstock.program.record.source import user_line
 from penstock.program.text import parse_block
 
@@ -48,6 +48,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
         schema = schema_of(func)
         if func is DEVICE_QUERY:
             return args[0].device
+        if func is aten.size.default:  # of torch's own error texts, which the user reads without these numbers
+            return [size_of(n).value(self.recording.symbols.sizes.hints) for n in args[0].shape]
         if schema.name in _ALIASES and not (self.recording.open_blocks and schema.name == "aten::detach"):
             out, _ = call_on_fakes(func, self._known(args), kwargs)
             self.recording.alias(out, self.recording.name_of(args[0]))

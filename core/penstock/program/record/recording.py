@@ -176,6 +176,10 @@ class Recording:
             raise Bug(f"a fake tensor of shape {tuple(tensor.shape)} has no name in the program; please report this")
         return self.name_of(self.capture(tensor))
 
+    def name_of_result(self, node: Any) -> str:
+        """Return the name of a result of the call that left an autograd node; '' if it has none."""
+        return next((name for tensor, name in self._names.values() if tensor.grad_fn is node), "")
+
     def is_named(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has a name already."""
         return id(tensor) in self._names

@@ -43,11 +43,11 @@ ARRAY_ASSIGN = "penstock.array_assign"
 
 
 def is_replaceable(recording: Recording, name: str) -> bool:
-    """Whether a name may mean another tensor from now on: a temporary of this block, without views."""
-    program = recording.program
-    var = program.variables[name]
+    """Whether a name may mean another tensor from now on: a temporary of this block.
+
+    Views of it keep the old value: in Fluid what a reshape or a slice returns is a copy.
+    """
+    var = recording.program.variables[name]
     if var.feed or var.persistable or var.storage != name:
         return False
-    if recording.open_blocks and not recording.open_blocks[-1].makes(name):
-        return False
-    return not any(v.storage == name and v.name != name for v in program.variables.values())
+    return not recording.open_blocks or recording.open_blocks[-1].makes(name)

@@ -9,7 +9,7 @@ gradient exchange may write it in place. Of a sparse table it is a SelectedRows 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from penstock.program.record.replay import refuse_gradients_through_text
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_in, recording_modes
+from penstock.program.training.tape import leaves_of, overwritten_values_named, refuse_lost_gradients
 
 
 def grad_name(name: str) -> str:
@@ -104,7 +105,10 @@ def append_backward(
             rename_recorded(recording, seed, grad_name(loss.name))
         with role(Role.BACKWARD):
             # The tape is kept, since another loss may share the forward pass; fakes hold no memory.
-            grads = torch_gradients(loss.fake, seed, [*leaves, *opened.values()])
+            wanted = [*leaves, *opened.values()]
+            refuse_lost_gradients(recording, [loss.fake], wanted)
+            with overwritten_values_named(repr(loss.name)):
+                grads = torch_gradients(loss.fake, seed, wanted)
             for name, grad in zip(opened, grads[len(leaves) :], strict=True):
                 if grad is not None:  # a copy: the same memory may be the gradient of a parameter
                     made = grad.clone(memory_format=torch.contiguous_format)
@@ -120,7 +124,7 @@ def _opened(recording: Recording, loss: Variable, refused: Iterable[Any]) -> dic
     gradient where a loss before had one."""
     program, names = recording.program, {v if isinstance(v, str) else v.name for v in refused}
     cut = {id(look.leaf) for look in recording.lookups}
-    found = {recording.name_of(leaf): leaf for leaf in _leaves_of(loss.fake)
+    found = {recording.name_of(leaf): leaf for leaf in leaves_of(loss.fake)
              if recording.is_named(leaf) and id(leaf) not in cut}  # fmt: skip
     return {
         name: leaf
@@ -145,7 +149,7 @@ def _refuse_overwritten(program: Program, before: int) -> None:
 
 def _refuse_second(recording: Recording, loss: Variable, leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Raise ProgramError if a parameter that the loss depends on has a gradient already."""
-    reached = {id(leaf) for leaf in _leaves_of(loss.fake)}
+    reached = {id(leaf) for leaf in leaves_of(loss.fake)}
     twice = [name for name, leaf in leaves if id(leaf) in reached and grad_name(name) in recording.program.variables]
     if twice:
         raise ProgramError(
@@ -171,7 +175,7 @@ def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list
 def _check_leaves(recording: Recording, loss: Variable, tables: set[str]) -> None:
     """Raise ProgramError if a gradient would be lost: of a sparse table that is used other than by lookups, or of a
     tensor that autograd saw without its stand-in."""
-    for leaf in _leaves_of(loss.fake):
+    for leaf in leaves_of(loss.fake):
         if not recording.is_named(leaf):
             raise ProgramError(
                 f"loss {loss.name!r} depends on a tensor of shape {list(leaf.shape)} that autograd knows and the "
@@ -185,19 +189,6 @@ def _check_leaves(recording: Recording, loss: Variable, tables: set[str]) -> Non
                 "and in other operations too, so its gradient is not sparse. Use is_sparse=False (sparse=False) for it",
                 variable=table,
             )
-
-
-def _leaves_of(result: torch.Tensor) -> Iterator[torch.Tensor]:
-    todo, seen = [result.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)  # of the node that accumulates a leaf's gradient
-        if leaf is not None:
-            yield leaf
-        todo += [parent for parent, _ in node.next_functions]
 
 
 def _mark_loss(program: Program, loss: str) -> None:
@@ -317,8 +308,11 @@ def gradients(
     with undone_on_failure(recording), recording_modes(recording):
         seeds = [torch.ones_like(v.fake) if w is None else w.fake for v, w in zip(sums, weights, strict=True)]
         open_sources = [v for v in sources if v.name not in wanted]
-        leaves = [v.fake for v in open_sources]
-        found = iter(torch_gradients([v.fake for v in sums], seeds, leaves, create_graph=True) if leaves else ())
+        leaves: list[torch.Tensor] = [v.fake for v in open_sources]
+        results: list[torch.Tensor] = [v.fake for v in sums]
+        refuse_lost_gradients(recording, results, leaves)
+        with overwritten_values_named(", ".join(repr(v.name) for v in sums)):
+            found = iter(torch_gradients(results, seeds, leaves, create_graph=True) if leaves else ())
         made = [None if v.name in wanted else next(found) for v in sources]
         return [None if grad is None else recording.handle(grad) for grad in made]
 
