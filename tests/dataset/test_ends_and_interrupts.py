@@ -19,7 +19,7 @@ import pytest
 from tests.dataset.oracle import batches, dataset_of, drained, has_ended, rows
 from tests.support.waiting import until
 
-from penstock.dataset import DataError, memory, sources, streaming
+from penstock.dataset import DataError, loading, sources, streaming
 from penstock.dataset.sources import Source, opened
 from penstock.errors import SpecError
 
@@ -166,7 +166,7 @@ def test_a_file_that_is_cut_after_it_was_parted_is_an_error(tmp_path: Path, monk
         os.truncate(path, path.stat().st_size - 5)  # whole lines: what is left is good text
         return opened(name, command)
 
-    monkeypatch.setattr(memory, "opened", cut)
+    monkeypatch.setattr(loading, "opened", cut)
     with pytest.raises(DataError, match="was cut short while it was read"):
         dataset_of([path], SLOTS, "InMemoryDataset").load_into_memory()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.dataset.oracle import Row, batches, dataset_of, parsed, rows
 
-from penstock.dataset import DataError, memory
+from penstock.dataset import DataError, loading
 from penstock.errors import SpecError
 
 SLOTS = [(False, 1), (True, 2), (False, 0)]
@@ -36,7 +36,7 @@ def expected(num_lines: int = 500) -> list[Row | None]:
 def test_parts_of_a_file_are_read_by_several_threads_in_order(
     tmp_path: Path, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_PART_BYTES", 1000)  # parts of some tens of lines
+    monkeypatch.setattr(loading, "_PART_BYTES", 1000)  # parts of some tens of lines
     dataset = loaded(tmp_path, threads=threads)
     assert rows(dataset) == expected()
     assert dataset.get_memory_data_size() == 500
@@ -47,12 +47,12 @@ def test_parts_of_a_file_are_read_by_several_threads_in_order(
 def test_every_line_is_in_one_part_wherever_parts_begin(
     tmp_path: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(loading, "_PART_BYTES", part_bytes)
     assert rows(loaded(tmp_path, 40, 2)) == expected(40)
 
 
 def test_a_bad_line_in_a_later_part_has_its_line_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_PART_BYTES", 1000)
+    monkeypatch.setattr(loading, "_PART_BYTES", 1000)
     text = text_of(500)
     text[333] = b"1 1 2 0.5 x 1 9"
     (tmp_path / "part").write_bytes(b"\n".join(text))

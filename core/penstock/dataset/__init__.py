@@ -7,7 +7,10 @@
     position        how far each file has come, so that a resumed run sees each sample once
     dataset_base    what Fluid's setters set
     streaming       QueueDataset: files to batches, as they are read
-    memory          InMemoryDataset: load, shuffle, batches
+    memory          InMemoryDataset: load, shuffle
+    memory_run      a pass over what is in memory
+    headings        what lines may begin with: ids and contents
+    rearranged      slots that are shuffled on their own, lines of one id as one sample
     peers           the trainers of a job, as data sets need them
     global_shuffle  samples from trainer to trainer
     made_ahead      batches that wait to be taken
@@ -26,20 +29,25 @@ from penstock.dataset.dataset_base import Dataset
 from penstock.dataset.faults import DataError
 from penstock.dataset.generator import MultiSlotDataGenerator, MultiSlotStringDataGenerator
 from penstock.dataset.memory import InMemoryDataset
-from penstock.dataset.streaming import QueueDataset
+from penstock.dataset.streaming import FileInstantDataset, QueueDataset
 from penstock.errors import SpecError
 
 __all__ = [
     "DataError",
     "Dataset",
     "DatasetFactory",
+    "FileInstantDataset",
     "InMemoryDataset",
     "MultiSlotDataGenerator",
     "MultiSlotStringDataGenerator",
     "QueueDataset",
 ]
 
-_KINDS: dict[str, type[Dataset]] = {"QueueDataset": QueueDataset, "InMemoryDataset": InMemoryDataset}
+_KINDS: dict[str, type[Dataset]] = {
+    "QueueDataset": QueueDataset,
+    "InMemoryDataset": InMemoryDataset,
+    "FileInstantDataset": FileInstantDataset,
+}
 
 
 class DatasetFactory:

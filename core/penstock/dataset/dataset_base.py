@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import shlex
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,33 +17,31 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from penstock.dataset.faults import POLICIES, DataError, Policy, Skipped
+from penstock.dataset.headings import Headings
 from penstock.dataset.slots import Slot, slots_of
-from penstock.dataset.sources import CAT, is_columnar
+from penstock.dataset.sources import CAT, is_columnar, is_remote
 from penstock.errors import SpecError
 from penstock.log import warn_once
 from penstock.native import _feed
 
 _log = logging.getLogger(__name__)
 _REFUSED = {
-    "set_hdfs_config": "files are read from mounted file systems; mount it, or read it with "
-    "set_filelist([a local list]) and set_pipe_command('xargs hadoop fs -cat')",
-    "set_download_cmd": "write it into set_pipe_command",
     "set_rank_offset": "it belongs to page-view batches, which are not supported",
     "set_pv_batch_size": "page-view batches are not supported",
     "set_enable_pv_merge": "page-view batches are not supported",
-    "set_fea_eval": "shuffling one slot to judge a feature is not supported",
-    "slots_shuffle": "shuffling one slot to judge a feature is not supported",
-    "set_parse_ins_id": "lines begin with the first slot; leave the id out in the pipe command",
-    "set_parse_content": "lines begin with the first slot; leave the content out in the pipe command",
+    "set_fea_eval": "only slots in memory can be shuffled; use an InMemoryDataset",
+    "slots_shuffle": "only slots in memory can be shuffled; use an InMemoryDataset",
+    "set_parse_ins_id": "only samples in memory keep their ids; use an InMemoryDataset",
+    "set_parse_content": "use an InMemoryDataset, or leave the content out in the pipe command",
     "set_parse_logkey": "lines begin with the first slot; leave the key out in the pipe command",
-    "set_merge_by_lineid": "merge lines before they are read",
+    "set_merge_by_lineid": "only lines in memory can be merged; use an InMemoryDataset",
     "set_merge_by_sid": "merge lines before they are read",
     "set_complement": "only what is in memory can be drawn again; use an InMemoryDataset, or set_batches_per_pass",
     "preprocess_instance": "page-view batches are not supported",
     "postprocess_instance": "page-view batches are not supported",
     "set_current_phase": "page-view batches are not supported",
-    "set_generate_unique_feasigns": "tables on servers make rows on first touch; nothing has to be announced",
-    "generate_local_tables_unlock": "tables on servers make rows on first touch; nothing has to be announced",
+    "set_generate_unique_feasigns": "use an InMemoryDataset; it has no effect",
+    "generate_local_tables_unlock": "use an InMemoryDataset; it has no effect",
 }
 
 
@@ -56,10 +55,17 @@ class Reading:
     threads: int
     command: str
     policy: Policy
+    headings: Headings | None = None
+    download: str = ""
 
     def is_plain(self, path: str) -> bool:
         """Whether a file is text as it lies on the disk, any part of which can be read."""
-        return self.command == CAT and not path.endswith(".gz") and not is_columnar(path)
+        is_changed = self.command != CAT or self.headings is not None or is_remote(path)
+        return not is_changed and not path.endswith(".gz") and not is_columnar(path)
+
+    def command_for(self, path: str) -> str:
+        """Return the command that gives a file's lines: of a remote one, what downloads it, piped into the command."""
+        return f"{self.download} {shlex.quote(path)} | ( {self.command}\n)" if is_remote(path) else self.command
 
 
 class Run(Protocol):
@@ -139,6 +145,7 @@ class Dataset(ABC):
         self._limited: Limited | None = None
         self._used_before = 0
         self._policy: Policy = "raise"
+        self._download = ""
         self.skipped = Skipped()
 
     def set_batch_size(self, batch_size: int) -> None:
@@ -153,9 +160,6 @@ class Dataset(ABC):
         """Set the files, in order; patterns (`part-*`, `*.parquet`) are looked up when a pass begins, and sorted."""
         if isinstance(filelist, str) or not all(isinstance(name, str | os.PathLike) for name in filelist):
             raise SpecError(f"set_filelist is given {filelist!r}; expected a list of paths", got=filelist)
-        remote = [name for name in map(os.fspath, filelist) if name.startswith(("hdfs:", "afs:"))]
-        if remote:
-            raise SpecError(f"set_filelist: {remote[0]!r} is not a local path: {_REFUSED['set_hdfs_config']}")
         self._patterns = [os.fspath(name) for name in filelist]
 
     def set_use_var(self, var_list: Sequence[Any]) -> None:
@@ -170,6 +174,18 @@ class Dataset(ABC):
         if not pipe_command.strip():
             raise SpecError("set_pipe_command is given an empty command; 'cat' leaves files as they are")
         self._command = pipe_command.strip()
+
+    def set_download_cmd(self, download_cmd: str) -> None:
+        """Set the command that writes a remote file (`hdfs:`, `afs:`), its last argument, to its standard output."""
+        if not download_cmd.strip():
+            raise SpecError("set_download_cmd is given an empty command; expected one that writes a file to its output")
+        self._download = download_cmd.strip()
+
+    def set_hdfs_config(self, fs_name: str, fs_ugi: str) -> None:
+        """Read remote files by the command `hadoop`, which has to be there, of the file system and the user given."""
+        settings = {"fs.default.name": fs_name, "hadoop.job.ugi": fs_ugi}
+        given = " ".join(f"-D {name}={shlex.quote(value)}" for name, value in settings.items())
+        self._download = f"hadoop fs {given} -text"
 
     def set_bad_line_policy(self, policy: Policy) -> None:
         """Set what a line that cannot be read does: 'raise' ends the run, 'skip' leaves it out and counts it."""
@@ -286,12 +302,22 @@ class Dataset(ABC):
                 "Take the command away (set_pipe_command('cat')), or read such files with a data set of their own",
                 got=self._command,
             )
-        return Reading(self._slots, files, self._batch_size, self._threads, self._command, self._policy)
+        remote = next(filter(is_remote, files), None)
+        if remote is not None and not self._download:
+            raise SpecError(
+                f"set_filelist: {remote!r} is not a local path: say how it is read with set_download_cmd(command) or "
+                "set_hdfs_config(name, ugi), or mount it",
+                got=remote,
+            )
+        return Reading(
+            self._slots, files, self._batch_size, self._threads, self._command, self._policy, download=self._download
+        )
 
     def _files(self) -> tuple[str, ...]:
         files: list[str] = []
         for pattern in self._patterns:
-            found = sorted(glob.glob(pattern)) if glob.has_magic(pattern) and not os.path.exists(pattern) else [pattern]
+            is_pattern = glob.has_magic(pattern) and not is_remote(pattern) and not os.path.exists(pattern)
+            found = sorted(glob.glob(pattern)) if is_pattern else [pattern]
             if not found:
                 raise SpecError(f"set_filelist: no file is called {pattern!r}", got=pattern)
             files += found

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from penstock.dataset.dataset_base import Dataset
 from penstock.dataset.generator_loader import AHEAD, LEFT_OUT, GeneratorLoader, inputs_of
 from penstock.dataset.loader_base import BatchLoader, Feed, Made, places_of
+from penstock.dataset.memory import InMemoryDataset
 from penstock.dataset.slots import feed_of
 from penstock.errors import SpecError
 
@@ -30,6 +31,10 @@ class DataLoader(BatchLoader):
         super().__init__(AHEAD, None if iterable else dataset.program)
         self._dataset, self.drop_last = dataset, drop_last
         self._places = list(places) if iterable else []
+        if isinstance(dataset, InMemoryDataset):
+            dataset.deal_to(max(1, len(self._places)))
+        elif len(self._places) > 1:
+            dataset.set_thread(len(self._places))  # a reader for each place, as in Fluid
 
     @staticmethod
     def from_generator(
@@ -60,10 +65,14 @@ class DataLoader(BatchLoader):
     ) -> DataLoader:
         """Return a loader over a data set's passes for training. `drop_last`: leave out a short last batch, and warn.
 
-        With `places` it gives lists of as many feeds; those at the end that are fewer are left out with `drop_last`.
+        With `places` it gives lists of as many feeds; what is fewer at the end is left out, as in Fluid, and logged.
         The feed has the data set's inputs, and the lengths of ragged ones that their program asks for.
         """
         return DataLoader(dataset, places_of(places), drop_last=drop_last, iterable=iterable)
+
+    @property
+    def _gives_fewer(self) -> bool:
+        return False
 
     def _maker(self) -> Callable[[], Iterator[Made]]:
         return self._batches

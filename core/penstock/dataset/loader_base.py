@@ -121,17 +121,22 @@ class BatchLoader(DataLoaderBase, ABC):
             ahead.close()
 
     def _grouped(self, feeds: Iterator[Any]) -> Iterator[list[Any]]:
-        """Yield a feed for each place. Those at the end that are fewer are left out with `drop_last`, and logged."""
+        """Yield a feed for each place. Those at the end that are fewer may be left out, which is logged."""
         group: list[Any] = []
         for feed in feeds:
             group.append(_on(feed, self._places[len(group)]))
             if len(group) == len(self._places):
                 yield group
                 group = []
-        if group and not self.drop_last:
+        if group and self._gives_fewer:
             yield group
         elif group:
             self._log_left_out(len(group), len(self._places), "places")
+
+    @property
+    def _gives_fewer(self) -> bool:
+        """Whether the last feeds may be fewer than the places."""
+        return not self.drop_last
 
     def _shown(self, feed: Feed) -> Any:
         tensors = {

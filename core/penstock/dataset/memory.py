@@ -7,46 +7,37 @@ piped files, and Parquet and Arrow ones, are one part each.
 
 from __future__ import annotations
 
-import atexit
+import logging
 import os
-import threading
 import weakref
 import zlib
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from penstock.dataset import arrow
 from penstock.dataset.dataset_base import Dataset, Reading, Run, at_least_one
-from penstock.dataset.faults import DataError, Skipped, file_error, line_error
 from penstock.dataset.global_shuffle import exchanged
+from penstock.dataset.headings import ID_SLOT, Headings
+from penstock.dataset.loading import Loading
+from penstock.dataset.memory_run import Complement, MemoryRun
 from penstock.dataset.peers import Peers, peers_of
-from penstock.dataset.position import FilePlaces
+from penstock.dataset.rearranged import merged, with_slots_shuffled
 from penstock.dataset.shuffles import Seed, Shuffles
 from penstock.dataset.slots import Slot
-from penstock.dataset.sources import Source, is_columnar, opened, size_of
+from penstock.dataset.sources import is_columnar
 from penstock.errors import SpecError
+from penstock.log import warn_once
 from penstock.native import _feed
 
+_log = logging.getLogger(__name__)
 _PART_BYTES = 32 << 20
+_NO_ANNOUNCING = "has no effect: tables on servers make rows on first touch"
 _SIGNAL_S = 0.5  # longest delay of a signal's handler
 
 
 def _over(fleet: Any, count: int) -> int:
     peers = None if fleet is None else peers_of(fleet, "the size of the data")
     return count if peers is None else sum(size for (size,) in peers.gather([count]))
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The lines of a file of `size` bytes that begin from byte `begin` on, and before `end` if there is one."""
-
-    file: int
-    begin: int
-    end: int | None
-    size: int
 
 
 class InMemoryDataset(Dataset):
@@ -57,12 +48,17 @@ class InMemoryDataset(Dataset):
     def __init__(self) -> None:
         super().__init__()
         self._store: _feed.Store | None = None
-        self._loading: _Loading | None = None
+        self._loading: Loading | None = None
         self._shuffles = Shuffles()
         self._run: MemoryRun | None = None
         self._under_way: weakref.WeakSet[MemoryRun] = weakref.WeakSet()
         self._rows_a_message = 1024
         self._complement: tuple[Any, int] | None = None
+        self._num_places = 1
+        self.parse_ins_id = self.parse_content = self.fea_eval = False
+        self._merge_size: int | None = None
+        self._has_ids = self._is_merged = False
+        self._before_shuffle: _feed.Store | None = None
 
     def load_into_memory(self) -> None:
         """Read all files. Raises DataError; what was in memory before is retained then."""
@@ -73,7 +69,17 @@ class InMemoryDataset(Dataset):
         """Begin to read all files, with `thread_num` threads or those of `set_thread`."""
         if self._loading is not None:
             raise SpecError("preload_into_memory was called already; call wait_preload_done first")
-        self._loading = _Loading(self._reading(), self.skipped, thread_num)
+        self._loading = Loading(self._reading(), self.skipped, thread_num)
+
+    def _reading(self) -> Reading:
+        reading = super()._reading()
+        if not (self.parse_ins_id or self.parse_content):
+            return reading
+        columnar = next(filter(is_columnar, reading.files), None)
+        if columnar is not None:
+            raise SpecError(f"set_parse_ins_id and set_parse_content are for text, and {columnar!r} has columns")
+        headings = Headings(has_id=self.parse_ins_id, has_content=self.parse_content)
+        return replace(reading, headings=headings, slots=(ID_SLOT,) * self.parse_ins_id + reading.slots)
 
     def wait_preload_done(self) -> None:
         """Wait until all files were read. Raises DataError."""
@@ -81,6 +87,7 @@ class InMemoryDataset(Dataset):
             raise SpecError("wait_preload_done is called without preload_into_memory before it")
         loading, self._loading = self._loading, None
         self._store, self._run = loading.wait(), None
+        self._has_ids, self._is_merged, self._before_shuffle = loading.has_ids, False, None
         self._shuffles.loaded()
 
     def local_shuffle(self, seed: int | None = None) -> None:
@@ -114,6 +121,9 @@ class InMemoryDataset(Dataset):
         Unavailable.
         """
         peers = peers_of(fleet, "global_shuffle")
+        if self._merge_size is not None:
+            self._check_merging(peers)
+            self.merge_by_lineid()
         if peers is None:
             self.local_shuffle(seed)
             return
@@ -126,10 +136,91 @@ class InMemoryDataset(Dataset):
     def _exchange(self, seed: int | None, peers: Peers) -> None:
         before = self._shuffles.seeds
         self._store, used = exchanged(
-            self._still(), self._slots, peers, seed, shuffle=self._shuffle, rows_a_message=self._rows_a_message
+            self._still(), self._held_slots, peers, seed, shuffle=self._shuffle, rows_a_message=self._rows_a_message
         )
         self._shuffles.seeds = [*before, [used, peers.rank, peers.num]]
         self._is_changed()
+
+    def set_parse_ins_id(self, parse_ins_id: bool) -> None:
+        """Say whether lines begin with `1 <id>`, of the instance; ids of equal text are equal. For the next load."""
+        self.parse_ins_id = bool(parse_ins_id)
+
+    def set_parse_content(self, parse_content: bool) -> None:
+        """Say whether lines begin with `1 <content>`, behind the id if there is one. It is left out."""
+        self.parse_content = bool(parse_content)
+
+    def set_merge_by_lineid(self, merge_size: int = 2) -> None:
+        """Let `global_shuffle` make one sample of the lines of an id, of which there are `merge_size` (0: any number).
+
+        Lines begin with their id then. Those of an id that cannot be merged are left out, and that is logged.
+        """
+        if merge_size < 0:
+            raise SpecError(f"set_merge_by_lineid is given {merge_size!r}; expected a number of lines, or 0 for any")
+        self._merge_size, self.parse_ins_id = merge_size, True
+
+    def merge_by_lineid(self) -> None:
+        """Make one sample of the lines of each id, once after a load (see `set_merge_by_lineid`). Raises SpecError."""
+        store = self._still()
+        if self._is_merged:
+            return
+        if not self._has_ids:
+            raise SpecError("merge_by_lineid: the samples were loaded without ids; call set_parse_ins_id(True) before")
+        before = len(store)
+        self._store, left_out = merged(store, self._held_slots, 2 if self._merge_size is None else self._merge_size)
+        if left_out:
+            _log.warning("merge_by_lineid has left out %d of %d lines, which could not be merged", left_out, before)
+        self._is_merged = True
+        self._is_changed()
+
+    @staticmethod
+    def _check_merging(peers: Peers | None) -> None:
+        if peers is not None:
+            raise SpecError(
+                "set_merge_by_lineid with several trainers: lines of one id may be with different ones. Merge them "
+                "before they are read, or call merge_by_lineid() where each trainer's files have all lines of an id"
+            )
+
+    def set_fea_eval(self, record_candidate_size: int, fea_eval: bool = True) -> None:
+        """Say that slots will be shuffled. Each sample is a candidate: `record_candidate_size` limits nothing."""
+        at_least_one("set_fea_eval", record_candidate_size)
+        self.fea_eval = bool(fea_eval)
+
+    def slots_shuffle(self, slots: Sequence[str], seed: int | None = None) -> None:
+        """Give each sample the values of `slots` from another one, to see what they are worth in an evaluation.
+
+        Other slots stay; what an earlier call has shuffled is put back first. Needs `set_fea_eval`. Raises SpecError.
+        """
+        if not self.fea_eval:
+            raise SpecError("slots_shuffle is called without set_fea_eval(record_candidate_size, True) before it")
+        store = self._still()
+        self._before_shuffle = store if self._before_shuffle is None else self._before_shuffle
+        drawn = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        self._store = with_slots_shuffled(self._before_shuffle, self._held_slots, list(slots), drawn)
+        self._is_changed()
+
+    def set_generate_unique_feasigns(self, generate_uni_feasigns: bool, shard_num: int) -> None:
+        """Take what announces ids to Fluid's servers, which has no effect; a warning says so."""
+        warn_once(_log, f"set_generate_unique_feasigns {_NO_ANNOUNCING}", self)
+
+    def generate_local_tables_unlock(
+        self, table_id: int, fea_dim: int, read_thread_num: int, consume_thread_num: int, shard_num: int
+    ) -> None:
+        """Take what announces ids to Fluid's servers, which has no effect; a warning says so."""
+        warn_once(_log, f"generate_local_tables_unlock {_NO_ANNOUNCING}", self)
+
+    @property
+    def dataset(self) -> InMemoryDataset:
+        """What holds the samples (Fluid's name): it does so itself."""
+        return self
+
+    def deal_to(self, num_places: int) -> None:
+        """Let a pass give as many samples to each of so many places, which take its batches by turns."""
+        self._num_places = at_least_one("deal_to", num_places)
+
+    @property
+    def _held_slots(self) -> tuple[Slot, ...]:
+        """The slots in memory: those of the lines, behind the ids if there are some."""
+        return (ID_SLOT,) * self._has_ids + self._slots
 
     def set_fleet_send_batch_size(self, fleet_send_batch_size: int = 1024) -> None:
         """Set how many samples `global_shuffle` sends at a time (1024)."""
@@ -146,7 +237,7 @@ class InMemoryDataset(Dataset):
 
     def release_memory(self) -> None:
         """Forget the samples."""
-        self._store, self._run = None, None
+        self._store, self._run, self._before_shuffle = None, None, None
         self._shuffles.loaded()
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
@@ -193,7 +284,8 @@ class InMemoryDataset(Dataset):
         return self._run
 
     def _pass(self, first: int, complement: Complement) -> MemoryRun:
-        run = MemoryRun(self._slots, self._loaded(), self._batch_size, first, complement)
+        places = 1 if complement.num_batches else self._num_places
+        run = MemoryRun(self._held_slots, self._loaded(), self._batch_size, first, complement, places)
         self._under_way.add(run)
         return run
 
@@ -244,217 +336,3 @@ class InMemoryDataset(Dataset):
         if self._store is None:
             raise SpecError("no samples are in memory; call load_into_memory first")
         return self._store
-
-
-@dataclass(frozen=True, slots=True)
-class Complement:
-    """Batches of samples that are drawn again, behind those of the data."""
-
-    num_batches: int = 0
-    seed: int = 0
-
-
-class MemoryRun(Run):
-    """One pass over what is in memory. Each trainer gathers its batches itself, without the interpreter lock.
-
-    Places count samples: those of the data, then those drawn again.
-    """
-
-    def __init__(
-        self, slots: tuple[Slot, ...], store: _feed.Store, batch_size: int, first: int, complement: Complement
-    ) -> None:
-        self.slots, self._store, self._batch_size, self._first = slots, store, batch_size, first
-        self._complement = complement
-        own = max(0, len(store) - first)
-        self._num_own = -(-own // batch_size)
-        self._drawn_before = max(0, first - len(store)) // batch_size
-        self._num_batches = self._num_own + complement.num_batches - self._drawn_before
-        self._next = 0
-        self._lock = threading.Lock()
-        self._places = FilePlaces(["memory"])
-        self._taken: dict[int, tuple[int, int]] = {}
-        self.closed = False
-
-    def take(self) -> _feed.Batch | None:
-        with self._lock:
-            number = self._next
-            if number >= self._num_batches or self.closed:
-                return None
-            self._next += 1
-        if number < self._num_own:
-            begin = self._first + number * self._batch_size
-            batch = self._store.gather(begin, min(self._batch_size, len(self._store) - begin))
-            end = begin + len(batch)
-        else:
-            drawn = self._drawn_before + number - self._num_own
-            batch = self._store.draw(self._batch_size, (self._complement.seed + drawn) % (1 << 64))
-            end = len(self._store) + (drawn + 1) * self._batch_size
-        with self._lock:
-            self._taken[id(batch)] = (number, end)
-        return batch
-
-    def used(self, batch: _feed.Batch) -> None:
-        with self._lock:
-            number, end = self._taken.pop(id(batch))
-            self._places.used(0, number, [(0, end, end, False)])
-
-    @property
-    def used_samples(self) -> int:
-        """How many samples from the first on were trained on, those of this pass before a resume included."""
-        with self._lock:
-            return max(self._first, self._places.files[0].offset)
-
-    def fraction(self) -> float | None:
-        before = self._first / self._batch_size
-        return min(1.0, (before + self._next) / max(1.0, before + self._num_batches))
-
-    def stop(self) -> None:
-        self.closed = True
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class _Loading:
-    """Threads that read parts of files, and the store that is made of them at the end."""
-
-    def __init__(self, reading: Reading, skipped: Skipped, thread_num: int | None) -> None:
-        self._reading, self._skipped = reading, skipped
-        self._parts = list(_parts(reading))
-        self._todo = deque(range(len(self._parts)))
-        self._chunks: list[_feed.Chunk | None] = [None] * len(self._parts)
-        self._errors: dict[int, Exception] = {}
-        self._lock = threading.Lock()
-        self._open: dict[_Part, Source] = {}
-        self._stopped = False
-        self._ended = threading.Event()
-        threads = reading.threads if thread_num is None else thread_num
-        self._threads = [
-            threading.Thread(target=self._read_all, name=f"penstock-loader-{number}", daemon=True)
-            for number in range(max(1, min(threads, len(self._parts))))
-        ]
-        self._left = len(self._threads)
-        for thread in self._threads:
-            thread.start()
-        atexit.register(self.stop)  # a thread that comes back from native code into an interpreter at its end aborts
-
-    def stop(self) -> None:
-        """End the threads, finished or not. Idempotent."""
-        with self._lock:
-            self._stopped = True
-            sources = list(self._open.values())
-        for source in sources:
-            source.interrupt()
-        for thread in self._threads:
-            thread.join()
-        atexit.unregister(self.stop)
-
-    def wait(self) -> _feed.Store:
-        try:
-            # No join: CPython 3.11 takes a thread for ended whose join was interrupted. With a limit: a signal that
-            # comes just before the main thread sleeps, or to another thread, does not wake it.
-            while not self._ended.wait(_SIGNAL_S):
-                pass
-        finally:  # an interrupt ends what it has waited for
-            self.stop()
-        self._skipped.log()
-        if self._errors:
-            raise self._errors[min(self._errors)]
-        store = _feed.Store([slot.native for slot in self._reading.slots])
-        for chunk in self._chunks:
-            assert chunk is not None  # no error: each was read
-            store.add(chunk)
-        return store
-
-    def _read_all(self) -> None:
-        try:
-            self._read_parts()
-        finally:
-            with self._lock:
-                self._left -= 1
-                last = not self._left
-            if last:
-                self._ended.set()
-
-    def _read_parts(self) -> None:
-        while not self._errors and not self._stopped:
-            try:
-                number = self._todo.popleft()
-            except IndexError:
-                return
-            try:
-                self._chunks[number] = self._read(self._parts[number])
-            except Exception as error:  # noqa: BLE001 - the thread's boundary: `wait` raises it
-                self._errors[number] = error
-
-    def _read(self, part: _Part) -> _feed.Chunk:
-        reading, path = self._reading, self._reading.files[part.file]
-        slots = [slot.native for slot in reading.slots]
-        chunk = _feed.Chunk(slots=slots, skips_bad_lines=reading.policy == "skip")
-        if is_columnar(path):
-            self._skipped.add(*arrow.read_into(chunk, part.file, path, reading.slots, reading))
-            return chunk
-        with opened(path, reading.command) as source:
-            source.expect(part.size)
-            with self._lock:
-                self._open[part] = source
-            try:
-                if not self._stopped:
-                    self._parse(chunk, source, part)
-            finally:
-                with self._lock:
-                    del self._open[part]
-        return chunk
-
-    def _parse(self, chunk: _feed.Chunk, source: Source, part: _Part) -> None:
-        if part.begin:
-            source.skip(part.begin)
-        try:
-            fault = chunk.read(source.descriptor, part.begin, part.end)
-        except (OSError, ValueError) as error:
-            raise file_error(source.path, f"cannot be read: {error}") from error
-        if fault is None:
-            source.check()
-            fault = chunk.read_rest()
-        self._skipped.add(chunk.skipped, self._line_errors(source.path, part, chunk.take_faults()))
-        if fault is not None:
-            source.check_after_fault()
-            raise self._line_errors(source.path, part, [fault])[0]
-
-    def _line_errors(self, path: str, part: _Part, faults: list[_feed.Fault]) -> list[DataError]:
-        before = _lines_before(path, part.begin) if faults and part.begin else 0
-        return [line_error(path, fault, self._reading.slots, before) for fault in faults]
-
-
-def _parts(reading: Reading) -> list[_Part]:
-    parts: list[_Part] = []
-    for file, path in enumerate(reading.files):
-        size = size_of(path)
-        starts = _line_starts(path, size) if reading.is_plain(path) else [0]
-        ends = [*starts[1:], None]
-        parts += [_Part(file, begin, end, size) for begin, end in zip(starts, ends, strict=True)]
-    return parts
-
-
-def _line_starts(path: str, size: int) -> list[int]:
-    """Return bytes where lines begin, some `_PART_BYTES` from each other, from 0 on."""
-    starts = [0]
-    with Path(path).open("rb") as file:
-        for wanted in range(_PART_BYTES, size, _PART_BYTES):
-            file.seek(wanted - 1)
-            # The line that holds the byte before: if it ends there, the next begins at `wanted`.
-            if not file.readline(_PART_BYTES).endswith(b"\n"):
-                continue  # a line over all of the part, or the last
-            begin = file.tell()
-            if starts[-1] < begin < size:
-                starts.append(begin)
-    return starts
-
-
-def _lines_before(path: str, end: int) -> int:
-    lines = 0
-    with Path(path).open("rb") as file:
-        while end > 0 and (piece := file.read(min(end, 1 << 20))):
-            lines += piece.count(b"\n")
-            end -= len(piece)
-    return lines

@@ -109,9 +109,9 @@ class Source:
         self.path = path
         self._command: PipeCommand | None = None
         self._inflating: _Inflating | None = None
-        self.descriptor = _opened(path)
+        self.descriptor = _opened(os.devnull if is_remote(path) else path)
         self._size = os.fstat(self.descriptor).st_size
-        if path.endswith(".gz"):
+        if path.endswith(".gz") and not is_remote(path):
             self._inflating = _Inflating(self.descriptor)
             self.descriptor = self._inflating.descriptor
         if command != CAT:
@@ -192,7 +192,8 @@ def _opened(path: str) -> int:
     except OSError as error:
         raise file_error(path, f"cannot be opened: {error.strerror}") from error
     try:
-        _check_regular(path, os.fstat(descriptor).st_mode)
+        if path != os.devnull:
+            _check_regular(path, os.fstat(descriptor).st_mode)
     except DataError:
         os.close(descriptor)
         raise
@@ -253,13 +254,20 @@ def opened(path: str, command: str) -> Iterator[Source]:
         source.close()
 
 
+def is_remote(path: str) -> bool:
+    """Whether a file is not in the file system, so that a command has to fetch it."""
+    return path.startswith(("hdfs:", "afs:"))
+
+
 def is_columnar(path: str) -> bool:
     """Whether a file is no text but columns (`arrow`), by its name."""
     return path.endswith(PARQUET + _ARROW)
 
 
 def size_of(path: str) -> int:
-    """Return a file's bytes. Raises DataError if it is not there, or is no file."""
+    """Return a file's bytes; 0 of a remote one. Raises DataError if it is not there, or is no file."""
+    if is_remote(path):
+        return 0
     try:
         found = Path(path).stat()
     except OSError as error:

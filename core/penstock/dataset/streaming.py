@@ -176,7 +176,7 @@ class StreamingRun(Run):
             skipped = arrow.read_into(stream, file, place.path, self.slots, self._reading, begin=place.offset)
             self._skipped.add(*skipped)
             return
-        with opened(place.path, self._reading.command) as source, self._interruptible(number, source):
+        with opened(place.path, self._reading.command_for(place.path)) as source, self._interruptible(number, source):
             if not self._closed:
                 self._parse(stream, file, source, place.offset, place.lines)
 
@@ -209,3 +209,9 @@ class StreamingRun(Run):
 
     def _errors(self, source: Source, faults: list[_feed.Fault]) -> list[DataError]:
         return [line_error(source.path, fault, self.slots) for fault in faults]
+
+
+class FileInstantDataset(QueueDataset):
+    """Fluid's data set that reads a file whenever it is needed: as a QueueDataset."""
+
+    _feed_name = "MultiSlotFileInstantDataFeed"
