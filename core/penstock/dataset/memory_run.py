@@ -1,4 +1,4 @@
-"""A pass over the samples in memory: batches in their order, gathered by whoever takes them."""
+"""A pass over the samples in memory: batches in their order, gathered by the thread that takes them."""
 
 from __future__ import annotations
 
