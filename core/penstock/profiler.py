@@ -6,6 +6,7 @@ One profile at a time. Open the trace in Perfetto or at chrome://tracing. Source
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from penstock.compat.torch import all_threads_config
 from penstock.errors import SpecError
 
+_log = logging.getLogger(__name__)
 _STATES = ("CPU", "GPU", "All")
 _ORDERS = ("calls", "total", "max", "min", "ave")
 
@@ -52,22 +54,25 @@ def profiler(
     tracer_option: str = "Default",
 ) -> Iterator[None]:
     """Profile the block, then print a table and write the trace, see `stop_profiler`."""
+    _check_order(sorted_key)
     start_profiler(state, tracer_option)
     try:
         yield
-    finally:
-        stop_profiler(sorted_key, profile_path)
+    except BaseException:
+        _stop_after_error(sorted_key, profile_path)
+        raise
+    stop_profiler(sorted_key, profile_path)
 
 
 def start_profiler(state: str, tracer_option: str = "Default") -> None:
     """Begin. `state`: "CPU", "GPU" or "All"; `tracer_option` changes nothing: every operator is recorded.
 
-    Raises SpecError, also if a profile runs already.
+    If a profile runs already, it goes on. Raises SpecError.
     """
+    if _Running.current is not None:
+        return
     if state not in _STATES:
         raise SpecError(f"start_profiler: state is {state!r}; expected one of {', '.join(_STATES)}", got=state)
-    if _Running.current is not None:
-        raise SpecError("a profile runs already; call stop_profiler() first")
     activities = [] if state == "GPU" else [ProfilerActivity.CPU]
     if state != "CPU" and torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -82,11 +87,12 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = "/tmp/profi
     """End; print what each operator cost and write the trace (JSON in Chrome's format) to `profile_path`.
 
     `sorted_key`: "calls", "total", "max", "min" or "ave" orders the table, largest first; None or "default": as first
-    called. Raises SpecError if no profile runs.
+    called. Without a profile nothing happens. Raises SpecError for another `sorted_key`; then the profile goes on.
     """
-    if sorted_key not in (None, "default", *_ORDERS):
-        raise SpecError(f"stop_profiler: sorted_key is {sorted_key!r}; expected one of {', '.join(_ORDERS)}")
-    running = _taken()
+    if _Running.current is None:
+        return
+    _check_order(sorted_key)
+    running, _Running.current = _Running.current, None
     running.stop()
     Path(profile_path).parent.mkdir(parents=True, exist_ok=True)
     running.export_chrome_trace(profile_path)
@@ -97,17 +103,24 @@ def stop_profiler(sorted_key: str | None = None, profile_path: str = "/tmp/profi
 
 
 def reset_profiler() -> None:
-    """Forget what was recorded, and go on. Raises SpecError if no profile runs."""
-    running = _taken()
-    running.stop()
-    start_profiler(_Running.state)
-
-
-def _taken() -> profile:
+    """Forget what was recorded, and go on. Without a profile nothing happens."""
     running, _Running.current = _Running.current, None
-    if running is None:
-        raise SpecError("no profile runs; call start_profiler() first")
-    return running
+    if running is not None:
+        running.stop()
+        start_profiler(_Running.state)
+
+
+def _check_order(sorted_key: str | None) -> None:
+    if sorted_key not in (None, "default", *_ORDERS):
+        raise SpecError(f"profiler: sorted_key is {sorted_key!r}; expected one of {', '.join(_ORDERS)}", got=sorted_key)
+
+
+def _stop_after_error(sorted_key: str | None, profile_path: str) -> None:
+    """End the profile of a block that has failed, whose own error is the one to see."""
+    try:
+        stop_profiler(sorted_key, profile_path)
+    except Exception:  # noqa: BLE001 - recorded; the error of the block is raised
+        _log.exception("the profile of a block that failed could not be written to %s", profile_path)
 
 
 def _costs(running: profile) -> list[_Cost]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,42 @@ def test_a_file_of_python_2_is_listed_and_fails(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text("print 'x'\n")
     result = CliRunner().invoke(app, ["check-fluid", str(tmp_path)])
     assert (result.exit_code, "old.py: no Python 3: line 1" in result.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"x = 1\0", "null"),
+        (b"x = " + b"(" * 5000 + b")" * 5000, "nest|parse"),
+        (b"x = " + b"-" * 60_000 + b"1", "parse"),
+        (None, "cannot be read: Permission denied"),
+    ],
+    ids=["zero bytes", "parentheses", "signs", "permission"],
+)
+def test_a_file_that_cannot_be_parsed_is_listed_and_fails(
+    content: bytes | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "odd.py"
+    odd.write_bytes(content or b"")
+    if content is None:
+        reads = Path.read_bytes
+        monkeypatch.setattr(Path, "read_bytes", lambda path: reads(path) if path != odd else _refused())
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "train.py").write_text("import paddle\npaddle.no_such_name\n")
+    report = check(tmp_path, table())
+    assert list(found(report)) == ["paddle.no_such_name"]
+    assert list(report.unread) == [odd]
+    assert re.search(reason, report.unread[odd])
+    result = CliRunner().invoke(app, ["check-fluid", str(odd)])
+    assert (result.exit_code, result.stdout.startswith(f"{odd}: ")) == (1, True)
+
+
+def _refused() -> bytes:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_what_every_module_has_is_no_name_of_fluid(tmp_path: Path) -> None:
+    source = "import paddle\nimport paddle.fluid as fluid\npaddle.__version__, fluid.__file__, fluid.layers.__name__\n"
+    (tmp_path / "a.py").write_text(source)
+    assert found(check(tmp_path, table())) == {}

@@ -101,6 +101,15 @@ def test_a_paddle_beside_the_script_is_refused(tmp_path: Path) -> None:
     assert "lies beside the script" in result.stderr
 
 
+def test_what_lies_beside_a_link_to_the_script_is_not_seen(tmp_path: Path) -> None:
+    written(tmp_path, "links/paddle.py", "real = True")
+    script = written(tmp_path, "job/train.py", "import paddle; print(paddle.__version__)")
+    (tmp_path / "links" / "train.py").symlink_to(script)
+    assert run(tmp_path, str(tmp_path / "links" / "train.py")).stdout == "1.8.5\n"
+    written(tmp_path, "job/paddle.py", "real = True")
+    assert "lies beside the script" in run(tmp_path, str(tmp_path / "links" / "train.py")).stderr
+
+
 def test_launchers_pass_the_alias_to_their_ranks(tmp_path: Path) -> None:
     script = written(tmp_path, "train.py", "import paddle; print(paddle.__version__, flush=True)")
     result = run(tmp_path, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "logs", script)

@@ -299,3 +299,14 @@ def test_lengths_beyond_the_rows_are_refused() -> None:
     rows, beyond = torch.randn(8, 3), torch.tensor([2**62, 2**62, 2**62, 2**62, 8])  # add up to 8 modulo 2 ** 64
     with pytest.raises(ValueError, match="lengths of 5 sequences add up to more than the 8 rows"):
         torch.ops.penstock.sequence_pool(rows, beyond, "sum", 0.0)
+
+
+@pytest.mark.parametrize("lengths", [[-1, 4], [4, -1], [2, 2, -1, 0]])
+def test_lengths_below_0_are_refused_on_replicas(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPU_NUM", "2")
+    model = Model()
+    ids, dense = np.zeros((3, 1), np.int64), np.zeros((len(lengths), 2))
+    feed = {"ids": ids, "ids@LENGTHS": np.array(lengths)[:, None], "dense": dense}
+    program = fluid.CompiledProgram(model.main).with_data_parallel(model.loss.name)
+    with pytest.raises(FeedError, match=r"'ids' has a length below 0 among \["):
+        model.exe.run(program, feed, [model.loss], scope=model.scope)

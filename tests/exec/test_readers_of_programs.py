@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.support.waiting import until
 
 import penstock as fluid
@@ -207,8 +208,25 @@ def test_a_persistable_that_is_fed_is_set_in_the_scope(places: int) -> None:
     assert np.unique(before).tolist() == [1.0]
     assert np.unique(after).tolist() == [25.0]
     assert np.unique(line.run(feed, program)).tolist() == [25.0]
-    with pytest.raises(FeedError, match=r"'w' has shape \[3, 1\]; a value of shape \[1, 3\] does not fit"):
+    with pytest.raises(FeedError, match=r"'w' has shape \[1, 3\], but the program expects float32\[3, 1\]"):
         line.run({**feed, "w": WEIGHT.T.copy()}, program)
+
+
+@pytest.mark.parametrize("places", [0, 1, 2])
+def test_a_feed_that_is_refused_sets_no_persistable(places: int) -> None:
+    line = Line()
+    program = line.compiled(places) if places else line.main
+    feed = dict(zip("xy", rows(1), strict=True))
+    before = line.run(feed, program)
+    refused = [{**feed, "x": np.ones((1, 7), "float32")}, {"x": feed["x"]}, {**feed, "nobody": feed["x"]}]
+    for given in refused:
+        with pytest.raises(FeedError):
+            line.run({**given, "w": 2 * WEIGHT}, program)
+    line.scope.set("w", torch.zeros(4, 1))
+    with pytest.raises(FeedError, match=r"'w' has shape \[3, 1\], but the variable in the scope has \[4, 1\]"):
+        line.run({**feed, "w": 2 * WEIGHT}, program)
+    line.scope.set("w", torch.from_numpy(WEIGHT.copy()))
+    assert line.run(feed, program).tolist() == before.tolist()
 
 
 @pytest.mark.parametrize("places", [0, 1, 2])

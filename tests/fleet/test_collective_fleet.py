@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 
 import penstock as fluid
+from penstock.distributed.fs_wrapper import LocalFS
 from penstock.errors import SpecError
+from penstock.fleet import collective
 from penstock.fleet.collective import CollectiveFleet, DistributedStrategy, TrainStatus
 from penstock.fleet.order import OrderError
 from penstock.fleet.roles import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
@@ -144,6 +148,54 @@ def test_only_the_last_checkpoints_stay(saved: Callable[..., CollectiveFleet], t
     assert [entry.name for entry in tmp_path.iterdir()] == ["__paddle_fleet_checkpoint__.3"]
     with pytest.raises(SpecError, match="mount the file system"):
         fleet.save_check_point(fluid.Executor(), tmp_path, TrainStatus(), fs=object())
+
+
+def test_workers_with_one_folder_save_one_after_another(
+    saved: Callable[..., CollectiveFleet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: list[bool] = []
+    write = fluid.io.save_persistables
+
+    def writing(*args: Any) -> None:
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free.append(True)
+        except BlockingIOError:
+            free.append(False)
+        finally:
+            os.close(descriptor)
+        write(*args)
+
+    monkeypatch.setattr(collective, "save_persistables", writing)
+    saved(1.0, remain_all_checkpoint=False)
+    saved(2.0).clean_redundant_check_points(tmp_path)
+    assert free == [False, False]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["__paddle_fleet_checkpoint__.1"]
+
+
+def test_programs_have_the_names_that_scripts_use(tmp_path: Path) -> None:
+    assert worker()._origin_program is None
+    fleet = minimized(worker())
+    assert fleet._transpiled_program is fluid.default_main_program()
+    origin: Any = fleet._origin_program
+    assert [v.name for v in origin.list_vars() if v.persistable][:1] == ["w"]
+
+
+def test_files_of_this_machine_are_a_file_system(saved: Callable[..., CollectiveFleet], tmp_path: Path) -> None:
+    fs, folder = LocalFS(), tmp_path / "below" / "folder"
+    for _ in range(2):
+        fs.mkdir(folder)
+    (folder / "file").write_text("x")
+    fs.mv(folder, tmp_path / "other")
+    assert (fs.stat(folder), fs.list_dirs(folder), fs.list_dirs(tmp_path / "other")) == (False, [], [])
+    assert (sorted(fs.list_dirs(tmp_path)), fs.ls_dir(tmp_path / "other")) == (["below", "other"], ["file"])
+    fs.rm(tmp_path / "other" / "file")
+    for _ in range(2):
+        fs.delete(tmp_path / "other")
+    assert fs.ls_dir(tmp_path) == ["below"]
+    assert not fs.need_upload_download()
+    assert saved(1.0, fs=fs).load_check_point(fluid.Executor(), tmp_path, 0, fs=fs) == TrainStatus(1)
 
 
 def test_a_folder_without_checkpoints_is_a_beginning(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found in some files. `unread`: files that are no Python 3, with the reason."""
+    """What was found in some files. `unread`: files that are no Python 3 or cannot be read, with the reason."""
 
     findings: tuple[Finding, ...]
     files: tuple[Path, ...]
@@ -57,17 +57,19 @@ class Report:
 
 
 def check(path: Path, names: Table) -> Report:
-    """Return what the Python files at or below `path` use. Raises OSError."""
-    files = tuple(sorted(path.rglob("*.py"))) if path.is_dir() else (path,)
+    """Return what the Python files at or below `path` use."""
+    files = tuple(sorted(file for file in path.rglob("*.py") if file.is_file())) if path.is_dir() else (path,)
     uses: list[Use] = []
     unread: dict[Path, str] = {}
     for file in files:
         try:
-            tree = ast.parse(file.read_bytes(), str(file))
+            uses += list(_File(file, ast.parse(file.read_bytes(), str(file)), names).uses())
         except SyntaxError as error:
-            unread[file] = f"line {error.lineno}: {error.msg}"
-        else:
-            uses += _File(file, tree, names).uses()
+            unread[file] = f"no Python 3: line {error.lineno}: {error.msg}"
+        except OSError as error:
+            unread[file] = f"cannot be read: {error.strerror}"
+        except (ValueError, RecursionError, MemoryError) as error:  # of the parser: zero bytes, expressions too deep
+            unread[file] = f"cannot be parsed: {str(error) or type(error).__name__}"
     return Report(tuple(_findings(uses, names)), files, unread)
 
 
@@ -86,7 +88,7 @@ def _findings(uses: Iterable[Use], names: Table) -> list[Finding]:
 def _name(path: str, names: Table) -> Name | None:
     """Return what a dotted path means; None for a module of Fluid that is there, or of a library."""
     module, name, rest = names.split(path)
-    if not name:
+    if not name or name.startswith("__"):  # `__version__` and the like: every module has them
         return None
     found = names.look_up(module, name)
     first = rest.partition(".")[0]

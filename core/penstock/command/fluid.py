@@ -34,7 +34,8 @@ def run_fluid(
 
     Python replaces this process: arguments, exit code, signals and tracebacks are the script's own.
     """
-    _check_real(Path.cwd() if module else Path(script).absolute().parent, shadow=shadow)
+    # the folder that Python puts first: of what a link names
+    _check_real(Path.cwd() if module else Path(script).resolve().parent, shadow=shadow)
     path = os.pathsep.join(filter(None, [str(SHIM), os.environ.get("PYTHONPATH")]))
     environ = {CPU_NUM.name: "1", **os.environ, "PYTHONPATH": path}  # one replica, unless it is set: as in Fluid
     if shadow:
@@ -88,7 +89,7 @@ def check_fluid(
 
 def lines(report: Report) -> list[str]:
     """Return a report as text: a line for each name with its first uses, then a summary."""
-    found = [f"{file}: no Python 3: {reason}" for file, reason in report.unread.items()]
+    found = [f"{file}: {reason}" for file, reason in report.unread.items()]
     for finding in report.findings:
         places = ", ".join(f"{use.file}:{use.line}" for use in finding.uses[:_SHOWN])
         rest = f" and {len(finding.uses) - _SHOWN} more" if len(finding.uses) > _SHOWN else ""

@@ -27,8 +27,9 @@ from penstock.exec.feeding import (
     check_guards,
     fetch_names,
     resolved_seed,
+    set_state,
+    state_in,
     takes_from_reader,
-    with_state_set,
 )
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.places import CPUPlace, Place, device_of
@@ -130,11 +131,13 @@ class Executor:
         is_read = takes_from_reader(program, feed)
         if is_read:
             feed = program.reader.next_feed(feed)
-        fed = as_tensors(program, with_state_set(program, feed, scope))
+        state, feed = state_in(program, feed, scope)
+        fed = as_tensors(program, feed)
         tensors = {n: t.to(self._device) for n, t in fed.items()}
         bindings = bind_symbols(program, tensors)
         check_guards(program.guards, bindings)
         wanted = fetch_names(program, fetch_list)
+        set_state(scope, state)
         names = wanted if return_numpy else with_their_lengths(program, wanted)
         seed, step = resolved_seed(program), scope.next_step(program)
         values: dict[str, Any] = {**tensors, RNG: torch.tensor([seed, step, 0], dtype=torch.int64)}

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.exec import devices
-from penstock.exec.feeding import Feed, Inputs, Share, has_batch, with_state_set
+from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, set_state, state_in
 from penstock.exec.lowering import Lowered
 from penstock.exec.memory import ReplicaMemory
 from penstock.lod_tensor import LoDTensor
@@ -94,8 +94,14 @@ class Feeds:
                 sizes = shares.sizes
                 bindings = [{s: n for s, n in zip(self._symbols, own, strict=True) if n >= 0} for own in sizes]
                 return _Read(shares, self._names, shares.rows, bindings)
-        listed = self._inputs.shares(with_state_set(self._program, feed, self._scope))
-        return _Listed(listed, [self._inputs.rows(s) for s in listed], [self._inputs.bindings(s) for s in listed])
+        state, rest = state_in(self._program, feed, self._scope)
+        listed = self._inputs.shares(rest)
+        found = _Listed(listed, [self._inputs.rows(s) for s in listed], [self._inputs.bindings(s) for s in listed])
+        if state:
+            for own_sizes in found.bindings:
+                check_guards(self._program.guards, own_sizes)
+            set_state(self._scope, state)
+        return found
 
 
 def _plain(feed: dict[str, Any]) -> dict[str, Any]:

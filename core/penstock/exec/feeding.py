@@ -88,10 +88,11 @@ def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Ten
     return {name: _tensor(wanted[name], value) for name, value in feed.items()}
 
 
-def with_state_set(program: Program, feed: Any, scope: Scope) -> Any:
-    """Give the persistable variables among a feed their values, in the scope, and return the feed without them.
+def state_in(program: Program, feed: Any, scope: Scope) -> tuple[Share, Any]:
+    """Return the persistable variables among a feed with their values, and the feed without them; nothing is set.
 
-    Of a feed list, the first dict that has one counts. Raises FeedError for a dtype or a shape that does not fit.
+    Of a feed list, the first dict that has one counts. Raises FeedError for a dtype or a shape that does not fit the
+    program or the scope.
     """
     items: list[Any] = list(feed) if isinstance(feed, (list, tuple)) else [feed]
     state: dict[str, Any] = {}
@@ -99,11 +100,23 @@ def with_state_set(program: Program, feed: Any, scope: Scope) -> Any:
         if isinstance(given, Mapping):
             state.update({name: value for name, value in given.items() if _is_state(program, name)})
     if not state:
-        return feed
-    for name, value in state.items():
-        scope.var(name).set(converted(program.variables[name], value))
+        return {}, feed
+    values = {name: _tensor(program.variables[name], value) for name, value in state.items()}
+    for name, value in values.items():
+        known = scope.find(name)
+        if known is not None and known.shape != value.shape:
+            raise FeedError(
+                f"feed {name!r} has shape {list(value.shape)}, but the variable in the scope has {list(known.shape)}",
+                variable=name,
+            )
     rest = [{n: v for n, v in d.items() if n not in state} if isinstance(d, Mapping) else d for d in items]
-    return rest if isinstance(feed, (list, tuple)) else rest[0]
+    return values, rest if isinstance(feed, (list, tuple)) else rest[0]
+
+
+def set_state(scope: Scope, state: Share) -> None:
+    """Copy what `state_in` has found into the scope, once the rest of the feed is known to fit."""
+    for name, value in state.items():
+        scope.var(name).set(value)
 
 
 def _is_state(program: Program, name: str) -> bool:

@@ -96,7 +96,13 @@ class RaggedInputs:
             if len(shares) == 1:
                 shares[0][var.name] = whole
                 continue
-            sizes = [int(share[var.name + LENGTHS].sum()) for share in shares]
+            lengths = [share[var.name + LENGTHS] for share in shares]
+            if any(bool((own < 0).any()) for own in lengths):
+                raise FeedError(
+                    f"feed {var.name!r} has a length below 0 among {torch.cat(lengths).reshape(-1)[:8].tolist()}",
+                    variable=var.name,
+                )
+            sizes = [int(own.sum()) for own in lengths]
             if sum(sizes) != whole.shape[0]:
                 raise FeedError(
                     f"feed {var.name!r} has {whole.shape[0]} rows, but its lengths add up to {sum(sizes)}",

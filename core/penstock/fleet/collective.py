@@ -28,6 +28,7 @@ from penstock.fleet.process import FleetProcess, check_optimizer, role_maker_of
 from penstock.fleet.roles import PaddleCloudRoleMaker, RoleMakerBase
 from penstock.fleet.strategy import StrategyTypeError
 from penstock.io.loads import load_persistables
+from penstock.io.saves.files import saving_to
 from penstock.io.saves.inference import save_inference_model
 from penstock.io.saves.variables import save_persistables
 from penstock.log import warn_once
@@ -132,8 +133,8 @@ class CollectiveFleet(FleetProcess):
     def _forget(self) -> None:
         self._main: Program | CompiledProgram | None = None
         self._startup: Program | None = None
-        self._origin: Program | None = None
-        self._program: Program | None = None
+        self._origin_program: Program | None = None  # the name that scripts of Fluid use, as the next one
+        self._transpiled_program: Program | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
         """Find out which worker this is; without a role maker, from the environment. Raises SpecError."""
@@ -171,7 +172,8 @@ class CollectiveFleet(FleetProcess):
                 strategy.num_trainers, strategy.trainer_id = len(endpoints), index
                 strategy.trainers_endpoints = list(endpoints)
                 main = CompiledProgram(program).with_data_parallel(loss.name, strategy, strategy.exec_strategy)
-        self._main, self._startup, self._origin, self._program = main, startup, origin, program
+        self._main, self._startup = main, startup
+        self._origin_program, self._transpiled_program = origin, program
         return result
 
     @property
@@ -189,14 +191,14 @@ class CollectiveFleet(FleetProcess):
         filename: str | None = None,
     ) -> None:  # fmt: skip
         """Save all persistable variables; every worker that calls it does."""
-        save_persistables(executor, dirname, main_program or _made(self._origin, "save_persistables"), filename)
+        save_persistables(executor, dirname, main_program or _made(self._origin_program, "save_persistables"), filename)
 
     def save_inference_model(
         self, executor: Any, dirname: str | os.PathLike[str], feeded_var_names: Any = None, target_vars: Any = None,
         main_program: Program | None = None, export_for_deployment: bool = True,
     ) -> None:  # fmt: skip
         """Save what `target_vars` need; every worker that calls it does. `export_for_deployment` has no effect."""
-        program = main_program or _made(self._origin, "save_inference_model")
+        program = main_program or _made(self._origin_program, "save_inference_model")
         save_inference_model(dirname, feeded_var_names, target_vars, executor, program)
 
     # -- checkpoints -----------------------------------------------------------------------------------
@@ -208,20 +210,22 @@ class CollectiveFleet(FleetProcess):
     ) -> None:  # fmt: skip
         """Save all persistable variables and `train_status` into the next checkpoint of the folder `path`.
 
-        It is there whole or not at all. Without `remain_all_checkpoint` only the last stays. `local_cache_path` has no
-        effect. Raises SpecError for an `fs` that is not local: mount the file system.
+        It is there whole or not at all; several workers with one folder save one after another. Without
+        `remain_all_checkpoint` only the last stays. `local_cache_path` has no effect. Raises SpecError for an `fs` that
+        is not local: mount the file system.
         """
         _check_local(fs)
-        root, program = Path(path), main_program or _made(self._program, "save_check_point")
-        number = max(_checkpoints(root), default=-1) + 1
-        whole = root / f"__paddle_fleet_checkpoint__.{number}"
-        part = root / f"{whole.name}.tmp"
-        shutil.rmtree(part, ignore_errors=True)
-        save_persistables(executor, part, program, _PARAMETERS)
-        (part / _STATUS).write_text(json.dumps({"epoch_no": train_status._epoch_no}))
-        part.rename(whole)
-        if not remain_all_checkpoint:
-            self.clean_redundant_check_points(root)
+        root, program = Path(path), main_program or _made(self._transpiled_program, "save_check_point")
+        with saving_to(root):
+            number = max(_checkpoints(root), default=-1) + 1
+            whole = root / f"__paddle_fleet_checkpoint__.{number}"
+            part = root / f"{whole.name}.tmp"
+            shutil.rmtree(part, ignore_errors=True)
+            save_persistables(executor, part, program, _PARAMETERS)
+            (part / _STATUS).write_text(json.dumps({"epoch_no": train_status._epoch_no}))
+            part.rename(whole)
+            if not remain_all_checkpoint:
+                _remove_but(root, 1)
 
     def load_check_point(
         self, executor: object, path: str | os.PathLike[str], trainer_id: int, main_program: Program | None = None,
@@ -232,7 +236,7 @@ class CollectiveFleet(FleetProcess):
         `trainer_id` and `local_cache_path` have no effect. Raises SpecError without `ignore_empty`, or for other files.
         """
         _check_local(fs)
-        root, program = Path(path), main_program or _made(self._program, "load_check_point")
+        root, program = Path(path), main_program or _made(self._transpiled_program, "load_check_point")
         number = max(_checkpoints(root), default=-1)
         if number < 0:
             if not ignore_empty:
@@ -250,8 +254,8 @@ class CollectiveFleet(FleetProcess):
     ) -> None:
         """Remove all checkpoints of a folder but the last `checkpoint_num`, at least one."""
         _check_local(fs)
-        for number in sorted(_checkpoints(Path(root_path)))[: -max(checkpoint_num, 1)]:
-            shutil.rmtree(Path(root_path) / f"__paddle_fleet_checkpoint__.{number}")
+        with saving_to(Path(root_path)):
+            _remove_but(Path(root_path), max(checkpoint_num, 1))
 
     # -- calls of jobs with servers --------------------------------------------------------------------
 
@@ -328,6 +332,12 @@ def _made(found: _T | None, call: str) -> _T:
 def _checkpoints(root: Path) -> list[int]:
     found = (_CHECKPOINT.fullmatch(entry.name) for entry in root.iterdir()) if root.is_dir() else ()
     return [int(match[1]) for match in found if match]
+
+
+def _remove_but(root: Path, number: int) -> None:
+    """Remove all but the last checkpoints, within `saving_to`."""
+    for one in sorted(_checkpoints(root))[:-number]:
+        shutil.rmtree(root / f"__paddle_fleet_checkpoint__.{one}")
 
 
 def _check_local(fs: object) -> None:
