@@ -30,15 +30,23 @@ def _own_remotes() -> Iterator[None]:
         yield
 
 
-def clicks() -> Recorded:
-    """Slots of one table beside numbers, of which the last stands between two slots."""
+def clicks(again: str = "") -> Recorded:
+    """Slots of one table beside numbers, of which the last stands between two slots.
+
+    `again`: the first three slots are concatenated a second time, here or in a second layer.
+    """
     main, startup = fluid.Program(), fluid.Program()
     main.random_seed = startup.random_seed = 7
     with fluid.program_guard(main, startup):
         ids = [fluid.layers.data(name, [1], dtype="int64") for name in SLOTS]
         parts: list[Any] = [fluid.layers.embedding(i, [30, 4], is_sparse=True, param_attr="table") for i in ids]
-        parts.insert(3, fluid.layers.data("dense", [3], dtype="float32"))
-        loss = fluid.layers.mean(fluid.layers.square(fluid.layers.fc(fluid.layers.concat(parts, axis=1), 2)))
+        dense = fluid.layers.data("dense", [3], dtype="float32")
+        parts.insert(3, dense)
+        wide = [*parts[:3], dense]
+        out = fluid.layers.fc(fluid.layers.concat(parts + (wide if again == "here" else []), axis=1), 2)
+        if again == "in a second layer":
+            out = out * fluid.layers.fc(fluid.layers.concat(wide, axis=1), 2)
+        loss = fluid.layers.mean(fluid.layers.square(out))
         sgd().minimize(loss)
     return Recorded(main, startup, loss.name)
 
@@ -48,9 +56,9 @@ def batch(seed: int) -> dict[str, Any]:
     return {name: rng.integers(0, 9, (6, 1)) for name in SLOTS} | {"dense": rng.random((6, 3), np.float32)}
 
 
-def served(*, fused: bool, kept: bool = False) -> tuple[Graph, dict[str, torch.Tensor]]:
+def served(*, fused: bool, kept: bool = False, again: str = "") -> tuple[Graph, dict[str, torch.Tensor]]:
     """Train three steps; return the graph and what servers have. `kept`: the table's gradient is fetched."""
-    recorded, before = clicks(), clicks().startup
+    recorded, before = clicks(again), clicks(again).startup
     made = fluid.DistributeTranspiler()
     made.transpile(0, recorded.main, SERVERS, 1, startup_program=recorded.startup)
     fetched = ["table@GRAD@VALUES"] if kept else []
@@ -73,6 +81,17 @@ def test_training_is_the_same_to_the_bit() -> None:
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         assert torch.equal(value, found[name]), name
+
+
+@pytest.mark.parametrize("again", ["here", "in a second layer"])
+def test_neighbours_that_are_read_twice_are_one_view(again: str) -> None:
+    _, expected = served(fused=False, again=again)
+    graph, found = served(fused=True, again=again)
+    check(graph)
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+    views = [h.op.outputs[0] for h in graph.handles if h.op.outputs and str(h.op.outputs[0]).endswith("@BESIDE")]
+    assert len(views) == len(set(views)) > 0
 
 
 def test_only_what_is_apart_is_concatenated() -> None:

@@ -30,11 +30,12 @@ def fuse_remote_copies(graph: Graph, program: Program, kept: Collection[str] = (
     origins = Origins(graph, program)
     makers = {n: h for h in graph.handles for n in h.makes()}
     rewriter = Rewriter(graph)
+    views: set[str] = set()
     for handle in graph.handles:
         if handle.op.type == SEND_STEP:
             _put_send(rewriter, graph, origins, handle)
         elif (runs := _runs(handle.op, makers, origins)) is not None:
-            _put_beside(rewriter, graph, handle, runs)
+            _put_beside(rewriter, graph, handle, runs, views)
         else:
             rewriter.keep(handle)
     return drop_unread(rewriter.finish(), kept, COPIES | FLATTENED | {_UNBIND})
@@ -128,24 +129,30 @@ def _run(name: str, makers: Mapping[str, OpHandle], origins: Origins) -> _Run | 
     return _Run(rows, maker.makes().index(name), shape[2], name) if isinstance(shape[2], int) else None
 
 
-def _put_beside(rewriter: Rewriter, graph: Graph, handle: OpHandle, runs: Sequence[str | _Run]) -> None:
-    """Concatenate views of all rows of neighbours."""
+def _put_beside(
+    rewriter: Rewriter, graph: Graph, handle: OpHandle, runs: Sequence[str | _Run], views: set[str]
+) -> None:
+    """Concatenate views of all rows of neighbours. `views`: those that have been made."""
     operands = [
-        run if isinstance(run, str) else run.name if run.count == 1 else _put_view(rewriter, graph, handle, run)
+        run if isinstance(run, str) else run.name if run.count == 1 else _put_view(rewriter, graph, handle, run, views)
         for run in runs
     ]
     rewriter.keep(handle, replace(handle.op, args=(tuple(Ref(n) for n in operands), handle.op.args[1])))
 
 
-def _put_view(rewriter: Rewriter, graph: Graph, at: OpHandle, run: _Run) -> str:
-    """Make a view of neighbours as one matrix; return its name."""
+def _put_view(rewriter: Rewriter, graph: Graph, at: OpHandle, run: _Run, views: set[str]) -> str:
+    """Make a view of neighbours as one matrix, unless a concatenation before has the same; return its name."""
     some = f"{run.rows}@{run.first}-{run.first + run.count}"
+    whole = f"{some}@BESIDE"
+    if whole in views:
+        return whole
+    views.add(whole)
     calls: list[tuple[str, str, tuple[Arg, ...]]] = [
         (some, "aten.slice.Tensor", (Ref(run.rows), 1, run.first, run.first + run.count)),
-        (f"{some}@BESIDE", "aten.view.default", (Ref(some), (-1, run.count * run.width))),
+        (whole, "aten.view.default", (Ref(some), (-1, run.count * run.width))),
     ]
     for name, type_, args in calls:
         rewriter.declare(replace(graph.variables[run.rows], key=name, name=name))
         op = replace(at.op, name=name, type=type_, args=args, outputs=(name,), role_vars=())
         rewriter.put(at.kind, op, at.replica, at.rows_of)
-    return f"{some}@BESIDE"
+    return whole
