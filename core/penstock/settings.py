@@ -275,7 +275,7 @@ COMMUNICATOR: tuple[Setting[int | None], ...] = tuple(
 SERVER_THREADS: tuple[Setting[int | None], ...] = tuple(
     Setting(f"FLAGS_rpc_{name}_thread_num", whole(1, "threads"), 12, meaning, shown_default=default)
     for name, default, meaning in (
-        ("send", "number of cores", "updates that a server makes at once"),
+        ("send", "number of cores", "threads with which a server updates, at most"),
         ("get", "", "no effect: any free thread reads"),
         ("prefetch", "", "no effect: any free thread reads"),
     )

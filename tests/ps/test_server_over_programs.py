@@ -20,6 +20,8 @@ from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings
 from penstock.ps.storage import Gradient
 from penstock.scope import Scope
+from penstock.serving import blocks, server
+from penstock.serving import storage as stored
 from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
 from penstock.transpile.pserver import pserver_program, pserver_startup
@@ -179,3 +181,30 @@ def test_an_update_of_no_rows_only_advances_the_table() -> None:
     changed = {name for name in after if after[name] != before[name]}
     assert changed, "the step count"
     assert not any(name.startswith("row ") for name in changed)
+
+
+@pytest.mark.parametrize(("most", "expected"), [(None, 4), (1, 1), (3, 3), (9, 4)])
+def test_updates_have_at_most_as_many_threads_as_set(
+    monkeypatch: pytest.MonkeyPatch, most: int | None, expected: int
+) -> None:
+    for module in (stored, blocks):
+        monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    if most is not None:
+        monkeypatch.setenv("FLAGS_rpc_send_thread_num", str(most))
+    storage = storage_of("sync")
+    dense = {b: Gradient(torch.ones_like(storage.value(b)), None) for b in storage.blocks() if b != "table"}
+    seen = []
+
+    def serve(settings: ServerSettings, served: ProgramStorage) -> None:
+        served.begin_round()
+        served.update_all(dense)
+        assert served._plans._engine is not None
+        table: Any = served._blocks["table"]
+        seen.extend([served._plans._engine.num_workers, table._block._num_threads])
+        assert most is None or settings.num_threads == most
+
+    monkeypatch.setattr(server, "serve", serve)
+    scope = Scope()
+    scope.prepared[program := fluid.Program()] = storage
+    server.serve_program(program, scope)
+    assert seen == [expected, expected]

@@ -172,6 +172,10 @@ class TableBlock:
         order = tuple(Ref(name) for name in self.columns)
         return touching[0] if touching[0].args[:number] == order else None
 
+    def limit_threads(self, most: int) -> None:
+        """Update with at most so many threads."""
+        self._num_threads = min(self._num_threads, most)
+
     def now(self) -> int:
         """Return the time that a use of a row is noted with: whole seconds since the beginning."""
         return int(self._clock() - self._began)

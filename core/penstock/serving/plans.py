@@ -59,6 +59,13 @@ class UpdatePlans:
         self._engine: Engine | None = None
         self._step = 0
 
+    def limit_threads(self, most: int) -> None:
+        """Run with at most so many threads, from now on."""
+        with self._lock:
+            self._num_threads = min(self._num_threads, most)
+            self._engine = None
+            self._plans.clear()
+
     def __contains__(self, block: str) -> bool:
         return block in self._updates
 

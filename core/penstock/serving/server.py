@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from penstock.program.program import Program
 from penstock.ps.server import serve
-from penstock.ps.settings import ServerSettings
+from penstock.ps.settings import ServerRuntimeConfig, ServerSettings
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage, storage_to_serve
 
@@ -21,12 +21,13 @@ _TERMINATED = 128 + signal.SIGTERM  # as a shell reports it
 
 
 def serve_program(program: Program, scope: Scope) -> None:
-    """Serve until every trainer has left; see `serve_storage`."""
-    serve_storage(storage_to_serve(program, scope), scope)
+    """Serve until every trainer has left, with FLAGS_rpc_send_thread_num threads; see `serve_storage`."""
+    most = ServerRuntimeConfig().num_updates_at_once()
+    serve_storage(storage_to_serve(program, scope), scope, num_threads=most)
 
 
 def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | None = None) -> None:
-    """Serve until every trainer has left. `num_threads`: updates at the same time, if not as many as by default.
+    """Serve until every trainer has left. `num_threads`: that update, if not as many as by default.
 
     Ctrl-C and SIGTERM end it too, after the server has closed: KeyboardInterrupt, SystemExit(143). Raises SpecError for
     a setting in the environment, Unavailable where it cannot listen or trainers do not come.
@@ -34,6 +35,7 @@ def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | N
     settings = settings_of(storage)
     if num_threads is not None:
         settings = replace(settings, num_threads=num_threads)
+        storage.limit_threads(num_threads)
     try:
         with _terminated_as_interrupted():
             serve(settings, storage)

@@ -65,6 +65,13 @@ class ProgramStorage:
         self._round = PreparedBlock(program, round_operators, self._numbers)
         self._round_lock = threading.Lock()
 
+    def limit_threads(self, most: int) -> None:
+        """Update with at most so many threads, if there are as many cores. Before serving."""
+        self._plans.limit_threads(most)
+        for block in self._blocks.values():
+            if isinstance(block, _Table):
+                block.limit_threads(most)
+
     def blocks(self) -> Sequence[str]:
         """Return the names of all blocks, in the program's order."""
         return list(self._blocks)
@@ -317,6 +324,9 @@ class _Table:
         rows, values = self._checked(gradient)
         with self.lock:
             self._block.update(rows, values)
+
+    def limit_threads(self, most: int) -> None:
+        self._block.limit_threads(most)
 
     def check_room(self, gradient: Gradient) -> None:
         rows, _ = self._checked(gradient)
