@@ -258,3 +258,13 @@ def test_rows_that_a_table_lacks_change_nothing() -> None:
         with pytest.raises(IndexError, match="from 0 to 3"):
             incoming(parameter, old, torch.tensor(wrong), torch.ones(1, 2))
     assert parameter.eq(1).all() and old.eq(0).all()
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 3), (8,)])
+def test_an_old_value_of_other_sizes_is_refused(sizes: tuple[int, ...]) -> None:
+    parameter, old = torch.ones(4, 2), torch.zeros(sizes)
+    with pytest.raises(ValueError, match="have other sizes"):
+        outgoing(parameter, old, None, 1)
+    with pytest.raises(ValueError, match="have other sizes"):
+        incoming(parameter, old, None, torch.ones(4, 2))
+    assert parameter.eq(1).all() and old.eq(0).all()

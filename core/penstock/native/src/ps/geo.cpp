@@ -30,6 +30,11 @@ void check_alike(const at::Tensor& parameter, const at::Tensor& other) {
   }
 }
 
+void check_old(const at::Tensor& parameter, const at::Tensor& old) {
+  check_alike(parameter, old);
+  if (parameter.sizes() != old.sizes()) throw std::invalid_argument("a parameter and its old value have other sizes");
+}
+
 struct Rows {
   const std::int64_t* numbers;  // null: all
   std::int64_t count, width;
@@ -141,7 +146,7 @@ std::optional<at::Tensor> LocalSteps::take(const std::string& variable) {
 
 at::Tensor outgoing(const at::Tensor& parameter, at::Tensor old, const std::optional<at::Tensor>& rows,
                     std::int64_t num_trainers) {
-  check_alike(parameter, old);
+  check_old(parameter, old);
   check_rows(parameter, rows);
   const Rows chosen = rows_of(parameter, rows);
   std::vector<std::int64_t> sizes = parameter.sizes().vec();
@@ -167,7 +172,7 @@ at::Tensor outgoing(const at::Tensor& parameter, at::Tensor old, const std::opti
 }
 
 void incoming(at::Tensor parameter, at::Tensor old, const std::optional<at::Tensor>& rows, const at::Tensor& server) {
-  check_alike(parameter, old);
+  check_old(parameter, old);
   check_alike(parameter, server);
   check_rows(parameter, rows);
   const Rows chosen = rows_of(parameter, rows);
