@@ -31,6 +31,7 @@ from penstock.native._ps import (  # noqa: E402 - a library built for another to
     open_local_steps,
     open_session,
     outgoing,
+    repeats_step,
 )
 
 __all__ = [
@@ -51,4 +52,5 @@ __all__ = [
     "open_local_steps",
     "open_session",
     "outgoing",
+    "repeats_step",
 ]

@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable
+from penstock.log import warn_once
 from penstock.native.channels import Session, close_session, open_session
 from penstock.native.intra_op import use_intra_op_threads_here
 from penstock.ps.counters import Counters
@@ -149,7 +151,8 @@ class TrainerClient:
 
     def send(self, variable: str, blocks: Sequence[str], at: Sequence[int], values: Sequence[Tensor]) -> None:
         """Push the gradient of each block. Returns when the servers have it."""
-        self._at_servers(self._calls(SendCall(variable, blocks, at, values)))
+        with self._beside_steps():
+            self._at_servers(self._calls(SendCall(variable, blocks, at, values)))
 
     def send_rows(
         self, variable: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], rows: Tensor,
@@ -161,11 +164,15 @@ class TrainerClient:
         A part without rows is pushed only where a round of the server has to advance the block's optimizer with it:
         ranges of rows in sync mode.
         """
-        self._at_servers(self._calls(SendCall(variable, blocks, at, [values], heights, rows)))
+        with self._beside_steps():
+            self._at_servers(self._calls(SendCall(variable, blocks, at, [values], heights, rows)))
 
     def send_step(self, pushes: Sequence[SendCall]) -> None:
         """Push all of a step without copies of the gradients; sync: wait until every server has applied the round."""
         number = self._session.begin_step()
+        if why := self._session.take_why():
+            text = f"steps go through gRPC, which takes several times the processor time: {why}"
+            warn_once(_log, text, self, about="channels")
         try:
             self._at_servers([call for push in pushes for call in self._calls(push, owned=True, number=number)])
             self.send_barrier()
@@ -176,6 +183,18 @@ class TrainerClient:
         finally:
             self._session.end_step()
         self._arm()
+
+    @contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """Push within, while no operator steps: numbers of pushes have to arrive in their order. Sync has none."""
+        if self._sync or not self._is_direct:
+            yield
+            return
+        self._session.begin_push()
+        try:
+            yield
+        finally:
+            self._session.end_push()
 
     def _at_servers(self, calls: Iterable[_Call]) -> None:
         """Make each server's calls one after another, those of several servers at the same time."""
@@ -203,7 +222,8 @@ class TrainerClient:
         if self._is_local(table):
             check_rows(table, push.rows)
             tensors = [("rows", push.rows), ("values", values)]
-            return [(table.at[0], partial(self.links[table.at[0]].push, table.blocks[0], tensors, owned=owned))]
+            push_all = partial(self.links[table.at[0]].push, owned=owned, number=number)
+            return [(table.at[0], partial(push_all, table.blocks[0], tensors))]
         different, sums = summed(push.rows, values)
         merges = len(push.rows) - len(different)
         self.counters.add(self.links[table.at[0]].endpoint, table.blocks[0], merges=merges)

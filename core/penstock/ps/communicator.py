@@ -36,17 +36,22 @@ class Remotes:
         self._open: dict[str, Remote] = {}
         self._clients: dict[str, TrainerClient] = {}
 
-    def get(self, descriptor: str) -> Remote:
-        """Return the remote of a descriptor, opened if it is not open. Raises ProgramError, Unavailable."""
+    def get(self, descriptor: str, *, opens: bool = True) -> Remote:
+        """Return the remote of a descriptor, opened if it is not open and `opens`. Raises ProgramError, Unavailable."""
         with self._lock:
             found = self._open.get(descriptor)
+            if found is None and not opens:
+                raise Unavailable(
+                    f"the connection to servers as {descriptor!r} was closed by another thread during a step, which "
+                    "they may have applied or not. Close it when no step runs"
+                )
             if found is None:
                 found = self._open[descriptor] = self.opener(Descriptor.parse(descriptor))
             return found
 
-    def get_step(self, descriptor: str) -> StepRemote:
-        """Return the remote of a descriptor of sync mode. Raises Bug, and as `get` does."""
-        found = self.get(descriptor)
+    def get_step(self, descriptor: str, *, opens: bool = True) -> StepRemote:
+        """Return the remote of a descriptor that takes whole steps. Raises Bug, and as `get` does."""
+        found = self.get(descriptor, opens=opens)
         if not isinstance(found, StepRemote):
             raise Bug(f"the remote {descriptor!r} takes no whole steps, but a graph was built for one that does")
         return found

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.native.channels import know_layout
+from penstock.native.channels import know_layout, repeats_step
 from penstock.ps.communicator import remotes
 from penstock.ps.remote import GeoCall, SendCall
 
@@ -95,7 +95,7 @@ def _send_step(
         first += count
     for (variable, blocks, at, heights), ids, of_ids in zip(sparse, _cpu(rows), _cpu(row_values), strict=True):
         pushes.append(SendCall(variable, blocks, at, [of_ids], heights, ids))
-    remotes.get_step(remote).send_step(pushes)
+    remotes.get_step(remote, opens=not repeats_step()).send_step(pushes)
     return _token()
 
 

@@ -88,7 +88,7 @@ class OpenRound:
     """The open round of one trainer at one server. Thread-safe.
 
     `natively`: the round that steps over a channel have reached. They are whole ones: none is open beside a push here.
-    `tell`: has the next one know of a round that was reached here.
+    `tell`: has the next one know of a round that was reached here; threads may do it out of order.
     """
 
     def __init__(self, endpoint: str, *, natively: Callable[[], int], tell: Callable[[int], None]) -> None:

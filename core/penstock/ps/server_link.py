@@ -91,7 +91,7 @@ class ServerLink:
             else OpenRound(
                 endpoint,
                 natively=lambda: session.round(index),
-                tell=lambda number: session.set_round(index, number),
+                tell=lambda number: session.reached(index, number),
             )
         )
         # where there are no rounds

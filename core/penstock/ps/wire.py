@@ -262,10 +262,13 @@ def bytes_of(tensor: torch.Tensor) -> Any:
 
 
 def to_wire(name: str, tensor: torch.Tensor) -> WireTensor:
-    """Return a view of a contiguous CPU tensor's bytes. Raises PeerError for a dtype that does not travel."""
+    """Return a view of a contiguous CPU tensor's bytes. Raises PeerError for one that does not travel."""
     dtype = _NAMES.get(tensor.dtype)
     if dtype is None:
         raise PeerError(f"tensor {name!r} is {tensor.dtype}; what travels is {', '.join(ITEM_SIZES)}")
+    if tensor.dim() > MAX_DIMS:
+        shape = list(tensor.shape)
+        raise PeerError(f"tensor {name!r} is {shape}; what travels has up to {MAX_DIMS} dimensions: reshape it")
     return WireTensor(name, dtype, tuple(tensor.shape), memoryview(bytes_of(tensor.contiguous())))
 
 

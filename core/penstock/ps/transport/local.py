@@ -106,6 +106,25 @@ def listener_beside(endpoint: str) -> socket.socket:
         raise Unavailable(f"the server cannot listen at {host}: {error}") from error
 
 
+_IDLE_S, _PROBE_S, _NUM_PROBES = 10, 5, 2  # as gRPC's connections (`tcp.py`): 20 s from a silence to its end
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let a TCP connection carry short messages, and break within 20 s when the other side answers no more.
+
+    Probes are for a connection that only waits; the user timeout is for bytes that are sent and not acknowledged.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, _IDLE_S),
+        (socket.TCP_KEEPINTVL, _PROBE_S),
+        (socket.TCP_KEEPCNT, _NUM_PROBES),
+        (socket.TCP_USER_TIMEOUT, 1000 * (_IDLE_S + _NUM_PROBES * _PROBE_S)),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class LineServer:
     """Serves `handler` to processes of this host, and `channels`. `address`: what a client connects to.
 
@@ -144,8 +163,7 @@ class LineServer:
                 self._closed.wait(_ACCEPT_RETRY_S)
                 continue
             if not self._shares:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                keep_alive(connection)
             line = Line(connection, shares=self._shares)
             try:
                 self._begin(line)
@@ -203,7 +221,7 @@ class LineServer:
             is_late = self._closed.is_set()
         try:
             while not is_late:
-                request = channel.receive()
+                request = self._next(channel)
                 try:
                     handler.answer(request, channel)
                 except Unavailable:
@@ -219,6 +237,15 @@ class LineServer:
             with self._lock:
                 self._lines.discard(channel)
             channel.close()
+
+    def _next(self, channel: Answers) -> Request:
+        """Receive a request. Logs a warning for the first that is malformed: every step of its sender may be."""
+        try:
+            return channel.receive()
+        except PeerError as error:
+            text = f"a channel is closed, since what a trainer sent over it is malformed: {error}"
+            warn_once(_log, text, self, about="malformed")
+            raise
 
     def _answer(self, line: Line) -> ChannelHandler | None:
         """Answer one request. Return what serves the connection from now on, if that is a channel."""

@@ -32,6 +32,7 @@ from penstock.ps.transport.local import (
     LocalClient,
     channel_of,
     host_id,
+    keep_alive,
     refusal,
     refused,
 )
@@ -251,8 +252,7 @@ class Route:
             connection = socket.create_connection((host, port), timeout=_left(deadline))
         except OSError as error:
             raise PeerError(f"port {port} of {host} cannot be reached: {error}") from error
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive(connection)
         hello = Message("hello", {"job": to.job, "token": to.token})
         return channel_of(Line(connection, shares=False), hello, message, deadline)
 

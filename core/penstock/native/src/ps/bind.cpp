@@ -102,10 +102,14 @@ class Request {
     return {message_.parts[0].block, checked_rows(message_.parts[0], block_of(message_.parts[0]))};
   }
 
+  // Each block once: what is answered is then not more than all blocks, whatever the request is.
   std::vector<std::uint32_t> reads() const {
+    std::vector<bool> is_read(blocks_->size());
     for (const std::uint32_t block : message_.reads) {
       if (block >= blocks_->size() || (*blocks_)[block].is_table)
         throw Malformed("a step reads what is no block with values");
+      if (is_read[block]) throw Malformed("a step reads '" + (*blocks_)[block].name + "' twice");
+      is_read[block] = true;
     }
     return message_.reads;
   }
@@ -224,8 +228,10 @@ class Answers {
   void stage(const std::vector<std::uint32_t>& blocks, const std::vector<at::Tensor>& tensors) {
     const py::gil_scoped_release released;
     answer_ = {};
+    std::vector<at::Tensor> copies;  // until their bytes are taken
+    copies.reserve(tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const at::Tensor tensor = tensors[i].contiguous();
+      const at::Tensor& tensor = copies.emplace_back(tensors[i].contiguous());
       Part part = described_as(blocks.at(i), tensor.scalar_type(), tensor.sizes().vec());
       part.data = static_cast<const char*>(tensor.const_data_ptr());
       answer_.parts.push_back(std::move(part));
@@ -333,12 +339,15 @@ void bind_session(py::module_& m) {
       .def_property_readonly("is_armed", &Session::is_armed)
       .def("is_armed_at", [](Session& self, std::size_t at) { return self.server(at).armed.load(); })
       .def("round", [](Session& self, std::size_t at) { return self.server(at).round.load(); })
-      .def("set_round", [](Session& self, std::size_t at, std::int64_t round) { self.server(at).round = round; })
+      .def("reached", &Session::reached)
       .def("acknowledged", [](Session& self, std::size_t at) { return self.server(at).acknowledged.load(); })
       .def("sent_at", [](Session& self, std::size_t at) { return self.server(at).sent_at.load(); })
       .def("answered_at", [](Session& self, std::size_t at) { return self.server(at).answered_at.load(); })
       .def("begin_step", &Session::begin_step, py::call_guard<py::gil_scoped_release>())
       .def("end_step", &Session::end_step)
+      .def("begin_push", &Session::begin_push, py::call_guard<py::gil_scoped_release>())
+      .def("end_push", &Session::end_push)
+      .def("take_why", &Session::take_why)
       .def("set_ahead", [](Session& self, std::int64_t num) { self.num_ahead = num; })
       .def("sums", [](Session& self, std::size_t server) {
         py::list out;
@@ -348,6 +357,7 @@ void bind_session(py::module_& m) {
   m.def("open_session", &open_session);
   m.def("close_session", [](const std::string& remote, const Session& session) { close_session(remote, &session); });
   m.def("next_number", &next_number);
+  m.def("repeats_step", &repeats_step);
   m.attr("NUM_CHANNELS") = kNumLines;
   m.def("know_layout", [](const std::string& spec, const std::vector<Described>& dense,
                           const std::vector<std::pair<Described, Pieces>>& sparse) {

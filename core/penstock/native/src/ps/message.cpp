@@ -97,7 +97,24 @@ Part part_of(Reader& reader, const Body& body, std::size_t& end) {
 
 }  // namespace
 
+std::string why_not(std::size_t num_dims) {
+  if (num_dims <= kMaxDims) return {};
+  return "a tensor has " + std::to_string(num_dims) + " dimensions, of at most " + std::to_string(kMaxDims);
+}
+
+std::string why_not(const Message& message) {
+  if (message.parts.size() > kMaxCount || message.reads.size() > kMaxCount) {
+    return "a message has " + std::to_string(message.parts.size()) + " tensors and reads " +
+           std::to_string(message.reads.size()) + " blocks, of at most " + std::to_string(kMaxCount) + " each";
+  }
+  for (const Part& part : message.parts) {
+    if (std::string why = why_not(part.sizes.size()); !why.empty()) return why;
+  }
+  return {};
+}
+
 std::string encode(const Message& message) {
+  if (const std::string why = why_not(message); !why.empty()) throw Malformed(why);
   std::string head;
   head.reserve(sizeof(Fixed) + message.parts.size() * 48 + message.reads.size() * 4 + message.text.size());
   Fixed fixed{static_cast<std::uint16_t>(message.kind),

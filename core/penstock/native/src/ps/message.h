@@ -26,7 +26,7 @@ enum class Kind : std::uint16_t {
 
 enum class Role : std::uint8_t { kValues, kRows };
 
-constexpr std::size_t kMaxDims = 8;
+constexpr std::size_t kMaxDims = 8, kMaxCount = 65535;  // of a tensor; of a message's tensors, and of its reads
 
 // `count` runs of `bytes`, the first at `data`, each `stride` bytes after the one before.
 struct Runs {
@@ -53,7 +53,11 @@ struct Message {
   std::string text;
 };
 
-// The head; the body is the parts' bytes, each at a multiple of kAlignment.
+// Why a tensor of so many dimensions, or a message, has no encoding; empty: it has one.
+std::string why_not(std::size_t num_dims);
+std::string why_not(const Message& message);
+
+// The head; the body is the parts' bytes, each at a multiple of kAlignment. Throws Malformed for `why_not`.
 std::string encode(const Message& message);
 
 // Parts look at `body`. Throws Malformed.

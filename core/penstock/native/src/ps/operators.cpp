@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "ps/session.h"
 
@@ -38,6 +39,25 @@ std::shared_ptr<const Layout> layout_of(const std::string& spec) {
   const auto found = layouts().known.find(spec);
   return found == layouts().known.end() ? nullptr : found->second;
 }
+
+thread_local bool repeats_here = false;
+
+// While Python does a step that was this session's; null: of no session. When Python has ended in an error before it
+// came to repeat the step, it is given up.
+class HandedOver {
+ public:
+  explicit HandedOver(Session* session) : session_(session), before_(std::exchange(repeats_here, session != nullptr)) {}
+  HandedOver(const HandedOver&) = delete;
+  HandedOver& operator=(const HandedOver&) = delete;
+  ~HandedOver() {
+    repeats_here = before_;
+    if (session_ != nullptr) session_->give_up_step();
+  }
+
+ private:
+  Session* session_;
+  bool before_;
+};
 
 Tensor token() {
   return at::empty({0}, at::kLong);
@@ -67,9 +87,8 @@ std::vector<std::int64_t> numbers_ahead(TensorList after) {
   return out;
 }
 
-bool send_step_natively(TensorList values, TensorList rows, TensorList row_values, TensorList after,
-                        const std::string& remote, const std::string& spec) {
-  const auto session = find_session(remote);
+bool send_step_natively(Session* session, TensorList values, TensorList rows, TensorList row_values, TensorList after,
+                        const std::string& spec) {
   const auto layout = session == nullptr || !session->is_armed() ? nullptr : layout_of(spec);
   if (layout == nullptr) return false;
   std::vector<Push> pushes;
@@ -93,7 +112,9 @@ bool send_step_natively(TensorList values, TensorList rows, TensorList row_value
 
 Tensor send_step(TensorList values, TensorList rows, TensorList row_values, TensorList after, const std::string& remote,
                  const std::string& spec) {
-  if (send_step_natively(values, rows, row_values, after, remote, spec)) return token();
+  const auto session = find_session(remote);
+  if (send_step_natively(session.get(), values, rows, row_values, after, spec)) return token();
+  const HandedOver handed_over(session.get());
   static const auto op =
       c10::Dispatcher::singleton()
           .findSchemaOrThrow("penstock::send_step_by_python", "")
@@ -150,6 +171,10 @@ Tensor prefetch(const Tensor& ids, const std::string& remote, const std::string&
 void know_layout(const std::string& spec, Layout layout) {
   const std::lock_guard guard(layouts().lock);
   layouts().known.try_emplace(spec, std::make_shared<const Layout>(std::move(layout)));
+}
+
+bool repeats_step() {
+  return repeats_here;
 }
 
 namespace {

@@ -23,4 +23,7 @@ struct Layout {
 
 void know_layout(const std::string& spec, Layout layout);
 
+// Whether this thread is in Python's `send_step` for a remote that was open when the operator began.
+bool repeats_step();
+
 }  // namespace penstock::ps

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <set>
 #include <utility>
 
 #include "ps/errors.h"
@@ -64,7 +64,7 @@ bool Session::arm(std::size_t at, std::array<std::shared_ptr<Channel>, kNumLines
     server.blocks = std::move(blocks);
   }
   server.local = local;
-  server.round = round;
+  reached(at, round);
   server.sent_at = server.answered_at = now_s();
   if (!server.armed) ++num_armed_;
   server.armed = true;
@@ -82,10 +82,16 @@ void Session::disarm(std::size_t at) noexcept {
   }
 }
 
+void Session::reached(std::size_t at, std::int64_t round) {
+  std::atomic<std::int64_t>& known = servers_.at(at)->round;
+  std::int64_t before = known.load();
+  while (before < round && !known.compare_exchange_weak(before, round)) continue;
+}
+
 Counted Session::sums(std::size_t at) {
-  waits_.share_out_now();
   const std::lock_guard guard(arming_);
   const Server& server = *servers_.at(at);
+  const auto held = waits_.hold();
   Counted out;
   for (std::size_t i = 0; i < server.sums.size(); ++i) {
     out.emplace_back(i < server.blocks.size() ? server.blocks[i] : "", *server.sums[i]);
@@ -228,6 +234,7 @@ bool Session::add_sums(const Parts& parts, const Columns& whole, Sent& out) {
     add(to, parts.blocks[part], Role::kRows, std::move(ids));
     add(to, parts.blocks[part], Role::kValues, sums[part]);
   }
+  const auto held = waits_.hold();
   servers_[parts.at[0]]->sums[parts.blocks[0]]->merges += rows.numel() - cut.num_different();
   return true;
 }
@@ -266,7 +273,7 @@ bool Session::whole_step(const std::vector<Push>& pushes, const std::vector<std:
     if (!(push.of->is_table ? add_rows(push, out) : add_blocks(push, out))) return false;
   }
   const std::int64_t number = address(out);
-  if (!has_left(out)) return false;
+  if (!have_encodings(out) || !has_left(out)) return false;
   Answers answers(servers_.size());
   Lines lines(servers_.size());
   if (!exchange(out, answers, lines)) {
@@ -277,9 +284,29 @@ bool Session::whole_step(const std::vector<Push>& pushes, const std::vector<std:
     return false;
   }
   for (std::size_t at = 0; at < servers_.size(); ++at) {
-    if (answers[at]) done(*servers_[at], out[at]->message, std::move(*answers[at]), number);
+    if (answers[at]) done(at, out[at]->message, std::move(*answers[at]), number);
   }
   return true;
+}
+
+bool Session::have_encodings(const Sent& out) {
+  for (const std::optional<Outgoing>& one : out) {
+    if (std::string why = one ? why_not(one->message) : ""; !why.empty()) {
+      leave_to_python(std::move(why));
+      return false;
+    }
+  }
+  return true;
+}
+
+void Session::leave_to_python(std::string why) {
+  const std::lock_guard guard(reasoning_);
+  if (!is_left_.exchange(true)) why_ = std::move(why);
+}
+
+std::string Session::take_why() {
+  const std::lock_guard guard(reasoning_);
+  return std::exchange(why_, {});
 }
 
 std::int64_t Session::begin_step() {
@@ -290,9 +317,16 @@ std::int64_t Session::begin_step() {
   return std::exchange(failed_here, {}).number;
 }
 
-void Session::done(Server& server, const Message& sent, Answer answer, std::int64_t number) {
+void Session::give_up_step() {
+  if (failed_here.session != this) return;
+  failed_here = {};
+  stepping_.unlock();
+}
+
+void Session::done(std::size_t at, const Message& sent, Answer answer, std::int64_t number) {
+  Server& server = *servers_[at];
   if (sync_) {
-    server.round = std::max(server.round.load(), answer.message.round);
+    reached(at, answer.message.round);
   } else if (!sent.parts.empty() || server.num_ahead != 0) {
     server.acknowledged = number;
   }
@@ -304,13 +338,18 @@ void Session::done(Server& server, const Message& sent, Answer answer, std::int6
 bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, at::TensorList out) {
   const std::lock_guard one_at_a_time(stepping_);
   std::vector<const Part*> found;
-  std::vector<std::vector<std::uint32_t>> reads(servers_.size());
+  std::vector<std::set<std::uint32_t>> reads(servers_.size());  // each block once
   bool whole = true;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     Server& server = *servers_.at(static_cast<std::size_t>(at[i]));
     const auto number = server.numbers.find(blocks[i]);
     if (number == server.numbers.end()) return false;
-    reads[static_cast<std::size_t>(at[i])].push_back(number->second);
+    std::string why = why_not(static_cast<std::size_t>(out[i].dim()));
+    if (why.empty()) {
+      reads[static_cast<std::size_t>(at[i])].insert(number->second);
+    } else {
+      leave_to_python(std::move(why));
+    }
     const Part* part = nullptr;
     if (server.answer) {
       for (const Part& one : server.answer->parts) {
@@ -326,82 +365,11 @@ bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, a
     }
   }
   for (std::size_t server = 0; server < servers_.size(); ++server) {
-    servers_[server]->reads = std::move(reads[server]);
+    servers_[server]->reads.assign(reads[server].begin(), reads[server].end());
     servers_[server]->answer.reset();  // each step reads what its own round has made
     servers_[server]->answered = {};
   }
   return whole;
-}
-
-bool Session::knows(const std::string& table) {
-  const std::lock_guard guard(knowing_);
-  return !known_.insert(table).second;
-}
-
-bool Session::look_up(const std::string& name, const at::Tensor& ids, const Placement& table, at::Tensor& out) {
-  const bool can = is_armed() && num_ahead == 0 && travels(ids) && ids.scalar_type() == at::kLong && travels(out);
-  Parts parts;
-  bool local = false;
-  if (!can || !knows(name) || !parts_of(table, parts, local) || !parts.are_apart()) return false;
-  thread_local Cut cut;
-  Sent sent(servers_.size());
-  if (local) {
-    add(of(sent, parts.at[0], Kind::kLookUp), parts.blocks[0], Role::kRows, ids);
-  } else if (!add_lookups(parts, ids, cut, sent)) {
-    return false;
-  }
-  for (std::size_t at = 0; at < sent.size(); ++at) {
-    if (sent[at]) sent[at]->message.round = sync_ ? servers_[at]->round.load() : 0;
-  }
-  Answers answers(servers_.size());
-  Lines lines(servers_.size());  // until the rows are copied: the next request's answer comes into the same memory
-  if (!exchange(sent, answers, lines) || !are_rows(sent, answers, out)) return false;
-  char* to = static_cast<char*>(out.mutable_data_ptr());
-  if (local) {
-    std::memcpy(to, answers[parts.at[0]]->message.parts[0].data, out.nbytes());
-    return true;
-  }
-  const std::size_t row_bytes = out.numel() == 0 ? 0 : out.nbytes() / static_cast<std::size_t>(out.size(0));
-  std::vector<const char*> from;
-  for (const std::uint32_t at : parts.at) {
-    from.push_back(answers[at] ? answers[at]->message.parts[0].data : nullptr);
-  }
-  for (std::int64_t i = 0; i < ids.numel(); ++i) {
-    std::memcpy(to + static_cast<std::size_t>(i) * row_bytes, from[cut.part(i)] + cut.place(i) * row_bytes, row_bytes);
-  }
-  return true;
-}
-
-bool Session::add_lookups(const Parts& parts, const at::Tensor& ids, Cut& cut, Sent& out) {
-  try {
-    cut.cut(parts, ids.const_data_ptr<std::int64_t>(), ids.numel(), true);
-  } catch (const std::out_of_range&) {
-    return false;  // Python says which
-  }
-  for (std::size_t part = 0; part < parts.at.size(); ++part) {
-    const auto& rows = cut.rows(part);
-    if (rows.empty()) continue;
-    at::Tensor own = at::empty({static_cast<std::int64_t>(rows.size())}, ids.options());
-    std::copy(rows.begin(), rows.end(), own.mutable_data_ptr<std::int64_t>());
-    add(of(out, parts.at[part], Kind::kLookUp), parts.blocks[part], Role::kRows, std::move(own));
-  }
-  return true;
-}
-
-// Whether each answer has the rows that were asked for; if not, Python says what does not fit.
-bool Session::are_rows(const Sent& sent, const Answers& answers, const at::Tensor& like) {
-  const std::size_t row_bytes = like.numel() == 0 ? 0 : like.nbytes() / static_cast<std::size_t>(like.size(0));
-  for (std::size_t at = 0; at < sent.size(); ++at) {
-    if (!sent[at]) continue;
-    const auto& found = answers[at]->message.parts;
-    const auto asked = static_cast<std::size_t>(sent[at]->message.parts[0].sizes[0]);
-    if (found.size() != 1 || found[0].dtype != static_cast<std::int8_t>(like.scalar_type()) ||
-        found[0].num_bytes != asked * row_bytes) {
-      return false;
-    }
-    count(*servers_[at], sent[at]->message, answers[at]->message);
-  }
-  return true;
 }
 
 Session::Line Session::free_line(Server& server, Kind kind) {
@@ -465,6 +433,7 @@ bool Session::await(Channel& channel, Server& server, const Message& sent, std::
 }
 
 void Session::count(Server& server, const Message& sent, const Message& answer) {
+  const auto held = waits_.hold();
   Sums& whole = sent.kind == Kind::kStep ? *server.sums.back() : *server.sums[sent.parts[0].block];
   whole.calls += 1;
   whole.staleness += answer.number;

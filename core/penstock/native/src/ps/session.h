@@ -96,6 +96,14 @@ class Session {
   // that failed after it was sent, which has to be repeated under it; 0: there is none.
   std::int64_t begin_step();
   void end_step() { stepping_.unlock(); }
+  // Around a push that Python makes beside steps, in modes without rounds: a server takes a number that comes after a
+  // larger one for a repetition.
+  void begin_push() { stepping_.lock(); }
+  void end_push() { stepping_.unlock(); }
+  // The server has this round open, at least: threads may learn of rounds in another order than that of the rounds.
+  void reached(std::size_t server, std::int64_t round);
+  // Why a step was left to Python that will be left to it for ever, once; empty otherwise.
+  std::string take_why();
 
   // -- for operators; false: Python has to do it
   // Sends gradients of blocks to servers on other hosts while the rest is computed; `step` pushes them too. The tensors
@@ -104,6 +112,8 @@ class Session {
                           const std::vector<at::Tensor>& values);
   // `ahead`: what `send_ahead` has returned for this step. What was sent for another one, which was given up, disarms.
   bool step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead);
+  // Other steps may go on: the one of this thread that failed, if there is one, is not repeated.
+  void give_up_step();
   bool read(const std::vector<std::string>& blocks, at::IntArrayRef at, at::TensorList out);
   // The first lookup of a table is Python's, which learns from it what it may look up ahead.
   bool look_up(const std::string& name, const at::Tensor& ids, const Placement& table, at::Tensor& out);
@@ -128,6 +138,10 @@ class Session {
   bool whole_step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead,
                   std::unique_lock<std::recursive_mutex>& one_at_a_time);
   bool has_left(const Sent& out);
+  bool add_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at, const std::vector<at::Tensor>& values,
+                 Sent& out);
+  bool have_encodings(const Sent& out);
+  void leave_to_python(std::string why);
   void end_ahead(bool well);
   bool parts_of(const Placement& table, Parts& out, bool& local);
   bool add_blocks(const Push& push, Sent& out);
@@ -139,7 +153,7 @@ class Session {
                     std::vector<std::int64_t> sizes);
   Outgoing& of(Sent& out, std::size_t server, Kind kind);
   std::int64_t address(Sent& out);
-  void done(Server& server, const Message& sent, Answer answer, std::int64_t number);
+  void done(std::size_t server, const Message& sent, Answer answer, std::int64_t number);
   bool knows(const std::string& table);
   bool add_lookups(const Parts& parts, const at::Tensor& ids, Cut& cut, Sent& out);
   bool are_rows(const Sent& sent, const Answers& answers, const at::Tensor& like);
@@ -159,6 +173,9 @@ class Session {
   std::set<std::string> known_;      // tables
   std::vector<std::int64_t> ahead_;  // numbers of the open step
   std::atomic<std::size_t> num_armed_{0};
+  std::atomic<bool> is_left_{false};  // there are steps that have no encoding
+  std::mutex reasoning_;
+  std::string why_;  // not taken yet
   Waits waits_;
 };
 

@@ -6,23 +6,29 @@
 
 namespace penstock::ps {
 
-std::int64_t Session::send_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at,
-                                 const std::vector<at::Tensor>& values) {
-  const std::lock_guard one_at_a_time(stepping_);
-  if (!is_armed()) return 0;
-  Sent out(servers_.size());
+// False: nothing may be sent.
+bool Session::add_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at,
+                        const std::vector<at::Tensor>& values, Sent& out) {
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     const auto to = static_cast<std::size_t>(at[i]);
     Server& server = *servers_.at(to);
     if (server.local || server.lines[0].channel->shares()) continue;  // its bytes cost less than one more message
     const auto number = server.numbers.find(blocks[i]);
-    if (number == server.numbers.end() || !travels(values[i])) return 0;
+    if (number == server.numbers.end() || !travels(values[i])) return false;
     if (server.ahead.contains(number->second)) {  // of a step that was given up
       end_ahead(false);
-      return 0;
+      return false;
     }
     add(of(out, to, Kind::kAhead), number->second, Role::kValues, values[i]);
   }
+  return have_encodings(out);
+}
+
+std::int64_t Session::send_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at,
+                                 const std::vector<at::Tensor>& values) {
+  const std::lock_guard one_at_a_time(stepping_);
+  Sent out(servers_.size());
+  if (!is_armed() || is_left_ || !add_ahead(blocks, at, values, out)) return 0;
   std::int64_t sent = 0;
   for (std::size_t to = 0; to < out.size(); ++to) {
     if (!out[to]) continue;

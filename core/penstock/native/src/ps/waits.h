@@ -2,6 +2,7 @@
 //
 // While several calls are waited for, each gets its equal share of the time that passes: all waits together are never
 // more than the time in which anything was waited for (as ps/counters.py has it for the calls that Python makes).
+// Sums are read and changed under `hold`, whichever thread does it.
 #pragma once
 
 #include <algorithm>
@@ -39,9 +40,11 @@ class Waits {
     Sums& sums_;
   };
 
-  void share_out_now() {
-    const std::lock_guard guard(lock_);
+  // The sums of all are the holder's. Waits have been counted until now.
+  std::unique_lock<std::mutex> hold() {
+    std::unique_lock held(lock_);
     share_out();
+    return held;
   }
 
  private:
