@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.exec.parallel import CompiledProgram
+from penstock.io.checkpoints.servers import is_server
 from penstock.io.fluid.folders import MODEL
 from penstock.io.fluid.loading import Saved, load_saved, parameters_in_fluid, saved_by_pickle, saved_in
 from penstock.io.saves import inference
@@ -26,6 +27,7 @@ from penstock.io.saves.variables import (
     read_variables,
     scope_of,
 )
+from penstock.io.servers import load_into_server
 from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.scope import Scope
@@ -75,9 +77,15 @@ def load_persistables(
     *,
     scope: Scope | None = None,
 ) -> None:
-    """Load all persistable variables, and go on at the step and with the seed of the save; errors as `load_vars`."""
+    """Load all persistable variables, and go on at the step and with the seed of the save; errors as `load_vars`.
+
+    Of a server's program: its rows of them, after its startup program has run (`io/servers.py`).
+    """
     program = plain(main_program)
     found = scope_of(executor, scope)
+    if is_server(program):
+        load_into_server(manifest_path(dirname, filename), program, found)
+        return
     _read(dirname, filename, program, persistables(program), found, resumes=True)
 
 

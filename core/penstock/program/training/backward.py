@@ -47,6 +47,7 @@ class SelectedRows:
     values: Variable
     height: int
     is_data: ClassVar[bool] = False
+    persistable: ClassVar[bool] = False
 
     def for_recording(self, recording: Recording) -> SelectedRows:
         """Return the handle of the same gradient in a clone of its Program."""
