@@ -202,6 +202,7 @@ from penstock.program.layers.losses import (
     square_error_cost,
     teacher_student_sigmoid_loss,
 )
+from penstock.program.layers.messages import Assert, Print
 from penstock.program.layers.network import dropout, embedding, fc
 from penstock.program.layers.normalization import (
     batch_norm,
@@ -296,8 +297,9 @@ from penstock.program.training.schedules import (
 )
 
 __all__ = [
-    "BeamSearchDecoder", "Categorical", "Decoder", "DynamicRNN", "GRUCell", "IfElse", "LSTMCell",
-    "MultivariateNormalDiag", "Normal", "RNNCell", "StaticRNN", "Switch", "Uniform", "While", "abs", "accuracy",
+    "Assert", "BeamSearchDecoder", "Categorical", "Decoder", "DynamicRNN", "GRUCell", "IfElse", "LSTMCell",
+    "MultivariateNormalDiag", "Normal", "Print", "RNNCell", "StaticRNN", "Switch", "Uniform", "While", "abs",
+    "accuracy",
     "acos", "adaptive_pool2d", "adaptive_pool3d", "add_position_encoding", "addcmul", "addmm", "affine_channel",
     "affine_grid", "allclose", "arange", "argmax", "argmin", "argsort", "array_length", "array_read", "array_write",
     "asin", "assign", "atan", "auc", "autoincreased_step_counter", "batch_norm", "beam_search", "beam_search_decode",

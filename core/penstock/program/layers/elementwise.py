@@ -11,6 +11,7 @@ from penstock.errors import ProgramError
 from penstock.program.layers.activations import activate
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import written
+from penstock.program.record.ragged import join_sizes
 from penstock.program.record.source import user_line
 
 
@@ -53,6 +54,8 @@ def matmul(
     with name_scope(name or default_main_program().unique("matmul")):
         left = x.transpose(-1, -2) if transpose_x and x.ndim > 1 else x
         right = y.transpose(-1, -2) if transpose_y and y.ndim > 1 else y
+        if left.ndim > 1 and right.ndim > 1:  # what is multiplied has one size, also where both are known when fed
+            join_sizes(left._recording, left.desc.shape[-1], right.desc.shape[-2])
         product: Any = torch.matmul(left, right)
         return product if alpha == 1.0 else product * alpha
 

@@ -18,16 +18,22 @@ from penstock.program.optimizers.averages import (
     RecomputeOptimizer,
 )
 from penstock.program.optimizers.base import Optimizer
-from penstock.program.optimizers.momentum import LarsMomentumOptimizer, MomentumOptimizer, SGDOptimizer
+from penstock.program.optimizers.momentum import (
+    DpsgdOptimizer,
+    LarsMomentumOptimizer,
+    MomentumOptimizer,
+    SGDOptimizer,
+)
 
 SGD, Momentum, LarsMomentum = SGDOptimizer, MomentumOptimizer, LarsMomentumOptimizer
 Adagrad, DecayedAdagrad, Ftrl, RMSProp = AdagradOptimizer, DecayedAdagradOptimizer, FtrlOptimizer, RMSPropOptimizer
 Adam, AdamW, Adamax, Lamb = AdamOptimizer, AdamWOptimizer, AdamaxOptimizer, LambOptimizer
-Adadelta = AdadeltaOptimizer
+Adadelta, Dpsgd = AdadeltaOptimizer, DpsgdOptimizer
 
 __all__ = [
     "SGD", "Adadelta", "AdadeltaOptimizer", "Adagrad", "AdagradOptimizer", "Adam", "AdamOptimizer", "AdamW",
     "AdamWOptimizer", "Adamax", "AdamaxOptimizer", "DecayedAdagrad", "DecayedAdagradOptimizer",
+    "Dpsgd", "DpsgdOptimizer",
     "ExponentialMovingAverage", "Ftrl", "FtrlOptimizer", "Lamb", "LambOptimizer", "LarsMomentum",
     "LarsMomentumOptimizer", "LookaheadOptimizer", "ModelAverage", "Momentum", "MomentumOptimizer", "Optimizer",
     "RMSProp", "RMSPropOptimizer", "RecomputeOptimizer", "SGDOptimizer",

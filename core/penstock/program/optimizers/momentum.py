@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
+from penstock.errors import ProgramError
 from penstock.program.optimizers.base import Optimizer, State
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
 from penstock.program.training.backward import SelectedRows
 from penstock.program.training.clipping import Clip
@@ -99,3 +102,42 @@ class LarsMomentumOptimizer(Optimizer):
         velocity = state["velocity"]
         velocity.mul_(self._momentum).add_((g + p * self._decay) * lr)
         p.sub_(velocity)
+
+
+class DpsgdOptimizer(Optimizer):
+    """p -= lr (g / max(1, |g| / clip) + noise / batch_size), with one normal number of deviation `sigma` as noise of a
+    parameter's step: differentially private SGD. A table with a sparse gradient is refused.
+
+    Noise follows from `Program.random_seed` and the number of the run. Source: dpsgd_op (Fluid 1.8).
+    """
+
+    kind = "dpsgd"
+
+    def __init__(
+        self,
+        learning_rate: float | Variable = 0.001,
+        clip: float = 0.9,
+        batch_size: float = 0.999,
+        sigma: float = 1e-8,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(learning_rate, name=name)
+        if not (clip > 0.0 and batch_size > 0.0 and sigma >= 0.0):
+            raise ProgramError(
+                f"{user_line()}: Dpsgd: clip is {clip}, batch_size {batch_size} and sigma {sigma}; expected positive "
+                "ones"
+            )
+        self._clip, self._batch_size, self._sigma = float(clip), float(batch_size), float(sigma)
+
+    def _update(self, one: PendingGradient, lr: torch.Tensor, state: State) -> None:
+        if one.rows is not None:
+            raise ProgramError(
+                f"{user_line()}: Dpsgd: {one.param.name!r} has a sparse gradient; use embedding(is_sparse=False)",
+                variable=one.param.name,
+            )
+        gradient, recording = one.value, recording_of(one.param.program)
+        recording.num_seeds += 1
+        operands = ("normal", 0.0, self._sigma, recording.num_seeds, True, -1, 1, gradient.dtype)
+        noise = torch.ops.penstock.random(recording.rng(), [1], *operands)
+        scale = (one.square_sum().sqrt() / self._clip).clamp_min(1.0)
+        one.param.fake.sub_((gradient / scale + noise.reshape(()) / self._batch_size) * lr)

@@ -68,6 +68,16 @@ def rename_symbols(recording: Recording, names: Mapping[str, str]) -> None:
             pass
 
 
+def join_sizes(recording: Recording, left: Dim, right: Dim) -> None:
+    """Take two sizes for equal that are known when fed, where neither is the rows of an input."""
+    names = [str(size.args[0]) for size in (left, right) if isinstance(size, Expr) and size.op == "sym"]
+    rows = {_rows(v.shape) for v in recording.program.variables.values() if v.feed}
+    known = set(recording.program.symbols)
+    if len(set(names)) == 2 and not rows & set(names) and known >= set(names):
+        first, second = sorted(names, key=recording.program.symbols.index)
+        rename_symbols(recording, {second: first})
+
+
 def _to_join(recording: Recording, operands: Any) -> dict[str, str]:
     """Symbols of sizes among the operands -> the one to take for them; empty if there is nothing to take for equal."""
     shapes = [desc.shape for v in tree_leaves(operands) if (desc := _described(recording.program, v))]

@@ -147,6 +147,21 @@ class Variable:
         return repr(self)
 
     @property
+    def error_clip(self) -> Any:
+        """What clips its gradient on its way back (`fluid.clip.ErrorClipByValue`); None."""
+        return self._recording.error_clips.get(self.name)
+
+    @error_clip.setter
+    def error_clip(self, clip: Any) -> None:
+        if clip is not None and not hasattr(clip, "clipped"):
+            raise ProgramError(f"{user_line()}: error_clip is {clip!r}; expected ErrorClipByValue", variable=self.name)
+        self._recording.error_clips[self.name] = clip
+
+    def _set_error_clip(self, error_clip: Any) -> None:
+        """As `error_clip = …`, Fluid's name."""
+        self.error_clip = error_clip
+
+    @property
     def stop_gradient(self) -> bool:
         """Whether gradients end here."""
         return not self.fake.requires_grad

@@ -9,7 +9,8 @@ gradient exchange may write it in place. Of a sparse table it is a SelectedRows 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -108,7 +109,7 @@ def append_backward(
             # The tape is kept, since another loss may share the forward pass; fakes hold no memory.
             wanted = [*leaves, *opened.values()]
             refuse_lost_gradients(recording, [loss.fake], wanted)
-            with overwritten_values_named(repr(loss.name)):
+            with overwritten_values_named(repr(loss.name)), _clipped_on_the_way(recording):
                 grads = torch_gradients(loss.fake, seed, wanted)
             for name, grad in zip(opened, grads[len(leaves) :], strict=True):
                 if grad is not None:  # a copy: the same memory may be the gradient of a parameter
@@ -118,6 +119,18 @@ def append_backward(
             pairs = _name_gradients(recording, dense, lookups, list(grads[: len(leaves)]), before)
         _refuse_overwritten(program, before)
     return [(program.handle(p), g) for p, g in pairs]
+
+
+@contextmanager
+def _clipped_on_the_way(recording: Recording) -> Iterator[None]:
+    """Clip the gradients of variables that have an `error_clip`, as soon as they are whole."""
+    found = [(recording.handles[name], clip) for name, clip in recording.error_clips.items() if clip is not None]
+    hooks = [variable.fake.register_hook(clip.clipped) for variable, clip in found if variable.fake.requires_grad]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _opened(recording: Recording, loss: Variable, refused: Iterable[Any]) -> dict[str, torch.Tensor]:

@@ -60,6 +60,24 @@ class GradientClipByGlobalNorm:
         self.group_name = group_name
 
 
+class ErrorClipByValue:
+    """Puts every element of the gradient of one variable between `min` (default -max) and `max`, on its way back.
+
+    `variable._set_error_clip(ErrorClipByValue(…))`, before the backward pass is recorded.
+    """
+
+    def __init__(self, max: float, min: float | None = None) -> None:
+        self.max = float(max)
+        self.min = -self.max if min is None else float(min)
+
+    def __str__(self) -> str:
+        return f"ByValue, min={self.min:f}, max={self.max:f}"
+
+    def clipped(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the clipped gradient."""
+        return gradient.clamp(self.min, self.max)
+
+
 Clip = GradientClipByValue | GradientClipByNorm | GradientClipByGlobalNorm
 
 
