@@ -265,3 +265,77 @@ def test_paths_through_beams() -> None:
     built = Built(lambda: [L.gather_tree(fluid.data("i", [3, 1, 2], "int64"), fluid.data("p", [3, 1, 2], "int64"))])
     # beam 0 ends with 6, which continues beam 1 (5), which continues beam 0 (2)
     assert built.run({"i": ids, "p": parents})[0][:, 0].T.tolist() == [[2, 5, 6], [3, 4, 7]]
+
+
+# ---------------------------------------------------------------- decoders with helpers
+
+
+def word_attr(name: str, seed: int) -> Any:
+    return fluid.ParamAttr(name=name, initializer=fluid.initializer.Normal(0.0, 2.0, seed=seed))
+
+
+def words_of(ids: Any) -> Any:
+    return fluid.embedding(ids, [WORDS, 4], param_attr=word_attr("table", 4), dtype="float64")
+
+
+def scores_of(out: Any) -> Any:
+    return L.fc(out, WORDS, param_attr=word_attr("scores", 6), bias_attr=False)
+
+
+def steps_of(built: Built, h: torch.Tensor, words: Callable[[int, int], int], count: int) -> torch.Tensor:
+    """The scores [count, words] of one sequence, whose step t gets the word `words(t, best word before)`."""
+    cell, found, last = {"w_0": "cell_gate", "w_1": "cell_candidate"}, [], 0
+    for t in range(count):
+        x = built.named("table")[words(t, last)]
+        r, u = torch.sigmoid(torch.cat([x, h]) @ built.named(cell["w_0"])).chunk(2)
+        h = u * h + (1 - u) * torch.tanh(torch.cat([x, r * h]) @ built.named(cell["w_1"]))
+        found.append(h @ built.named("scores"))
+        last = int(found[-1].argmax())
+    return torch.stack(found)
+
+
+def test_training_feeds_given_words_with_gradients() -> None:
+    ids, lengths = np.array([[3, 4, 2], [5, 6, 0]]), [3, 2]
+
+    def build() -> list[Any]:
+        given, n = fluid.data("ids", [None, None], "int64"), fluid.data("n", [None], "int64")
+        h = fluid.data("h", [None, 5], "float64")
+        helper = L.TrainingHelper(words_of(given), n)
+        cell = L.GRUCell(5, word_attr("cell", 8), False, dtype="float64")
+        out, _, steps = L.dynamic_decode(L.BasicDecoder(cell, helper, scores_of), h, return_length=True)
+        fluid.append_backward(L.reduce_sum(out.cell_outputs * out.cell_outputs))
+        names = [p.name for p in fluid.default_main_program().parameters()]
+        return [out.cell_outputs, out.sample_ids, steps, *(f"{name}@GRAD" for name in names)]
+
+    built = Built(build)
+    h = np.random.default_rng(4).normal(size=(2, 5))
+    scores, best, steps, *grads = built.run({"ids": ids, "n": np.array(lengths), "h": h})
+    assert steps.tolist() == lengths
+    # behind an end the sequence goes on: its last input is a step of the table, then zeros
+    wanted = steps_of(built, torch.tensor(h[0]), lambda t, _: int(ids[0, t]), 3)
+    close(scores[0], wanted)
+    close(scores[1, :2], steps_of(built, torch.tensor(h[1]), lambda t, _: int(ids[1, t]), 2))
+    np.testing.assert_array_equal(best, scores.argmax(-1))
+    (torch.stack([wanted, steps_of(built, torch.tensor(h[1]), lambda t, _: int(ids[1, t]), 3)]) ** 2).sum().backward()  # type: ignore[no-untyped-call]  # torch
+    for got, one in zip(grads, built.parameters.values(), strict=True):
+        close(got, one.grad)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_words_are_chosen_until_the_end(greedy: bool) -> None:
+    def build() -> list[Any]:
+        start, h = fluid.data("start", [None], "int64"), fluid.data("h", [None, 5], "float64")
+        kind = L.GreedyEmbeddingHelper if greedy else L.SampleEmbeddingHelper
+        extra = [] if greedy else [1e-6]  # so cold that the best word is drawn
+        helper = kind(words_of, start, END, *extra)
+        cell = L.GRUCell(5, word_attr("cell", 8), False, dtype="float64")
+        out, _, steps = L.dynamic_decode(L.BasicDecoder(cell, helper, scores_of), h, 6, return_length=True)
+        return [out.sample_ids, steps]
+
+    built = Built(build)
+    h = np.random.default_rng(6).normal(size=(3, 5))
+    ids, steps = built.run({"start": np.zeros(3, np.int64), "h": h})
+    for row, own, count in zip(h, ids, steps, strict=True):
+        best = steps_of(built, torch.tensor(row), lambda t, last: last, len(own)).argmax(-1).tolist()
+        assert own[:count].tolist() == best[:count]
+        assert END not in best[: count - 1]

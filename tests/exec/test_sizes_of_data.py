@@ -188,3 +188,37 @@ def test_offsets_that_do_not_fit_are_errors() -> None:
     short = Built(lambda: [L.lod_reset(x_input(), target_lod=[0, 5])])
     with pytest.raises(OperatorError, match=r"the lengths \[5\] do not add up to the 6 rows"):
         short.run(x=ragged(ROWS, [6]))
+
+
+def test_a_mask_as_long_as_the_longest_sequence_or_a_value() -> None:
+    def build() -> list[Any]:
+        n, most = fluid.data("n", [None], "int64"), fluid.data("most", [1], "int64")
+        return [L.sequence_mask(n), L.sequence_mask(n, most, "float64"), L.sequence_mask(n, 2)]
+
+    longest, given, fixed = Built(build).run(n=np.array([3, 0, 1]), most=np.array([4]))
+    assert longest.tolist() == [[1, 1, 1], [0, 0, 0], [1, 0, 0]]
+    np.testing.assert_array_equal(given, np.pad(longest, [(0, 0), (0, 1)]))
+    np.testing.assert_array_equal(fixed, longest[:, :2])
+
+
+def test_losses_of_values_of_unknown_sizes() -> None:
+    def build() -> list[Any]:
+        array, _ = doubled()
+        whole = L.transpose(L.tensor_array_to_tensor(array, 0, use_stack=True)[0], [1, 0, 2])
+        label = fluid.data("label", [None, None], "int64")
+        cost = L.cross_entropy(L.softmax(whole), label)
+        weight = L.sequence_mask(L.reduce_sum(label, dim=1), L.shape(whole)[1], "float64")
+        total = L.reduce_sum(cost * weight)
+        fluid.append_backward(total)
+        return [cost, total, "x@GRAD"]
+
+    x, label = random(2, 2), np.array([[1, 0, 0], [0, 1, 1]])
+    wanted = torch.tensor(x, requires_grad=True)
+    logs = torch.log_softmax(torch.stack([wanted * 2.0 ** (k + 1) for k in range(3)], 1), -1)
+    cost = -logs.gather(2, torch.tensor(label)[..., None])[..., 0]
+    total = cost[0, :1].sum() + cost[1, :2].sum()
+    total.backward()  # type: ignore[no-untyped-call]  # torch
+    found = Built(build).run(x=x, n=np.array([3]), label=label)
+    np.testing.assert_allclose(found[0], cost.detach().numpy())
+    np.testing.assert_allclose(found[1], [float(total.detach())])
+    close(found[2], wanted.grad)

@@ -20,7 +20,8 @@ ARRAY_OPERATORS = frozenset(
     f"penstock.{name}"
     for name in (
         "array_write", "array_read", "array_length", "array_assign", "array_new", "array_of", "array_first",
-        "array_joined", "rows_with_lengths", "rows_between", "rows_repeated", "beam_search", "beam_search_decode",
+        "array_joined", "rows_with_lengths", "rows_between", "rows_repeated", "rows_counted",
+        "beam_search", "beam_search_decode",
     )
 )  # fmt: skip
 """What blocks alone do: with tensor arrays, and with sizes that follow from data. No operators of torch: the

@@ -45,9 +45,16 @@ def _rows_with_lengths(x: Tensor, lengths: Tensor) -> tuple[Tensor]:
     return (x.clone(),)
 
 
-def _rows_between(starts: Tensor, lengths: Tensor) -> tuple[Tensor]:
-    """The positions start, start + 1, … of each pair, `length` of them."""
+def _rows_between(starts: Tensor, lengths: Tensor, ends: Tensor) -> tuple[Tensor]:
+    """The positions start, start + 1, … of each pair, `length` of them, all below the end."""
     counts = lengths.reshape(-1)
+    wrong = (counts < 0) | (starts.reshape(-1) + counts > ends.reshape(-1))
+    if bool(wrong.any()):
+        at = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{int(counts[at])} rows from {int(starts.reshape(-1)[at])} on are asked for of the sequence {at}, which "
+            f"ends at {int(ends.reshape(-1)[at])}"
+        )
     first = counts.cumsum(0) - counts
     shift = torch.repeat_interleave(starts.reshape(-1) - first, counts)
     return (torch.arange(shift.numel()) + shift,)
@@ -70,6 +77,7 @@ _KERNELS: dict[str, _Kernel] = {
     "penstock.rows_with_lengths": _rows_with_lengths,
     "penstock.rows_between": _rows_between,
     "penstock.rows_repeated": _rows_repeated,
+    "penstock.rows_counted": lambda value: (torch.arange(int(value)),),
     "penstock.beam_search": beam_search.step,
     "penstock.beam_search_decode": beam_search.sentences,
 }

@@ -18,6 +18,7 @@ from penstock.program.record.arrays import append
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.opening import recording_of
+from penstock.program.record.ragged import join_rows
 from penstock.program.record.recording import Recording
 from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
@@ -100,3 +101,77 @@ def give_levels(recording: Recording, x: Any, levels: Sequence[Any]) -> Any:
         variables[name] = replace(variables[name], lod_level=len(levels) - number)
         name += LENGTHS
     return x
+
+
+@reads_unsized
+def sequence_slice(input: Any, offset: Any, length: Any, name: str | None = None) -> Any:
+    """Return of each sequence `length` rows from `offset` on.
+
+    Shapes: input ragged [rows, …]; offset, length int [n, 1]. A slice beyond the end of its sequence is an
+    OperatorError of the run.
+    """
+    with name_scope(name or default_main_program().unique("sequence_slice")):
+        own = _expect_one_level("sequence_slice", input)
+        ends = own.cumsum(0)
+        starts, counts = ends - own + offset.reshape([-1, 1]).to(torch.int64), length.reshape([-1, 1]).to(torch.int64)
+        return _picked(input, starts, counts, ends)
+
+
+def _expect_one_level(layer: str, x: Any) -> Any:
+    levels = _levels(x)
+    if len(levels) != 1:
+        raise ProgramError(
+            f"{user_line()}: {layer} needs ragged rows of one level; {x!r} has {len(levels)}. Declare the input as "
+            "fluid.layers.data(name, shape=[1], dtype='int64', lod_level=1)",
+            variable=x.name,
+        )
+    return levels[0]
+
+
+def _picked(x: Any, starts: Any, counts: Any, ends: Any) -> Any:
+    """The rows of x between starts and starts + counts, as sequences."""
+    recording = recording_of(default_main_program())
+
+    def build() -> Any:
+        fake = empty_fake([recording.symbols.new_of_data()], None, torch.int64)
+        append(recording, "rows_between", (starts, counts, ends), [fake])
+        rows = x.index_select(0, recording.handle(fake))
+        return give_levels(recording, rows, [counts.clone()])
+
+    return sized_in_block(recording, build)
+
+
+def repeat_sequences(x: Any, counts: Any) -> Any:
+    """Return sequence i of x as often as counts[i] says, int64 [n, 1]: ragged, with each copy a sequence."""
+    recording = recording_of(default_main_program())
+    own = _expect_one_level("sequence_expand", x)
+
+    def build() -> Any:
+        ends, size = own.cumsum(0), recording.symbols.new_of_data()
+        parts = [empty_fake([size, 1], None, torch.int64) for _ in range(3)]
+        for fake, value in zip(parts, (ends - own, own, ends), strict=True):
+            append(recording, "rows_repeated", (value, counts), [fake])
+        return _picked(x, *map(recording.handle, parts))
+
+    return sized_in_block(recording, build)
+
+
+@reads_unsized
+def sequence_scatter(input: Any, index: Any, updates: Any, name: str | None = None) -> Any:
+    """Return input with `updates` added: in row i at the columns of the i-th sequence of `index`.
+
+    Shapes: input [n, m]; index int [rows, 1] and updates [rows, 1], ragged, of the same sequences.
+    """
+    with name_scope(name or default_main_program().unique("sequence_scatter")):
+        own = _expect_one_level("sequence_scatter", index)
+        join_rows(recording_of(default_main_program()), (index, updates))
+        rows = record_call(torch.ops.penstock.sequence_rows, (own, index.shape[0], "sequence"), {})
+        places = (rows, index.reshape([-1]).to(torch.int64))
+        return torch.index_put(input, places, updates.reshape([-1]), accumulate=True)
+
+
+def counted(recording: Recording, value: Any) -> Any:
+    """Return 0, 1, … below the value of a variable of one element, int64 [m], in the block that is open."""
+    fake = empty_fake([recording.symbols.new_of_data()], None, torch.int64)
+    append(recording, "rows_counted", (value,), [fake])
+    return recording.handle(fake)

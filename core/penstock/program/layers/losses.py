@@ -24,6 +24,7 @@ from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import written
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
+from penstock.program.record.unsized import reads_unsized
 from penstock.program.record.variable import Variable, dtype_named, recording_modes, wrap
 from penstock.program.training.parameters import ParamAttr, create_persistable
 
@@ -31,6 +32,7 @@ _NOT_IGNORED = -100  # Fluid's default: no label has it
 _TINY = 1e-20  # Fluid's TolerableValue: the logarithm of a probability that underflowed stays finite
 
 
+@reads_unsized
 def cross_entropy(input: Any, label: Any, soft_label: bool = False, ignore_index: int = _NOT_IGNORED) -> Any:
     """Return -log p[label] for each row.
 
@@ -58,6 +60,7 @@ def _counted(loss: Any, label: Any, ignore_index: int) -> Any:
     return loss if ignore_index == _NOT_IGNORED else torch.where(label == ignore_index, torch.zeros_like(loss), loss)
 
 
+@reads_unsized
 def softmax_with_cross_entropy(
     logits: Any,
     label: Any,

@@ -18,12 +18,14 @@ from penstock.errors import ProgramError
 from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.layers.inputs import fluid_data, rows_input, steps_input
+from penstock.program.layers.levels import counted, repeat_sequences
 from penstock.program.layers.network import fc
-from penstock.program.layers.sizes import sizes_in
+from penstock.program.layers.sizes import known_size
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.opening import recording_of
 from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
-from penstock.program.record.unsized import reads_unsized
+from penstock.program.record.unsized import reads_unsized, sized_in_block
 from penstock.program.record.variable import dtype_named, record_call
 from penstock.program.sequences import LENGTHS, is_ragged, lengths_of, ragged_with_rows
 
@@ -127,16 +129,22 @@ def sequence_expand_as(x: Any, y: Any, name: str | None = None) -> Any:
 
 @reads_unsized
 def sequence_expand(x: Any, y: Any, ref_level: int = -1, name: str | None = None) -> Any:
-    """Repeat row i of x as often as the i-th sequence of y has rows; as `sequence_expand_as`.
+    """Repeat row i of x, or sequence i if x has some, as often as the i-th sequence of y has rows.
 
-    Raises ProgramError for an x with sequences of its own, and for a `ref_level` that is not the last one of y.
+    `ref_level`: the level of y whose sequences are counted, of an outer one the sequences in it; -1: the last. What is
+    made of sequences has a size that follows from data. Raises ProgramError for an x of two levels.
     """
-    levels = lengths_of(default_main_program(), y.desc.shape[0])
-    if ref_level not in (-1, len(levels) - 1):
-        raise ProgramError(
-            f"{user_line()}: sequence_expand(ref_level={ref_level}): only the last level of y is possible, -1"
-        )
-    return sequence_expand_as(x, y, name)
+    program = default_main_program()
+    levels = lengths_of(program, y.desc.shape[0])
+    if not -1 <= ref_level < max(len(levels), 1):
+        raise ProgramError(f"{user_line()}: sequence_expand(ref_level={ref_level}): {y!r} has {len(levels)} levels")
+    if not levels or (_lengths(x) is None and ref_level in (-1, len(levels) - 1)):
+        return sequence_expand_as(x, y, name)
+    with name_scope(name or program.unique("sequence_expand")):
+        counts = program.handle(levels[ref_level])
+        if _lengths(x) is not None:
+            return repeat_sequences(x, counts)
+        return _spread(x, counts, program.handle(levels[ref_level + 1]).shape[0])
 
 
 @reads_unsized
@@ -147,18 +155,24 @@ def sequence_reverse(x: Any, name: str | None = None) -> Any:
         return x.index_select(0, _rows(own, x.shape[0], "mirror"))
 
 
+@reads_unsized
 def sequence_mask(x: Any, maxlen: Any = None, dtype: str = "int64", name: str | None = None) -> Any:
     """Return 1 for steps below a length, else 0. Shapes: x int [n, …]; result [n, …, maxlen].
 
-    `maxlen`: a number, or a size as a variable (`layers.shape(y)[1]`). Raises ProgramError without, as it would follow
-    from data: see `sequence_pad` for the lengths of an input.
+    `maxlen`: a number, a size as a variable (`layers.shape(y)[1]`), or a variable of one element whose value decides
+    when it is run, as the largest length does without `maxlen`; the result has a size that follows from data then.
     """
-    if maxlen is None:
-        raise ProgramError(f"{user_line()}: sequence_mask needs maxlen: a size does not follow from what is computed")
-    (most,) = sizes_in([maxlen])
     with name_scope(name or default_main_program().unique("sequence_mask")):
-        steps = x.new_ones([most]).cumsum(0) - 1
-        return (steps < x.unsqueeze(-1)).to(dtype_named(dtype))
+        most = None if maxlen is None else known_size(maxlen)
+        if most is None:
+            value = torch.max(x) if maxlen is None else maxlen
+            recording = recording_of(default_main_program())
+            return sized_in_block(recording, lambda: _below(x, counted(recording, value), dtype))
+        return _below(x, x.new_ones([most]).cumsum(0) - 1, dtype)
+
+
+def _below(x: Any, steps: Any, dtype: str) -> Any:
+    return (steps < x.unsqueeze(-1)).to(dtype_named(dtype))
 
 
 @reads_unsized

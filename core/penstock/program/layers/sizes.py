@@ -36,6 +36,14 @@ def sizes_in(shape: Any) -> list[Any]:
     return [size for given in shape for size in (_elements_of(given) if isinstance(given, Variable) else [given])]
 
 
+def known_size(value: Any) -> Any:
+    """Return the size that a number or a variable of one element is; None for a value that follows from data."""
+    if not isinstance(value, Variable):
+        return value
+    found = _elements(value._recording, _makers(value._recording), value.name)
+    return found[0] if found is not None and len(found) == 1 else None
+
+
 def _elements_of(variable: Variable) -> list[Any]:
     recording = variable._recording
     found = _elements(recording, _makers(recording), variable.name)

@@ -83,18 +83,18 @@ def _to_join(recording: Recording, operands: Any) -> dict[str, str]:
     shapes = [desc.shape for v in tree_leaves(operands) if (desc := _described(recording.program, v))]
     of_data = [name for name in recording.symbols.of_data if name not in recording.symbols.sizes.equal]
     if late := _late_rows_to_join(of_data, shapes):
-        return late
-    return {**_rows_to_join(recording.program, shapes), **_other_sizes_to_join(recording.program, shapes)}
+        return late  # of other sizes, the next call on them asks
+    return {**_rows_to_join(recording.program, shapes), **_other_sizes_to_join(recording.program, of_data, shapes)}
 
 
-def _other_sizes_to_join(program: Program, shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
+def _other_sizes_to_join(program: Program, of_data: Sequence[str], shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
     """Symbols at one position, counted from the last dimension, of which none is of rows."""
     inputs = {*program.symbols[:1], *(_rows(v.shape) for v in ragged_feeds(program))}
     names: dict[str, str] = {}
     for position in range(-1, -max(map(len, shapes), default=0), -1):
         there = [shape[position] for shape in shapes if len(shape) > -position]
         found = {str(size.args[0]) for size in there if isinstance(size, Expr) and size.op == "sym"} - inputs
-        first, *rest = [name for name in program.symbols if name in found] or [""]
+        first, *rest = [name for name in (*program.symbols, *of_data) if name in found] or [""]
         names |= dict.fromkeys(rest, names.get(first, first))
     return names
 

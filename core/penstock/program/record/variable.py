@@ -171,7 +171,7 @@ class Variable:
         if self.desc.parameter:
             self._describe(trainable=not value)
         if not value:
-            self.fake.requires_grad_(True)
+            self.fake.requires_grad_(self.fake.is_floating_point() or self.fake.requires_grad)
         elif self._recording.open_blocks:
             detached = record_call(torch.Tensor.detach, (self,), {})
             self._recording.handles[detached.name] = self

@@ -1,0 +1,80 @@
+"""One step of a recurrent layer: `gru_unit`, `lstm_unit`. Source: gru_unit_op.h, lstm_unit_op.h (Fluid 1.8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.errors import ProgramError
+from penstock.program.initializers import Constant
+from penstock.program.layers.network import fc
+from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.source import user_line
+from penstock.program.training.parameters import ParamAttr, create_parameter
+
+
+def gru_unit(
+    input: Any,
+    hidden: Any,
+    size: int,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    activation: str = "tanh",
+    gate_activation: str = "sigmoid",
+    origin_mode: bool = False,
+) -> tuple[Any, Any, Any]:
+    """Return (new state [n, h], reset state [n, h], gates [n, 3 h]: update, reset, candidate).
+
+    Shapes: input [n, size], the projected input, size = 3 h; hidden [n, h]. Parameters, as in Fluid's files: w_0
+    [h, 3 h], whose values are [h, 2 h] of update and reset and then [h, h] of the candidate; b_0 [1, 3 h].
+    `origin_mode`: h' = u h + (1 - u) candidate; else h' = (1 - u) h + u candidate. The activations are sigmoid and
+    tanh whatever is given, as in Fluid.
+    """
+    h = size // 3
+    weights, bias = ParamAttr.of(param_attr), ParamAttr.of(bias_attr)
+    if size % 3 or hidden.desc.shape[-1] != h or weights is None:
+        raise ProgramError(
+            f"{user_line()}: gru_unit(size={size}) needs a state [n, {h}], three times that as size, and a weight; got "
+            f"{hidden!r} and param_attr={param_attr!r}",
+            variable=hidden.name,
+        )
+    prefix, dtype = default_main_program().unique("gru_unit"), input.desc.dtype
+    with name_scope(prefix):
+        whole: Any = create_parameter([h, 3 * h], dtype, weights, prefix=prefix, suffix="w_0")
+        flat = whole.reshape([-1])
+        if bias is not None:
+            input = input + create_parameter([1, 3 * h], dtype, bias, Constant(0.0), prefix=prefix, suffix="b_0")
+        gates = torch.sigmoid(input[:, : 2 * h] + torch.matmul(hidden, flat[: 2 * h * h].reshape([h, 2 * h])))
+        update, reset = gates[:, :h], gates[:, h:]
+        kept = reset * hidden
+        candidate = torch.tanh(input[:, 2 * h :] + torch.matmul(kept, flat[2 * h * h :].reshape([h, h])))
+        old, new = (update, 1.0 - update) if origin_mode else (1.0 - update, update)
+        return old * hidden + new * candidate, kept, torch.cat([gates, candidate], 1)
+
+
+def lstm_unit(
+    x_t: Any,
+    hidden_t_prev: Any,
+    cell_t_prev: Any,
+    forget_bias: float = 0.0,
+    param_attr: Any = None,
+    bias_attr: Any = None,
+    name: str | None = None,
+) -> tuple[Any, Any]:
+    """Return (new state, new cell), both [n, h]: a fully connected layer of [x, state], and the gates of an LSTM.
+
+    Shapes: x_t [n, k], hidden_t_prev [n, h], cell_t_prev [n, h]. Gates: input, forget (plus `forget_bias`), output,
+    candidate.
+    """
+    size = cell_t_prev.desc.shape[-1]
+    if not isinstance(size, int) or not x_t.ndim == hidden_t_prev.ndim == cell_t_prev.ndim == 2:
+        raise ProgramError(
+            f"{user_line()}: lstm_unit needs [n, k], [n, h] and [n, h]; got {x_t!r}, {hidden_t_prev!r} and "
+            f"{cell_t_prev!r}"
+        )
+    gates = fc(torch.cat([x_t, hidden_t_prev], 1), 4 * size, param_attr=param_attr, bias_attr=bias_attr)
+    with name_scope(name or default_main_program().unique("lstm_unit")):
+        i, f, o, g = (gates[:, k * size : (k + 1) * size] for k in range(4))
+        cell = torch.sigmoid(f + forget_bias) * cell_t_prev + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(cell), cell
