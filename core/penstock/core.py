@@ -25,7 +25,7 @@ class VarDesc:
             torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
         )  # fmt: skip
         FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-        LOD_TENSOR, SELECTED_ROWS = "dense", "selected_rows"
+        LOD_TENSOR, SELECTED_ROWS, LOD_TENSOR_ARRAY = "dense", "selected_rows", "array"
 
 
 class Place:

@@ -24,12 +24,14 @@ class LoDTensor:
 
     def __init__(self, rows: Any = None, lengths: Sequence[Any] = ()) -> None:
         self._rows: Any = np.empty((0,), np.float32) if rows is None else rows
+        self._has_rows = rows is not None
         self._lengths = [np.asarray(level, np.int64).reshape(-1) for level in lengths]
         self._on: object = None
 
     def set(self, array: Any, place: object = None) -> None:
         """Take the rows. `place` is noted, no more: executors move what they are fed."""
         self._rows = array if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
+        self._has_rows = True
         self.set_place(place)
 
     def set_place(self, place: object) -> None:
@@ -41,9 +43,9 @@ class LoDTensor:
         return self._on
 
     def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Sequence[Sequence[int]]) -> None:
-        """Take the lengths of each level. Raises UserError if they do not add up."""
+        """Take the lengths of each level, before or after the rows. Raises UserError if they do not add up."""
         lengths = [np.asarray(level, np.int64).reshape(-1) for level in recursive_sequence_lengths]
-        if not _add_up(lengths, len(self._rows)):
+        if not _add_up(lengths, len(self._rows) if self._has_rows or not lengths else int(lengths[-1].sum())):
             raise UserError(
                 f"the lengths {[level.tolist() for level in lengths]} do not add up: each level's sum is the number of "
                 f"sequences of the next one, and the last one's the number of rows, {len(self._rows)}"

@@ -10,7 +10,7 @@ from tests.property.networks import fit_a_line
 from tests.property.oracle import started
 
 import penstock as fluid
-from penstock.errors import SpecError
+from penstock.errors import SpecError, UserError
 from penstock.exec.executor import _as_lodtensor
 from penstock.scope import Scope
 
@@ -67,3 +67,33 @@ def test_values_become_a_lod_tensor() -> None:
     assert (tensor.shape(), tensor._place()) == ([2, 3], fluid.CPUPlace())
     with pytest.raises(SpecError, match=r"use fluid\.create_lod_tensor"):
         _as_lodtensor([[1], [2, 3]], fluid.CPUPlace())
+
+
+@pytest.mark.parametrize("kind", ["ParallelExecutor", "CompiledProgram"])
+def test_a_dry_run_builds_the_graph_and_computes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPU_NUM", "2")
+    network = fit_a_line()
+    scope, execution = started(network.startup), fluid.ExecutionStrategy()
+    execution._dry_run = True
+    names = [v.name for v in network.main.all_parameters()]
+    before = [np.array(scope.find_var(name)) for name in names]
+    if kind == "ParallelExecutor":
+        executor = fluid.ParallelExecutor(False, network.loss, network.main, exec_strategy=execution, scope=scope)
+        assert executor.run([network.loss], network.feed(4, 0)) == []
+    else:
+        compiled = fluid.CompiledProgram(network.main).with_data_parallel(network.loss, exec_strategy=execution)
+        assert fluid.Executor().run(compiled, scope=scope) == []  # needs no feed
+    for name, value in zip(names, before, strict=True):
+        np.testing.assert_array_equal(np.array(scope.find_var(name)), value)
+
+
+def test_lengths_may_be_set_before_rows() -> None:
+    tensor = fluid.LoDTensor()
+    tensor.set_recursive_sequence_lengths([[1, 2, 3]])
+    assert not tensor.has_valid_recursive_sequence_lengths()
+    tensor.set(np.zeros((6, 2), "float32"), fluid.CPUPlace())
+    assert tensor.has_valid_recursive_sequence_lengths()
+    with pytest.raises(UserError, match="do not add up"):
+        tensor.set_recursive_sequence_lengths([[1, 2]])
+    with pytest.raises(UserError, match="do not add up"):
+        fluid.LoDTensor().set_recursive_sequence_lengths([[1], [2, 3]])

@@ -120,6 +120,12 @@ def _fetched(
     return fetched
 
 
+def _built(core: DataParallel) -> list[Any]:
+    """Build the graph for all replicas, and run nothing (ExecutionStrategy._dry_run)."""
+    core.graph(core.num_replicas)
+    return []
+
+
 def _mode(build: BuildStrategy, num_replicas: int, program: Program) -> Mode:
     trains = any(op.role & Role.BACKWARD for op in program.operators)
     if num_replicas > 1 and any(op.role & Role.RPC for op in program.operators):
@@ -240,7 +246,7 @@ class ParallelExecutor:
         memory = self._memory(share_vars_from, scope, num_replicas, gpus)
         trainers = trainers_of(program, build, num_trainers, trainer_id)
         self._core = _data_parallel(program, loss_name, build, execution, memory, num_replicas, trainers=trainers)
-        self._iterations = execution.num_iteration_per_run
+        self._iterations, self._is_dry = execution.num_iteration_per_run, execution._dry_run
 
     @staticmethod
     def _memory(
@@ -281,6 +287,8 @@ class ParallelExecutor:
         if feed is not None and feed_dict is not None:
             raise FeedError("both feed and feed_dict are given; feed_dict is feed's old name, so give one of them")
         given = feed if feed is not None else feed_dict
+        if self._is_dry:
+            return _built(self._core)
         return _run_fed(self._core, given, fetch_list, self._iterations, return_numpy=return_numpy, merged=True)
 
     def drop_local_exe_scopes(self) -> None:
@@ -429,5 +437,8 @@ class CompiledProgram:
         return_merged: bool,
     ) -> list[Any]:
         core = self._core_for(scope or global_scope(), getattr(executor, "place", None))
-        iterations = self._settings.execution.num_iteration_per_run if self._settings is not None else 1
+        execution = ExecutionStrategy() if self._settings is None else self._settings.execution
+        if execution._dry_run:
+            return _built(core)
+        iterations = execution.num_iteration_per_run
         return _run_fed(core, feed, fetch_list, iterations, return_numpy=return_numpy, merged=return_merged)

@@ -19,6 +19,8 @@ from penstock.program.strict_fields import StrictFields
 class ExecutionStrategy(StrictFields):
     """How a graph runs. `num_threads`: size of the thread pool; 0 takes 4 for each replica.
 
+    `_dry_run`: a run builds the graph, computes nothing, and returns nothing.
+
     It is read when an executor is made; what is changed later is for the next one.
     """
 
@@ -34,7 +36,6 @@ class ExecutionStrategy(StrictFields):
     _without_effect: ClassVar[Mapping[str, str]] = {
         "allow_op_delay": "operators start as soon as their inputs are there",
         "use_experimental_executor": "the engine has one executor",
-        "_dry_run": "every run computes",
     }
 
 
