@@ -18,6 +18,7 @@ from penstock.compat.torch import check_value
 from penstock.native import beams as _beams  # noqa: F401 - registers paths through beams
 from penstock.native import chunks as _chunks  # noqa: F401 - registers the evaluation of chunks
 from penstock.native import crf as _crf  # noqa: F401 - registers conditional random fields
+from penstock.native import ctc as _ctc  # noqa: F401 - registers temporal classification
 from penstock.native import ctr as _ctr  # noqa: F401 - registers operators of models of clicks
 from penstock.native import load_operators, sequences
 from penstock.native import messages as _messages  # noqa: F401 - registers what prints and checks
