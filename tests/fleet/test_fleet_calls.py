@@ -320,3 +320,24 @@ def test_a_folder_without_a_save_fails_before_the_server_starts(tmp_path: Path) 
     fleet = minimized(server())
     with pytest.raises(ValueError, match=r"holds no save: variables.json is not in it"):
         fleet.init_server(tmp_path)
+
+
+def test_an_optimizer_of_its_own_distributes_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = worker()
+    monkeypatch.setattr("penstock.fleet.parameter_server.fleet", mine)
+    fluid_path = importlib.import_module("penstock.incubate.fleet.parameter_server.distribute_transpiler")
+    made = fluid_path.TranspilerOptimizer(fluid.optimizer.SGD(0.1))
+    assert made.strategy.mode == "sync"
+    made.minimize(loss())
+    assert descriptor_of(mine.main_program).mode == "sync"
+    with pytest.raises(StrategyTypeError, match="strategy 'other'"):
+        fluid_path.TranspilerOptimizer(fluid.optimizer.SGD(0.1), "other")
+    with pytest.raises(StrategyTypeError, match="expected an optimizer"):
+        fluid_path.TranspilerOptimizer("Adam", None)
+
+
+def test_a_collective_optimizer_of_its_own_has_the_default_strategy() -> None:
+    collective = importlib.import_module("penstock.incubate.fleet.collective")
+    made = collective.CollectiveOptimizer(fluid.optimizer.SGD(0.1), strategy=None)
+    assert isinstance(made.strategy, collective.DistributedStrategy)
+    assert made._owner is collective.fleet

@@ -338,7 +338,8 @@ def test_the_start_waits_for_servers_and_says_for_which(
     late = free_endpoint()
     client = rig.client(server.endpoint, late, connect=False)
     connected = in_background(client.connect)
-    until(lambda: f"waiting for the parameter servers {late} to start" in caplog.text)
+    until(lambda: f"waiting for the parameter servers {late} to start (" in caplog.text)
+    assert f" of {client.settings.start_s:.0f} s)" in caplog.text
     rig.server({"w": torch.zeros(2)}, address=late)
     connected()
     client.send_barrier()

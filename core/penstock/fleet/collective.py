@@ -151,7 +151,7 @@ class CollectiveFleet(FleetProcess):
     def distributed_optimizer(self, optimizer: Any, strategy: DistributedStrategy | None = None) -> CollectiveOptimizer:
         """Return an optimizer whose `minimize` distributes the program. Raises StrategyTypeError, OrderError."""
         _ = self._role
-        return CollectiveOptimizer(self, optimizer, strategy)
+        return CollectiveOptimizer(optimizer, strategy, owner=self)
 
     def distribute(self, loss: Variable, startup: Program, strategy: DistributedStrategy, optimizer: Any) -> Any:
         """Have `optimizer` record backward pass and updates, then the exchange. For CollectiveOptimizer.
@@ -277,15 +277,20 @@ class CollectiveFleet(FleetProcess):
 
 
 class CollectiveOptimizer:
-    """An optimizer with a strategy. `minimize` records backward pass and updates, then the exchange of gradients."""
+    """An optimizer with a strategy. `minimize` records backward pass and updates, then the exchange of gradients.
 
-    def __init__(self, owner: CollectiveFleet, optimizer: Any, strategy: DistributedStrategy | None = None) -> None:
+    `owner`: by default the process's `fleet`.
+    """
+
+    def __init__(
+        self, optimizer: Any, strategy: DistributedStrategy | None = None, *, owner: CollectiveFleet | None = None
+    ) -> None:
         check_optimizer(optimizer)
         if strategy is not None and not isinstance(strategy, DistributedStrategy):
             raise StrategyTypeError(
                 f"strategy is {strategy!r}; expected fleet.collective.DistributedStrategy()", got=strategy
             )
-        self._owner, self.optimizer = owner, optimizer
+        self._owner, self.optimizer = owner or fleet, optimizer
         self.strategy = DistributedStrategy() if strategy is None else strategy
 
     def minimize(

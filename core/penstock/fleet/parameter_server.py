@@ -88,6 +88,12 @@ class ParameterServerFleet(FleetProcess):
 
         Raises OrderError before init, StrategyTypeError for another kind of strategy.
         """
+        self._expect_servers()
+        made = DistributedOptimizer(optimizer, strategy, owner=self)
+        self._calls.note("distributed_optimizer")
+        return made
+
+    def _expect_servers(self) -> None:
         self._calls.check("distributed_optimizer", None)
         if self._position.collective:
             raise SpecError(
@@ -95,9 +101,6 @@ class ParameterServerFleet(FleetProcess):
                 "trains with those alone. Import fleet from penstock.incubate.fleet.collective, or, with servers, use "
                 "PaddleCloudRoleMaker() or UserDefinedRoleMaker(...)"
             )
-        made = DistributedOptimizer(self, optimizer, strategy_of(strategy))
-        self._calls.note("distributed_optimizer")
-        return made
 
     def distribute(
         self, loss: Variable, startup: Program, strategy: DistributedStrategy, minimize: Callable[[], Any]
@@ -106,6 +109,8 @@ class ParameterServerFleet(FleetProcess):
 
         On failure both programs are as they were, so another strategy may be tried.
         """
+        self._expect_servers()
+        self._calls.note("distributed_optimizer")  # an optimizer may have been made without this fleet
         self._calls.check("minimize", self._position.role)
         with program_guard(loss.program, startup), undone_on_failure(recording_of(loss.program), renames=True):
             result = minimize()
@@ -279,13 +284,16 @@ class ParameterServerFleet(FleetProcess):
 
 
 class DistributedOptimizer:
-    """An optimizer with a strategy. `minimize` records backward pass and updates, then distributes the program."""
+    """An optimizer with a strategy. `minimize` records backward pass and updates, then distributes the program.
 
-    def __init__(self, owner: ParameterServerFleet, optimizer: Any, strategy: DistributedStrategy) -> None:
+    `strategy`: as of `fleet.distributed_optimizer`. `owner`: by default the process's `fleet`.
+    """
+
+    def __init__(self, optimizer: Any, strategy: object = None, *, owner: ParameterServerFleet | None = None) -> None:
         check_optimizer(optimizer)
-        self._owner = owner
+        self._owner = owner or fleet
         self.optimizer = optimizer
-        self.strategy = strategy
+        self.strategy = strategy_of(strategy)
 
     def minimize(
         self,

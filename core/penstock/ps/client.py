@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, ThreadPoolExecutor, wait
@@ -106,7 +107,7 @@ class TrainerClient:
         """Join every server. Logs every 3 s which are not ready. Raises Unavailable naming them, PeerError."""
         limit_s = self.settings.start_s
         joining = {self._pool.submit(link.join, limit_s): link.endpoint for link in self.links}
-        waiting = set(joining)
+        waiting, begun = set(joining), time.monotonic()
         while waiting:
             done, waiting = wait(waiting, REPORT_S, FIRST_COMPLETED)
             failed = [f for f in done if f.exception() is not None and not isinstance(f.exception(), Unavailable)]
@@ -116,7 +117,8 @@ class TrainerClient:
                 failed[0].result()
             if not done:
                 names = ", ".join(sorted(joining[f] for f in waiting))
-                _log.info("waiting for the parameter servers %s to start", names)
+                passed_s = time.monotonic() - begun
+                _log.info("waiting for the parameter servers %s to start (%.0f of %.0f s)", names, passed_s, limit_s)
         failed_at = [joining[f] for f in joining if f.exception() is not None]
         if failed_at:
             raise Unavailable(
