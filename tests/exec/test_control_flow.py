@@ -309,6 +309,64 @@ def test_batch_norm_in_a_branch_keeps_its_statistics() -> None:
     np.testing.assert_allclose(seen[1], rows.mean(0) * 0.1, rtol=1e-5, atol=1e-7)
 
 
+def test_a_tensor_that_was_declared_outside_begins_before_the_block() -> None:
+    def build() -> list[Any]:
+        x = L.data("x", [1], dtype="float64", append_batch_size=False)
+        out, inner = L.create_tensor("float64"), L.create_tensor("float64")
+        with L.Switch() as switch:
+            with switch.case(L.less_than(x, number(1.0))):
+                L.assign(x * 2.0, out)
+                L.cond(L.less_than(x, number(0.0)), lambda: ignored(L.assign(x * 5.0, inner)))
+            with switch.default():
+                L.assign(x * 3.0, out)
+        return [out * 1.0, inner]
+
+    def ignored(_: Any) -> None:
+        return None
+
+    for x, wanted in ((-1.0, [-2.0, -5.0]), (0.5, [1.0, 0.0]), (2.0, [6.0, 0.0])):
+        assert [float(v[0]) for v in results(build, {"x": np.array([x])})] == wanted
+
+
+def test_branches_return_slices_of_the_batch() -> None:
+    def build() -> Any:
+        x = L.data("x", [3], dtype="float64")
+        first = L.less_than(L.reduce_sum(x).reshape([1]), number(0.0))
+        return [L.cond(first, lambda: x[:3] * 1.0, lambda: x[:3] * 2.0), L.cond(first, lambda: x[-3:], lambda: -x[-3:])]
+
+    for rows in (1, 2, 3, 7):
+        x = np.arange(3.0 * rows).reshape(rows, 3)
+        head, tail = results(build, {"x": x})
+        np.testing.assert_array_equal(head, x[:3] * 2.0)
+        np.testing.assert_array_equal(tail, -x[-3:])
+
+
+def test_a_detached_value_keeps_the_value_that_it_had() -> None:
+    def build() -> list[Any]:
+        x = L.data("x", [3], dtype="float64")
+        h = x * 1.0
+        before = h.detach()
+        L.cond(L.less_than(number(0.0), number(1.0)), lambda: ignored(L.assign(h * 2.0, h)))
+        return [before * 1.0, h]
+
+    def ignored(_: Any) -> None:
+        return None
+
+    before, after = results(build, {"x": ROWS})
+    np.testing.assert_array_equal(before, ROWS)
+    np.testing.assert_array_equal(after, ROWS * 2.0)
+
+
+def written_beside_its_detached_self() -> None:
+    h = number(1.0)
+    before, i = h.detach(), L.zeros([1], "int64")
+    going = L.less_than(i, number(3, "int64"))
+    with L.While(going).block():
+        L.assign(h + before, h)
+        L.increment(i)
+        L.less_than(i, number(3, "int64"), cond=going)
+
+
 def no_end() -> None:
     with L.While(L.less_than(number(0), number(1))).block():
         number(3)
@@ -325,6 +383,7 @@ def outlived() -> Any:
     [
         (lambda: L.cond(number(1), lambda: None, lambda: None), "one bool"),
         (lambda: L.cond(L.less_than(number(0), number(1)), lambda: number(1), lambda: None), "branches of cond return"),
+        (written_beside_its_detached_self, "writes the memory of 'full_0.*Copy one of them before the block"),
         (no_end, "does not write its condition"),
         (lambda: outlived() + 1.0, "was made within a block"),
         (lambda: L.switch_case(number(1, "int64"), [(1, lambda: None), (1, lambda: None)]), "an index of its own"),

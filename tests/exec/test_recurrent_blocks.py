@@ -287,6 +287,10 @@ def test_if_else_runs_each_block_on_its_rows() -> None:
         (lambda rnn, x, dense: rnn.step_input(dense), "needs rows of sequences"),
         (lambda rnn, x, dense: rnn.memory(shape=[2]), "before the first step_input"),
         (lambda rnn, x, dense: [rnn.step_input(x), rnn.output(rnn.memory(shape=[2]))], "never updated"),
+        (
+            lambda rnn, x, dense: [rnn.output(rnn.step_input(x)), L.assign(dense * 2.0, dense)],
+            "writes 'dense', which has a row for each sequence",
+        ),
         (lambda rnn, x, dense: rnn.step_input(x), "a step_input and an output"),
     ],
 )

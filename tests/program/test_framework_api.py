@@ -308,7 +308,7 @@ def test_setters_of_the_core_set_flags() -> None:
 def test_gradients_end_at_a_detached_variable_alone() -> None:
     hidden = fluid.layers.fc(fluid.layers.data("x", [3]), 2, param_attr="first", bias_attr=False)
     detached: Any = hidden.detach()
-    assert (detached.name, detached.stop_gradient, hidden.stop_gradient) == (hidden.name, True, False)
+    assert (detached.desc.storage, detached.stop_gradient, hidden.stop_gradient) == (hidden.name, True, False)
     closed = fluid.layers.mean(fluid.layers.fc(detached, 1, param_attr="second", bias_attr=False))
     assert [param.name for param, _ in fluid.append_backward(closed)] == ["second"]
     opened = fluid.layers.mean(fluid.layers.fc(hidden, 1, param_attr="third", bias_attr=False))

@@ -125,3 +125,18 @@ def test_a_cut_size_outlives_the_text_of_a_program() -> None:
         more = again.global_block().var(part.name) * 2.0
     assert str(more.desc.shape[0]) == str(part.desc.shape[0]) == "min(20, s0)"
     assert again.variables[loss.name] == main.variables[loss.name]
+
+
+def test_squeeze_takes_away_no_size_of_the_batch() -> None:
+    main, startup = Program(), Program()
+    with fluid.program_guard(main, startup):
+        x = fluid.layers.data("x", [1, 3], dtype="float64")
+        wide = fluid.layers.fc(x.squeeze(), 2, bias_attr=False, param_attr=fluid.ParamAttr(name="w"))
+        loss = fluid.layers.mean(torch.squeeze(wide))
+        ((_, grad),) = fluid.append_backward(loss)
+    scope = started(startup)
+    for rows in (3, 2, 1):
+        batch = np.arange(3.0 * rows).reshape(rows, 1, 3)
+        found, gradient = fluid.Executor().run(main, {"x": batch}, [wide, grad], scope=scope)
+        assert found.shape == (rows, 2)
+        np.testing.assert_allclose(gradient, np.repeat(batch.mean(0).T / 2.0, 2, 1), rtol=1e-12)

@@ -5,8 +5,8 @@ Where tensors are:
   parameter's update runs once, on its owner. No broadcast is needed on CPU.
 - `all_reduce`: what the optimizer writes has one copy a replica, and each replica updates its own.
 - Buffers that the forward pass writes (running statistics, counters) are per replica in every mode.
-- A replica without rows runs no forward and no backward; its copies are still updated, from the
-  exchanged gradient of the first replica.
+- A replica without rows runs no forward and no backward but counters of runs and what follows from them alone; its
+  copies are still updated, from the exchanged gradient of the first replica.
 
 Source: multi_devices_graph_pass.cc (Fluid 1.8), DESIGN section 2 rules 7 and 8.
 
@@ -23,6 +23,7 @@ from dataclasses import replace
 from penstock.distributed.collective import COLLECTIVE
 from penstock.errors import ProgramError
 from penstock.graph.across import Across, begin_step, exchange_rows, exchange_sums
+from penstock.graph.state_of_runs import state_of_runs
 from penstock.graph.ssa import SHARED, Graph, GraphBuilder, Mode, OpHandle, Physical, SyncPlan, reduce_edges
 from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
@@ -92,6 +93,7 @@ class Build:
             if op.role & _UPDATE
             for n in (*op.writes, *op.output_names())
         }
+        self.everywhere = state_of_runs(program) if active < num_replicas else frozenset()
         self.owners = self._owners() if mode == "reduce" else {}
         self.pending: dict[str, int] = {}
         self.homes: dict[str, int] = {}
@@ -181,8 +183,9 @@ class Build:
         if self.num_replicas > 1 or self.exchanges_across:
             self._refuse_exchanged(op)
         kind = "scale_loss_grad" if op.role == Role.BACKWARD | Role.LOSS else "computation"
-        for replica in range(self.active):
-            self.builder.add(kind, self._on(op, lambda n, r=replica: self.physical(n, r)), replica, replica)  # type: ignore[arg-type, misc]  # kind is a literal
+        for replica in range(self.num_replicas if op.name in self.everywhere else self.active):
+            rows_of = replica if replica < self.active else 0
+            self.builder.add(kind, self._on(op, lambda n, r=replica: self.physical(n, r)), replica, rows_of)  # type: ignore[arg-type, misc]  # kind is a literal
         for parameter, gradient in op.role_vars if op.role & Role.BACKWARD else ():
             self.pending[gradient] -= 1
             if not self.pending[gradient] and (self.active > 1 or self.exchanges_across):

@@ -94,10 +94,11 @@ class _DeviceBuild(Build):
     # -- the walk --------------------------------------------------------------------------------
 
     def _compute(self, op: Operator) -> None:
+        replicas = range(self.num_replicas if op.name in self.everywhere else self.active)
         for name in op.input_names():
             root = self.program.variables[name].storage
             if self.program.variables[root].persistable:
-                self._bring_root(root, range(self.active))
+                self._bring_root(root, replicas)
         super()._compute(op)
 
     def _update(self, op: Operator) -> None:

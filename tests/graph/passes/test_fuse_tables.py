@@ -12,6 +12,7 @@ from tests.property.oracle import assert_passes_keep_results, started, value
 
 import penstock as fluid
 from penstock.errors import OperatorError
+from penstock.exec.parallel import ParallelExecutor
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.passes import PLAIN, PassChoice
@@ -163,3 +164,30 @@ def test_an_id_outside_its_table_names_the_recorded_lookup(monkeypatch: pytest.M
 def test_no_pass_leaves_lookups_as_they_are() -> None:
     assert not PLAIN.fuse_lookups
     assert not PLAIN.fuse_sparse
+
+
+@pytest.mark.parametrize("split", [[4, 4], [3, 5]])
+def test_gradients_in_other_parts_than_the_ids_are_copied(split: list[int]) -> None:
+    main, startup = Program(seed=7), Program(seed=7)
+    with fluid.program_guard(main, startup):
+        ids = [
+            fluid.layers.data(name=n, shape=[size, 1], dtype="int64", append_batch_size=False)
+            for n, size in (("a", 3), ("b", 5))
+        ]
+        name = fluid.ParamAttr(name="table")
+        rows = fluid.layers.embedding(torch.cat(ids), [10, 4], is_sparse=True, param_attr=name, dtype="float64")
+        first, second = torch.split(rows, split)
+        loss = fluid.layers.mean(first * 2.0) + fluid.layers.mean(second * second)
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    graph = build_graph(main, mode="all_reduce", num_replicas=1, active=1)
+    fused = fuse_sparse_updates(graph, main)
+    assert any(kind.startswith("fused_sparse_sgd_") for kind in types(fused)) == (split == [3, 5])
+    scope = started(startup)
+    table = torch.tensor(np.array(scope.find_var("table")), requires_grad=True)
+    drawn = np.random.default_rng(0).integers(0, 10, (8, 1))
+    executor = ParallelExecutor(False, loss.name, main, scope=scope)
+    executor.run([loss.name], {"a": drawn[:3], "b": drawn[3:]})
+    executor.close()
+    one, other = torch.split(table[torch.from_numpy(drawn[:, 0])], split)
+    (grad,) = torch.autograd.grad((one * 2.0).mean() + (other * other).mean(), [table])
+    np.testing.assert_allclose(np.array(scope.find_var("table")), (table - 0.1 * grad).detach(), rtol=1e-12)

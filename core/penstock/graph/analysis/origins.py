@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.graph.ssa import Graph, OpHandle
+from penstock.program.expr import Dim
 from penstock.program.ir import Operator, Ref
 from penstock.program.program import Program
 
@@ -102,7 +103,7 @@ class Origins:
         writers = [index for storage in storages for index in self._writers.get(storage, ())]
         return any(min(source.through) < index < reader.index for index in writers)
 
-    def shape(self, name: str) -> Sequence[object] | None:
+    def shape(self, name: str) -> Sequence[Dim] | None:
         """Return the sizes of a variable as they were recorded, None if the program does not have it."""
         found = self._program.variables.get(self._graph.variables[name].name)
         return None if found is None else found.shape

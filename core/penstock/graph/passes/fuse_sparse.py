@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from penstock.graph.analysis.liveness import drop_unread
 from penstock.graph.analysis.movement import grouped
-from penstock.graph.analysis.origins import COPIES, FLATTENED, POOL_GRADIENT, Origins
+from penstock.graph.analysis.origins import COPIES, FLATTENED, POOL_GRADIENT, Origins, Source
 from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.program.ir import Arg, Ref
 from penstock.program.program import Program
+from penstock.program.record.arithmetic import ONE, mul, of_dim
 
 _RULES: Mapping[str, tuple[str, str, str]] = {
     "penstock.sparse_sgd_.default": (
@@ -105,7 +107,9 @@ def _update(graph: Graph, program: Program, origins: Origins, handle: OpHandle) 
         return None
     ids, columns = origins.flattened(rows.name), origins.columns_of_sums(matrix.name)
     copies = tuple(sorted({i for source in (*ids, *columns) for i in source.through}))
-    if not copies or len(ids) != len(columns) or any(origins.is_overwritten(s, handle) for s in (*ids, *columns)):
+    if not copies or any(origins.is_overwritten(s, handle) for s in (*ids, *columns)):
+        return None
+    if not _are_pairs(origins, ids, origins.columns(matrix.name)):
         return None
     pieces = tuple(_Piece(r.name, v.name, v.column, v.lengths) for r, v in zip(ids, columns, strict=True))
     storages = {graph.variables[n].storage for p in pieces for n in (p.rows, p.values, p.lengths) if n}
@@ -118,6 +122,17 @@ def _update(graph: Graph, program: Program, origins: Origins, handle: OpHandle) 
         (handle.replica, handle.rows_of, handle.kind, fused, dtype, same, matrices),
         frozenset(storages | reads), frozenset(graph.variables[n].storage for n in handle.op.writes),
     )  # fmt: skip
+
+
+def _are_pairs(origins: Origins, ids: Sequence[Source], columns: Sequence[Source]) -> bool:
+    """Whether the i-th ids are those of the i-th gradient's rows: as many, for every batch."""
+    if len(ids) != len(columns):
+        return False
+    for one, other in zip(ids, columns, strict=True):
+        given, rows = origins.shape(one.name), origins.shape(other.name)
+        if given is None or not rows or reduce(mul, map(of_dim, given), ONE) != of_dim(rows[0]):
+            return False
+    return True
 
 
 def _put(rewriter: Rewriter, graph: Graph, updates: Sequence[_Update]) -> None:

@@ -2,14 +2,15 @@
 its own updates, so that its parameters stay theirs.
 
 Made from the graph that it runs with rows, after the passes that place exchanges. Forward and backward operators are
-left out; what an exchange would read of them is zeros, and no rows of sparse gradients. Buffers that the forward pass
-writes (running statistics, counters) stay as they are.
+left out, but counters of runs and what follows from them alone; what an exchange would read of the others is zeros, and
+no rows of sparse gradients. Buffers that the forward pass writes from rows (running statistics) stay as they are.
 """
 
 from __future__ import annotations
 
 from penstock.errors import ProgramError
 from penstock.graph.across import BEGINS, GATHERS, SUMS
+from penstock.graph.state_of_runs import state_of_runs
 from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle, Physical
 from penstock.program.ir import Operator, Role, TorchConst, VarDesc
@@ -25,9 +26,11 @@ def without_rows(graph: Graph, program: Program, *, updates: bool) -> Graph:
     """
     rewriter = Rewriter(graph)
     made: set[str] = set()
+    everywhere = state_of_runs(program) if updates else frozenset()
     for handle in graph.handles:
         exchange = handle.op.type in SUMS | GATHERS
-        if handle.op.type in BEGINS or not (exchange or (updates and handle.op.role & _UPDATE)):
+        own = updates and (handle.op.role & _UPDATE or handle.op.name in everywhere)
+        if handle.op.type in BEGINS or not (exchange or own):
             continue
         if exchange:
             for ref in _refs(handle):

@@ -110,6 +110,14 @@ class DynamicRNN(Recurrence):
     def _record(self, recording: Recording, recorded: Recorded, outputs: list[str], updates: list[str]) -> list[Any]:
         program, lengths = recording.program, recording.own(self._lengths).name
         batch = program.variables[lengths].shape[0]
+        for name in recorded.writes:
+            if program.variables[name].shape[:1] == (batch,):
+                raise ProgramError(
+                    f"{user_line()}: a block of a DynamicRNN writes {name!r}, which has a row for each sequence, from "
+                    "outside; in a step there are rows of those sequences alone that have it. Carry it as a memory "
+                    "(memory, update_memory), and use the last row of an output (sequence_last_step)",
+                    variable=name,
+                )
         steps = [(inside.name, recording.own(x).name) for inside, x in self._steps]
         memories = [(m.handle.name, recording.own(m.first).name) for m in self._memories.values()]
         states = [(name, name) for name in recorded.writes]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Literal
 
@@ -121,13 +121,23 @@ def symbol(name: str) -> Size:
     return Size({(Atom("sym", (), Expr("sym", (name,))),): 1})
 
 
-def of_dim(dim: Dim) -> Size:
-    """Return the size that an expression of a Program is."""
+def of_dim(dim: Dim, bound: Mapping[str, Size] | None = None) -> Size:
+    """Return the size that an expression of a Program is. `bound`: sizes that symbols stand for; else themselves."""
     if not isinstance(dim, Expr):
         return constant(dim)
     if dim.op == "sym":
-        return symbol(str(dim.args[0]))
-    return reduce(_CALLS[dim.op], [of_dim(arg) for arg in dim.args if not isinstance(arg, str)])
+        name = str(dim.args[0])
+        return symbol(name) if bound is None else bound[name]
+    return reduce(_CALLS[dim.op], [of_dim(arg, bound) for arg in dim.args if not isinstance(arg, str)])
+
+
+def contiguous_strides(sizes: Sequence[Size]) -> list[Size]:
+    """Return the strides of a tensor of these sizes without gaps."""
+    found, step = [], ONE
+    for size in reversed(sizes):
+        found.append(step)
+        step = mul(step, maximum(size, ONE))
+    return found[::-1]
 
 
 def add(a: Size, b: Size) -> Size:

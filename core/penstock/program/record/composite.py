@@ -155,6 +155,13 @@ def dropout_of_channels(rec: Recording, input: torch.Tensor, p: float = 0.5, tra
     return input * kept
 
 
+def squeeze(rec: Recording, input: torch.Tensor, *dims: Any, **named: Any) -> Any:
+    """Without dimensions it takes away those of one element, but no size that is 1 in some batches alone."""
+    if dims or named:
+        return NotImplemented
+    return input.squeeze(tuple(at for at, size in enumerate(input.shape) if type(size) is int and size == 1))
+
+
 def distances(rec: Recording, x1: Any, x2: Any, p: float = 2.0, compute_mode: str = _BY_ROWS) -> Any:
     """torch chooses a form of cdist by the number of rows, which would be a guard; here it is always the direct one."""
     return torch.cdist(x1, x2, p, _DIRECT) if compute_mode == _BY_ROWS else NotImplemented
@@ -291,6 +298,7 @@ _REWRITES: dict[str, Callable[..., Any]] = {
     "alpha_dropout": _refuse("alpha_dropout", "use dropout"),
     "feature_dropout": dropout_of_channels,
     "cdist": distances,
+    "squeeze": squeeze,
     "embedding_renorm_": _refuse(
         "embedding with max_norm, which writes its table while it reads it,",
         "scale the rows after the lookup: rows * (max_norm / rows.norm(dim=-1, keepdim=True)).clamp(max=1)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from penstock.program.ir import VarDesc
 from penstock.program.record.recording import Recording
 from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import Variable, recording_in
+from penstock.program.record.variable import Variable, recording_in, recording_modes
 from penstock.program.record.versions import is_replaceable, take_over
 
 
@@ -22,6 +23,7 @@ class Declared(Variable):
         self._recording = recording
         self.name = described.name
         self._declared = described
+        self._depth = len(recording.open_blocks)
         self._fake: torch.Tensor | None = None
 
     def for_recording(self, recording: Recording) -> Variable:
@@ -69,14 +71,30 @@ class Declared(Variable):
 
     def become(self, made: Variable) -> None:
         """Take over what `made` stands for, under the declared name."""
-        rename_recorded(self._recording, made.fake, self.name)
-        self._fake = made.fake
+        self._take(made.fake)
+
+    def begin_outside(self, made: Variable) -> bool:
+        """Where blocks are open that were not when it was declared, begin before them as zeros like `made`, and return
+        True: it outlives them, and what they write is its next value."""
+        recording = self._recording
+        blocks = recording.open_blocks[self._depth :]
+        with ExitStack() as stack:
+            for block in reversed(blocks):
+                stack.enter_context(block.outside())
+            if blocks:
+                with recording_modes(recording):
+                    self._take(torch.zeros(list(made.fake.shape), dtype=made.dtype))
+        return bool(blocks)
+
+    def _take(self, fake: torch.Tensor) -> None:
+        rename_recorded(self._recording, fake, self.name)
+        self._fake = fake
         self._recording.handles[self.name] = self
 
 
 def written(out: Variable, value: Any) -> Any:
     """Give an output variable its value and return it: a declared one and a temporary become it, others are written."""
-    if isinstance(out, Declared) and not out.is_made:
+    if isinstance(out, Declared) and not out.is_made and not out.begin_outside(value):
         out.become(value)
     elif out is not value:
         recording = recording_in((out, value))

@@ -50,7 +50,8 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
             return args[0].device
         if func is aten.size.default:  # of torch's own error texts, which the user reads without these numbers
             return [size_of(n).value(self.recording.symbols.sizes.hints) for n in args[0].shape]
-        if schema.name in _ALIASES and not (self.recording.open_blocks and schema.name == "aten::detach"):
+        cuts = self.recording.open_blocks or self.recording.detaches
+        if schema.name in _ALIASES and not (cuts and schema.name == "aten::detach"):
             out, _ = call_on_fakes(func, self._known(args), kwargs)
             self.recording.alias(out, self.recording.name_of(args[0]))
             return out

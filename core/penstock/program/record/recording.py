@@ -75,6 +75,7 @@ class Recording:
         self.module_names: dict[int, tuple[torch.nn.Module, str]] = {}  # by id: of those that were called
         self.normalises = False  # inside the forward of a normalisation module that keeps statistics
         self.calling = ""  # the torch function that was entered last, for messages
+        self.detaches = False  # inside a detach of the user's: a variable of its own, which keeps its value
         self.active = 0
         self.open_blocks: list[Any] = []  # that are recorded now, the innermost last; see blocks.py
         self.ended: dict[int, tuple[torch.Tensor, str]] = {}  # what closed blocks have made: tensors by id, names

@@ -21,6 +21,7 @@ from penstock.compat.torch import as_kernel, schema_of, storage_id, tree_flatten
 from penstock.errors import ProgramError
 from penstock.program.record import arithmetic
 from penstock.program.record.arithmetic import Atom, Size
+from penstock.program.record.described import DESCRIBED
 from penstock.program.record.fakes import CPU, META, Fake, empty_fake, fake_of, kernels
 from penstock.program.record.fitting import Basis, Point
 from penstock.program.record.sizes import Sizes, size_of
@@ -384,6 +385,8 @@ def call_on_fakes(func: Any, args: Any, kwargs: Any, *, step: int = 1) -> tuple[
 
     `step`: what the numbers of rows that the Program accepts differ by. Raises what torch raises, and Pinned.
     """
+    if func in DESCRIBED:
+        return DESCRIBED[func](*args, **kwargs), []
     leaves, structure = tree_flatten((args, kwargs))
     basis = _basis(leaves)
     if not basis or _is_direct(func):
@@ -486,15 +489,7 @@ def _made(call: Call, layout: Layout | Any, place: torch.device) -> Any:
         return empty_fake(sizes, strides, layout.dtype, place)
     base = call.leaves[layout.owner]
     if strides is None:
-        strides = [of(stride) for stride in _symbolic_strides(layout.sizes)]
+        strides = [of(stride) for stride in arithmetic.contiguous_strides(layout.sizes)]
     with kernels():
         view = aten.as_strided.default(base, sizes, strides, base.storage_offset() + of(layout.offset))
     return fake_of(view, place)
-
-
-def _symbolic_strides(sizes: Sequence[Size]) -> list[Size]:
-    found, step = [], arithmetic.ONE
-    for size in reversed(sizes):
-        found.append(step)
-        step = arithmetic.mul(step, arithmetic.maximum(size, arithmetic.ONE))
-    return found[::-1]

@@ -378,7 +378,11 @@ def _recorded(recording: Recording, func: Any, args: Any, kwargs: Any) -> Any:
             recording_modes(recording),
             telling(lambda: called(func, recording.module_path()), lambda: operands_of((args, kwargs), recording)),
         ):
-            out = func(*args, **kwargs)
+            recording.detaches = getattr(func, "__name__", "") == "detach"
+            try:
+                out = func(*args, **kwargs)
+            finally:
+                recording.detaches = False
         return wrap(recording, out)
 
 
