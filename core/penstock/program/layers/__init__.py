@@ -253,7 +253,7 @@ from penstock.program.layers.random import (
 )
 from penstock.program.layers.readers import create_py_reader_by_data, double_buffer, py_reader, read_file
 from penstock.program.layers.recurrent import dynamic_gru, dynamic_lstm, lstm
-from penstock.program.layers.recurrent_units import gru_unit, lstm_unit
+from penstock.program.layers.recurrent_units import gru_unit
 from penstock.program.layers.rnn_cells import GRUCell, LSTMCell, RNNCell, rnn
 from penstock.program.layers.sampling import hsigmoid, nce, sampled_softmax_with_cross_entropy
 from penstock.program.layers.sequences import (

@@ -1,4 +1,4 @@
-"""One step of a recurrent layer: `gru_unit`, `lstm_unit`. Source: gru_unit_op.h, lstm_unit_op.h (Fluid 1.8)."""
+"""One step of a GRU: `gru_unit`. Source: fluid.layers.gru_unit, gru_unit_op.h (Fluid 1.8)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.initializers import Constant
-from penstock.program.layers.network import fc
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.training.parameters import ParamAttr, create_parameter
@@ -51,30 +50,3 @@ def gru_unit(
         candidate = torch.tanh(input[:, 2 * h :] + torch.matmul(kept, flat[2 * h * h :].reshape([h, h])))
         old, new = (update, 1.0 - update) if origin_mode else (1.0 - update, update)
         return old * hidden + new * candidate, kept, torch.cat([gates, candidate], 1)
-
-
-def lstm_unit(
-    x_t: Any,
-    hidden_t_prev: Any,
-    cell_t_prev: Any,
-    forget_bias: float = 0.0,
-    param_attr: Any = None,
-    bias_attr: Any = None,
-    name: str | None = None,
-) -> tuple[Any, Any]:
-    """Return (new state, new cell), both [n, h]: a fully connected layer of [x, state], and the gates of an LSTM.
-
-    Shapes: x_t [n, k], hidden_t_prev [n, h], cell_t_prev [n, h]. Gates: input, forget (plus `forget_bias`), output,
-    candidate.
-    """
-    size = cell_t_prev.desc.shape[-1]
-    if not isinstance(size, int) or not x_t.ndim == hidden_t_prev.ndim == cell_t_prev.ndim == 2:
-        raise ProgramError(
-            f"{user_line()}: lstm_unit needs [n, k], [n, h] and [n, h]; got {x_t!r}, {hidden_t_prev!r} and "
-            f"{cell_t_prev!r}"
-        )
-    gates = fc(torch.cat([x_t, hidden_t_prev], 1), 4 * size, param_attr=param_attr, bias_attr=bias_attr)
-    with name_scope(name or default_main_program().unique("lstm_unit")):
-        i, f, o, g = (gates[:, k * size : (k + 1) * size] for k in range(4))
-        cell = torch.sigmoid(f + forget_bias) * cell_t_prev + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(cell), cell
