@@ -29,10 +29,16 @@ class LoDTensor:
         self._on: object = None
 
     def set(self, array: Any, place: object = None) -> None:
-        """Take the rows. `place` is noted, no more: executors move what they are fed."""
-        self._rows = array if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
+        """Take a copy of the rows. `place` is noted, no more: executors move what they are fed."""
+        self._rows = array.detach().clone() if isinstance(array, torch.Tensor) else np.array(array, order="C")
         self._has_rows = True
         self.set_place(place)
+
+    def copied(self) -> LoDTensor:
+        """Return a copy on memory of its own."""
+        made = LoDTensor(None, [level.copy() for level in self._lengths])
+        made.set(self._rows, self._on)
+        return made
 
     def set_place(self, place: object) -> None:
         """Note for which place it is made."""
@@ -44,7 +50,7 @@ class LoDTensor:
 
     def set_recursive_sequence_lengths(self, recursive_sequence_lengths: Sequence[Sequence[int]]) -> None:
         """Take the lengths of each level, before or after the rows. Raises UserError if they do not add up."""
-        lengths = [np.asarray(level, np.int64).reshape(-1) for level in recursive_sequence_lengths]
+        lengths = [np.array(level, np.int64).reshape(-1) for level in recursive_sequence_lengths]
         if not _add_up(lengths, len(self._rows) if self._has_rows or not lengths else int(lengths[-1].sum())):
             raise UserError(
                 f"the lengths {[level.tolist() for level in lengths]} do not add up: each level's sum is the number of "

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import torch
 from tests.support.waiting import until
 
 import penstock as fluid
-from penstock.errors import FeedError, FetchError, ProgramError, ReaderError, SpecError, Unavailable
+from penstock.errors import FeedError, FetchError, ProgramError, ReaderError, SpecError
 
 NUM_BATCHES = 3
 WEIGHT = np.array([[1.0], [2.0], [3.0]], "float32")
@@ -102,55 +100,134 @@ def test_a_py_reader_needs_as_many_dtypes_as_shapes() -> None:
 
 
 def loader_of(line: Line, reader: Any, **more: Any) -> Any:
-    loader = fluid.io.DataLoader.from_generator(line.use, capacity=2, use_multiprocess=True, **more)
+    loader = fluid.io.DataLoader.from_generator(line.use, capacity=2, **more)
     return loader.set_batch_generator(reader)
 
 
-def test_a_generator_runs_in_a_process_of_its_own() -> None:
-    line, here = Line(), os.getpid()
+def test_use_multiprocess_changes_nothing() -> None:
+    seen: list[int] = []
 
-    def others() -> Iterator[Any]:
+    def here() -> Iterator[Any]:
+        seen.append(os.getpid())
         for x, y in batches():
-            yield x * (os.getpid() != here), y
+            yield x * len(seen), y * len(seen)
 
-    assert [float(line.run(feed)[0]) for feed in loader_of(line, others)()] == pytest.approx([1.0, 4.0, 9.0])
-
-
-def test_what_a_process_raises_is_raised_here() -> None:
-    class Odd(Exception):
-        """Local, so that it does not pickle."""
-
-    def broken(error: Exception) -> Any:
-        def reader() -> Iterator[Any]:
-            yield rows(1)
-            raise error
-
-        return reader
-
-    with pytest.raises(ReaderError, match="OSError: the disk is gone"):
-        list(loader_of(Line(), broken(OSError("the disk is gone")))())
-    with pytest.raises(ReaderError, match="Odd: strange"):
-        list(loader_of(Line(), broken(Odd("strange")))())
+    line = Line()
+    loader = loader_of(line, here, use_multiprocess=True)
+    for number in (1, 2):
+        found = [float(line.run(feed)[0]) for feed in loader()]
+        assert found == pytest.approx([1.0 * number**2, 4.0 * number**2, 9.0 * number**2])
+    assert seen == [os.getpid()] * 2
 
 
-def test_a_process_that_is_killed_is_no_end_of_data() -> None:
-    def killed() -> Iterator[Any]:
-        yield rows(1)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(Unavailable, match="ended with status -9 before its last batch"):
-        list(loader_of(Line(), killed)())
+def refilled() -> Iterator[Any]:
+    x, y = rows(1)
+    for number in range(1, NUM_BATCHES + 1):
+        x[:], y[:] = rows(number)
+        yield x, y
 
 
-def test_a_process_ends_with_the_loop_over_its_batches() -> None:
-    def endless() -> Iterator[Any]:
-        while True:
-            yield np.full((2, 3), os.getpid(), "float32"), rows(1)[1]
+def refilled_tensors() -> Iterator[Any]:
+    x, y = map(torch.from_numpy, rows(1))
+    for number in range(1, NUM_BATCHES + 1):
+        for kept, values in zip((x, y), rows(number), strict=True):
+            kept.copy_(torch.from_numpy(values))
+        yield x, fluid.create_lod_tensor(y, [[1, 1]])
 
-    feeds = iter(loader_of(Line(), endless))
-    pid = int(np.array(next(feeds)["x"])[0, 0])
-    feeds.close()
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")
+
+@pytest.mark.parametrize("made", [refilled, refilled_tensors])
+def test_a_generator_may_fill_one_array_again(made: Any) -> None:
+    line, full = Line(), threading.Event()
+
+    def whole() -> Iterator[Any]:
+        yield from made()
+        full.set()
+
+    loader = fluid.io.DataLoader.from_generator(line.use, capacity=NUM_BATCHES + 1).set_batch_generator(whole)
+    feeds = iter(loader())
+    first = next(feeds)
+    assert full.wait(60), "all batches are made before the first is trained on"
+    assert [float(line.run(feed)[0]) for feed in (first, *feeds)] == pytest.approx([1.0, 4.0, 9.0])
+
+
+def test_a_lod_tensor_keeps_no_memory_of_its_maker() -> None:
+    array, tensor = np.zeros((3, 1), "int64"), torch.zeros(3, 1)
+    lengths = np.array([1, 2])
+    made = [fluid.create_lod_tensor(given, [lengths]) for given in (array, tensor)]
+    array[:], tensor[:], lengths[:] = 7, 7, 0
+    assert [np.unique(np.array(one)).tolist() for one in made] == [[0], [0]]
+    assert [one.recursive_sequence_lengths() for one in made] == [[[1, 2]]] * 2
+
+
+class TwoReaders:
+    """The sum of two inputs, each of its own reader."""
+
+    def __init__(self) -> None:
+        self.main, self.exe = fluid.Program(), fluid.Executor()
+        with fluid.program_guard(self.main, fluid.Program()):
+            inputs = [fluid.layers.data(name, [1]) for name in ("x", "y")]
+            self.sum = inputs[0] + 10.0 * inputs[1]
+            self.readers = [fluid.io.PyReader([one], capacity=2, iterable=False) for one in inputs]
+
+    def gives(self, *counts: int) -> None:
+        for reader, count in zip(self.readers, counts, strict=True):
+            batches = [[np.full((1, 1), number, "float32")] for number in range(1, count + 1)]
+            reader.decorate_batch_generator(lambda batches=batches: iter(batches))
+
+    def run(self, feed: Any = None, program: Any = None) -> list[float]:
+        found: list[float] = self.exe.run(program or self.main, feed, [self.sum])[0].reshape(-1).tolist()
+        return found
+
+    def passed(self, program: Any = None) -> list[list[float]]:
+        found = []
+        for reader in self.readers:
+            reader.start()
+        try:
+            while True:
+                found.append(self.run(None, program))
+        except fluid.core.EOFException:
+            for reader in self.readers:
+                reader.reset()
+        return found
+
+
+def test_two_readers_of_a_program_feed_their_own_inputs() -> None:
+    two = TwoReaders()
+    two.gives(3, 2)
+    assert two.passed() == two.passed() == [[11.0], [22.0]]
+    assert two.passed(two.main.clone(for_test=True)) == [[11.0], [22.0]]
+
+
+def test_two_readers_give_each_replica_a_batch() -> None:
+    two = TwoReaders()
+    program = fluid.CompiledProgram(two.main).with_data_parallel(places=fluid.cpu_places(2))
+    two.gives(4, 4)
+    assert two.passed(program) == [[11.0, 22.0], [33.0, 44.0]]
+    for reader in two.readers:
+        reader.drop_last = False
+    two.gives(2, 1)
+    with pytest.raises(FeedError, match="have 1 and 2 batches left for 2 replicas"):
+        two.passed(program)
+
+
+def test_a_reader_that_is_not_started_is_fed_or_missed() -> None:
+    two = TwoReaders()
+    two.gives(2, 2)
+    two.readers[0].start()
+    assert two.run({"y": np.full((1, 1), 5, "float32")}) == [51.0]
+    with pytest.raises(FeedError, match="'x' is fed, and read from"):
+        two.run({name: np.ones((1, 1), "float32") for name in "xy"})
+    with pytest.raises(SpecError, match="was not started"):
+        two.run()
+    two.readers[0].reset()
+
+
+def test_another_reader_of_the_same_inputs_takes_over() -> None:
+    line = Line()
+    for value in (1, 2):
+        line.reader = fluid.io.PyReader(line.use, capacity=2, iterable=False)
+        line.reader.decorate_batch_generator(lambda value=value: iter([rows(value)]))
+    assert passed(line) == pytest.approx([4.0])
 
 
 @pytest.mark.parametrize(("drop_last", "sizes"), [(True, [2]), (False, [2, 1])])

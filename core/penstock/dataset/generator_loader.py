@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from penstock.dataset.dataset_base import at_least_one
+from penstock.dataset.joined_loaders import share_of
 from penstock.dataset.loader_base import BatchLoader, Feed, Made, Reader, places_of
-from penstock.dataset.reader_process import from_process
 from penstock.errors import EOFException, FeedError, SpecError
 from penstock.lod_tensor import LoDTensor, of_sequences
 
@@ -30,10 +30,10 @@ class GeneratorLoader(BatchLoader):
 
     def __init__(self, inputs: Sequence[Any], capacity: int, *, iterable: bool, return_list: bool) -> None:
         at_least_one("capacity", capacity)
-        super().__init__(capacity, None if iterable else inputs[0].program, returns_lists=return_list)
         self._inputs, self._names = list(inputs), [v.name for v in inputs]
+        program = None if iterable else inputs[0].program
+        super().__init__(capacity, program, names=self._names, returns_lists=return_list)
         self._reader: Reader | None = None
-        self.in_process = False
 
     @property
     def inputs(self) -> list[Any]:
@@ -65,7 +65,7 @@ class GeneratorLoader(BatchLoader):
         reader = self._reader
         if reader is None:
             raise SpecError("the loader has no generator; call set_batch_generator, or one of its siblings, first")
-        return lambda: (Made(self._of_values(batch)) for batch in self._batches(reader))
+        return lambda: (Made(self._of_values(batch)) for batch in reader())
 
     def _columns_of(self, batches: Iterable[Sequence[Any]]) -> Iterator[list[Any]]:
         """For batches of samples a column for each input: an array, or of an input with sequences a list of them."""
@@ -82,9 +82,6 @@ class GeneratorLoader(BatchLoader):
                 for column, sequences in zip(columns, lists, strict=True)
             ]
 
-    def _batches(self, batches: Reader) -> Iterable[Any]:
-        return from_process(batches) if self.in_process else batches()
-
     def next_feeds(self, given: Any, num_replicas: int) -> Any:
         """Return a feed for each replica; those at the end of the data may be fewer, without `drop_last`."""
         if num_replicas == 1:
@@ -92,7 +89,7 @@ class GeneratorLoader(BatchLoader):
         feeds: list[Feed] = []
         try:
             while len(feeds) < num_replicas:
-                feeds.append(self.next_feed(_share(given, len(feeds))))
+                feeds.append(self.next_feed(share_of(given, len(feeds))))
         except EOFException:
             if not feeds or self.drop_last:
                 if feeds:
@@ -108,17 +105,6 @@ class GeneratorLoader(BatchLoader):
                 f"the generator gives {len(values)} values; expected one for each of {self._names}", got=len(values)
             )
         return {v.name: _array(v, value) for v, value in zip(self._inputs, values, strict=True)}
-
-
-def _share(given: Any, replica: int) -> Any:
-    """Return what a replica is fed beside its batch: of a list its own dict."""
-    if given and isinstance(given, Mapping):
-        raise FeedError(
-            f"{sorted(given)[0]!r} is fed beside a reader that gives each replica a batch: feed a list of dicts, one "
-            "for each replica",
-            variable=sorted(given)[0],
-        )
-    return given[replica] if given else None
 
 
 class PyReader(GeneratorLoader):
@@ -172,23 +158,26 @@ def inputs_of(feed_list: Sequence[Any] | None) -> list[Any]:
 
 
 def _array(variable: Any, value: Any) -> Any:
-    """Return what is fed for an input: its dtype, and its sizes where the values are those, flat."""
+    """Return what is fed for an input: its dtype, and its sizes where the values are those, flat.
+
+    Always a copy: a generator may fill one array again and again while its batches wait.
+    """
     desc = variable.desc
     if isinstance(value, LoDTensor):
-        return value if value.lengths else _array(variable, value.rows)
+        return value.copied() if value.lengths else _array(variable, value.rows)
     if isinstance(value, torch.Tensor):
-        return value
+        return value.detach().clone()
     if variable.is_ragged and isinstance(value, (list, tuple)):
         return _of_sequences(desc, value)
-    array = np.ascontiguousarray(BatchLoader._check_input_array(value), dtype=np.dtype(desc.dtype))
+    array = np.array(BatchLoader._check_input_array(value), np.dtype(desc.dtype), order="C")
     fixed = list(desc.shape[1:])
     if array.ndim != len(desc.shape) and all(isinstance(size, int) for size in fixed):
         array = array.reshape(len(array), *fixed)
-    return array if array.flags.writeable else array.copy()
+    return array
 
 
 def _of_sequences(desc: Any, sequences: Sequence[Any]) -> Any:
-    """Return the sequences of a batch as rows with their lengths, or as they are where feeding words the error."""
+    """Return the sequences of a batch as new rows with their lengths, or as they are where feeding words the error."""
     try:
         return of_sequences(sequences, desc.lod_level, [int(str(size)) for size in desc.shape[1:]], desc.dtype)
     except (TypeError, ValueError):

@@ -48,15 +48,14 @@ class DataLoader(BatchLoader):
     ) -> GeneratorLoader:
         """Return a loader of the inputs `feed_list`; `capacity`: batches made ahead (4). Then set a generator.
 
-        `use_double_buffer` changes nothing: batches are always made ahead. `use_multiprocess`: the generator runs in
-        a process of its own (forked, so it may be a closure); what it raises, and its end by a signal, is raised by the
-        next take. `drop_last`: with several places or replicas, leave out batches at the end that are fewer than these.
-        Raises SpecError.
+        `use_double_buffer` and `use_multiprocess` change nothing: batches are always made ahead, by a thread, as Fluid
+        does where there is a program; `fluid.io.multiprocess_reader` runs readers in processes. `drop_last`: with
+        several places or replicas, leave out batches at the end that are fewer than these. Raises SpecError.
         """
         loader = GeneratorLoader(
             inputs_of(feed_list), AHEAD if capacity is None else capacity, iterable=iterable, return_list=return_list
         )
-        loader.in_process, loader.drop_last = use_multiprocess, drop_last
+        loader.drop_last = drop_last
         return loader
 
     @staticmethod

@@ -2,7 +2,8 @@
 
 Iterable, a loader gives LoDTensors by the names of inputs; with places, a list of as many dicts. Otherwise it belongs
 to the program of its inputs: between `start()` and `reset()` a run of that program, or of a clone, takes the next batch
-by itself, and raises EOFException when there is none. Source: fluid.reader.DataLoaderBase of Fluid 1.8.
+by itself, and raises EOFException when there is none. A program may have several (`joined_loaders`).
+Source: fluid.reader.DataLoaderBase of Fluid 1.8.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.dataset.dataset_base import at_least_one
+from penstock.dataset.joined_loaders import beside, joined
 from penstock.dataset.made_ahead import FeedQueue, Prefetched
 from penstock.dataset.slots import LENGTHS
-from penstock.errors import EOFException, FeedError, PenstockError, ReaderError, SpecError
+from penstock.errors import EOFException, PenstockError, ReaderError, SpecError
 from penstock.lod_tensor import LoDTensor
 
 _log = logging.getLogger(__name__)
@@ -67,9 +69,12 @@ class DataLoaderBase:
 class BatchLoader(DataLoaderBase, ABC):
     """The base of what `DataLoader.from_generator` and `from_dataset` make."""
 
-    def __init__(self, capacity: int, program: Any, *, returns_lists: bool = False) -> None:
-        """`program`: the one that takes batches by itself; None: the loader is iterable."""
+    def __init__(
+        self, capacity: int, program: Any, *, names: Iterable[str] | None = None, returns_lists: bool = False
+    ) -> None:
+        """`program`: the one that takes batches by itself; None: the loader is iterable. `names`: see ProgramLoader."""
         self._capacity, self._program = capacity, program
+        self.names = None if names is None else frozenset(names)
         self._returns_lists = returns_lists
         self._places: list[Any] = []
         self._ahead: Prefetched | None = None
@@ -79,7 +84,7 @@ class BatchLoader(DataLoaderBase, ABC):
         self._last: Made | None = None
         self.drop_last = True
         if program is not None:
-            program.reader = self
+            program.reader = joined(program.reader, self)
 
     @abstractmethod
     def _maker(self) -> Callable[[], Iterable[Made]]:
@@ -191,7 +196,7 @@ class BatchLoader(DataLoaderBase, ABC):
     def next_feed(self, given: Any) -> Feed:
         """Return the next batch beside what a run was given. Raises EOFException, FeedError."""
         feed = self._next()
-        return {**feed, **_beside(feed, given)}
+        return {**feed, **beside(feed, given)}
 
     def next_feeds(self, given: Any, num_replicas: int) -> Any:
         """Return what a run on several replicas is fed: one dict that they share, or one for each of them.
@@ -235,17 +240,6 @@ def _taken(ahead: Prefetched) -> Made | None:
         raise
     except Exception as error:
         raise ReaderError(f"the reader of the program has raised {type(error).__name__}: {error}") from error
-
-
-def _beside(feed: Feed, given: Any) -> Mapping[str, Any]:
-    if not given:
-        return {}
-    if not isinstance(given, Mapping):
-        raise FeedError("the program reads from a DataLoader; feed one dict of its other inputs, or nothing")
-    both = sorted(feed.keys() & given.keys())
-    if both:
-        raise FeedError(f"{both[0]!r} is fed, and read from the program's DataLoader, too", variable=both[0])
-    return given
 
 
 def _as_lod_tensor(value: Any, lengths: Any) -> Any:
