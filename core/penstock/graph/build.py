@@ -23,8 +23,8 @@ from dataclasses import replace
 from penstock.distributed.collective import COLLECTIVE
 from penstock.errors import ProgramError
 from penstock.graph.across import Across, begin_step, exchange_rows, exchange_sums
-from penstock.graph.state_of_runs import state_of_runs
 from penstock.graph.ssa import SHARED, Graph, GraphBuilder, Mode, OpHandle, Physical, SyncPlan, reduce_edges
+from penstock.graph.state_of_runs import state_of_runs
 from penstock.program.ir import Arg, Operator, Output, Ref, Role, VarDesc
 from penstock.program.program import Program
 from penstock.program.sequences import levels_of, ragged_feeds

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from penstock.errors import ProgramError
 from penstock.graph.across import BEGINS, GATHERS, SUMS
-from penstock.graph.state_of_runs import state_of_runs
 from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import Graph, OpHandle, Physical
+from penstock.graph.state_of_runs import state_of_runs
 from penstock.program.ir import Operator, Role, TorchConst, VarDesc
 from penstock.program.program import Program
 
