@@ -134,3 +134,15 @@ def test_sizes_that_are_multiplied_are_taken_for_equal(transposed: bool) -> None
     np.testing.assert_allclose(got, left @ feed["rows"], rtol=1e-12)
     with pytest.raises(FeedError, match="must have the same size in dimension"):
         fluid.Executor().run(main, {**feed, "rows": feed["rows"][:, :3]}, [product])
+
+
+def test_multiples_of_sizes_are_taken_for_equal() -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        near = fluid.data("near", [3, -1, -1], "float64")
+        rows = fluid.data("rows", [3, -1, 2], "float64")
+        total = L.reshape(L.matmul(near, rows), [-1, 2]) + L.reshape(rows, [-1, 2])
+    draw = np.random.default_rng(1)
+    feed = {"near": draw.normal(size=(3, 4, 4)), "rows": draw.normal(size=(3, 4, 2))}
+    (got,) = fluid.Executor().run(main, feed, [total])
+    np.testing.assert_allclose(got, (feed["near"] @ feed["rows"] + feed["rows"]).reshape(-1, 2), rtol=1e-12)

@@ -88,15 +88,24 @@ def _to_join(recording: Recording, operands: Any) -> dict[str, str]:
 
 
 def _other_sizes_to_join(program: Program, of_data: Sequence[str], shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
-    """Symbols at one position, counted from the last dimension, of which none is of rows."""
-    inputs = {*program.symbols[:1], *(_rows(v.shape) for v in ragged_feeds(program))}
+    """Symbols at one position, counted from the last dimension, or of the same multiples there; none is of rows."""
+    inputs = {_rows(v.shape) for v in program.variables.values() if v.feed}
     names: dict[str, str] = {}
-    for position in range(-1, -max(map(len, shapes), default=0), -1):
-        there = [shape[position] for shape in shapes if len(shape) > -position]
-        found = {str(size.args[0]) for size in there if isinstance(size, Expr) and size.op == "sym"} - inputs
-        first, *rest = [name for name in (*program.symbols, *of_data) if name in found] or [""]
-        names |= dict.fromkeys(rest, names.get(first, first))
+    for position in range(-1, -max(map(len, shapes), default=0) - 1, -1):
+        at = [shape for shape in shapes if len(shape) >= -position]
+        there = [size for shape in at if (size := _multiple(shape[position]))]
+        kept = inputs.union(of_data) if any(len(shape) == -position for shape in at) else inputs
+        for factor in dict.fromkeys(factor for factor, _ in there):
+            found = {name for multiple, name in there if multiple == factor} - kept
+            first, *rest = [name for name in (*program.symbols, *of_data) if name in found] or [""]
+            names |= dict.fromkeys(rest, names.get(first, first))
     return names
+
+
+def _multiple(size: Dim) -> tuple[int, str] | None:
+    """The factor and the symbol of a size such as 30 * s1; None for another one."""
+    name = _rows((size,))
+    return (size.evaluate({name: 1}), name) if name and isinstance(size, Expr) else None
 
 
 def _late_rows_to_join(of_data: Sequence[str], shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
