@@ -59,8 +59,10 @@ def test_one_trainer_with_servers_equals_a_run_on_one_machine(join: Join, settin
     assert scope.find("table") is None
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_rows_of_ragged_ids_come_from_the_servers(join: Join, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("shared", "spread"), [(False, False), (True, False), (False, True), (True, True)])
+def test_rows_of_ragged_ids_come_from_the_servers(
+    join: Join, shared: bool, spread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CPU_NUM", "2")
 
     def losses(recorded: Recorded, *, shared: bool) -> list[float]:
@@ -79,7 +81,7 @@ def test_rows_of_ragged_ids_come_from_the_servers(join: Join, shared: bool, monk
         return found
 
     expected = losses(tower(ragged=True), shared=False)
-    recorded = tower(ragged=True)
+    recorded = tower(ragged=True, is_distributed=spread)
     join(transpiled(recorded), tower(ragged=True).startup)
     assert losses(recorded, shared=shared) == pytest.approx(expected, rel=1e-5)  # float32, in another order
 
