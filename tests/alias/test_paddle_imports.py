@@ -101,11 +101,21 @@ def test_classes_pickle_by_where_penstock_has_them(paddle: Any) -> None:
 
 
 def test_a_name_that_is_missing_says_what_to_use_instead(paddle: Any) -> None:
-    with pytest.raises(AttributeError, match=r"paddle\.fluid\.layers\.loss\.warpctc of Fluid 1\.8 .*ctc_loss"):
-        _ = paddle.fluid.layers.warpctc
-    with pytest.raises(ImportError, match=r"paddle\.fluid\.layers\.loss\.warpctc of Fluid 1\.8 .*ctc_loss"):
-        run("from paddle.fluid.layers import warpctc")
-    assert not hasattr(paddle.fluid.layers, "warpctc")
+    with pytest.raises(
+        AttributeError, match=r"paddle\.fluid\.layers\.detection\.yolov3_loss of Fluid 1\.8 .*torchvision\.ops"
+    ):
+        _ = paddle.fluid.layers.yolov3_loss
+    with pytest.raises(
+        ImportError, match=r"paddle\.fluid\.layers\.detection\.yolov3_loss of Fluid 1\.8 .*torchvision\.ops"
+    ):
+        run("from paddle.fluid.layers import yolov3_loss")
+    assert not hasattr(paddle.fluid.layers, "yolov3_loss")
+
+
+def test_the_inference_engine_points_to_what_runs_a_saved_model(paddle: Any) -> None:
+    for name in ("PaddleTensor", "AnalysisConfig", "create_paddle_predictor"):
+        with pytest.raises(AttributeError, match=r"io\.load_inference_model and run it with Executor\.run"):
+            getattr(paddle.fluid.core, name)
 
 
 @pytest.mark.parametrize("use", ["Linear(1, 2)", "Linear.forward", "class Mine(Linear): ..."])
