@@ -236,6 +236,23 @@ def test_a_pickle_of_anything_but_arrays_is_refused(
     assert not ran
 
 
+class OneShape:
+    """An array whose shape is the same tuple as another's."""
+
+    def __reduce__(self) -> Any:
+        kind = np.dtype("float32")
+        return np.ndarray, SHAPE, (1, SHAPE, kind, False, np.arange(6, dtype=kind).tobytes())
+
+
+SHAPE = (2, 3)
+
+
+def test_a_pickle_may_use_a_shape_twice(tmp_path: Path) -> None:
+    (tmp_path / "m.pdparams").write_bytes(pickle.dumps({"a": OneShape(), "b": OneShape()}, protocol=2))
+    found = fluid.io.load_program_state(tmp_path / "m")
+    assert [found[name].tolist() for name in "ab"] == [[[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]] * 2
+
+
 def test_a_pickle_may_hold_empty_arrays_and_one_twice(tmp_path: Path) -> None:
     tied = np.arange(6, dtype=">f4").reshape(2, 3)
     arrays: dict[str, Any] = {"empty": np.zeros((0, 3), np.float32), "a": tied, "b": tied, "one": np.float64(2.5)}

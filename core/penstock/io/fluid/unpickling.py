@@ -1,9 +1,9 @@
 """A reader of pickles that hold containers, numbers, text and NumPy's arrays of numbers, and nothing else.
 
 No class of a pickle is looked up: of the names in it, those that arrays need stand for builders of this module, every
-other name is an error, and so is an opcode that such a pickle does not need. Keys of dicts are text or numbers, and a
-container is not used twice: what is read is a tree, as deep as it may be, so no hash or text of it takes longer than
-the file is. No size is believed: `pickletools` takes what a file has.
+other name is an error, and so is an opcode that such a pickle does not need. Keys of dicts are text or numbers, and of
+containers only short tuples of plain values are used twice: what is read is a tree, as deep as it may be, so nothing
+takes longer than the file is. No size is believed: `pickletools` takes what a file has.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ class _Array:
     def build(self, state: Any) -> None:
         """Take the state. Raises ValueError for one that does not fit together."""
         _, shape, dtype, fortran, raw = state
+        if len(shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"an array of {len(shape)} dimensions")
         sizes, kind, content = [int(size) for size in shape], dtype.numpy(), _bytes(raw)
-        if len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) * kind.itemsize != len(content):
-            raise ValueError(f"an array {kind}{sizes[:_MOST_DIMENSIONS]} of {len(content)} bytes")
+        if math.prod(sizes) * kind.itemsize != len(content):
+            raise ValueError(f"an array {kind}{sizes} of {len(content)} bytes")
         self.array = np.frombuffer(content, kind).reshape(sizes, order="F" if fortran else "C")
 
 
@@ -221,9 +223,18 @@ class _Stack:
 
     def _get(self, index: int) -> None:
         value = self._memo[index]
-        if isinstance(value, tuple | list | dict):
+        if isinstance(value, tuple | list | dict) and not _is_plain(value):
             raise ValueError(f"it uses a {type(value).__name__} twice")
         self._items.append(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a container is a short tuple of plain values, as the shape of several arrays."""
+    return (
+        isinstance(value, tuple)
+        and len(value) <= _MOST_DIMENSIONS
+        and all(isinstance(part, int | float | str | bytes | None) for part in value)
+    )
 
 
 def _with(known: dict[Any, Any], parts: list[Any]) -> dict[Any, Any]:
