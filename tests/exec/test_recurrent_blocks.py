@@ -300,3 +300,45 @@ def test_refusals_of_recurrent_blocks(use: Callable[..., Any], message: str) -> 
         rnn = L.DynamicRNN()
         with pytest.raises(ProgramError, match=message), rnn.block():
             use(rnn, x, dense)
+
+
+def one_array() -> Any:
+    return L.array_write(L.fill_constant([2], "float64", 3.0), L.zeros([1], "int64"))
+
+
+def test_an_assigned_array_has_the_elements() -> None:
+    def build() -> list[Any]:
+        first, i = one_array(), L.zeros([1], "int64")
+        second, third = L.assign(first), L.create_array("float64")
+        L.assign(second, third)
+        L.array_write(L.fill_constant([2], "float64", 5.0), i, array=first)
+        return [L.array_read(array, i) for array in (first, second, third)] + [L.array_length(third)]
+
+    assert [v.tolist() for v in results(build, {})] == [[5.0, 5.0], [3.0, 3.0], [3.0, 3.0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda array: array * 2.0, r"given the array .*layers\.array_read"),
+        (L.reduce_sum, r"given the array .*layers\.array_read"),
+        (lambda array: L.assign(array, L.zeros([2], "float64")), "cannot be assigned to"),
+        (lambda array: L.cond(L.less_than(L.zeros([1], "int64"), L.ones([1], "int64")),
+                              lambda: array, lambda: array), "a branch returns the array"),
+    ],
+)  # fmt: skip
+def test_an_array_is_no_operand(use: Callable[[Any], Any], message: str) -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        array = one_array()
+        with pytest.raises(ProgramError, match=message):
+            use(array)
+
+
+def test_a_static_input_of_laid_out_rows_is_refused() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x, y = (L.data(name, [4], dtype="float64", lod_level=1) for name in "xy")
+        rnn = L.DynamicRNN()
+        with rnn.block():
+            rnn.output(rnn.step_input(x))
+            with pytest.raises(ProgramError, match=r"make it .* within the block"):
+                rnn.static_input(L.sequence_reshape(y, 2))

@@ -193,3 +193,14 @@ def test_rows_that_are_folded_into_the_batch_count() -> None:
     inserted = [h.op for h in graph.handles if h.op.type == "aten.stack.default"]
     assert len(inserted) == 1
     assert __file__.rpartition("/")[2] in inserted[0].source
+
+
+def test_one_within_a_branch_is_refused() -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.layers.data("x", [3])
+        always = fluid.layers.less_than(fluid.layers.zeros([1], "int64"), fluid.layers.ones([1], "int64"))
+        fluid.layers.cond(always, lambda: fluid.layers.batch_norm(x), lambda: x * 1.0)
+    graph = build_graph(main, mode="all_reduce", num_replicas=2, active=2)
+    with pytest.raises(ProgramError, match=r"batch_norm.*within a block of control flow.*sync_batch_norm = False"):
+        synchronize_batch_norm(graph, main)

@@ -22,7 +22,7 @@ from penstock.errors import Bug, ProgramError
 from penstock.graph.rewrite import Rewriter
 from penstock.graph.ssa import SHARED, Graph, OpHandle, Physical
 from penstock.program.expr import Dim, Expr
-from penstock.program.ir import Arg, Operator, Ref, VarDesc
+from penstock.program.ir import Arg, Operator, Ref, VarDesc, sub_blocks
 from penstock.program.program import Program
 
 # Type -> positions of the operand that is normalised, and of the argument that says whether it trains.
@@ -31,7 +31,12 @@ _BACKWARD = {"aten.native_batch_norm_backward.default": (1, 7)}
 
 
 def synchronize_batch_norm(graph: Graph, program: Program) -> Graph:
-    """Replace batch-norm on each replica by batch-norm over all. Raises ProgramError for another dtype than floats."""
+    """Replace batch-norm on each replica by batch-norm over all.
+
+    Raises ProgramError for another dtype than floats, and for one within a branch or a loop, which is one handle.
+    """
+    for op in program.operators:
+        _refuse_within(op)
     if graph.active == 1:
         return graph
     rewriter = Rewriter(graph)
@@ -49,6 +54,17 @@ def synchronize_batch_norm(graph: Graph, program: Program) -> Graph:
             _replace(rewriter, waiting)
             waiting = []
     return rewriter.finish()
+
+
+def _refuse_within(op: Operator) -> None:
+    for inner in (one for block in sub_blocks(op) for one in block.operators):
+        if _trains(inner):
+            raise ProgramError(
+                f"operator {inner.name!r} ({inner.source}) normalises within a block of control flow, where replicas "
+                "cannot wait for one another. Set BuildStrategy.sync_batch_norm = False, or normalise outside",
+                operator=inner.name,
+            )
+        _refuse_within(inner)
 
 
 def has_batch_norm(program: Program) -> bool:

@@ -59,6 +59,12 @@ def _branch(recording: Recording, run: Branch | None) -> tuple[Recorded, list[An
             if leaf is not None and not isinstance(leaf, Variable):
                 raise ProgramError(f"{user_line()}: a branch returns {leaf!r}; expected variables, nested or None")
         own = [recording.own(leaf) for leaf in leaves if leaf is not None]
+        for array in (v for v in own if _is_array(v)):
+            raise ProgramError(
+                f"{user_line()}: a branch returns the array {array.name!r}. Write to an array from outside within the "
+                "branches (layers.array_write, layers.assign), and return nothing",
+                variable=array.name,
+            )
         shapes = [(v.desc.shape, v.desc.dtype) for v in own]
         return block.close(v.name for v in own), [[v.name for v in own], shapes], (str(nest), nest, leaves)
 

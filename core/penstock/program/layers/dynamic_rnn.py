@@ -77,6 +77,13 @@ class DynamicRNN(Recurrence):
         block = self._open("static_input")
         self._expect_step("static_input")
         own = block.recording.own(x)
+        rows = own.desc.shape[0]
+        if isinstance(rows, Expr) and rows.op != "sym" and ragged_with_rows(block.recording.program, rows) is not None:
+            raise ProgramError(
+                f"{user_line()}: DynamicRNN.static_input: {x!r} has {rows} rows, of which a step has another number. "
+                "Give it what that was made of, and make it (layers.sequence_reshape) within the block",
+                variable=own.name,
+            )
         inside = block.placeholder(f"{self._name}.static_{len(self._statics)}", list(own.fake.shape), own.dtype)
         self._statics.append((inside, own))
         return inside

@@ -14,6 +14,7 @@ from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Initializer
 from penstock.program.layers.activations import activate
 from penstock.program.layers.sizes import sizes_in
+from penstock.program.record.arrays import TensorArray, copied
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
@@ -83,7 +84,12 @@ def fill_constant(
 
 
 def assign(input: Any, output: Any = None) -> Any:
-    """Return a copy of a variable, or a variable that holds an array; with `output`, write there and return it."""
+    """Return a copy of a variable, or a variable that holds an array; with `output`, write there and return it.
+
+    Of a tensor array it is one, too. Raises ProgramError for an `output` that is none then.
+    """
+    if isinstance(input, TensorArray) and input.desc.kind == "array":
+        return copied(input, output)
     if isinstance(input, Variable):
         made: Any = torch.clone(input)  # type: ignore[arg-type]  # a Variable
         return made if output is None else written(output, made)

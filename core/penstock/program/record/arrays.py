@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from penstock.errors import ProgramError
 from penstock.program.expr import Dim
 from penstock.program.ir import Arg, Operator, Ref
 from penstock.program.record.blocks import recorded_block, run_once
@@ -107,3 +108,19 @@ def new_array(recording: Recording, dtype: torch.dtype) -> TensorArray:
     array = TensorArray(recording, name, made)
     recording.handles[name] = array
     return array
+
+
+def copied(array: TensorArray, output: Any = None) -> TensorArray:
+    """Record that an array, or a new one, gets the elements of another; return it. Raises ProgramError for others."""
+    recording = array._recording
+    target = new_array(recording, array.dtype) if output is None else output
+    if not isinstance(target, TensorArray) or target.dtype != array.dtype or target is array or array.levels:
+        raise ProgramError(
+            f"{user_line()}: the array {array!r} cannot be assigned to {target!r}; expected another array of its "
+            "dtype, of elements without sequences",
+            variable=array.name,
+        )
+    in_block(recording, lambda: append(recording, "array_assign", (target, array), writes=True))
+    own = recording.own(target)
+    own.sizes, own.varies = array.sizes, array.varies
+    return target

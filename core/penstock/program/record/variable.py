@@ -363,6 +363,13 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
         lift = type(leaf).lifted if isinstance(leaf, Variable) else None
         if lift is not None:
             return lift(recording, (args, kwargs), lambda operands: record_call(func, *operands))
+        known = recording.program.variables.get(leaf.name) if isinstance(leaf, Variable) else None
+        if known is not None and known.kind == "array":
+            raise ProgramError(
+                f"{user_line()}: {called(func, '')} is given the array {known.name!r}, which has no elements to compute "
+                "with. Read them (layers.array_read), or put them together (layers.tensor_array_to_tensor)",
+                variable=known.name,
+            )
     return with_equal_rows(
         recording,
         (args, kwargs),
