@@ -366,8 +366,8 @@ def record_call(func: Any, args: Any, kwargs: Any) -> Any:
         known = recording.program.variables.get(leaf.name) if isinstance(leaf, Variable) else None
         if known is not None and known.kind == "array":
             raise ProgramError(
-                f"{user_line()}: {called(func, '')} is given the array {known.name!r}, which has no elements to compute "
-                "with. Read them (layers.array_read), or put them together (layers.tensor_array_to_tensor)",
+                f"{user_line()}: {called(func, '')} is given the array {known.name!r}, which has no elements to "
+                "compute with. Read them (layers.array_read), or put them together (layers.tensor_array_to_tensor)",
                 variable=known.name,
             )
     return with_equal_rows(
