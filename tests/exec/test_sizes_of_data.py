@@ -222,3 +222,43 @@ def test_losses_of_values_of_unknown_sizes() -> None:
     np.testing.assert_allclose(found[0], cost.detach().numpy())
     np.testing.assert_allclose(found[1], [float(total.detach())])
     close(found[2], wanted.grad)
+
+
+def test_a_size_of_data_is_a_size_to_what_a_call_makes() -> None:
+    def build() -> list[Any]:
+        whole = L.tensor_array_to_tensor(doubled()[0], 0)[0]
+        return [L.fill_constant_batch_size_like(whole, [-1, 3], "float64", 2.0)]
+
+    (found,) = Built(build).run(x=random(2, 2), n=np.array([3]))
+    np.testing.assert_array_equal(found, np.full((6, 3), 2.0))
+
+
+def test_rows_that_turn_out_to_be_the_first_elements_are_known_sizes() -> None:
+    def build() -> list[Any]:
+        x, i, n = fluid.data("x", [None, 2], "float64"), L.zeros([1], "int64"), L.fill_constant([1], "int64", 2)
+        array, going = L.array_write(x, i), L.less_than(i, n)
+        with L.While(going).block():
+            now = L.array_read(array, i)
+            L.array_write(now * 2.0, L.increment(i), array)
+            L.less_than(i, n, cond=going)
+        return [L.array_read(array, i)]
+
+    built, x = Built(build), random(2, 2)
+    np.testing.assert_allclose(built.run(x=x)[0], x * 4.0)
+    assert "d0" not in str(built.main)
+
+
+def test_what_a_loop_writes_keeps_its_value_for_gradients_of_before() -> None:
+    def build() -> list[Any]:
+        x, i, n = fluid.data("x", [None, 2], "float64"), L.zeros([1], "int64"), L.fill_constant([1], "int64", 2)
+        x.stop_gradient = False
+        now, going = L.assign(x), L.less_than(i, n)
+        before = L.reduce_sum(now * now)
+        with L.While(going).block():
+            L.assign(now * 3.0, now)
+            L.less_than(L.increment(i), n, cond=going)
+        fluid.append_backward(before + L.reduce_sum(now))
+        return ["x@GRAD"]
+
+    x = random(2, 2)
+    np.testing.assert_allclose(Built(build).run(x=x)[0], 2 * x + 9.0)
