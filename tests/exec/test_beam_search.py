@@ -33,7 +33,7 @@ def step(pre: list[int], scores: list[list[float]], levels: list[list[int]], **c
     return chosen(beam_search.step(*given, **settings))
 
 
-def test_each_source_takes_its_best_whatever_prefix_they_continue() -> None:
+def test_each_source_takes_its_best_whatever_they_continue() -> None:
     scores = [[0.1, 0.9, 0.2], [0.8, 0.3, 0.0], [0.4, 0.5, 0.6]]
     ids, values, rows, sources, inner = step([5, 6, 7], scores, [[2, 1], [1, 1, 1]])
     assert (ids, values, rows) == ([1, 0, 2, 1], [0.9, 0.8, 0.6, 0.5], [0, 1, 2, 2])
@@ -139,7 +139,7 @@ def searched(value: dict[str, torch.Tensor], state: torch.Tensor, most: int) -> 
     return [(words[: words.index(END) + 1] if END in words else words, score) for words, score, _ in beams]
 
 
-def test_a_decoder_in_a_while_finds_what_a_search_over_lists_does() -> None:
+def test_a_decoder_in_a_while_equals_a_search_over_lists() -> None:
     most = 8
     built = Built(lambda: decoder(most))
     assert fluid.Program.parse(str(built.main)) == built.main

@@ -309,7 +309,7 @@ def test_batch_norm_in_a_branch_keeps_its_statistics() -> None:
     np.testing.assert_allclose(seen[1], rows.mean(0) * 0.1, rtol=1e-5, atol=1e-7)
 
 
-def test_a_tensor_that_was_declared_outside_begins_before_the_block() -> None:
+def test_a_tensor_declared_outside_begins_before_the_block() -> None:
     def build() -> list[Any]:
         x = L.data("x", [1], dtype="float64", append_batch_size=False)
         out, inner = L.create_tensor("float64"), L.create_tensor("float64")

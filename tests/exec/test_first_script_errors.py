@@ -255,7 +255,7 @@ def test_a_label_outside_the_classes_is_named(run: Callable[..., Any]) -> None:
         ),
         (
             {"ids": column(1), "label": column(1), "table": np.zeros((10, 5), "float32")},
-            r"variable 'table' has shape \[10, 4\]; a value of shape \[10, 5\] does not fit",
+            r"'table' has shape \[10, 5\], but the program expects float32\[10, 4\]",
         ),
         (
             {"ids": column(1), "label": column(1), "softmax_0.tmp_0": np.zeros((1, 3), "float32")},

@@ -108,7 +108,7 @@ def test_a_block_within_a_block_writes() -> None:
     expect_same(build, oracle)
 
 
-def test_reshapes_and_slices_made_before_a_loop_keep_their_values() -> None:
+def test_views_made_before_a_loop_keep_their_values() -> None:
     def build(x: Any, w: Any) -> Any:
         h = L.tanh(L.matmul(x, w))
         flat, part = L.reshape(h, [-1]), L.slice(h, [1], [0], [2])

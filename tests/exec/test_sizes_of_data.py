@@ -162,7 +162,7 @@ def check_reset(reset: Callable[[Any], Any], lengths: list[int], **feed: Any) ->
     close(grad, wanted.grad)
 
 
-def test_other_sequences_from_offsets_a_variable_or_another_input() -> None:
+def test_other_sequences_from_offsets_or_another_variable() -> None:
     check_reset(lambda x: L.lod_reset(x, target_lod=[0, 1, 6]), [1, 5])
     check_reset(lambda x: L.lod_reset(x, fluid.data("o", [4], "int32")), [3, 0, 3], o=np.array([0, 3, 3, 6], np.int32))
     y = ragged(random(6, 1), [1, 5])
@@ -233,7 +233,7 @@ def test_a_size_of_data_is_a_size_to_what_a_call_makes() -> None:
     np.testing.assert_array_equal(found, np.full((6, 3), 2.0))
 
 
-def test_rows_that_turn_out_to_be_the_first_elements_are_known_sizes() -> None:
+def test_rows_that_are_the_first_elements_are_known_sizes() -> None:
     def build() -> list[Any]:
         x, i, n = fluid.data("x", [None, 2], "float64"), L.zeros([1], "int64"), L.fill_constant([1], "int64", 2)
         array, going = L.array_write(x, i), L.less_than(i, n)
@@ -248,7 +248,7 @@ def test_rows_that_turn_out_to_be_the_first_elements_are_known_sizes() -> None:
     assert "d0" not in str(built.main)
 
 
-def test_what_a_loop_writes_keeps_its_value_for_gradients_of_before() -> None:
+def test_what_a_loop_writes_keeps_its_value_for_gradients() -> None:
     def build() -> list[Any]:
         x, i, n = fluid.data("x", [None, 2], "float64"), L.zeros([1], "int64"), L.fill_constant([1], "int64", 2)
         x.stop_gradient = False

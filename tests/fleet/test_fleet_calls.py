@@ -336,7 +336,7 @@ def test_an_optimizer_of_its_own_distributes_for_the_process(monkeypatch: pytest
         fluid_path.TranspilerOptimizer("Adam", None)
 
 
-def test_a_collective_optimizer_of_its_own_has_the_default_strategy() -> None:
+def test_a_collective_optimizer_alone_has_the_default_strategy() -> None:
     collective = importlib.import_module("penstock.incubate.fleet.collective")
     made = collective.CollectiveOptimizer(fluid.optimizer.SGD(0.1), strategy=None)
     assert isinstance(made.strategy, collective.DistributedStrategy)

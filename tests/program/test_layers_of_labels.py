@@ -134,7 +134,7 @@ def test_edit_distance_of_words(normalized: bool, is_padded: bool) -> None:
     assert number.rows.tolist() == [3]
 
 
-def test_edit_distance_leaves_tokens_out_and_refuses_empty_labels() -> None:
+def test_edit_distance_leaves_tokens_out_refuses_empty_labels() -> None:
     def build() -> list[Any]:
         ids = [L.data(n, [1], dtype="int64", lod_level=1) for n in "xy"]
         return list(L.edit_distance(*ids, True, [ord("a"), ord("t")]))
