@@ -352,6 +352,15 @@ def abort_group() -> None:
 
 
 @contract
+def WITHOUT_DERIVATIVE() -> None:
+    library: Any = torch.library.Library("penstock_contract", "DEF")  # type: ignore[no-untyped-call]  # torch
+    library.define("plain(Tensor x) -> Tensor")
+    library.impl("plain", lambda x: x.detach() * 2, "CPU")
+    result = torch.ops.penstock_contract.plain(torch.ones(2, requires_grad=True))
+    assert result.grad_fn.name() == private.WITHOUT_DERIVATIVE
+
+
+@contract
 def FUNCTIONAL_COLLECTIVES() -> None:
     collectives = getattr(torch.ops, private.FUNCTIONAL_COLLECTIVES)
     assert [spec.name for spec in private.schema_of(collectives.all_reduce.default).arguments][:2] == [

@@ -102,6 +102,26 @@ def test_replicas_share_a_batch_by_sequences(
     executor.close()
 
 
+def test_dropped_rows_differ_between_replicas_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPU_NUM", "2")
+    main, startup = fluid.Program(), fluid.Program()
+    main.random_seed = 7
+    with fluid.program_guard(main, startup):
+        x = fluid.layers.data("x", [16], lod_level=1)
+        kept = fluid.layers.dropout(x, 0.5)
+        loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.sequence_pool(kept, "sum"), 1))
+        fluid.optimizer.SGD(0.1).minimize(loss)
+    scope = fluid.Scope()
+    fluid.Executor(fluid.CPUPlace()).run(startup, scope=scope)
+    executor = ParallelExecutor(False, loss.name, main, scope=scope)
+    feed = {"x": fluid.create_lod_tensor(np.ones((8, 16), np.float32), [[4, 4]])}
+    masks = [np.asarray(executor.run([kept.name], feed)[0]) != 0 for _ in range(2)]
+    executor.close()
+    halves = [half for mask in masks for half in (mask[:4].tobytes(), mask[4:].tobytes())]
+    assert len(set(halves)) == 4
+    assert 0.3 < np.mean(masks) < 0.7
+
+
 def test_int32_ids_train_as_int64_ids_do() -> None:
     for sparse in (False, True):
         model, lengths = Model(sparse=sparse, dtype="int32"), [2, 1]

@@ -93,6 +93,13 @@ def test_a_refusal_at_the_users_line_names_what_works(name: str) -> None:
     np.testing.assert_allclose(got, instead(torch.from_numpy(X)).detach().numpy(), rtol=1e-6)
 
 
+def test_a_variable_that_can_be_no_condition_is_there() -> None:
+    """Fluid's scripts ask `if x:` for `if x is not None:`; torch gives no answer that could be meant instead."""
+    np.testing.assert_array_equal(run(lambda x: x * 2 if x else x), X * 2)
+    with pytest.raises(ProgramError, match=r"the truth of variable .* depends on data"):
+        run(lambda x: x * 2 if x > 0 else x)
+
+
 def test_dropout_of_channels_drops_whole_channels() -> None:
     out = run(lambda x: nn.functional.dropout2d(torch.ones(x.shape[0], 50, 3, 2) + x[:, :1, None, None] * 0, 0.5))
     channels = out.reshape(5, 50, 6)

@@ -139,7 +139,14 @@ def test_a_gradient_that_no_update_uses_stays_with_the_trainer() -> None:
 
 def test_optimizers_of_this_table_are_all_that_there_are() -> None:
     known = {c.kind for c in vars(opt).values() if isinstance(c, type) and issubclass(c, Optimizer)}
-    assert known == {*OPTIMIZERS, "lamb", "optimizer"}
+    assert known == {*OPTIMIZERS, "lamb", "dpsgd", "optimizer"}
+
+
+def test_an_update_with_noise_is_refused() -> None:
+    with pytest.raises(
+        ProgramError, match=r"Not supported optimizer for distributed training: the update with .*@RNG@"
+    ):
+        Partition(tower(lambda: opt.Dpsgd(0.1), is_sparse=False).main)
 
 
 def test_an_update_by_the_norm_of_its_parameter_is_not_cut() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -22,7 +21,7 @@ from typing import Any
 from penstock.alias.names import Name, Standing, Table, table
 from penstock.alias.notes import under_tracebacks
 from penstock.log import warn_once
-from penstock.settings import CPU_NUM, PADDLE_ALIAS
+from penstock.settings import PADDLE_ALIAS
 
 _log = logging.getLogger(__name__)
 ROOT = "paddle"
@@ -155,6 +154,5 @@ def install(*, shadow: bool = False) -> bool:
 def take_over() -> None:
     """Put the alias in the place of the package in `SHIM`, which is being imported."""
     install(shadow=True)
-    os.environ.setdefault(CPU_NUM.name, "1")  # as Fluid did at its first use: scripts count on one place
     under_tracebacks()
     importlib.import_module(ROOT)

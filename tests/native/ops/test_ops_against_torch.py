@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.native.ops.blocks import ORACLES as BLOCKS
 from tests.native.ops.fields import FIELDS
+from tests.native.ops.oracles_of_layers import LAYERS
 from tests.native.ops.sequences import POOLS, RAGGED, pooled
 from tests.native.ops.tables import LR, TABLES, adagrad, adam
 from torch import Tensor
@@ -32,7 +33,7 @@ ROUNDINGS = {torch.float32: 3e-6, torch.float64: 1e-12}
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """What an operator gave, and what torch gives."""
 Oracle = Callable[[], Pairs]
-ORACLES: dict[str, Oracle] = {oracle.__name__: oracle for oracle in (*TABLES, *BLOCKS, *FIELDS)}
+ORACLES: dict[str, Oracle] = {oracle.__name__: oracle for oracle in (*TABLES, *BLOCKS, *FIELDS)} | LAYERS
 
 
 def oracle(function: Oracle) -> Oracle:

@@ -31,7 +31,8 @@ class Case:
     """One call of an operator; `make` gives fresh arguments.
 
     `idle`: declared writes that this call has no need of. `is_copied`: False if an argument lies behind its elements,
-    as oneDNN's workspace does, where a check that copies arguments cannot follow.
+    as oneDNN's workspace does, where a check that copies arguments cannot follow, or if the operator takes a gradient
+    itself, which is not there under that check's mode.
     """
 
     operator: str
@@ -113,6 +114,20 @@ def _recurrent(gates: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Any]]
 def _lstm(dtype: torch.dtype) -> list[Any]:
     inputs, weights = _recurrent(4, dtype)
     return [*inputs, *weights, True]
+
+
+def _two_lengths() -> list[Tensor]:
+    return [torch.tensor([4, 2]), torch.tensor([3, 1])]
+
+
+def _labelled() -> list[Any]:
+    """Operands of ctc: logits [n, t, classes], labels [n, l], their lengths, the blank."""
+    return [torch.randn(2, 4, 3), torch.tensor([[1, 2, 1], [2, 0, 0]]), *_two_lengths(), 0]
+
+
+def _state() -> Tensor:
+    """Seed of a program, number of a run, first row of a replica."""
+    return torch.tensor([1, 2, 3])
 
 
 def _crf() -> list[Any]:
@@ -259,6 +274,18 @@ CASES = [
     Case("lstm_sequence_backward", lambda: [*_sequence_backward(), *_CELL]),
     Case("gru", _gru),
     Case("gru_backward", _gru_backward),
+    Case("ctc", _labelled),
+    Case("ctc_backward", lambda: [torch.rand(2, 1), *_labelled()], is_copied=False),
+    Case("edit_distance", lambda: [_ids(2, 4), _ids(2, 3), *_two_lengths(), [1], False]),
+    Case("chunk_eval", lambda: [_ids(6, 1, below=5), _ids(6, 1, below=5), _sequences(), "IOB", 2, []]),
+    Case("cvm", lambda: [torch.rand(6, 3), torch.rand(6, 2), True]),
+    Case("cvm", lambda: [torch.rand(6, 3), torch.rand(6, 2), False]),
+    Case("data_norm_update_", lambda: [*torch.rand(3, 4), torch.rand(6, 4), torch.rand(4), 0.1, 0.5, 2, True]),
+    Case("gather_tree", lambda: [_ids(3, 2, 2, below=9), _ids(3, 2, 2)]),
+    Case("print", lambda: [_table(), _sequences(), _state(), "x", "seen", 0, 3, "name lod shape type", "both"]),
+    Case("expect_true", lambda: [torch.tensor([True]), _tables(), ["x", "y"], "holds", 20]),
+    Case("random", lambda: [_state(), [6, 3], "normal", 0.0, 1.0, 4, True, 0, 2, FLOAT64]),
+    Case("distinct_ids", lambda: [_state(), 40, 5, 4, True]),
     Case("control", lambda: branch(taken=True)),
     Case("control_backward", lambda: [[torch.rand(2, 3)], *branch(taken=False), [1]]),
 ]

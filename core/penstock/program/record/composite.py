@@ -34,11 +34,14 @@ from penstock.compat.torch import (
     tree_map,
 )
 from penstock.errors import ProgramError
+from penstock.program.expr import Expr
 from penstock.program.record.patches import Patch, patched
 from penstock.program.record.recording import Recording, SparseLookup
 from penstock.program.record.recurrent import rewrites
 from penstock.program.record.source import user_line
 
+_SAMPLE_STEP = 0x9E3779B1
+"""Between the seeds of two samples: odd and large, so that seeds beside each other share none."""
 _BY_ROWS, _DIRECT = "use_mm_for_euclid_dist_if_necessary", "donot_use_mm_for_euclid_dist"
 
 
@@ -138,8 +141,12 @@ def dropout(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = T
     shape = rec.shape_of(input)
     batch_dim, rows = rec.batch_of(shape)
     rec.num_seeds += 1
+    state = rec.rng()
+    if batch_dim < 0 and any(isinstance(dim, Expr) for dim in shape):
+        # Rows of sequences: where a replica's first row lies in the batch follows from data, its first sample is known.
+        state = torch.cat([state[:1] + state[2:] * _SAMPLE_STEP, state[1:]])
     call = torch.ops.penstock.dropout
-    return call(input, rec.rng(), float(p), bool(train), rec.num_seeds, batch_dim, rows)[0]
+    return call(input, state, float(p), bool(train), rec.num_seeds, batch_dim, rows)[0]
 
 
 def dropout_(rec: Recording, input: torch.Tensor, p: float = 0.5, train: bool = True) -> Any:

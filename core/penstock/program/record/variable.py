@@ -191,6 +191,12 @@ class Variable:
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
+        """True for what has more elements than one and holds no truths: as in Fluid, where `if x:` asks for None.
+
+        In torch that is an error in every program. The rest depends on data. Raises ProgramError.
+        """
+        if self.desc.dtype != "bool" and any(dim != 1 for dim in self.desc.shape):
+            return True
         raise ProgramError(
             f"{user_line()}: the truth of variable {self.name!r} depends on data, so Python cannot branch on it while "
             "a program is recorded. Use torch.where, or layers.cond",
