@@ -40,7 +40,38 @@ class Scaling(Protocol):
 State = dict[str, torch.Tensor]
 
 
-class Optimizer:
+class Minimizer:
+    """What has a backward pass and updates, which `minimize` records one after the other."""
+
+    def minimize(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> tuple[list[Operator], list[Pair]]:
+        """Record backward pass and updates; return (update operators, (parameter, gradient) pairs)."""
+        check_loss(loss, f"{type(self).__name__}.minimize")
+        with program_guard(loss.program, startup_program):
+            pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
+            return self.apply_gradients(pairs), pairs
+
+    def backward(
+        self,
+        loss: Variable,
+        startup_program: Program | None = None,
+        parameter_list: Sequence[str | Variable] | None = None,
+        no_grad_set: Iterable[str | Variable] | None = None,
+    ) -> list[Pair]:
+        """Record the backward pass alone."""
+        raise NotImplementedError
+
+    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[Operator]:
+        """Record the updates for given gradients; return their operators."""
+        raise NotImplementedError
+
+
+class Optimizer(Minimizer):
     """Base: see the module. `_states`: name -> first value of what is kept beside each parameter."""
 
     kind = "optimizer"
@@ -79,19 +110,6 @@ class Optimizer:
         raise NotImplementedError
 
     # -- Fluid's methods ---------------------------------------------------------------------------
-
-    def minimize(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-    ) -> tuple[list[Operator], list[Pair]]:
-        """Record backward pass and updates; return (update operators, (parameter, gradient) pairs)."""
-        check_loss(loss, f"{type(self).__name__}.minimize")
-        with program_guard(loss.program, startup_program):
-            pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
-            return self.apply_gradients(pairs), pairs
 
     def backward(
         self,

@@ -13,7 +13,7 @@ import torch
 
 from penstock.errors import SpecError
 from penstock.program.ir import Operator
-from penstock.program.optimizers.base import Optimizer, Pair
+from penstock.program.optimizers.base import Minimizer, Optimizer, Pair
 from penstock.program.precision.halves import in_half
 from penstock.program.precision.lists import AutoMixedPrecisionLists
 from penstock.program.precision.scaling import LossScaling, ScalingRule
@@ -26,7 +26,7 @@ from penstock.program.training.parameters import constant_state
 _HALVES = ("bfloat16", "float16")
 
 
-class OptimizerWithMixedPrecision:
+class OptimizerWithMixedPrecision(Minimizer):
     """What `decorate` returns. Everything but the methods here is the optimizer's own.
 
     The backward pass rewrites the Program of the loss; a clone that was made before computes in float32.
@@ -82,19 +82,6 @@ class OptimizerWithMixedPrecision:
         finally:
             target._scaling = None
         return made
-
-    def minimize(
-        self,
-        loss: Variable,
-        startup_program: Program | None = None,
-        parameter_list: Sequence[str | Variable] | None = None,
-        no_grad_set: Iterable[str | Variable] | None = None,
-    ) -> tuple[list[Operator], list[Pair]]:
-        """Record backward pass and updates; return (update operators, (parameter, gradient) pairs)."""
-        check_loss(loss, f"{type(self).__name__}.minimize")
-        with program_guard(loss.program, startup_program):
-            pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
-            return self.apply_gradients(pairs), pairs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
