@@ -7,6 +7,7 @@ leaves its parameters and what it fetched in FOLDER. One trainer alone trains on
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -85,6 +86,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--stuck", action="store_true", help="fail when taking part without rows")
     parser.add_argument("--join", action="store_true")
     parser.add_argument("--fleet", action="store_true", help="distribute the program by the collective fleet")
+    parser.add_argument("--count-workers", action="store_true", help="print at the end how many workers Gloo has")
     parser.add_argument("--no-mapping", action="store_true", help="fail to map the memory of a ring")
     return parser.parse_args(arguments)
 
@@ -160,9 +162,17 @@ def no_mapping(*_: object) -> None:
     raise RuntimeError("the memory of a ring cannot be mapped: Cannot allocate memory")
 
 
+def count_gloo_workers() -> None:
+    """Print how many of Gloo's workers there are."""
+    names = [name.read_text() for name in Path("/proc/self/task").glob("*/comm")]
+    print("Gloo workers", sum(name.startswith("pt_gloo") for name in names), flush=True)
+
+
 def main(arguments: list[str]) -> None:
     """Train."""
     asked = options(arguments)
+    if asked.count_workers:
+        atexit.register(count_gloo_workers)  # first, so called last
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
     loss, exe = prepared(asked, rank, endpoints)

@@ -46,7 +46,8 @@ class ProcessGroups:
             _check_default(ranks)
         timeout = timedelta(seconds=meeting.left_s())  # a rank that ends now would be waited for
         try:
-            if not dist.is_initialized():
+            self._made_default = not dist.is_initialized()
+            if self._made_default:
                 store = PrefixStore("torch", meeting.store)
                 dist.init_process_group(
                     backend, store=store, rank=ranks.rank, world_size=ranks.num_ranks, timeout=timeout
@@ -113,9 +114,18 @@ class ProcessGroups:
         self._why = why
 
     def close(self) -> None:
-        """Forget the groups; torch ends them with the process."""
+        """End the groups, after the last exchange of all ranks.
+
+        A worker of Gloo lets go of an exchange after it has told of its end, and takes the interpreter's lock to do so;
+        in an interpreter that ends it would abort the process. What ends a group waits for its workers.
+        """
         for name in self.names:
             exchangers.forget(name)
+        for group in self.groups():
+            dist.destroy_process_group(group)
+        if self._made_default:
+            dist.destroy_process_group()
+        self._groups, self._levels = [], []
 
     # -- parts -------------------------------------------------------------------------------------------
 

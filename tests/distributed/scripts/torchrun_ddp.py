@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -40,3 +41,11 @@ if __name__ == "__main__":
         print(json.dumps(found))
     dist.barrier()  # Gloo may abort a process whose peer has closed its connection first
     dist.destroy_process_group()
+    # DDP keeps Gloo's workers alive. One that lets go of the barrier late takes the interpreter's lock, and aborts a
+    # process whose interpreter ends (pytorch/pytorch#179291): this one ends without the interpreter's end.
+    if "PENSTOCK_TELEMETRY_SOCKET" in os.environ:
+        from penstock import telemetry
+
+        telemetry.close()
+    sys.stdout.flush()
+    os._exit(0)
