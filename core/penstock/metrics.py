@@ -83,8 +83,20 @@ class CompositeMetric(MetricBase):
         return [metric.eval() for metric in self._metrics]
 
 
-def _classes(preds: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
-    return np.rint(np.asarray(preds)).astype("int64").reshape(-1), np.asarray(labels).astype("int64").reshape(-1)
+def _checked(metric: MetricBase, preds: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the predictions and labels [n]. Raises SpecError for NaN and for unequal numbers of them."""
+    given, wanted = np.asarray(preds, np.float64).reshape(-1), np.asarray(labels).reshape(-1)
+    if given.shape != wanted.shape:
+        sizes = f"shapes {np.shape(preds)} and {np.shape(labels)}"
+        raise SpecError(f"{metric}.update is given predictions and labels of {sizes}; expected [n, 1] each")
+    if np.isnan(given).any():
+        raise SpecError(f"{metric}.update: {int(np.isnan(given).sum())} of {given.size} predictions are NaN")
+    return given, wanted.astype("int64")
+
+
+def _classes(metric: MetricBase, preds: Array, labels: Array) -> tuple[np.ndarray, np.ndarray]:
+    given, wanted = _checked(metric, preds, labels)
+    return np.rint(given), wanted
 
 
 class Precision(MetricBase):
@@ -96,7 +108,7 @@ class Precision(MetricBase):
 
     def update(self, preds: Array, labels: Array) -> None:
         """Take in one batch."""
-        given, wanted = _classes(preds, labels)
+        given, wanted = _classes(self, preds, labels)
         self.tp += int(((given == 1) & (wanted == 1)).sum())
         self.fp += int(((given == 1) & (wanted != 1)).sum())
 
@@ -114,7 +126,7 @@ class Recall(MetricBase):
 
     def update(self, preds: Array, labels: Array) -> None:
         """Take in one batch."""
-        given, wanted = _classes(preds, labels)
+        given, wanted = _classes(self, preds, labels)
         self.tp += int(((given == 1) & (wanted == 1)).sum())
         self.fn += int(((given != 1) & (wanted == 1)).sum())
 
@@ -199,12 +211,18 @@ class Auc(MetricBase):
         self.negatives = np.zeros(num_thresholds + 1, np.int64)
 
     def update(self, preds: Array, labels: Array) -> None:
-        """Take in one batch. Shapes: preds [n, 2] (column 1 counts) or [n, 1]; labels [n, 1]."""
-        probabilities = np.asarray(preds)[:, -1]
+        """Take in one batch. Shapes: preds [n, 2] (column 1 counts) or [n, 1]; labels [n, 1].
+
+        Raises SpecError for what is no probability.
+        """
+        columns = np.asarray(preds)
+        probabilities, wanted = _checked(self, columns[:, -1] if columns.ndim > 1 else columns, labels)
+        if probabilities.size and not (probabilities.min() >= 0 and probabilities.max() <= 1):
+            low, high = probabilities.min(), probabilities.max()
+            raise SpecError(f"{self}.update: predictions are from {low:g} to {high:g}; expected probabilities, 0 to 1")
         bins = (probabilities * self._num_thresholds).astype(np.int64)
-        wanted = np.asarray(labels).reshape(-1).astype(bool)
-        np.add.at(self.positives, bins[wanted], 1)
-        np.add.at(self.negatives, bins[~wanted], 1)
+        np.add.at(self.positives, bins[wanted != 0], 1)
+        np.add.at(self.negatives, bins[wanted == 0], 1)
 
     def eval(self) -> float:
         """Return the area; 0 unless there are rows of both classes."""

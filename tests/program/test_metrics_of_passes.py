@@ -42,6 +42,24 @@ def test_auc_equals_scikit_learn(columns: int) -> None:
     assert auc.eval() == 0.0
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        ("Auc", [[0.5], [1.5]], "from 0.5 to 1.5; expected probabilities"),
+        ("Auc", [[-0.1], [0.5]], "from -0.1 to 0.5; expected probabilities"),
+        ("Auc", [[0.5], [np.nan]], "1 of 2 predictions are NaN"),
+        ("Precision", [[0.5], [np.nan]], "1 of 2 predictions are NaN"),
+        ("Recall", [[0.5]], r"shapes \(1, 1\) and \(2, 1\)"),
+        ("Auc", [[0.5]], r"shapes \(1,\) and \(2, 1\)"),
+    ],
+)
+def test_what_is_no_prediction_is_an_error_and_is_not_counted(kind: str, given: list[list[float]], words: str) -> None:
+    metric = getattr(fluid.metrics, kind)()
+    with pytest.raises(SpecError, match=words):
+        metric.update(np.array(given), np.array([[0], [1]]))
+    assert metric.eval() == 0.0 and not any(np.any(count) for count in metric.get_config()["states"].values())
+
+
 def test_accuracy_is_weighed_by_rows() -> None:
     accuracy = fluid.metrics.Accuracy()
     accuracy.update(value=np.array([0.5], "float32"), weight=2)
