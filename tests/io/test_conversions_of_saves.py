@@ -140,6 +140,19 @@ def test_a_file_for_all_keeps_a_lod(tmp_path: Path) -> None:
     assert read_combined(tmp_path / "all", ["x"])["x"].lod[0].tolist() == [0, 1, 3]
 
 
+def test_files_of_another_kind_are_left_out_and_listed(tmp_path: Path) -> None:
+    write_separate(tmp_path / "theirs", {"w": FluidTensor(torch.ones(2))})
+    (tmp_path / "theirs" / "README.txt").write_text("Trained in spring.")
+    done = convert(tmp_path / "theirs", tmp_path / "ours", Options())
+    assert (done.names, done.left_out) == ({"w": "w"}, ["README.txt"])
+    (tmp_path / "theirs" / "w").write_bytes(b"")
+    with pytest.raises(UserError, match="damaged"):
+        convert(tmp_path / "theirs", tmp_path / "ours", Options())
+    (tmp_path / "theirs" / "w").unlink()
+    with pytest.raises(UserError, match="holds no variables"):
+        convert(tmp_path / "theirs", tmp_path / "ours", Options())
+
+
 def test_settings_in_json_are_no_save_of_ours(tmp_path: Path) -> None:
     write_separate(tmp_path / "theirs", {"w": FluidTensor(torch.ones(2))})
     for name, content in (("ernie_config", '{"hidden": 3}'), ("damaged", "{"), ("list", "[1]")):

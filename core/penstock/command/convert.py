@@ -57,5 +57,5 @@ def convert_fluid(
     rows = [[name, kind, origins.get(name, "")] for name, kind in sorted(done.variables.items())]
     emit_table(["VARIABLE", "IS", "FROM"], rows, empty="the save has no variables")
     if done.left_out:
-        note(f"left out, as they have no counterpart: {', '.join(done.left_out)}")
+        note(f"left out, as they are no variables or have no counterpart: {', '.join(done.left_out)}")
     note(f"{len(done.variables)} variables in {done.target}")

@@ -91,7 +91,7 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _from_fluid(source: Path, target: Path, options: Options, progress: Progress | None) -> Converted:
-    found = _read(source, options, progress)
+    found, others = _read(source, options, progress)
     names = from_fluid(list(found), options.optimizer)
     tensors: dict[str, torch.Tensor] = {}
     for theirs, ours in names.items():
@@ -101,23 +101,26 @@ def _from_fluid(source: Path, target: Path, options: Options, progress: Progress
     place = manifest_path(target, options.filename)
     with saving_to(place.parent):
         write_save(place, tensors, lambda values: Manifest(values, _stored(tensors)))
-    left_out = [] if steps else sorted(set(found) - set(names))
+    left_out = sorted({*others, *(set() if steps else set(found) - set(names))})
     return Converted("from-fluid", str(place), names, _shown(tensors), left_out)
 
 
-def _read(source: Path, options: Options, progress: Progress | None) -> dict[str, FluidTensor]:
+def _read(source: Path, options: Options, progress: Progress | None) -> tuple[dict[str, FluidTensor], list[str]]:
+    """Return the variables, and the names of files in a folder that are none."""
     if source.suffix in (folders.PARAMS, folders.OPTIMIZER):
-        return folders.read_pickles(source.with_suffix(""))
+        return folders.read_pickles(source.with_suffix("")), []
     if source.is_dir():
-        names = folders.names_in(source)
+        present = folders.names_in(source)
+        others = [name for name in present if folders.is_of_another_kind(source / name)]
+        names = [name for name in present if name not in others]
         if not names:
             raise UserError(f"{source} holds no variables; expected files that Fluid saved, or a manifest of Penstock")
-        return folders.read_separate(source, names, progress)
+        return folders.read_separate(source, names, progress), others
     if source.with_name(source.name + folders.PARAMS).is_file():
-        return folders.read_pickles(source)
+        return folders.read_pickles(source), []
     if not source.is_file():
         raise UserError(f"{source} is not there; expected a folder or file that Fluid or Penstock saved")
-    return folders.read_combined(source, _listed_names(source, options.names_from), progress)
+    return folders.read_combined(source, _listed_names(source, options.names_from), progress), []
 
 
 def _listed_names(source: Path, names_from: Path | None) -> list[str]:

@@ -18,6 +18,7 @@ from penstock.io.saves.manifest import Damaged
 
 MODEL = "__model__"
 PARAMS, OPTIMIZER = ".pdparams", ".pdopt"
+_VERSION_BYTES = 4
 _OURS = (".json", ".safetensors", ".program.txt", ".tmp", PARAMS, OPTIMIZER, ".pdmodel")
 
 Progress = Callable[[str], None]
@@ -32,6 +33,16 @@ def names_in(folder: Path) -> list[str]:
     """Return the names of the variables that have a file in a folder, sorted: paths below it, with slashes."""
     found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in found if not name.endswith(_OURS) and not name.startswith((MODEL, ".")))
+
+
+def is_of_another_kind(path: Path) -> bool:
+    """Whether a file begins as none of Fluid's variables does, whose version is 0. An empty one is a damaged variable.
+
+    Raises OSError.
+    """
+    with path.open("rb") as file:
+        head = file.read(_VERSION_BYTES)
+    return bool(head.strip(b"\0"))
 
 
 def file_of(folder: Path, name: str) -> Path:
