@@ -116,7 +116,7 @@ class ProcessGroups:
     def close(self) -> None:
         """End the groups, after the last exchange of all ranks.
 
-        A worker of Gloo lets go of an exchange after it has told of its end, and takes the interpreter's lock to do so;
+        A worker of Gloo lets go of an exchange after its end has been seen, and takes the interpreter's lock to do so;
         in an interpreter that ends it would abort the process. What ends a group waits for its workers.
         """
         for name in self.names:
