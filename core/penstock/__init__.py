@@ -93,6 +93,7 @@ _READS = ("program.", "io", "captured")
 def __getattr__(name: str) -> Any:
     if {"data": "program.layers", "embedding": "program.layers", **_WHERE, **_MODULES}.get(name, "").startswith(_READS):
         importlib.import_module("penstock.operators")  # which a program that was saved may call
+        importlib.import_module("penstock.program.framework")  # what blocks declare and append with
     if name in _WHERE:
         value = getattr(importlib.import_module(f"penstock.{_WHERE[name]}"), name)
     elif name in _MODULES:

@@ -57,8 +57,11 @@ class UserError(PenstockError):
     code = "user_error"
 
 
-class ProgramError(UserError):
-    """A Program cannot be recorded, built, checked or parsed. Fields: operator, variable, source."""
+class ProgramError(UserError, ValueError):
+    """A Program cannot be recorded, built, checked or parsed. Fields: operator, variable, source.
+
+    A ValueError, which is what Fluid raises, and scripts catch, of a name that a block does not have.
+    """
 
     code = "program_error"
 

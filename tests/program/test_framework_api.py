@@ -144,12 +144,85 @@ def test_an_update_is_appended_by_hand() -> None:
 def test_a_declared_variable_needs_an_operator_first() -> None:
     block = fluid.default_main_program().global_block()
     empty = block.create_var(name="empty", dtype="float32")
+    assert (block.has_var("empty"), empty.is_made) == (True, False)
     with pytest.raises(ProgramError, match=r"'empty' \(declared at .*\) is used, but no operator has made it"):
         fluid.layers.relu(empty)
     with pytest.raises(ProgramError, match=r"append_op\(type='warp'\): there is no operator of this type"):
         block.append_op(type="warp", inputs={}, outputs={"Out": empty})
     with pytest.raises(ProgramError, match=r"is given \['X'\]; expected inputs \['X', 'Y'\]"):
         block.append_op(type="mul", inputs={"X": fluid.layers.ones([2, 2], "float32")}, outputs={"Out": empty})
+
+
+def test_a_declared_variable_that_is_read_first_is_fed() -> None:
+    main = fluid.default_main_program()
+    block = main.global_block()
+    rows = block.create_var(name="rows", shape=[-1, 3], dtype="float32")
+    factor = block.create_var(name="factor", shape=[3], dtype="float32")
+    unread = block.create_var(name="unread", shape=[2, None], dtype="int64")
+    assert (tuple(rows.shape), rows.dtype, rows.ndim, rows.stop_gradient) == ((-1, 3), torch.float32, 2, False)
+    assert set(block.vars) == {"rows", "factor", "unread"} == {v.name for v in main.list_vars()}
+    assert (block.var("rows"), block.create_var(name="rows")) == (rows, rows)
+    clone = main.clone()
+    factor.stop_gradient = True
+    out, loss = block.create_var(name="out"), block.create_var(name="loss", shape=[1])
+    block.append_op(type="elementwise_mul", inputs={"X": rows, "Y": "factor"}, outputs={"Out": out})
+    block.append_op(type="mean", inputs={"X": "out"}, outputs={"Out": loss})
+    fluid.append_backward(loss)
+    assert (factor.stop_gradient, block.has_var("factor@GRAD")) == (True, False)
+    assert fluid.Program.parse(str(main)) == main
+    scale = np.array([1.0, -2.0, 0.5], "float32")
+    got, slope = run([out, "rows@GRAD"], rows=ROWS, factor=scale)
+    np.testing.assert_array_equal(got, ROWS * scale)
+    np.testing.assert_allclose(slope, np.broadcast_to(scale / 6, (2, 3)), rtol=1e-6)
+    with pytest.raises(fluid.errors.FeedError, match=r"'factor' .*is not fed"):
+        run([out], rows=ROWS)
+    assert unread.name not in main.variables
+    assert clone.operators == []
+    with fluid.program_guard(clone):
+        twice = fluid.layers.scale(clone.global_block().var("rows"), 2.0)
+    np.testing.assert_array_equal(fluid.Executor().run(clone, {"rows": ROWS}, [twice])[0], 2 * ROWS)
+
+
+def test_a_variable_is_declared_once_and_may_become_state() -> None:
+    block = fluid.default_main_program().global_block()
+    block.create_var(name="v", shape=[2, 3], dtype="float64")
+    for other in ({"shape": [3, 2]}, {"dtype": "float32"}):
+        with pytest.raises(ValueError, match=r"'v' is declared with shape .* exists with shape .2, 3. of float64"):
+            block.create_var(name="v", **other)
+    with pytest.raises(ValueError, match="'w' is not in the program"):
+        block.var("w")
+    kept, bare = block.create_var(name="kept", shape=[2], dtype="float32"), block.create_var(name="bare")
+    kept.persistable = True
+    fluid.global_scope().var("kept").set(ROWS[0, :2])
+    with pytest.raises(ProgramError, match=r"'bare' is made persistable, but was declared .* without a shape"):
+        bare.persistable = True
+    (got,) = run([fluid.layers.scale(kept, 3.0)])
+    np.testing.assert_array_equal(got, 3 * ROWS[0, :2])
+
+
+def test_a_failed_call_leaves_a_declared_variable_usable() -> None:
+    x = fluid.default_main_program().global_block().create_var(name="x", shape=[-1, 3], dtype="float32")
+    with pytest.raises(ProgramError, match="mat1 and mat2"):
+        torch.matmul(x, fluid.layers.ones([2, 2], "float32"))
+    np.testing.assert_array_equal(run([fluid.layers.scale(x, 2.0)], x=ROWS)[0], 2 * ROWS)
+
+
+def test_a_block_with_an_initializer_starts_its_parameter() -> None:
+    startup, main = fluid.Program(), fluid.Program()
+    block, ones = main.global_block(), fluid.initializer.Constant(1.0)
+    w = block.create_parameter(name="w", shape=[2], dtype="float32", initializer=ones)
+    assert block.create_parameter(name="w", shape=[2], dtype="float32", initializer=ones) is w
+    for program in (startup, main):  # as LayerHelper does it: described twice, started once
+        initializer = fluid.initializer.Constant(4.0) if program is startup else None
+        with fluid.program_guard(main, startup):
+            program.global_block().create_parameter(name="v", shape=[2], dtype="float32", initializer=initializer)
+    assert [op.output_arg_names for op in block.ops] == [["w"]]
+    assert [op.output_arg_names for op in startup.global_block().ops] == [["v"]]
+    exe = fluid.Executor()
+    exe.run(startup)
+    assert [x.tolist() for x in exe.run(main, fetch_list=[w, "v"])] == [[1.0, 1.0], [4.0, 4.0]]
+    with pytest.raises(ProgramError, match=r"shape is \[2, 0\]; expected one positive size or more"):
+        block.create_parameter(name="u", shape=[2, 0], dtype="float32")
 
 
 def test_a_layer_is_written_with_a_layer_helper() -> None:

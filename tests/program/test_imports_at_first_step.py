@@ -11,6 +11,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import penstock as fluid
+fluid.default_main_program().global_block().create_var(name="declared")  # before the script uses a layer
 parts = []
 for slot in range(3):
     ids = fluid.layers.data(f"C{slot}", [1], dtype="int64")

@@ -183,8 +183,14 @@ class Program(Structure):
         return [Block(self, index) for index in range(self.num_blocks)]
 
     def list_vars(self) -> list[Any]:
-        """Return all variables."""
-        return [self.handle(name) for name in self.variables]
+        """Return all variables, those last that were declared and have no operator yet."""
+        return list(Block(self).vars.values())
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """The variables by name that were declared (`Block.create_var`), but that nothing has made or read yet."""
+        found = getattr(self.recording, "declared", {})
+        return {name: variable for name, variable in found.items() if name not in self.variables}
 
     def all_parameters(self) -> list[Any]:
         """Return all parameters."""
@@ -195,6 +201,8 @@ class Program(Structure):
     def handle(self, name: str) -> Any:
         """Return the recorder's handle of `name` if there is one, else its description."""
         handles = getattr(self.recording, "handles", {})
+        if name not in self.variables and name in self.declared:
+            return self.declared[name]
         return handles.get(name, self.variables[name])
 
     def unique(self, prefix: str) -> str:
@@ -358,7 +366,7 @@ class Block:
         inside = self._nested()
         if inside is not None:
             return {v.name: v for v in inside[1].variables}
-        return {name: self.program.handle(name) for name in self.program.variables}
+        return {name: self.program.handle(name) for name in (*self.program.variables, *self.program.declared)}
 
     def _nested(self) -> tuple[int, SubBlock] | None:
         first = 1 + max((op.block for op in self.program.operators), default=0)
@@ -366,6 +374,8 @@ class Block:
 
     def var(self, name: str) -> Any:
         """Return the variable called `name`: a Variable for recording, where the recorder is loaded."""
+        if name in self.program.declared:
+            return self.program.handle(name)
         self.program.var(name)
         if Program._open_recording is not None:
             Program._open_recording(self.program)
@@ -379,7 +389,10 @@ class Block:
         return self._writer().create_var(self.program, **described)
 
     def create_parameter(self, **described: Any) -> Any:
-        """Declare a parameter (`name`, `shape`, `dtype`, `initializer`, `attr`, …)."""
+        """Declare a parameter (`name`, `shape`, `dtype`, `initializer`, `attr`, …).
+
+        An `initializer` is recorded into this Program, else a first value into the current startup Program.
+        """
         return self._writer().create_parameter(self.program, **described)
 
     def append_op(
@@ -400,7 +413,7 @@ class Block:
 
     def has_var(self, name: str) -> bool:
         """Whether there is a variable called `name`."""
-        return name in self.program.variables
+        return name in self.program.variables or name in self.program.declared
 
     def all_parameters(self) -> list[Any]:
         """Return all parameters."""

@@ -116,14 +116,17 @@ class Writer:
         `initializer`, which is recorded into the same Program."""
         name = name or program.unique("_generated_var")
         recording = recording_of(program)
-        if name in program.variables:
-            return program.handle(name)  # type: ignore[no-any-return]  # a Variable
+        sizes = [-1 if size is None else int(size) for size in shape or ()]
+        if program.global_block().has_var(name):
+            return _known(program.handle(name), None if shape is None else sizes, dtype)
         record_on(program)
         kind = dtype_named(dtype or "float32")
-        sizes = [-1 if size is None else int(size) for size in shape or ()]
         if not persistable:
             text = str(kind).removeprefix("torch.")
-            return Declared(recording, VarDesc(name, tuple(sizes), text, lod_level=lod_level, source=user_line()))
+            described = VarDesc(name, tuple(sizes), text, lod_level=lod_level, source=user_line())
+            made = recording.declared[name] = Declared(recording, described, is_sized=shape is not None)
+            made.stop_gradient = stop_gradient
+            return made
         if shape is None:
             raise ProgramError(
                 f"{user_line()}: persistable variable {name!r} is declared without a shape", variable=name
@@ -145,7 +148,11 @@ class Writer:
         trainable: bool = True,
         **more: Any,
     ) -> Variable:
-        """See `Block.create_parameter`. Its first value is recorded into the current startup Program."""
+        """See `Block.create_parameter`."""
+        if not shape or any(int(size) < 1 for size in shape):
+            raise ProgramError(
+                f"{user_line()}: create_parameter({name!r}): shape is {shape}; expected one positive size or more"
+            )
         wanted = ParamAttr.of(attr) or ParamAttr()
         chosen = ParamAttr(
             name or wanted.name,
@@ -155,7 +162,7 @@ class Writer:
             trainable and wanted.trainable,
             more.get("gradient_clip_attr") or wanted.gradient_clip,
         )
-        with program_guard(program):
+        with program_guard(program, None if initializer is None else program):
             text = str(dtype_named(dtype)).removeprefix("torch.")
             return layers.create_parameter(list(shape), text, chosen.name, chosen)
 
@@ -195,6 +202,18 @@ def results_of(type_: str, given: Mapping[str, list[Any]], attrs: Mapping[str, A
     kind = KINDS[type_]
     made = kind.layer(*_operands(type_, kind, given), **_keywords(type_, kind, attrs))
     return dict(zip(kind.outputs, made if isinstance(made, tuple) else (made,), strict=True))
+
+
+def _known(variable: Any, sizes: list[int] | None, dtype: Any) -> Variable:
+    """Return a variable that is there already. Raises ProgramError where it is declared again as another one."""
+    have = [size if isinstance(size, int) else -1 for size in variable.desc.shape]
+    if (sizes is not None and sizes != have) or (dtype is not None and dtype_named(dtype) != variable.dtype):
+        raise ProgramError(
+            f"{user_line()}: variable {variable.name!r} is declared with shape {sizes} of {dtype}, but it exists with "
+            f"shape {have} of {variable.desc.dtype} (created at {variable.desc.source}). Give one of them another name",
+            variable=variable.name,
+        )
+    return variable  # type: ignore[no-any-return]  # a Variable
 
 
 def _handles(program: Program, value: Any) -> list[Any]:

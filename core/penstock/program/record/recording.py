@@ -67,6 +67,7 @@ class Recording:
         # of sizes, for factories, which get them alone; weak, because a Recording refers to its sizes
         self.symbols = SymbolTable(Sizes(weakref.ref(self)))
         self.handles: dict[str, Any] = {}
+        self.declared: dict[str, Any] = {}  # by `Block.create_var`; no part of the Program before their first use
         self.lookups: list[SparseLookup] = []
         self.attributes: dict[str, Any] = {}  # parameter -> its ParamAttr, for optimizers
         self.error_clips: dict[str, Any] = {}  # variable -> what clips its gradient in the backward pass
@@ -101,6 +102,7 @@ class Recording:
         named = copy._names
         copy._captured = {k: entry for k, entry in self._captured.items() if id(entry[1]) in named}
         copy.handles = {n: h.for_recording(copy) for n, h in self.handles.items() if n in kept}
+        copy.declared = {n: h.for_recording(copy) for n, h in self.declared.items() if n not in self.handles}
         return copy
 
     def state(self) -> tuple[list[dict[Any, Any]], list[SparseLookup]]:
@@ -250,7 +252,7 @@ class Recording:
         if handle._recording is self:
             self._refuse_ended(handle)
             return handle
-        found = self.handles.get(handle.name)
+        found = self.handles.get(handle.name) or self.declared.get(handle.name)
         if found is None:
             raise ProgramError(
                 f"{user_line()}: {handle.name!r} is not in the program that is recorded now, a clone: it was recorded "

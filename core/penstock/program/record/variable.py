@@ -106,6 +106,9 @@ class Variable:
 
     @persistable.setter
     def persistable(self, value: bool) -> None:
+        self._set_persistable(value)
+
+    def _set_persistable(self, value: bool) -> None:
         desc = self.desc
         if desc.persistable == bool(value):
             return

@@ -154,9 +154,9 @@ def create_persistable(
             f"{user_line()}: {name!r} is asked for with shape {list(shape)}; sizes of persistable variables are "
             "positive"
         )
+    old = startup.variables.get(name)  # before it is one of the main Program, which may be the startup Program
     fake = recording.fake_of_shape(shape, getattr(torch, dtype))
     var = recording.bind(fake, recording.describe(fake, name, persistable=True, parameter=parameter))
-    old = startup.variables.get(name)
     if not shared or old is None or replace(old, source=var.source) != var:
         startup.add_variable(var)
         startup.append(initializer.operator(var, startup))
