@@ -25,6 +25,7 @@ from penstock.dataset.readers import (
     cache,
     chain,
     compose,
+    distributed_batch_reader,
     firstn,
     map_readers,
     multiprocess_reader,
@@ -204,3 +205,11 @@ def test_processes_end_when_the_script_is_killed() -> None:
         [sys.executable, "-c", ABANDONED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60, check=False
     )
     assert (ran.returncode, len(ran.stdout.split())) == (-signal.SIGKILL, 3)
+
+
+def test_each_trainer_takes_the_batches_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = batch(lambda: range(14), 2)
+    assert list(distributed_batch_reader(whole)()) == list(whole())
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "3")
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    assert list(distributed_batch_reader(whole)()) == [[2, 3], [8, 9]]

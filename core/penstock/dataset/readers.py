@@ -25,14 +25,15 @@ from typing import Any, cast
 
 from penstock.dataset.made_ahead import Prefetched
 from penstock.errors import SpecError
+from penstock.identity import JobIdentity
 
 Reader = Callable[[], Iterable[Any]]
 _SAMPLE, _END, _ERROR = "sample", "end", "error"
 _END_S = 5.0  # how long a killed process may take to be reaped
 
 __all__ = [
-    "ComposeNotAligned", "batch", "buffered", "cache", "chain", "compose", "firstn", "map_readers",
-    "multiprocess_reader", "shuffle", "xmap_readers",
+    "ComposeNotAligned", "batch", "buffered", "cache", "chain", "compose", "distributed_batch_reader", "firstn",
+    "map_readers", "multiprocess_reader", "shuffle", "xmap_readers",
 ]  # fmt: skip
 
 
@@ -67,6 +68,22 @@ def cache(reader: Reader) -> Reader:
 def map_readers(func: Callable[..., Any], *readers: Reader) -> Reader:
     """Return a reader of `func(sample of the first, of the second, …)`, as many as the shortest has."""
     return lambda: map(func, *(reader() for reader in readers))
+
+
+def distributed_batch_reader(batch_reader: Reader) -> Reader:
+    """Return a reader of this trainer's batches: of each as many batches as there are trainers, the one of its number.
+
+    A rest of fewer batches is left out, so that all trainers run equally many steps. Raises SpecError for a wrong
+    variable of the environment.
+    """
+    own = JobIdentity.from_environ(reader="distributed_batch_reader: ")
+
+    def batches() -> Iterator[Any]:
+        found = iter(batch_reader())
+        while len(group := list(itertools.islice(found, own.num_trainers))) == own.num_trainers:
+            yield group[own.index]
+
+    return batches
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:

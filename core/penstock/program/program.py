@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -198,6 +199,14 @@ class Program(Structure):
 
     # -- structure -------------------------------------------------------------------------------
 
+    def _optimized_guard(self, param_and_grads: Iterable[Any]) -> AbstractContextManager[None]:
+        """Let the operators that a block of Python records be a part of an update of (parameter, gradient)."""
+        return self.global_block()._writer().guard(Role.OPTIMIZE, param_and_grads)
+
+    def _lr_schedule_guard(self, is_with_opt: bool = False) -> AbstractContextManager[None]:
+        """Let the operators that a block of Python records be those of a learning-rate schedule."""
+        return self.global_block()._writer().guard(Role.LR_SCHED | (Role.OPTIMIZE if is_with_opt else Role(0)), ())
+
     def handle(self, name: str) -> Any:
         """Return the recorder's handle of `name` if there is one, else its description."""
         handles = getattr(self.recording, "handles", {})
@@ -320,6 +329,7 @@ class Framework(Protocol):
         outputs: Mapping[str, Any],
         attrs: Mapping[str, Any],
     ) -> Any: ...
+    def guard(self, own: Role, pairs: Iterable[Any]) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ persistable variables are recorded as such, in whichever Program the block is of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,6 +196,11 @@ class Writer:
                 for out in results.get(slot, ())[:1]:
                     written(out, value)
         return block.ops[-1]
+
+    def guard(self, own: Role, pairs: Iterable[Any]) -> AbstractContextManager[None]:
+        """See `Program._optimized_guard`. `pairs`: a parameter, its gradient, … as variables or names."""
+        names = [getattr(one, "name", one) for one in pairs]
+        return role(own, tuple(zip(names[::2], names[1::2], strict=True)))
 
 
 def results_of(type_: str, given: Mapping[str, list[Any]], attrs: Mapping[str, Any]) -> dict[str, Any]:

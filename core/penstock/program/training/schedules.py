@@ -29,14 +29,29 @@ def _schedule(kind: str, formula: Callable[[torch.Tensor], torch.Tensor], begin:
     """Record `formula` of the run's number: `begin` in the first run, unless a schedule before has begun the count."""
     main = default_main_program()
     prefix, recording = main.unique(kind), recording_of(main)
-    fresh = COUNTER not in main.variables
-    counter = constant_state(COUNTER, begin - 1, "int64") if fresh else main.handle(COUNTER)
+    counter = _counter(begin)
     rate = constant_state(f"{prefix}.learning_rate", 0.0)
     with name_scope(prefix), torch.no_grad(), recording_modes(recording), role(Role.LR_SCHED):
-        if fresh:
-            counter.fake.add_(1)
         rate.fake.copy_(formula(counter.fake.to(torch.float64)))
     return rate
+
+
+def _counter(begin: int) -> Variable:
+    """The count of runs, which the program's first schedule begins."""
+    main = default_main_program()
+    if COUNTER in main.variables:
+        return main.handle(COUNTER)  # type: ignore[no-any-return]  # a Variable
+    counter = constant_state(COUNTER, begin - 1, "int64")
+    with torch.no_grad(), recording_modes(recording_of(main)), role(Role.LR_SCHED):
+        counter.fake.add_(1)
+    return counter
+
+
+def decay_step_counter(begin: int = 0) -> Any:
+    """Return the run's number as float32 [1], `begin` in the first run, for a schedule that a script writes itself."""
+    count: Any = _counter(begin)
+    with torch.no_grad(), role(Role.LR_SCHED):
+        return count.reshape([1]).to(torch.float32)
 
 
 def _parts(step: torch.Tensor, decay_steps: int, staircase: bool) -> torch.Tensor:
