@@ -8,6 +8,9 @@ import os
 import signal
 from collections.abc import Iterator
 
+import penstock  # noqa: F401 before torch, whose threads it keeps from spinning beside those of other processes
+
+# isort: split
 import pytest
 import torch  # noqa: F401 as it is loaded it sets what is set here after it
 from hypothesis import HealthCheck, settings

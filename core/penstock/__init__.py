@@ -7,12 +7,15 @@ control plane, which needs no torch, can import `penstock.protocol` without payi
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from penstock.log import set_up as _set_up_logging
+from penstock.openmp import limit_spinning as _limit_spinning
 from penstock.version import __version__ as __version__
 
 _set_up_logging()
+_limit_spinning(os.environ)
 _WHERE = {
     "Program": "program.framework",
     "default_main_program": "program.record.context",

@@ -281,6 +281,9 @@ SERVER_THREADS: tuple[Setting[int | None], ...] = tuple(
     )
 )
 """Those of a ServerRuntimeConfig."""
+SPINS = text(
+    "GOMP_SPINCOUNT", "times, infinite", "how often torch's idle threads look for work before they sleep", NODE, "1000"
+)
 LIBRARIES = tuple(
     text(name, values, meaning, SETTING, default)
     for name, values, default, meaning in (
@@ -292,7 +295,7 @@ LIBRARIES = tuple(
         ("OMP_SCHEDULE", "see OpenMP", "OpenMP's", "how iterations of a loop are divided among threads"),
         ("OMP_STACKSIZE", "size, KiB without unit", "OpenMP's", "stack of a thread"),
         ("OMP_THREAD_LIMIT", "threads, from 1", "no limit", "threads of a process at most"),
-        ("OMP_WAIT_POLICY", "active, passive", "OpenMP's", "whether waiting threads spin"),
+        ("OMP_WAIT_POLICY", "active, passive", "GOMP_SPINCOUNT", "whether waiting threads spin"),
         ("OMP_DISPLAY_ENV", "true, false, verbose", "false", "OpenMP prints its settings"),
         ("MKL_NUM_THREADS", "threads, from 1", "OMP_NUM_THREADS", "threads of MKL"),
         ("MKL_DOMAIN_NUM_THREADS", "see MKL", "MKL_NUM_THREADS", "the same, for each domain of MKL"),
@@ -332,7 +335,7 @@ TREE: Mapping[str, tuple[Setting[Any], ...]] = {
     "ranks": (COLLECTIVE_LEASE_S, COLLECTIVE_START_S, COLLECTIVE_TRANSPORT, GLOO_INTERFACES, NCCL_INTERFACES),
     "checkpoints": (CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, CHECKPOINT_DIR),
     "library": (CACHE, PADDLE_ALIAS, DISABLE_PLOT), "library, agent": (ABSENT,), "library, build": (USER_CACHE,),
-    "torch, launchers": (VISIBLE_GPUS,), "build, torch": (COMPILER, MAX_JOBS), "torch's libraries": LIBRARIES,
+    "torch, launchers": (VISIBLE_GPUS,), "build, torch": (COMPILER, MAX_JOBS), "torch's libraries": (*LIBRARIES, SPINS),
     "command, attached scripts": (URL, TOKEN), "command": (CONFIG, DISPLAY, WAYLAND_DISPLAY),
     "agent": (JOIN_TOKEN, NODE_ADDRESS), "server": (SERVER,),
 }  # fmt: skip

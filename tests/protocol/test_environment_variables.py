@@ -225,6 +225,7 @@ _READERS = re.compile(r"\bos\.(environ|getenv|putenv)\b")
 _MAY_READ = {
     "core/penstock/identity.py",
     "core/penstock/settings.py",
+    "core/penstock/__init__.py",  # before torch reads it
     # launchers: they build the environment of a process that they start, or submit
     "core/penstock/command/demo.py",
     "core/penstock/command/fluid.py",
