@@ -214,6 +214,8 @@ PS_TLS_CERT = path("PENSTOCK_PS_TLS_CERT", "PEM file", "a server's certificate",
 PS_TLS_KEY = path("PENSTOCK_PS_TLS_KEY", "PEM file", "the key of a server's certificate", SECRET, "no TLS")
 PS_TOKEN = text("PENSTOCK_PS_TOKEN", "token", "opens the ports of a job's servers", SECRET, "made by the server")
 PS_STATE_DIR = path("PENSTOCK_PS_STATE_DIR", "folder", "snapshots and log of a server", PLACE, "none")
+PS_HANDOVER_DIR = "penstock_state"
+"""Where a server without that folder leaves its state when it is stopped: in its working directory."""
 
 COLLECTIVE_LEASE_S = Setting(
     "PENSTOCK_COLLECTIVE_LEASE_S", SECONDS_OR_INF, 5.0, "a silent rank is lost after this time"

@@ -93,7 +93,7 @@ def test_a_folder_packs_to_the_same_bytes_whatever_its_times(tmp_path: Path) -> 
 
 def test_what_is_ignored_stays_out(tmp_path: Path) -> None:
     folder = tmp_path / "work"
-    for name in (".git", "__pycache__", "pkg/__pycache__", "data", "runs/1", "pkg/node_modules"):
+    for name in (".git", "__pycache__", "pkg/__pycache__", "data", "runs/1", "pkg/node_modules", "penstock_state"):
         (folder / name).mkdir(parents=True)
         write(folder / name / "file.bin", "x")
     write(folder / "train.py", "print(1)")

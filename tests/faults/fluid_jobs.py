@@ -72,7 +72,9 @@ class Job:
         name = self.folder / f"{next(self._numbers)}-{arguments[0]}"
         arguments += ["--mode", self.mode]
         argv = [str(SCRIPT), *arguments]
-        self.processes.append(Process(self._nursery, name, argv, self.environ | environ, limits=limits))
+        self.processes.append(
+            Process(self._nursery, name, argv, self.environ | environ, limits=limits, cwd=self.folder)
+        )
         return self.processes[-1]
 
     def all_end_well(self) -> None:

@@ -98,6 +98,22 @@ def test_a_restarted_server_has_all_that_it_acknowledged(
     undisturbed.is_what_became_of(one, trainers)
 
 
+def test_a_server_stopped_by_a_signal_needs_no_state_folder(job: Callable[..., Job], undisturbed: Undisturbed) -> None:
+    one = job(PENSTOCK_PS_STATE_DIR="", PENSTOCK_JOB_ID="")
+    pace, default = one.pace(60), one.folder / "penstock_state"
+    server, trainers = one.server(), [one.trainer(t, "--steps", undisturbed.steps, "--pace", pace) for t in (0, 1)]
+    for steps, number, status in ((20, signal.SIGTERM, 143), (50, signal.SIGINT, 130)):
+        trainers[0].reaches(steps)
+        server.signal(number)
+        assert server.end() in (status, -number), server.errors
+        assert list(default.iterdir()), server.errors
+        server = one.server()
+    one.pace(undisturbed.steps)
+    one.all_end_well()
+    assert [t.losses for t in trainers] == undisturbed.losses
+    assert not default.exists()
+
+
 @pytest.mark.parametrize(
     ("mode", "still_s"),
     [

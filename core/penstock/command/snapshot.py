@@ -1,7 +1,8 @@
 """Pack a working folder into a snapshot: a tar.gz whose bytes depend on names, modes and contents alone.
 
-`.git`, `.venv`, `node_modules`, `__pycache__` and what `.penstockignore` names stay out. A line of that file is a
-pattern as in a shell (`*.csv`, `data/*`, `runs/`), matched against the path from the folder and against the last name.
+`.git`, `.venv`, `node_modules`, `__pycache__`, `penstock_state` and what `.penstockignore` names stay out. A line of
+that file is a pattern as in a shell (`*.csv`, `data/*`, `runs/`), matched against the path from the folder and against
+the last name.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import IO
 
 from penstock.errors import SpecError
+from penstock.settings import PS_HANDOVER_DIR
 
 LIMIT_BYTES = 64 << 20
 IGNORE_FILE = ".penstockignore"
-ALWAYS_IGNORED = (".git", ".venv", "node_modules", "__pycache__")
+ALWAYS_IGNORED = (".git", ".venv", "node_modules", "__pycache__", PS_HANDOVER_DIR)
 
 
 def pack(folder: Path, target: Path) -> None:

@@ -112,6 +112,11 @@ class Snapshotter:
             self._last = sequence
             self._state.log.forget_before(keep_newest(folder))
 
+    def write_at(self, folder: Path) -> None:
+        """Take the snapshot of a server that has ended, into another folder than its own. Raises OSError, PeerError."""
+        with self._one:
+            self._write(lambda s: snapshot_path(folder, s), in_one_go=True, is_finished=False)
+
     def save(self, path: str) -> None:
         """Write a copy into a folder that a trainer names. Raises PeerError where that is not allowed or fails."""
         target = self._allowed(path) / self._state.settings.name
@@ -223,6 +228,8 @@ class Snapshotter:
     def _cut(self, *, is_finished: bool) -> tuple[Cut, dict[tuple[str, int], object]]:
         """Return what a restart needs beside the storage. All blocks are locked."""
         state, settings = self._state, self._state.settings
+        if state.is_torn:
+            raise PeerError("an update has failed half done, so there is no whole state to write")
         with self._dispatcher.frozen():
             roster = self._dispatcher.machine.members.roster()
             if is_finished:

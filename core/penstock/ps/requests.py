@@ -162,15 +162,21 @@ def sender_of(trainer: int, epoch: int) -> TrainerIncarnation:
 
 
 class Requests:
-    """Answers the messages of trainers. `address`, `port`: of its sockets, once they are known."""
+    """Answers the messages of trainers. `address`, `port`: of its sockets, once they are known.
 
-    def __init__(self, state: ServerState, dispatcher: Dispatcher, snapshotter: Snapshotter) -> None:
-        self._state, self._dispatcher, self._snapshotter = state, dispatcher, snapshotter
+    `admit`: called before each join, whose thread it may hold; what it raises refuses it.
+    """
+
+    def __init__(
+        self, state: ServerState, dispatcher: Dispatcher, snapshotter: Snapshotter,
+        admit: Callable[[TrainerIncarnation], None],
+    ) -> None:  # fmt: skip
+        self._state, self._dispatcher, self._snapshotter, self._admit = state, dispatcher, snapshotter, admit
         self.address = ""
         self.port = 0
         self._kinds: dict[str, Callable[[Message, TrainerIncarnation], Message | Guarded]] = {
             "agree": self._agree,
-            "join": lambda m, s: self._plain(lambda ticket: Join(ticket, s)),
+            "join": self._join,
             "beat": lambda m, s: self._plain(lambda ticket: Heartbeat(ticket, s)),
             "leave": lambda m, s: self._plain(lambda ticket: Leave(ticket, s)),
             "barrier": lambda m, s: self._plain(lambda ticket: Barrier(ticket, s, int(m.fields["round"]))),
@@ -205,6 +211,10 @@ class Requests:
                 "the same sync_mode, config and number of trainers in every process"
             )
         return Message("answer", {"round": 0, "staleness": 0})
+
+    def _join(self, _message: Message, sender: TrainerIncarnation) -> Message:
+        self._admit(sender)
+        return self._plain(lambda ticket: Join(ticket, sender))
 
     def _plain(self, make: Callable[[Ticket], TrainerRequest]) -> Message:
         return _reply(self._dispatcher.dispatch(make))

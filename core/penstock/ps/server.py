@@ -20,11 +20,12 @@ from penstock.ps.channel_requests import ChannelRequests
 from penstock.ps.dispatcher import Dispatcher, Stragglers
 from penstock.ps.durability.server_snapshots import StateLock
 from penstock.ps.durability.wal import WriteAheadLog
+from penstock.ps.handover import Handover
 from penstock.ps.persistence import Recovered, Snapshotter, has_state, other_state, recover_server, restore_from
 from penstock.ps.requests import Requests
 from penstock.ps.rounds.immediate import ImmediateUpdates
-from penstock.ps.rounds.machine import Membership
-from penstock.ps.rounds.messages import Tick
+from penstock.ps.rounds.machine import Membership, RoundMachine
+from penstock.ps.rounds.messages import Tick, TrainerIncarnation
 from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.settings import ServerSettings
 from penstock.ps.state import ServerState, Updates
@@ -75,6 +76,7 @@ class ParameterServer:
         self._threads: list[threading.Thread] = []
         self._transports: list[LineServer | TcpServer] = []
         self._is_open = False
+        self._handover: Handover | None = None
         self.port = 0
 
     @property
@@ -99,20 +101,14 @@ class ParameterServer:
         recovered, is_recut = self._recover()
         state.goes_on = is_recut or (settings.folder is not None and has_state(settings.folder))
         state.log = WriteAheadLog(settings.folder, next_sequence=recovered.next_sequence)
-        members = Membership(expected=settings.fanin, lease_s=settings.lease_s)
-        members.restore(recovered.roster, time.monotonic())
-        machine = (
-            SyncRounds(members, round=state.applied.round)
-            if settings.mode == "sync"
-            else ImmediateUpdates(members, applied=state.applied.applied)
-        )
+        machine = self._machine(recovered)
         self._updates = Updates(state)
         self._dispatcher = Dispatcher(machine, self._updates, self)
         self.snapshotter = Snapshotter(state, self._dispatcher)
         if is_recut:
             self.snapshotter.take()  # the next start goes on from here, whatever becomes of the other servers' state
         self._stragglers = Stragglers(settings, self._dispatcher, time.monotonic())
-        if members.all_left:  # it was killed between the last leave and its end
+        if machine.members.all_left:  # it was killed between the last leave and its end
             self.finished()
         self._listen()
         for name, run in (("ps-tick", self._tick), ("ps-snapshot", self._snapshots)):
@@ -120,10 +116,19 @@ class ParameterServer:
             self._threads[-1].start()
         telemetry.exchange(self.counters)
 
+    def _machine(self, recovered: Recovered) -> RoundMachine:
+        """Return the machine that goes on from there."""
+        settings, applied = self.settings, self._state.applied
+        members = Membership(expected=settings.fanin, lease_s=settings.lease_s)
+        members.restore(recovered.roster, time.monotonic())
+        if settings.mode == "sync":
+            return SyncRounds(members, round=applied.round)
+        return ImmediateUpdates(members, applied=applied.applied)
+
     def _recover(self) -> tuple[Recovered, bool]:
         settings, state, folder = self.settings, self._state, self.settings.folder
         if folder is None:
-            self._report(logging.WARNING, "no PENSTOCK_PS_STATE_DIR is set: a server that is started again begins anew")
+            self._look_for_handover()
             return Recovered(), False
         others = other_state(folder) if settings.num_servers else []
         if others:
@@ -140,7 +145,7 @@ class ParameterServer:
 
     def _listen(self) -> None:
         settings = self.settings
-        requests = Requests(self._state, self._dispatcher, self.snapshotter)
+        requests = Requests(self._state, self._dispatcher, self.snapshotter, self._admit)
         channels = ChannelRequests(self._state, self._dispatcher, requests)
         local = LineServer(requests.answer, job=settings.job, token=settings.token, channels=channels)
         self._transports.append(local)
@@ -163,6 +168,69 @@ class ParameterServer:
         self._transports.append(remote)
         self.port = remote.port
 
+    # -- handover, where no folder is configured ----------------------------------------------------
+
+    def _look_for_handover(self) -> None:
+        folder, unset = self.settings.handover_dir, "no PENSTOCK_PS_STATE_DIR is set"
+        anew = "a server that is started again begins anew"
+        if folder is None:
+            self._report(logging.WARNING, f"{unset}: {anew}")
+            return
+        try:
+            found = Handover(folder, lambda text: self._report(logging.INFO, text))
+            found.check_writable()
+        except OSError as error:
+            self._report(logging.WARNING, f"{unset}, and {folder} cannot be used ({error}): {anew}")
+            return
+        self._handover = found
+        how = f"stopped by a signal, it leaves its state in {folder} for the next start; killed, it leaves nothing"
+        self._report(logging.WARNING, f"{unset}: {how}")
+        if found.is_open:
+            self._report(logging.INFO, f"{folder} has the state of a server that was stopped, if its trainers go on")
+
+    def _admit(self, sender: TrainerIncarnation) -> None:
+        """Before a trainer joins: see `Handover.admit`. Raises Unavailable."""
+        if self._handover is not None:
+            self._handover.admit(sender, self._take_over)
+
+    def _take_over(self) -> None:
+        """Go on from what the server before has left. If that fails, this one ends with the error.
+
+        Raises Unavailable then: the trainers may meet a server that can, so they are not refused.
+        """
+        assert self._handover is not None
+        state, settings = self._state, self.settings
+        try:
+            found = recover_server(
+                self._handover.folder, state.storage, state.applied, job=settings.job, blocks=list(state.specs)
+            )
+            with self._dispatcher.frozen():
+                self._dispatcher.machine = self._machine(found)
+            state.goes_on = True
+        except Exception as error:
+            self._failure = self._failure or error
+            self._ended.set()
+            raise Unavailable(f"the server cannot go on: {error}") from error
+
+    def _hand_over(self) -> None:
+        """Leave the state to the next server, if trainers may still be training. The last thing that a server does."""
+        handover = self._handover
+        if handover is None or not hasattr(self, "snapshotter"):
+            return
+        with self._dispatcher.frozen():
+            roster = self._dispatcher.machine.members.roster()
+        if not roster.newest.keys() - roster.left:
+            return  # none has joined, so what the server before has left is not decided on, and stays
+        try:
+            self.snapshotter.write_at(handover.folder)
+        except (OSError, PenstockError) as error:
+            text = f"its state cannot be left in {handover.folder}, so trainers cannot go on: {error}"
+            self._report(logging.ERROR, text)
+            handover.remove()
+            return
+        how = "Started again here with the same command, before trainers give up (PENSTOCK_PS_DEADLINE_S), it goes on"
+        self._report(logging.INFO, f"was stopped during training, and leaves its state in {handover.folder}. {how}")
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all trainers have left; return whether they have. Raises what ended the server early."""
         self._ended.wait(timeout_s)
@@ -184,6 +252,8 @@ class ParameterServer:
             return
         self._is_open = False
         self._stopping.set()
+        if self._handover is not None:
+            self._handover.stop()
         if hasattr(self, "_dispatcher"):
             self._dispatcher.stop("the server has ended", refuses=self._has_finished)
         for transport in self._transports:
@@ -194,6 +264,10 @@ class ParameterServer:
             if self._has_finished and self._failure is None:
                 self._state.log.append(Message("finished", {}))
                 self.snapshotter.take(is_finished=True)
+                if self._handover is not None:
+                    self._handover.remove()
+            elif self._failure is None:
+                self._hand_over()
         finally:
             if hasattr(self, "_updates"):
                 self._updates.close()

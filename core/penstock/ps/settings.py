@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -28,6 +29,7 @@ from penstock.settings import (
     COMMUNICATOR,
     CPU_NUM,
     PS_DEADLINE_S,
+    PS_HANDOVER_DIR,
     PS_LEASE_S,
     PS_SAVE_DIRS,
     PS_SNAPSHOT_S,
@@ -83,7 +85,8 @@ class ServerSettings:
     `endpoint`: host:port to listen at. `fanin`: how many trainers have to join before the first round closes.
     `num_threads`: blocks that are updated at the same time. `save_dirs`: where `save` may write, beside `state_dir`.
     `num_servers`: of the job; needed to go on from the state that another number of servers left (0: not said).
-    `restored`: the checkpoint that its values are from.
+    `restored`: the checkpoint that its values are from. `handover_dir`: this server's own, where it leaves its state
+    when it is stopped, if it has no `state_dir`; see `ps.handover`.
     """
 
     endpoint: str
@@ -102,6 +105,7 @@ class ServerSettings:
     tls: TlsFiles | None = None
     num_servers: int = 0
     restored: Copy = field(default_factory=Copy)
+    handover_dir: Path | None = None
 
     @property
     def name(self) -> str:
@@ -137,6 +141,17 @@ class ServerSettings:
             tls=files if files.cert is not None else None,
             **_of_job(environ),
         )  # fmt: skip
+
+
+def handover_dir(endpoint: str, environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return where a server that was started by hand leaves its state, in the working directory; None for others.
+
+    An agent configures a folder, and what a launcher stops is not started again in its place. Raises SpecError.
+    """
+    process = Incarnation.from_environ(environ)
+    if PS_STATE_DIR.read(environ) is not None or process.job or process.epoch is not None:
+        return None
+    return (Path(PS_HANDOVER_DIR) / re.sub(r"[^\w.-]", "_", endpoint)).absolute()
 
 
 @dataclass(frozen=True, slots=True)

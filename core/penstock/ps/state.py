@@ -128,7 +128,8 @@ class ServerState:
     """What the parts of one server share, built once. Recovery restores `storage` and `applied`.
 
     `log`: counts only, until recovery has read the one before. `goes_on`: whether the values are
-    from a state of its own, in which no checkpoint is named.
+    from a state of its own, in which no checkpoint is named. `is_torn`: an update has failed half done, so no snapshot
+    may be taken; set under the locks of what it updated.
     """
 
     def __init__(self, settings: ServerSettings, storage: Storage) -> None:
@@ -140,7 +141,7 @@ class ServerState:
         self.payloads, self.counters = Payloads(), Counters()
         self.applied = AppliedIndex(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
         self.log = WriteAheadLog(None)
-        self.goes_on = False
+        self.goes_on = self.is_torn = False
 
 
 LARGE = 8 << 20
@@ -232,13 +233,16 @@ class Updates:
 
     def _update(self, gradients: dict[str, Gradient]) -> None:
         """Apply all, each to its block; large ones by threads that use all cores."""
-        if sum(g.values.nbytes for g in gradients.values()) < LARGE:
-            use_cores_for(0)
-            self.state.storage.update_all(gradients)
-        else:
-            self._each(
-                lambda block: self.state.storage.update(block, gradients[block]), gradients, [gradients.values()]
-            )
+        storage = self.state.storage
+        try:
+            if sum(g.values.nbytes for g in gradients.values()) < LARGE:
+                use_cores_for(0)
+                storage.update_all(gradients)
+            else:
+                self._each(lambda block: storage.update(block, gradients[block]), gradients, [gradients.values()])
+        except BaseException:
+            self.state.is_torn = True
+            raise
 
     def _count(self, push: Apply) -> None:
         self.state.counters.add(f"trainer {push.sender.trainer}", push.block, staleness=push.staleness)
@@ -272,6 +276,7 @@ class Updates:
             self.state.storage.begin_round()
             self._update(merged)
         except BaseException:
+            self.state.is_torn = True
             if self.state.log.is_kept:  # every start would fail over it again
                 self.state.log.drop(sequence)
             raise
@@ -303,10 +308,14 @@ class Updates:
                 try:
                     self.state.storage.check_room(work.block, gradient)
                     self.state.storage.update(work.block, gradient)
-                except Bug:
-                    raise
                 except PenstockError as error:
+                    if isinstance(error, Bug):
+                        self.state.is_torn = True
+                        raise
                     return FailedPush(work.payload, str(error))
+                except BaseException:
+                    self.state.is_torn = True
+                    raise
                 if self.state.log.is_kept:
                     self.state.log.append(_applied(work, gradient))
                 self.state.applied.apply(sender, work.round, work.block, gradient.rows)

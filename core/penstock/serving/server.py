@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from penstock.program.program import Program
 from penstock.ps.server import serve
-from penstock.ps.settings import ServerRuntimeConfig, ServerSettings
+from penstock.ps.settings import ServerRuntimeConfig, ServerSettings, handover_dir
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage, storage_to_serve
 
@@ -29,10 +29,12 @@ def serve_program(program: Program, scope: Scope) -> None:
 def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | None = None) -> None:
     """Serve until every trainer has left. `num_threads`: that update, if not as many as by default.
 
-    Ctrl-C and SIGTERM end it too, after the server has closed: KeyboardInterrupt, SystemExit(143). Raises SpecError for
-    a setting in the environment, Unavailable where it cannot listen or trainers do not come.
+    Ctrl-C and SIGTERM end it too, after the server has closed: KeyboardInterrupt, SystemExit(143). It leaves its state
+    for the next start then, see `ps.handover`. Raises SpecError for a setting in the environment, Unavailable where it
+    cannot listen or trainers do not come.
     """
     settings = settings_of(storage)
+    settings = replace(settings, handover_dir=handover_dir(settings.endpoint))
     if num_threads is not None:
         settings = replace(settings, num_threads=num_threads)
         storage.limit_threads(num_threads)
