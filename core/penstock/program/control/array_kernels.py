@@ -65,6 +65,18 @@ def _rows_repeated(x: Tensor, counts: Tensor) -> tuple[Tensor]:
     return (torch.repeat_interleave(x, counts.reshape(-1), 0),)
 
 
+def _rows_unique(x: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The different values of x in the order in which they come first, the position of each of x's among them, counts.
+
+    `kind`: the dtype of positions and counts.
+    """
+    values, where, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    first = torch.full(values.shape, x.numel()).scatter_reduce_(0, where, torch.arange(x.numel()), "amin")
+    order = torch.argsort(first)
+    rank, dtype = torch.argsort(order), getattr(torch, kind)
+    return values[order], rank[where].to(dtype), counts[order].to(dtype)
+
+
 _KERNELS: dict[str, _Kernel] = {
     "penstock.array_new": lambda: ([],),
     "penstock.array_of": lambda value: ([value.clone()],),
@@ -78,6 +90,8 @@ _KERNELS: dict[str, _Kernel] = {
     "penstock.rows_between": _rows_between,
     "penstock.rows_repeated": _rows_repeated,
     "penstock.rows_counted": lambda value: (torch.arange(int(value)),),
+    "penstock.rows_true": lambda condition: (condition.nonzero(),),
+    "penstock.rows_unique": _rows_unique,
     "penstock.beam_search": beam_search.step,
     "penstock.beam_search_decode": beam_search.sentences,
 }

@@ -28,7 +28,10 @@ def packed(elements: Sequence[Element], dtype: torch.dtype) -> Tensor:
     for one in elements:
         words += [_NOTHING] if one is None else [one.dim(), *one.shape]
     parts = [torch.tensor([len(words), *words], dtype=torch.int64).view(torch.uint8)]
-    parts += [one.detach().cpu().reshape(-1).contiguous().view(torch.uint8) for one in elements if one is not None]
+    held = [
+        one.detach().cpu() for one in elements if one is not None and one.numel()
+    ]  # an empty view keeps its strides
+    parts += [one.reshape(-1).contiguous().view(torch.uint8) for one in held]
     whole = torch.cat(parts)
     return torch.empty(0, dtype=dtype).set_(whole.untyped_storage(), 0, torch.Size([0]), (1,))
 

@@ -139,14 +139,6 @@ def scatter(input: Any, index: Any, updates: Any, name: str | None = None, overw
     return torch.index_add(torch.index_fill(input, 0, rows, 0.0), 0, rows, updates)
 
 
-def where(condition: Any) -> Any:
-    """Refuse: how many positions are true depends on data. torch.where(condition, x, y) chooses without."""
-    raise ProgramError(
-        f"{user_line()}: layers.where({condition!r}) returns as many positions as are true, which a recorded program "
-        "cannot do. Use torch.where(condition, x, y), or masks"
-    )
-
-
 def unstack(x: Any, axis: int = 0, num: int | None = None) -> list[Any]:
     """Return the parts of x along `axis`, which then has gone."""
     return list(torch.unbind(x, axis))
