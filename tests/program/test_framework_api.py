@@ -324,6 +324,46 @@ def test_operators_have_fluids_types_and_their_kernels() -> None:
     assert startup == {"uniform_random", "gaussian_random", "fill_constant"}
 
 
+def test_operators_have_fluids_attributes() -> None:
+    program, init = fluid.Program(), fluid.initializer
+    block = program.global_block()
+    kinds = {
+        "c": init.Constant(2.5), "u": init.Uniform(-2.0, 3.0, seed=7), "n": init.Normal(0.5, 2.0),
+        "t": init.TruncatedNormal(1.0, 0.1), "x": init.Xavier(), "m": init.MSRA(uniform=False),
+        "a": init.NumpyArrayInitializer(np.zeros((6, 4))),
+    }  # fmt: skip
+    for name, initializer in kinds.items():
+        block.create_parameter(name=name, shape=[6, 4], dtype="float32", initializer=initializer)
+    found = [
+        (op.type, *(op.attr(key) for key in ("value", "min", "max", "mean", "std", "seed") if op.has_attr(key)))
+        for op in block.ops
+    ]
+    assert found == [
+        ("fill_constant", 2.5), ("uniform_random", -2.0, 3.0, 7), ("gaussian_random", 0.5, 2.0, 0),
+        ("truncated_gaussian_random", 1.0, 0.1, 0), ("uniform_random", -(0.6**0.5), 0.6**0.5, 0),
+        ("gaussian_random", 0.0, (1 / 3) ** 0.5, 0), ("assign_value",),
+    ]  # fmt: skip
+    assert (list(block.ops[0].attr("shape")), block.ops[0].attr("op_callstack")[0][:22]) == (
+        [6, 4],
+        "test_framework_api.py:",
+    )
+    with pytest.raises(
+        ProgramError, match=r"operator 'full_0' \(fill_constant, aten.full.default\) has no attribute 'min'"
+    ):
+        block.ops[0].attr("min")
+
+
+def test_updates_are_returned_by_fluids_types() -> None:
+    x = fluid.layers.data("x", [3])
+    attr = fluid.ParamAttr("w", learning_rate=0.5, regularizer=fluid.regularizer.L2Decay(0.1))
+    loss = fluid.layers.mean(fluid.layers.fc(x, 2, param_attr=attr, bias_attr=False))
+    updates, _ = fluid.optimizer.LookaheadOptimizer(fluid.optimizer.SGD(0.1)).minimize(loss)
+    assert [op.type for op in updates] == ["scale", "sum", "scale", "sgd"]
+    assert {op.attr("op_role") for op in updates} == {2}
+    ops = fluid.default_main_program().global_block().ops
+    assert [op.attr("op_role") for op in ops if op.type in ("mul", "mean", "mul_grad")] == [0, 256, 1]
+
+
 @pytest.mark.parametrize("dim", [None, 0, 1])
 def test_a_normed_weight_is_trained_as_direction_and_length(dim: int | None) -> None:
     x = fluid.layers.data("x", [3])

@@ -55,6 +55,31 @@ def sgd(**given: Any) -> Callable[[], Any]:
     return lambda: fluid.optimizer.SGD(RATE, **given)
 
 
+class ByHand:
+    """Changes the gradients between backward pass and update, as a script may do it itself."""
+
+    def __init__(self, *changes: Callable[[list[Any]], list[Any]], **given: Any) -> None:
+        self.changes, self.given = changes, given
+
+    def __call__(self) -> ByHand:
+        return self
+
+    def minimize(self, loss: Any) -> None:
+        pairs: list[Any] = [*fluid.append_backward(loss), (loss, None)]
+        for change in self.changes:
+            pairs = change(pairs)
+        fluid.optimizer.SGD(RATE, **self.given).apply_gradients(pairs)
+
+
+def own_clips(pairs: list[Any]) -> list[Any]:
+    fluid.clip.set_gradient_clip(fluid.clip.GradientClipByGlobalNorm(0.3))
+    return list(fluid.clip.append_gradient_clip_ops(pairs))
+
+
+def own_decay(pairs: list[Any]) -> list[Any]:
+    return list(fluid.regularizer.append_regularization_ops(pairs, fluid.regularizer.L2Decay(0.2)))
+
+
 CASES: dict[str, tuple[Callable[[], Any], Change]] = {
     "clip by value": (sgd(grad_clip=fluid.clip.GradientClipByValue(0.2, -0.05)), by_value),
     "clip by norm": (sgd(grad_clip=fluid.clip.GradientClipByNorm(0.3)), by_norm),
@@ -63,6 +88,16 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
     "l2 decay": (sgd(regularization=fluid.regularizer.L2Decay(0.2)), decayed(0.0, 0.2)),
     "clip, then decay": (
         sgd(grad_clip=fluid.clip.GradientClipByGlobalNorm(0.3), regularization=fluid.regularizer.L2Decay(0.2)),
+        clipped_then_decayed,
+    ),
+    "clip by value, by hand": (ByHand(fluid.clip.GradientClipByValue(0.2, -0.05)), by_value),
+    "clip twice, by hand": (
+        ByHand(fluid.clip.GradientClipByNorm(1e3), fluid.clip.GradientClipByNorm(0.3)),
+        by_norm,
+    ),
+    "clip, then decay, by hand": (ByHand(own_clips, own_decay), clipped_then_decayed),
+    "clip by hand, then decay": (
+        ByHand(own_clips, regularization=fluid.regularizer.L2Decay(0.2)),
         clipped_then_decayed,
     ),
 }
@@ -229,6 +264,54 @@ def test_need_clip_leaves_parameters_out(monkeypatch: pytest.MonkeyPatch, how: s
 def test_lamb_refuses_a_sparse_gradient_by_name() -> None:
     with pytest.raises(ProgramError, match=r"sparse gradient of 'table'.*is_sparse=False"):
         network(lambda: fluid.optimizer.Lamb(RATE), is_sparse=True)
+
+
+def test_gradients_that_are_clipped_by_hand_are_fetched() -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.scope_guard(Scope()):
+        x: Any = fluid.data("x", [-1, 3], "float64")
+        loss = fluid.layers.mean(fluid.layers.fc(x, 2, param_attr="w", bias_attr="b"))
+        fluid.clip.set_gradient_clip(fluid.clip.GradientClipByNorm(0.5), ["w"])
+        pairs = fluid.append_backward(loss)
+        clipped = fluid.clip.append_gradient_clip_ops(pairs)
+        assert [(p.name, new is old) for (p, new), (_, old) in zip(clipped, pairs, strict=True)] == [
+            ("w", False), ("b", True),
+        ]  # fmt: skip
+        num_clips = sum("gradient_clip" in op.module for op in main.operators)
+        updates = fluid.optimizer.SGD(RATE).apply_gradients(clipped)
+        assert [op.type for op in updates] == ["sgd", "sgd"]
+        assert sum("gradient_clip" in op.module for op in main.operators) == num_clips
+        assert fluid.clip.append_gradient_clip_ops([(pairs[0][0], None)]) == []
+        exe = fluid.Executor()
+        exe.run(startup)
+        rows = np.full((4, 3), 2.0)
+        got, raw = exe.run(main, {"x": rows}, [clipped[0][1], pairs[0][1]])
+    np.testing.assert_allclose(raw, np.ones((3, 2)), rtol=1e-12)
+    np.testing.assert_allclose(got, np.full((3, 2), 0.5 / math.sqrt(6)), rtol=1e-12)
+
+
+def test_a_clip_has_a_text_and_refuses_what_it_cannot_use() -> None:
+    clips = [
+        fluid.clip.GradientClipByValue(0.2),
+        fluid.clip.GradientClipByNorm(2),
+        fluid.clip.GradientClipByGlobalNorm(3),
+    ]
+    assert [str(clip) for clip in clips] == [
+        "Gradient Clip By Value, min = -0.200000, max=0.200000",
+        "Gradient Clip By Norm, clip_norm=2.000000",
+        "Gradient Clip By GlobalNorm, global_norm=3.000000",
+    ]
+    decays = (fluid.regularizer.L1Decay(0.1), fluid.regularizer.L2Decay(0.2))
+    assert [str(decay) for decay in decays] == [
+        "L1Decay, regularization_coeff=0.100000", "L2Decay, regularization_coeff=0.200000",
+    ]  # fmt: skip
+    wrong: Any = "w"
+    with pytest.raises(TypeError, match="need_clip is 'w'; expected a function of a parameter"):
+        fluid.clip.GradientClipByNorm(2.0, need_clip=wrong)
+    with pytest.raises(TypeError, match="a gradient clip is 'w'; expected GradientClipByValue"):
+        fluid.optimizer.SGD(0.1, grad_clip=wrong)
+    with pytest.raises(ProgramError, match="sparse gradient of 'table', which was clipped by value or decayed before"):
+        network(ByHand(clips[0], clips[1]), is_sparse=True)
 
 
 def test_one_group_has_one_norm() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import ProgramError
+from penstock.program.expr import Expr
 from penstock.program.ir import Operator, Role
 
 _CALLS = {
@@ -33,7 +35,7 @@ _CALLS = {
     # Penstock's own
     "uniform": "uniform_random", "normal": "gaussian_random", "truncated_normal": "truncated_gaussian_random",
     "send_rows": "send", "prefetch": "distributed_lookup_table", "scale_loss_grad": "fill_constant",
-    "captured": "assign",
+    "captured": "assign_value",
 }  # fmt: skip
 _GRADIENTS = {
     "threshold_backward": "relu_grad", "_softmax_backward_data": "softmax_grad", "sigmoid_backward": "sigmoid_grad",
@@ -50,6 +52,16 @@ _LAYERS = {
         "cross_entropy", "softmax_with_cross_entropy", "log_loss", "sigmoid_cross_entropy_with_logits", "huber_loss",
         "cos_sim", "one_hot", "rank_loss", "margin_rank_loss", "bpr_loss", "kldiv_loss", "lrn",
     )},
+}  # fmt: skip
+_OPERANDS = {  # Fluid's attributes that are operands of the call, in its order
+    "aten.full.default": ("shape", "value"),
+    "penstock.uniform.default": ("shape", "min", "max", "seed"),
+    "penstock.normal.default": ("shape", "mean", "std", "seed"),
+    "penstock.truncated_normal.default": ("shape", "mean", "std", "seed"),
+}
+_OF_SCALARS = {"add", "sub", "rsub", "mul", "div"}
+_ROLES = {
+    Role.FORWARD: 0, Role.BACKWARD: 1, Role.OPTIMIZE: 2, Role.RPC: 4, Role.DIST: 8, Role.LR_SCHED: 16, Role.LOSS: 256,
 }  # fmt: skip
 _COUNTED = re.compile(r"([a-z0-9_]+?)_\d+\Z")
 
@@ -68,24 +80,39 @@ class BlockOperator:
 
     @property
     def attr_names(self) -> list[str]:
-        """Names of its attributes: keywords of the call, and Fluid's `op_role_var` and `op_namescope`."""
-        return [*(name for name, _ in self.operator.kwargs), "op_role_var", "op_namescope"]
+        """Names of its attributes: keywords of the call, those of an initialiser, and Fluid's `op_role`, `op_role_var`,
+        `op_namescope` and `op_callstack`."""
+        return list(self.all_attrs())
 
     def has_attr(self, name: str) -> bool:
         """Whether there is such an attribute."""
-        return name in self.attr_names
+        return name in self.all_attrs()
 
     def attr(self, name: str) -> Any:
-        """Return an attribute. Raises KeyError."""
-        own = {
-            "op_role_var": [name for pair in self.operator.role_vars for name in pair],
-            "op_namescope": "/" + self.operator.module.replace(".", "/"),
-        }
-        return {**dict(self.operator.kwargs), **own}[name]
+        """Return an attribute. Raises ProgramError."""
+        found = self.all_attrs()
+        if name not in found:
+            raise ProgramError(
+                f"operator {self.operator.name!r} ({self.type}, {self.kernel}) has no attribute {name!r}; it has "
+                f"{', '.join(found)}",
+                operator=self.operator.name,
+            )
+        return found[name]
 
     def all_attrs(self) -> dict[str, Any]:
-        """Return all attributes."""
-        return {name: self.attr(name) for name in self.attr_names}
+        """Return all attributes. A seed that follows from the Program's is 0."""
+        op = self.operator
+        operands = dict(zip(_OPERANDS.get(op.type, ()), op.args, strict=False))
+        if isinstance(operands.get("seed"), Expr):
+            operands["seed"] = 0
+        return {
+            **operands,
+            **dict(op.kwargs),
+            "op_role": sum(number for role, number in _ROLES.items() if role in op.role),
+            "op_role_var": [name for pair in op.role_vars for name in pair],
+            "op_namescope": "/" + op.module.replace(".", "/"),
+            "op_callstack": [op.source],
+        }
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.operator, name)
@@ -117,6 +144,10 @@ def _type(op: Operator) -> str:
         return "conv2d_transpose"
     if plain in ("mean", "sum") and len(op.args) > 1:
         return f"reduce_{plain}"
+    if plain in _OF_SCALARS and isinstance(op.args[1], (int, float)):
+        return "scale"
+    if plain == "add" and op.module.rpartition(".")[2] == "regularization":
+        return "sum"
     return _CALLS.get(plain, plain.lstrip("_"))
 
 

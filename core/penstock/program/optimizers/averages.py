@@ -18,6 +18,7 @@ from penstock.errors import ProgramError
 from penstock.log import warn_once
 from penstock.program.initializers import Constant
 from penstock.program.ir import Operator, Ref, Role, VarDesc
+from penstock.program.operator_types import BlockOperator
 from penstock.program.optimizers.base import Optimizer, Pair
 from penstock.program.program import Program
 from penstock.program.record.context import (
@@ -201,8 +202,10 @@ class LookaheadOptimizer:
             )
         self.inner_optimizer, self.alpha, self.k = inner_optimizer, alpha, k
 
-    def minimize(self, loss: Variable, startup_program: Program | None = None) -> tuple[list[Operator], list[Pair]]:
-        """Record the inner optimizer's updates and the slow parameters behind them."""
+    def minimize(
+        self, loss: Variable, startup_program: Program | None = None
+    ) -> tuple[list[BlockOperator], list[Pair]]:
+        """Record the inner optimizer's updates, which it returns, and the slow parameters behind them."""
         updates, pairs = self.inner_optimizer.minimize(loss, startup_program)
         program = loss.program
         startup = startup_program or default_startup_program()
@@ -210,7 +213,6 @@ class LookaheadOptimizer:
             prefix = program.unique("lookahead")
             step: Any = constant_state(f"{prefix}.step", 0, "int64")
             slows = [self._slow(startup, prefix, param) for param, _ in pairs]
-            before = len(program.operators)
             with name_scope(prefix), role(Role.OPTIMIZE), torch.no_grad():
                 step.add_(1)
                 meets: Any = step % self.k == 0
@@ -219,7 +221,7 @@ class LookaheadOptimizer:
                     mixed = fast * self.alpha + slow * (1.0 - self.alpha)
                     slow.copy_(torch.where(meets, mixed, slow))
                     fast.copy_(torch.where(meets, mixed, fast))
-        return [*updates, *program.operators[before:]], pairs
+        return updates, pairs
 
     @staticmethod
     def _slow(startup: Program, prefix: str, param: Variable) -> Any:

@@ -16,15 +16,16 @@ import numpy as np
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.ir import Operator, Role
+from penstock.program.ir import Role
+from penstock.program.operator_types import BlockOperator, in_fluids_names
 from penstock.program.program import Program
-from penstock.program.record.context import default_startup_program, name_scope, program_guard, role
+from penstock.program.record.context import name_scope, program_guard, role
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, recording_modes
 from penstock.program.training.backward import Gradient, append_backward, check_loss
 from penstock.program.training.clipping import Clip, check_clip, clip_of, prepare_clips
-from penstock.program.training.gradients import PendingGradient
+from penstock.program.training.gradients import PendingGradient, prefix_of_state
 from penstock.program.training.parameters import constant_state
 from penstock.program.training.regularizers import Regularizer, regularize, regularizer_of
 
@@ -49,7 +50,7 @@ class Minimizer:
         startup_program: Program | None = None,
         parameter_list: Sequence[str | Variable] | None = None,
         no_grad_set: Iterable[str | Variable] | None = None,
-    ) -> tuple[list[Operator], list[Pair]]:
+    ) -> tuple[list[BlockOperator], list[Pair]]:
         """Record backward pass and updates; return (update operators, (parameter, gradient) pairs)."""
         check_loss(loss, f"{type(self).__name__}.minimize")
         with program_guard(loss.program, startup_program):
@@ -66,7 +67,7 @@ class Minimizer:
         """Record the backward pass alone."""
         raise NotImplementedError
 
-    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[Operator]:
+    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[BlockOperator]:
         """Record the updates for given gradients; return their operators."""
         raise NotImplementedError
 
@@ -121,26 +122,20 @@ class Optimizer(Minimizer):
         """Record the backward pass alone."""
         return append_backward(loss, parameter_list, no_grad_set)
 
-    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[Operator]:
+    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[BlockOperator]:
         """Record clipping, regularisation and updates for given gradients; return their operators."""
-        if not params_grads:
+        given: Sequence[tuple[Variable, Gradient | None]] = params_grads
+        pairs = [(param, gradient) for param, gradient in given if gradient is not None]
+        if not pairs:
             raise ProgramError(f"{user_line()}: {type(self).__name__} got no gradients to apply")
-        program = params_grads[0][0].program
+        program = pairs[0][0].program
         before = len(program.operators)
-        prefix = self._prefix(program)
+        prefix = prefix_of_state(program, self.kind, self._name)
         with name_scope(prefix):
-            self._record(prefix, [PendingGradient(p, g, prefix) for p, g in params_grads])
-        return program.operators[before:]
+            self._record(prefix, [PendingGradient(p, g, prefix) for p, g in pairs])
+        return in_fluids_names(program.operators[before:])
 
     # -- recording ---------------------------------------------------------------------------------
-
-    def _prefix(self, program: Program) -> str:
-        """The name of this update: of updates of several programs that share a startup program, each has its own."""
-        known = [*program.variables, *default_startup_program().variables]
-        prefix = self._name or program.unique(self.kind)
-        while any(name.startswith(f"{prefix}.") for name in known):
-            prefix = program.unique(self._name or self.kind)
-        return prefix
 
     def _record(self, prefix: str, pending: Sequence[PendingGradient]) -> None:
         # State first: creating it records into the startup program, which has no roles.

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from penstock.errors import ProgramError
-from penstock.program.ir import Operator, Role
+from penstock.program.ir import Role
+from penstock.program.operator_types import BlockOperator, in_fluids_names
 from penstock.program.optimizers.base import Optimizer, Pair
 from penstock.program.record.context import name_scope, role
 from penstock.program.record.opening import recording_of
@@ -48,7 +49,7 @@ class _Decoupled(Optimizer):
             )
         self._weight_decay, self._decays = weight_decay, apply_decay_param_fun
 
-    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[Operator]:
+    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[BlockOperator]:
         """Record the decay, then what the base records; return the operators of both."""
         operators = params_grads[0][0].program.operators if params_grads else []
         before = len(operators)
@@ -59,7 +60,7 @@ class _Decoupled(Optimizer):
                 with recording_modes(recording_of(param.program)), role(Role.OPTIMIZE, pair):
                     self._decay(param)
         super().apply_gradients(params_grads)
-        return operators[before:]
+        return in_fluids_names(operators[before:])
 
     def _decay(self, param: Variable) -> None:
         given: Any = self._weight_decay

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from penstock.errors import SpecError
-from penstock.program.ir import Operator
+from penstock.program.operator_types import BlockOperator
 from penstock.program.optimizers.base import Minimizer, Optimizer, Pair
 from penstock.program.precision.halves import in_half
 from penstock.program.precision.lists import AutoMixedPrecisionLists
@@ -73,12 +73,12 @@ class OptimizerWithMixedPrecision(Minimizer):
             in_half(loss.program, self._lists, self._dtype)
         return pairs
 
-    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[Operator]:
+    def apply_gradients(self, params_grads: Sequence[Pair]) -> list[BlockOperator]:
         """Record the division by the factor, clipping, regularisation and updates; return their operators."""
         target = _innermost(self._optimizer)
         target._scaling = self._own_scaling()
         try:
-            made: list[Operator] = self._optimizer.apply_gradients(params_grads)
+            made: list[BlockOperator] = self._optimizer.apply_gradients(params_grads)
         finally:
             target._scaling = None
         return made

@@ -71,6 +71,7 @@ class Recording:
         self.lookups: list[SparseLookup] = []
         self.attributes: dict[str, Any] = {}  # parameter -> its ParamAttr, for optimizers
         self.error_clips: dict[str, Any] = {}  # variable -> what clips its gradient in the backward pass
+        self.changed_gradients: dict[str, Any] = {}  # what a script has clipped -> the gradient; see training/
         self.origins: dict[int, tuple[str, str]] = {}  # autograd sequence number -> (module, source)
         self.modules: list[str] = []
         self.module_names: dict[int, tuple[torch.nn.Module, str]] = {}  # by id: of those that were called
@@ -97,6 +98,7 @@ class Recording:
         copy.lookups = [look for look in self.lookups if look.table in kept]
         copy.attributes = {n: a for n, a in self.attributes.items() if n in kept}
         copy.error_clips = {n: c for n, c in self.error_clips.items() if n in kept}
+        copy.changed_gradients = {n: g for n, g in self.changed_gradients.items() if n in kept}
         copy._names = {k: entry for k, entry in self._names.items() if entry[1] in kept}
         copy._storages = {k: entry for k, entry in self._storages.items() if entry[1] in kept}
         named = copy._names

@@ -8,17 +8,19 @@ gathered in one persistable number: each parameter's owner adds its part, in the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from penstock.errors import ProgramError
+from penstock.errors import ArgumentError, ProgramError
 from penstock.program.program import Program
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
+from penstock.program.training.backward import Gradient
+from penstock.program.training.changed_gradients import Pair, changed
 from penstock.program.training.gradients import PendingGradient
 from penstock.program.training.parameters import ParamAttr, constant_state
 
@@ -26,38 +28,65 @@ NeedClip = Callable[[Variable], bool]
 """Of a clip for all parameters: whether the gradient of this one is clipped."""
 
 
-class GradientClipByValue:
+class GradientClipBase:
+    """What clips share: called with (parameter, gradient) pairs, one returns them with clipped gradients."""
+
+    def __init__(self, need_clip: NeedClip | None = None) -> None:
+        if need_clip is not None and not callable(need_clip):
+            raise ArgumentError(
+                f"{user_line()}: {type(self).__name__}: need_clip is {need_clip!r}; expected a function of a parameter "
+                "that returns whether its gradient is clipped"
+            )
+        self.need_clip = need_clip
+
+    def __call__(self, params_grads: Iterable[tuple[Variable, Gradient | None]]) -> list[Pair]:
+        """Record the clip. What it returns is for `apply_gradients` and to fetch."""
+        own: Any = self
+        return changed(params_grads, "gradient_clip", lambda pending, prefix: prepare_clips(pending, own, prefix))
+
+
+class GradientClipByValue(GradientClipBase):
     """Every element is put between `min` (default -max) and `max`."""
 
     def __init__(self, max: float, min: float | None = None, need_clip: NeedClip | None = None) -> None:
-        self.need_clip = need_clip
+        super().__init__(need_clip)
         self.max = float(max)
         self.min = -self.max if min is None else float(min)
 
-    def clipped(self, one: PendingGradient) -> torch.Tensor:
-        """Return the clipped gradient."""
-        return one.value.clamp(self.min, self.max)
+    def clip(self, one: PendingGradient) -> None:
+        """Record the clip of one gradient."""
+        one.value = one.value.clamp(self.min, self.max)
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By Value, min = {self.min:f}, max={self.max:f}"
 
 
-class GradientClipByNorm:
+class GradientClipByNorm(GradientClipBase):
     """A gradient whose own norm is above `clip_norm` is scaled down to it."""
 
     def __init__(self, clip_norm: float, need_clip: NeedClip | None = None) -> None:
-        self.need_clip = need_clip
+        super().__init__(need_clip)
         self.clip_norm = _positive(clip_norm)
 
-    def clipped(self, one: PendingGradient) -> torch.Tensor:
-        """Return the clipped gradient."""
-        return one.value * (self.clip_norm / one.square_sum().sqrt().clamp_min(self.clip_norm))
+    def clip(self, one: PendingGradient) -> None:
+        """Record the clip of one gradient."""
+        factor = self.clip_norm / one.square_sum().sqrt().clamp_min(self.clip_norm)
+        one.change(_scaled_by(factor))
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By Norm, clip_norm={self.clip_norm:f}"
 
 
-class GradientClipByGlobalNorm:
+class GradientClipByGlobalNorm(GradientClipBase):
     """All gradients of a group are scaled by clip_norm / max(norm of all together, clip_norm)."""
 
     def __init__(self, clip_norm: float, group_name: str = "default_group", need_clip: NeedClip | None = None) -> None:
-        self.need_clip = need_clip
+        super().__init__(need_clip)
         self.clip_norm = _positive(clip_norm)
         self.group_name = group_name
+
+    def __str__(self) -> str:
+        return f"Gradient Clip By GlobalNorm, global_norm={self.clip_norm:f}"
 
 
 class ErrorClipByValue:
@@ -103,26 +132,31 @@ def set_gradient_clip(
         attributes[name].gradient_clip = clip
 
 
-def append_gradient_clip_ops(param_grads: Sequence[Any]) -> list[Any]:
-    """Return the (parameter, gradient) pairs as they are: `apply_gradients` records the parameters' own clips."""
-    return list(param_grads)
+def append_gradient_clip_ops(param_grads: Iterable[tuple[Variable, Gradient | None]]) -> list[Pair]:
+    """Record the parameters' own clips (`set_gradient_clip`); return the pairs with clipped gradients.
+
+    `apply_gradients` does so itself: what is within the bounds already stays as it is.
+    """
+    return changed(param_grads, "gradient_clip", lambda pending, prefix: prepare_clips(pending, None, prefix))
 
 
 def check_clip(clip: Any) -> None:
-    """Raise ProgramError for what is no clip."""
+    """Raise ArgumentError for what is no clip."""
     if clip is not None and not isinstance(clip, Clip):
-        raise ProgramError(
+        raise ArgumentError(
             f"{user_line()}: a gradient clip is {clip!r}; expected GradientClipByValue, GradientClipByNorm or "
             "GradientClipByGlobalNorm"
         )
 
 
 def clip_of(one: PendingGradient, default: Clip | None) -> Clip | None:
-    """Return the optimizer's clip, else the parameter's own; None if it leaves this parameter out."""
+    """Return the optimizer's clip, else the parameter's own; None if it leaves this parameter out, or was recorded."""
     own: Clip | None = one.attribute.gradient_clip
     check_clip(own)
     clip = default if default is not None else own
-    return None if clip is None or (clip.need_clip and not clip.need_clip(one.param)) else clip
+    return (
+        None if clip is None or clip is one.clipped_by or (clip.need_clip and not clip.need_clip(one.param)) else clip
+    )
 
 
 Record = Callable[[], None]
@@ -135,6 +169,9 @@ def prepare_clips(pending: Sequence[PendingGradient], default: Clip | None, pref
     norms: dict[str, float] = {}
     for one in pending:
         clip = clip_of(one, default)
+        if clip is not None:
+            one.clipped_by = clip
+            one.reserve()
         if isinstance(clip, GradientClipByGlobalNorm):
             groups.setdefault(clip.group_name, []).append(one)
             if norms.setdefault(clip.group_name, clip.clip_norm) != clip.clip_norm:
@@ -152,7 +189,7 @@ def prepare_clips(pending: Sequence[PendingGradient], default: Clip | None, pref
         with name_scope("gradient_clip"):
             for one, clip in single:
                 with one.role():
-                    one.value = clip.clipped(one)
+                    clip.clip(one)
             for group, parts in groups.items():
                 _clip_group(parts, norms[group], totals[group])
 
@@ -171,4 +208,9 @@ def _clip_group(parts: Sequence[PendingGradient], clip_norm: float, total: torch
             total.add_(one.square_sum())
     for one in parts:
         with one.role():
-            one.value = one.value * (clip_norm / total.sqrt().clamp_min(clip_norm))
+            factor = clip_norm / total.sqrt().clamp_min(clip_norm)
+            one.change(_scaled_by(factor))
+
+
+def _scaled_by(factor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda gradient: gradient * factor

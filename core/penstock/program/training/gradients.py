@@ -16,8 +16,12 @@ from contextlib import contextmanager
 
 import torch
 
+from penstock.errors import ProgramError
 from penstock.program.ir import Role
-from penstock.program.record.context import role
+from penstock.program.program import Program
+from penstock.program.record.context import default_startup_program, role
+from penstock.program.record.opening import recording_of
+from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
 from penstock.program.training.backward import Gradient, SelectedRows
 from penstock.program.training.parameters import ParamAttr, attribute_of, constant_state
@@ -33,6 +37,14 @@ class PendingGradient:
         self._scratch: torch.Tensor | None = None
         self._value: torch.Tensor | None = None
         self._changes: list[Callable[[torch.Tensor], torch.Tensor]] = []
+        self._is_linear = True
+        self.clipped_by: object = None
+        value = gradient.values if isinstance(gradient, SelectedRows) else gradient
+        before = recording_of(param.program).changed_gradients.get(value.name)
+        if isinstance(before, PendingGradient):  # the script has clipped it, or given it a decay; see the module there
+            self.gradient, self._value, self._scratch = before.gradient, before._value, before._scratch
+            self._changes, self._is_linear = list(before._changes), before._is_linear
+            self.clipped_by = before.clipped_by
 
     @property
     def rows(self) -> torch.Tensor | None:
@@ -69,11 +81,11 @@ class PendingGradient:
 
     @value.setter
     def value(self, value: torch.Tensor) -> None:
-        self._value = value
+        self._value, self._is_linear = value, False
 
     def change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Replace the gradient by a function of it that works element by element and is linear."""
-        self.value = change(self.value)
+        self._value = change(self.value)
         self._changes.append(change)
 
     def _merged(self, gradient: SelectedRows) -> torch.Tensor:
@@ -94,11 +106,27 @@ class PendingGradient:
         return self.param.fake if self.rows is None else self.param.fake.index_select(0, self.rows)
 
     def square_sum(self) -> torch.Tensor:
-        """The sum of squares; of a sparse gradient that was merged and changed by `change`, but not otherwise."""
+        """The sum of squares. Raises ProgramError for a sparse gradient that was changed other than by `change`."""
         if isinstance(self.gradient, SelectedRows):
+            if not self._is_linear:
+                raise ProgramError(
+                    f"{user_line()}: the norm is wanted of the sparse gradient of {self.param.name!r}, which was "
+                    "clipped by value or decayed before. Clip by norm first, or look it up with is_sparse=False",
+                    variable=self.param.name,
+                )
             # Of n appearances of a row, each holds the merged row m; the sum over them of v_i m is m m.
             values = self.gradient.values.fake
             for change in self._changes:
                 values = change(values)
             return (values * self.value).sum()
         return (self.value * self.value).sum()
+
+
+def prefix_of_state(program: Program, kind: str, name: str | None = None) -> str:
+    """The names of an update's state begin with it: of updates of several programs that share a startup program, each
+    has its own. `name`: what the script calls it."""
+    known = [*program.variables, *default_startup_program().variables]
+    prefix = name or program.unique(kind)
+    while any(one.startswith(f"{prefix}.") for one in known):
+        prefix = program.unique(name or kind)
+    return prefix
