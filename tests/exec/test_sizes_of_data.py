@@ -262,3 +262,27 @@ def test_what_a_loop_writes_keeps_its_value_for_gradients() -> None:
 
     x = random(2, 2)
     np.testing.assert_allclose(Built(build).run(x=x)[0], 2 * x + 9.0)
+
+
+def test_a_branch_on_a_size_of_data_is_refused_and_cond_takes_it() -> None:
+    def sliced() -> Any:
+        offset, length = L.data("offset", [1], dtype="int64"), L.data("length", [1], dtype="int64")
+        return L.sequence_slice(x_input(), offset, length)
+
+    def python() -> list[Any]:
+        rows = sliced()
+        return [L.reduce_sum(rows * 2.0 if rows.shape[0] > 4 else rows * 3.0)]
+
+    def recorded() -> list[Any]:
+        rows = sliced()
+        many = L.shape(rows)[0] > 4
+        return [L.cond(many, lambda: L.reduce_sum(rows * 2.0), lambda: L.reduce_sum(rows * 3.0))]
+
+    with pytest.raises(
+        ProgramError, match=r"test_sizes_of_data\.py:\d+: this line .* follows from data .*layers\.cond"
+    ):
+        Built(python)
+    built = Built(recorded)
+    for lengths, wanted in (([1, 2], 3 * 6.0), ([3, 2], 2 * 10.0)):
+        feed = {"x": ragged(np.ones((8, 2)), [4, 4]), "offset": np.zeros((2, 1), np.int64)}
+        assert built.run(length=np.array(lengths).reshape(2, 1), **feed)[0] == wanted

@@ -167,7 +167,7 @@ class Recording:
         known = {(g.left, g.relation, g.right) for g in self.program.guards}
         for guard in guards:
             if guard.symbols() & self.symbols.of_data.keys():
-                continue  # nothing could check it before a run; kernels check the sizes that they get
+                continue  # of torch's own, not of a line of the user's: kernels check the sizes that they get
             if (guard.left, guard.relation, guard.right) not in known:
                 self.program.guards.append(guard)
                 known.add((guard.left, guard.relation, guard.right))

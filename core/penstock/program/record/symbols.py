@@ -43,7 +43,8 @@ class SymbolTable:
     def new_guards(self, source: str) -> list[Guard]:
         """Return the guards that arose since the last call, each with the line that asked for it.
 
-        Raises ProgramError if one pins a symbol to a number; what was learnt since the last call is forgotten then.
+        Raises ProgramError if one pins a symbol to a number, or if a line of the user's asked for a size that follows
+        from data, which nothing could check; what was learnt since the last call is forgotten then.
         """
         fresh = self.sizes.asked
         if not fresh:
@@ -53,6 +54,8 @@ class SymbolTable:
         try:
             for asked in fresh:
                 guard = _guard(asked, asked.line or source, "" if asked.line else "a call of torch's")
+                if asked.line:
+                    self._refuse_of_data(guard)
                 kept = bool(asked.line) or not _asks_for_few(guard)
                 dropped = dropped or not kept
                 guards += [guard] if kept else []
@@ -60,6 +63,14 @@ class SymbolTable:
         finally:
             self.sizes.forget(known=forgets)
         return guards
+
+    def _refuse_of_data(self, guard: Guard) -> None:
+        if guard.symbols() & self.of_data.keys():
+            raise ProgramError(
+                f"{guard.source}: this line branches on a size that follows from data ({guard}), which only a run "
+                "knows. Use fluid.layers.cond with a condition over fluid.layers.shape(x), or masks over all rows",
+                source=guard.source,
+            )
 
     def forget_guards(self, source: str, asker: str) -> list[Guard]:
         """Forget the relations that arose since the last call, so that a branch of the user's evaluates them again.
