@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -342,6 +342,18 @@ def _check_shared(share_vars_from: object) -> None:
         raise SpecError("share_vars_from is not data parallel; call its with_data_parallel first, and run it once")
 
 
+class Predictor(Protocol):
+    """A saved model that was read (`io.predictor`)."""
+
+    def run(self, inputs: Any) -> list[Any]: ...
+
+
+class ModelConfig(Protocol):
+    """Where a saved model is."""
+
+    def predictor(self) -> Predictor: ...
+
+
 class CompiledProgram:
     """A Program that `Executor.run` runs as a graph: on one replica, or on several with `with_data_parallel`.
 
@@ -359,6 +371,17 @@ class CompiledProgram:
         self._build = build_strategy
         self._settings: _Settings | None = None
         self._core: DataParallel | None = None
+        self._predictor: Predictor | None = None
+
+    def _with_inference_optimize(self, config: ModelConfig) -> CompiledProgram:
+        """Run the saved model of a configuration (`AnalysisConfig`, `NativeConfig`) on lists of PaddleTensors."""
+        self._predictor = config.predictor()
+        return self
+
+    @property
+    def _is_inference(self) -> bool:
+        """Whether `_with_inference_optimize` was called."""
+        return self._predictor is not None
 
     def with_data_parallel(
         self,
@@ -436,6 +459,8 @@ class CompiledProgram:
         return_numpy: bool,
         return_merged: bool,
     ) -> list[Any]:
+        if self._predictor is not None:
+            return self._predictor.run(feed)
         core = self._core_for(scope or global_scope(), getattr(executor, "place", None))
         execution = ExecutionStrategy() if self._settings is None else self._settings.execution
         if execution._dry_run:
