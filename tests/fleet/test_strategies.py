@@ -208,6 +208,7 @@ def _config(**fields: Any) -> DistributeTranspilerConfig:
         (_config(sync_mode=False, runtime_split_send_recv=True), "async"),
         (_config(sync_mode=False, runtime_split_send_recv=True, half_async=True), "half_async"),
         (_config(sync_mode=False, runtime_split_send_recv=True, geo_sgd_mode=True), "geo"),
+        (_config(sync_mode=False, geo_sgd_mode=True), "geo"),
     ],
 )
 def test_a_config_says_its_mode(given: Any, mode: str) -> None:

@@ -71,11 +71,9 @@ def mode_of(fields: Mapping[str, Value]) -> Mode:
     """Return the mode that the fields of a DistributeTranspilerConfig ask for; what says nothing else is half-async."""
     if fields["sync_mode"] or fields["completely_not_async"]:
         return "sync"
-    if not fields["runtime_split_send_recv"]:
-        return "half_async"
-    if fields["geo_sgd_mode"]:
+    if fields["geo_sgd_mode"]:  # Fluid transpiles for GEO then, whatever the others say
         return "geo"
-    return "half_async" if fields["half_async"] else "async"
+    return "half_async" if fields["half_async"] or not fields["runtime_split_send_recv"] else "async"
 
 
 class StrategyTypeError(SpecError, TypeError):
