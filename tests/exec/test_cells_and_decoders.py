@@ -11,6 +11,7 @@ import torch
 
 import penstock as fluid
 from penstock.errors import ProgramError
+from penstock.program.layers import basic_rnn
 
 L = fluid.layers
 LENGTHS = [4, 2, 0]
@@ -339,3 +340,84 @@ def test_words_are_chosen_until_the_end(greedy: bool) -> None:
         best = steps_of(built, torch.tensor(row), lambda t, last: last, len(own)).argmax(-1).tolist()
         assert own[:count].tolist() == best[:count]
         assert END not in best[: count - 1]
+
+
+def stacked(step: Callable[[int, int, torch.Tensor, list[torch.Tensor]], list[torch.Tensor]], x: torch.Tensor) -> Any:
+    """Two layers in two directions over [n, t, i], all states starting at 0.1: outputs, and states [4, n, 4] each."""
+    sides: list[torch.Tensor] = []
+    finals: dict[int, list[torch.Tensor]] = {}
+    for direction in range(2):
+        times = range(5) if direction == 0 else reversed(range(5))
+        states = [[torch.full((3, 4), 0.1, dtype=torch.float64) for _ in range(2)] for _ in range(2)]
+        outputs: dict[int, torch.Tensor] = {}
+        for t in times:
+            inside, below = torch.tensor([[float(t < n)] for n in LENGTHS], dtype=torch.float64), x[:, t]
+            for layer in range(2):
+                new = step(direction, layer, below, states[layer])
+                states[layer] = [a * inside + b * (1 - inside) for a, b in zip(new, states[layer], strict=False)]
+                below = states[layer][0]
+            outputs[t] = below
+        sides.append(torch.stack([outputs[t] for t in range(5)], 1))
+        finals.update({2 * layer + direction: states[layer] for layer in range(2)})
+    whole = torch.cat(sides, 2)
+    kinds = len(finals[0])
+    return whole, [torch.stack([finals[i][kind] for i in range(4)]) for kind in range(kinds)]
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_stacked_cells_of_two_directions_equal_a_loop(kind: str) -> None:
+    def build() -> list[Any]:
+        x, n = inputs()
+        start = L.fill_constant_batch_size_like(x, [4, -1, 4], "float64", 0.1, output_dim_idx=1)
+        more = {"num_layers": 2, "sequence_length": n, "bidirectional": True, "dtype": "float64", "param_attr": "w"}
+        if kind == "gru":
+            out, *last = basic_rnn.basic_gru(x, start, 4, **more)
+        else:
+            out, *last = basic_rnn.basic_lstm(x, start, start, 4, **more)
+        fluid.append_backward(L.reduce_sum(out * out) + sum(L.reduce_sum(one) for one in last))
+        return [out, *last, "x@GRAD", *(f"{p.name}@GRAD" for p in fluid.default_main_program().parameters())]
+
+    built = Built(build)
+
+    def step(direction: int, layer: int, x: torch.Tensor, states: list[torch.Tensor]) -> list[torch.Tensor]:
+        side, infix = ("bw", "_reverse") if direction else ("fw", "")
+        name = f"basic_{kind}{infix}_layers_{layer}/Basic{kind.upper()}Unit_0.b_"
+        w, b = f"w_{side}_w_{layer}", built.named
+        if kind == "lstm":
+            i, j, f, o = (torch.cat([x, states[0]], 1) @ b(w) + b(f"{name}0")).chunk(4, 1)
+            c = states[1] * torch.sigmoid(f + 1.0) + torch.sigmoid(i) * torch.tanh(j)
+            return [torch.tanh(c) * torch.sigmoid(o), c]
+        h = states[0]
+        r, u = torch.sigmoid(torch.cat([x, h], 1) @ b(f"{w}_gate") + b(f"{name}0")).chunk(2, 1)
+        return [u * h + (1 - u) * torch.tanh(torch.cat([x, r * h], 1) @ b(f"{w}_candidate") + b(f"{name}1"))]
+
+    rows = np.random.default_rng(3).normal(size=(3, 5, 3))
+    x = torch.tensor(rows, requires_grad=True)
+    out, last = stacked(step, x)
+    ((out * out).sum() + sum(one.sum() for one in last)).backward()
+    found = built.run(feed(rows))
+    for got, wanted in zip(found, [out, *last, x.grad, *(p.grad for p in built.parameters.values())], strict=True):
+        close(got, wanted)
+
+
+def test_stacked_cells_drop_between_layers_and_start_from_zeros() -> None:
+    def build() -> list[Any]:
+        x, _ = inputs()
+        gru, _ = basic_rnn.basic_gru(x, None, 4, dropout_prob=0.5, dtype="float64")
+        lstm, _, _ = basic_rnn.basic_lstm(x, None, None, 4, dropout_prob=0.5, dtype="float64")
+        unit = basic_rnn.BasicGRUUnit("gru", 4, "u", "v", dtype="float64")
+        more = basic_rnn.BasicLSTMUnit("lstm", 4, "p", "q", forget_bias=0.0, dtype="float64")
+        zeros = L.zeros_like(x[:, 0].matmul(L.fill_constant([3, 4], "float64", 0.0)))
+        return [gru, lstm, unit(x[:, 0], zeros), *more(x[:, 0], zeros, zeros)]
+
+    built = Built(build)
+    names = [p.name for p in built.main.parameters()]
+    assert {"u_gate", "u_candidate", "v_gate", "v_candidate", "p", "q"} < set(names)
+    rows = np.random.default_rng(4).normal(size=(3, 5, 3))
+    trained = built.run(feed(rows))
+    still = built.exe.run(built.main.clone(for_test=True), feed(rows), built.fetches[:2], scope=built.scope)
+    assert [float((one == 0).mean()) > 0.2 for one in trained[:2]] == [True, True]
+    kept = [np.where(one != 0, one, np.nan) for one in trained[:2]]
+    np.testing.assert_allclose(np.nanmax(np.abs(kept[0] * 0.5 - still[0])), 0, atol=1e-12)
+    np.testing.assert_allclose(np.nanmax(np.abs(kept[1] * 0.5 - still[1])), 0, atol=1e-12)
+    assert np.abs(trained[2]).max() > 0 and [one.shape for one in trained[2:]] == [(3, 4)] * 3

@@ -260,7 +260,7 @@ def _unrolled(
             )
         if mask is not None:
             inside = loop.step_input(mask)
-            after = [_kept(old, one, inside) for old, one in zip(before, after, strict=True)]
+            after = [kept_state(old, one, inside) for old, one in zip(before, after, strict=True)]
         for old, one in zip(before, after, strict=True):
             loop.update_memory(old, one)
         flat, nest = tree_flatten(outputs)
@@ -269,7 +269,7 @@ def _unrolled(
     return list(found[: len(flat)]), tree_unflatten(found[len(flat) :], nest_after), nest
 
 
-def _kept(old: Any, new: Any, inside: Any) -> Any:
+def kept_state(old: Any, new: Any, inside: Any) -> Any:
     """The new state of the rows that have the step, the old one of the others."""
     own = inside.reshape([-1, *[1] * (old.ndim - 1)]).to(old.dtype)
     return new * own - old * (own - 1)

@@ -1,0 +1,54 @@
+"""Schedules and decays that scripts record by hand, with Fluid's guards of roles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import penstock as fluid
+from penstock.program.ir import Role
+from penstock.program.training.schedules import decay_step_counter
+
+L = fluid.layers
+WARMUP, STEPS, RATE, DECAY = 3, 10, 0.1, 0.01
+
+
+def rate_at(step: int) -> float:
+    return RATE * step / WARMUP if step < WARMUP else RATE * (1 - step / STEPS)
+
+
+def warmed(program: Any) -> Any:
+    with program._lr_schedule_guard():
+        rate = L.create_global_var([1], 0.0, "float32", persistable=True, name="rate")
+        step = decay_step_counter()
+        with L.Switch() as switch:
+            with switch.case(step < WARMUP):
+                L.assign(RATE * (step / WARMUP), rate)
+            with switch.default():
+                L.assign(L.polynomial_decay(RATE, STEPS, 0.0, 1.0), rate)
+    return rate
+
+
+def test_a_schedule_of_branches_and_decay_by_hand_follow_their_formulas() -> None:
+    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
+    with fluid.program_guard(main, startup):
+        x = fluid.data("x", [None, 4], "float32")
+        loss = L.mean(L.fc(x, 1, param_attr="w", bias_attr=False))
+        rate = warmed(main)
+        before = main.all_parameters()[0] * 1.0
+        before.stop_gradient = True
+        _, (pair,) = fluid.optimizer.SGD(rate).minimize(loss)
+        with main._optimized_guard(list(pair)):
+            L.assign(pair[0] - before * DECAY * rate, pair[0])
+    assert {op.role for op in main.operators[-3:]} == {Role.OPTIMIZE}
+    assert {op.role_vars for op in main.operators[-3:]} == {(("w", "w@GRAD"),)}
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    w = np.array(scope.find_var("w"))
+    rows = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    for step in range(STEPS - 1):
+        (found,) = exe.run(main, {"x": rows}, ["rate"], scope=scope)
+        np.testing.assert_allclose(found, [rate_at(step)], rtol=1e-6)
+        w = w - rate_at(step) * (rows.mean(0)[:, None] + DECAY * w)
+        np.testing.assert_allclose(np.array(scope.find_var("w")), w, rtol=1e-5, atol=1e-6)
