@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.exec import devices
-from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, set_state, state_in
+from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, is_computed, set_state, state_in
 from penstock.exec.lowering import Lowered
 from penstock.exec.memory import ReplicaMemory
 from penstock.lod_tensor import LoDTensor
@@ -83,6 +83,7 @@ class Feeds:
         self._symbols = list(dict.fromkeys(s for v in variables for _, s in _symbols(v)))
         plain = on_cpu and not fed_loss_gradient and not any(v.buffer for v in variables)
         plain = plain and not steps_of(program)  # made of the lengths, in Python
+        plain = plain and not any(is_computed(d) for v in variables for d in v.shape)
         self._reader = _reader(program, variables, self._symbols) if plain and variables else None
 
     def read(self, feed: Feed) -> Fed:

@@ -269,7 +269,23 @@ def share_sizes(rows: int, num_replicas: int) -> list[int]:
 def has_batch(program: Program, name: str) -> bool:
     """Whether dimension 0 of a feed is the batch."""
     shape = program.variables[name].shape
-    return bool(shape) and isinstance(shape[0], Expr) and not is_ragged(program, name) and not name.endswith(STEPS)
+    first = shape[0] if shape else None
+    return isinstance(first, Expr) and first.op == "sym" and not is_ragged(program, name) and not name.endswith(STEPS)
+
+
+def _rows_of_shares(program: Program, tensors: Mapping[str, torch.Tensor], sizes: list[int]) -> dict[str, list[int]]:
+    """The rows in each share of the feeds that have several a sample (record/multiples.py). Raises FeedError."""
+    multiples = {n: d for n in tensors if (s := program.variables[n].shape) and is_computed(d := s[0])}
+    if not multiples:
+        return {}
+    bindings = bind_symbols(program, tensors)
+    batch = program.symbols[0]
+    return {name: [evaluate(dim, {**bindings, batch: n}) for n in sizes] for name, dim in multiples.items()}
+
+
+def is_computed(dim: object) -> bool:
+    """Whether a size of an input is an expression of others."""
+    return isinstance(dim, Expr) and dim.op != "sym"
 
 
 def split(
@@ -294,11 +310,12 @@ def split(
     sizes = share_sizes(total, num_replicas)
     shares: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
     ragged = ragged or RaggedInputs(program)
-    own = ragged.names
+    own, several = ragged.names, _rows_of_shares(program, tensors, sizes)
     for name, tensor in tensors.items():
         if name in own:
             continue
-        parts = tensor.split_with_sizes(sizes) if name in rows else [tensor] * len(sizes)
+        counts = several.get(name) or (sizes if name in rows else None)
+        parts = [tensor] * len(sizes) if counts is None else tensor.split_with_sizes(counts)
         for share, part in zip(shares, parts, strict=True):
             share[name] = part
     ragged.split(tensors, shares)
@@ -403,6 +420,7 @@ class Inputs:
     def __init__(self, program: Program, num_replicas: int, *, fed_loss_gradient: bool) -> None:
         self._program, self._num_replicas, self._fed_loss_gradient = program, num_replicas, fed_loss_gradient
         self._inputs = {var.name: _Input(program, var) for var in program.feeds()}
+        self._computes = any(is_computed(d) for var in program.feeds() for d in var.shape)
         self._ragged = RaggedInputs(program)
 
     def shares(self, feed: Feed) -> list[Share]:
@@ -421,6 +439,8 @@ class Inputs:
 
     def bindings(self, share: Share) -> dict[str, int]:
         """Return the value of each size symbol. Raises FeedError if two inputs disagree."""
+        if self._computes:
+            return bind_symbols(self._program, {n: t for n, t in share.items() if n in self._inputs})
         found: dict[str, int] = {}
         for name, tensor in share.items():
             known = self._inputs.get(name)

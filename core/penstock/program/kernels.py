@@ -149,7 +149,7 @@ def constant(value: TorchConst) -> Any:
 
 
 def bind_symbols(program: Structure, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return the value of each size symbol. Raises FeedError if two feeds disagree."""
+    """Return the value of each size symbol. Raises FeedError if two feeds disagree, and `check_sizes` does."""
     bindings: dict[str, int] = {}
     origin: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -165,7 +165,23 @@ def bind_symbols(program: Structure, tensors: Mapping[str, torch.Tensor]) -> dic
                     variable=name,
                 )
             origin.setdefault(symbol, name)
+    check_sizes(program, tensors, bindings)
     return bindings
+
+
+def check_sizes(program: Structure, tensors: Mapping[str, torch.Tensor], bindings: Mapping[str, int]) -> None:
+    """Raise FeedError for a feed whose size is another than that which the program computes of other inputs' sizes."""
+    for name, tensor in tensors.items():
+        for at, (dim, size) in enumerate(zip(program.variables[name].shape, tensor.shape, strict=True)):
+            if isinstance(dim, Expr) and dim.op != "sym" and dim.symbols() <= bindings.keys():
+                wanted = dim.evaluate(bindings)
+                if wanted != size:
+                    what = f"size {size} in dimension {at}" if at else f"{size} rows"
+                    raise FeedError(
+                        f"feed {name!r} has {what}; expected {wanted}, which is {dim} where the other feeds give "
+                        f"{', '.join(f'{symbol} = {bindings[symbol]}' for symbol in sorted(dim.symbols()))}",
+                        variable=name,
+                    )
 
 
 def concrete(value: Arg, bindings: Mapping[str, int], lookup: Callable[[str], Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from penstock.errors import ProgramError
 from penstock.program.eager import advice, words
 from penstock.program.record.failures import described
+from penstock.program.record.multiples import multiply_rows
 from penstock.program.record.ragged import join_rows
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
@@ -51,6 +52,7 @@ def expect_labels(layer: str, input: Any, label: Any, *, soft: bool, axis: int =
     if not isinstance(input, Variable) or not isinstance(label, Variable):
         return
     join_rows(input._recording, [input, label])
+    multiply_rows(input._recording, [input, label])
     if soft:
         expect_same_shape(layer, input, label)
         return

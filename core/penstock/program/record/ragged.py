@@ -5,8 +5,8 @@ a script may add the scores of one such input to the labels of another, or use i
 call fails on operands with different rows, it is made again with these taken for the same: two ragged inputs with one
 another, or one whose lengths no operator has read with the batch. So are other sizes that are known when fed, the steps
 of two padded inputs. Where rows are a share of a ragged input's, s1 // 3, and others the batch, the call is made with
-the former counted in the run (`penstock.expect_rows`). If that fails, too, the first error is raised and nothing has
-changed.
+the former counted in the run (`penstock.expect_rows`). An input may turn out to have several rows a sample
+(multiples.py). If all fails, the first error is raised and nothing has changed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from penstock.program.expr import Dim, Expr, renamed, sym
 from penstock.program.ir import Arg, Guard, Operator, VarDesc
 from penstock.program.program import Program
 from penstock.program.record import arithmetic
+from penstock.program.record.multiples import inputs_to_multiply, multiplied
 from penstock.program.record.recording import Recording
 from penstock.program.record.sizes import Relation
 from penstock.program.sequences import LENGTHS, ragged_feeds
@@ -41,10 +42,14 @@ def with_equal_rows(
         return call(operands)
     except Exception as error:
         first, names, shares = error, _to_join(recording, operands), _shares_of_rows(recording, operands)
-        if not names and not shares:
+        several = inputs_to_multiply(recording, operands)
+        if not names and not shares and not several:
             raise
     if names:
         with contextlib.suppress(Exception), _joined(recording, names):
+            return call(operands)
+    if several:
+        with contextlib.suppress(Exception), multiplied(recording, several):
             return call(operands)
     if shares:
         batch = recording.symbols.size(sym(recording.program.symbols[0]))

@@ -216,6 +216,15 @@ class Recording:
         self._storages.setdefault(storage_id(tensor), (tensor.untyped_storage(), var.storage))
         self.alias(tensor, var.name)
 
+    def declare_again(self, tensor: torch.Tensor, var: VarDesc) -> None:
+        """Let a tensor of other sizes stand for an input that nothing has read."""
+        self._names = {key: entry for key, entry in self._names.items() if entry[1] != var.name}
+        self._storages = {key: entry for key, entry in self._storages.items() if entry[1] != var.name}
+        self.program.variables[var.name] = var
+        self.program.revision += 1
+        self.adopt(tensor, var)
+        self.handles[var.name].fake = tensor
+
     def rename(self, old: str, new: str) -> None:
         """Let every tensor, storage and handle of `old` stand for `new`."""
         self._names.update({k: (t, new) for k, (t, n) in self._names.items() if n == old})

@@ -1,0 +1,76 @@
+"""Inputs with several rows a sample: the label of every step of a sequence, [batch * steps, 1].
+
+Fluid's -1 says no more than that a run knows the size. The recorder takes the first size of every input for the batch;
+where an input that no operator has read yet meets rows that are a multiple of the batch, s0 * 3 or s0 * s1, it is
+declared again with these. Its rows are then checked and split by that expression (exec/feeding.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from penstock.compat.torch import tree_leaves
+from penstock.program.expr import Dim, Expr, sym
+from penstock.program.ir import VarDesc
+from penstock.program.program import Program
+from penstock.program.record.fakes import empty_fake
+from penstock.program.record.recording import Recording
+from penstock.program.sequences import is_ragged
+
+
+def multiply_rows(recording: Recording, operands: Any) -> None:
+    """Take the rows of inputs among the operands for a multiple of the batch, where others have one."""
+    with multiplied(recording, inputs_to_multiply(recording, operands)):
+        pass
+
+
+def inputs_to_multiply(recording: Recording, operands: Any) -> dict[str, Expr]:
+    """The inputs among the operands that may have more rows than the batch, and the rows that the others have."""
+    program = recording.program
+    names = [leaf.name for leaf in tree_leaves(operands) if hasattr(leaf, "fake")]
+    found = [program.variables[name] for name in dict.fromkeys(names) if name in program.variables]
+    rows = {v.shape[0] for v in found if v.shape and _is_multiple(program, v.shape[0])}
+    if len(rows) != 1 or recording.open_blocks:
+        return {}
+    (wanted,) = rows
+    assert isinstance(wanted, Expr)  # by _is_multiple
+    return {v.name: wanted for v in found if _may_change(program, v)}
+
+
+@contextmanager
+def multiplied(recording: Recording, rows: Mapping[str, Expr]) -> Iterator[None]:
+    """Give inputs other rows within the block, and from then on if it succeeds."""
+    before = {name: (recording.handles[name].fake, recording.program.variables[name]) for name in rows}
+    for name, size in rows.items():
+        fake, described = before[name]
+        sizes = [recording.symbols.size(size), *fake.shape[1:]]
+        made = empty_fake(sizes, None, fake.dtype).requires_grad_(fake.requires_grad)
+        recording.declare_again(made, replace(described, shape=(size, *described.shape[1:])))
+    try:
+        yield
+    except BaseException:
+        for fake, described in before.values():
+            recording.declare_again(fake, described)
+        raise
+
+
+def _is_multiple(program: Program, size: Dim) -> bool:
+    """Whether a size is the batch times something that feeds tell."""
+    if not isinstance(size, Expr) or size.op != "*" or not program.symbols or program.symbols[0] not in size.symbols():
+        return False
+    ones = dict.fromkeys(program.symbols, 1)
+    batch = program.symbols[0]
+    if not size.symbols() <= ones.keys():
+        return False
+    once, twice, thrice = (size.evaluate({**ones, batch: n}) for n in (1, 2, 3))
+    return (twice, thrice) == (2 * once, 3 * once)
+
+
+def _may_change(program: Program, var: VarDesc) -> bool:
+    is_plain = var.feed and not var.buffer and not is_ragged(program, var.name)
+    if not is_plain or var.shape[:1] != (sym(program.symbols[0]),):
+        return False
+    return not any(var.name in op.input_names() for op in program.operators)

@@ -1,0 +1,103 @@
+"""Inputs with several rows a sample: labels of all steps of sequences, declared as Fluid's scripts do, [-1, 1]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import penstock as fluid
+from penstock.errors import FeedError, PenstockError
+
+L = fluid.layers
+STEPS, WORDS = 3, 7
+
+
+class Model:
+    """Scores of each step of [n, t] words against a label of each; the steps are STEPS or known when fed."""
+
+    def __init__(self, steps: int | None, num_replicas: int = 1) -> None:
+        self.main, startup, self.scope = fluid.Program(), fluid.Program(), fluid.Scope()
+        with fluid.program_guard(self.main, startup):
+            x = fluid.data("x", [None, steps], "int64")
+            y, weight = fluid.data("y", [None, 1], "int64"), fluid.data("weight", [None, 1], "float64")
+            rows = L.embedding(x, [WORDS, 4], dtype="float64", param_attr="table")
+            scores = L.reshape(rows, [-1, 4]).matmul(L.create_parameter([4, WORDS], "float64", "scores"))
+            cost = L.softmax_with_cross_entropy(scores, y) * weight
+            loss = L.reduce_mean(cost)
+            fluid.append_backward(loss)
+        exe = fluid.Executor(fluid.CPUPlace())
+        exe.run(startup, scope=self.scope)
+        self.fetches = [cost, loss, "table@GRAD"]
+        self.table, self.scores = (torch.tensor(np.array(self.scope.find_var(n))) for n in ("table", "scores"))
+        self._exe = exe
+        self._runs: Any = self.main
+        if num_replicas > 1:
+            places = [fluid.CPUPlace()] * num_replicas
+            self._runs = fluid.CompiledProgram(self.main).with_data_parallel(loss_name=loss.name, places=places)
+
+    def run(self, feed: Any, fetches: list[Any]) -> list[Any]:
+        return list(self._exe.run(self._runs, feed, fetches, scope=self.scope))
+
+
+def batch(rows: int, steps: int = STEPS) -> dict[str, Any]:
+    rng = np.random.default_rng(rows)
+    ids = rng.integers(0, WORDS, (rows, steps)), rng.integers(0, WORDS, (rows * steps, 1))
+    return {"x": ids[0], "y": ids[1], "weight": rng.random((rows * steps, 1))}
+
+
+def expected(model: Model, feed: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    table = model.table.clone().requires_grad_(True)
+    logits = table[torch.tensor(feed["x"]).reshape(-1)] @ model.scores
+    costs = F.cross_entropy(logits, torch.tensor(feed["y"]).reshape(-1), reduction="none")
+    costs = costs * torch.tensor(feed["weight"]).reshape(-1)
+    costs.mean().backward()  # type: ignore[no-untyped-call]  # torch
+    assert table.grad is not None
+    return costs.detach(), table.grad
+
+
+@pytest.mark.parametrize("steps", [STEPS, None])
+def test_labels_of_all_steps_are_rows_of_their_own(steps: int | None) -> None:
+    model = Model(steps)
+    feed = batch(4, 5 if steps is None else STEPS)
+    costs, grad = expected(model, feed)
+    cost, loss, found = model.run(feed, model.fetches)
+    np.testing.assert_allclose(cost[:, 0], costs.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(loss, [costs.mean().item()], rtol=1e-12)
+    np.testing.assert_allclose(found, grad.numpy(), rtol=1e-10, atol=1e-14)
+    parsed = fluid.Program.parse(str(model.main))
+    assert parsed == model.main and str(parsed.variables["y"].shape[0]) == ("s0 * 3" if steps else "s0 * s1")
+
+
+def test_replicas_share_samples_with_all_their_labels() -> None:
+    model = Model(STEPS, num_replicas=2)
+    feed = batch(5)
+    costs, _ = expected(model, feed)
+    (cost,) = model.run(feed, model.fetches[:1])
+    np.testing.assert_allclose(cost[:, 0], costs.numpy(), rtol=1e-12)
+    halves = [
+        {"x": feed["x"][a:b], **{n: feed[n][a * STEPS : b * STEPS] for n in ("y", "weight")}}
+        for a, b in ((0, 2), (2, 5))
+    ]
+    (listed,) = model.run(halves, model.fetches[:1])
+    np.testing.assert_allclose(listed[:, 0], costs.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_another_number_of_labels_is_refused(num_replicas: int) -> None:
+    model = Model(STEPS, num_replicas)
+    feed = batch(4)
+    with pytest.raises(FeedError, match=r"feed 'y' has 4 rows; expected 12, which is s0 \* 3 where .* s0 = 4"):
+        model.run({**feed, "y": feed["y"][:4]}, model.fetches[:1])
+
+
+def test_what_was_read_as_one_row_a_sample_keeps_its_rows() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x, y = fluid.data("x", [None, STEPS], "float32"), fluid.data("y", [None, 1], "float32")
+        L.reduce_sum(y * 2.0)
+        with pytest.raises(PenstockError, match="y"):
+            L.reshape(x, [-1, 1]) - y
+        assert str(y.desc.shape[0]) == "s0"
