@@ -130,6 +130,16 @@ CASES: dict[str, Case] = {
         lambda x: L.pool2d(x, 3, "avg", 2, 1),
         lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     ),
+    "pool2d avg uneven": (
+        (2, 7, 7),
+        lambda x: L.pool2d(x, 3, "avg", 2, [0, 1, 1, 0]),
+        lambda x: F.avg_pool2d(F.pad(x, (1, 0, 0, 1)), 3, 2) / F.avg_pool2d(F.pad(x * 0 + 1, (1, 0, 0, 1)), 3, 2),
+    ),
+    "expand_as multiples": (
+        (2, 3),
+        lambda x: L.expand_as(x, L.concat([x, x, x, x], axis=2)),
+        lambda x: x.repeat(1, 1, 4),
+    ),
     "pool2d global": (
         (2, 7, 7),
         lambda x: L.pool2d(x, pool_type="avg", global_pooling=True),

@@ -219,6 +219,17 @@ def test_rows_of_a_padded_batch_have_the_lengths_that_are_fed() -> None:
         exe.run(main, {**feed, "length": np.array([1, 4, 0, 0])}, [rows])
 
 
+def test_a_number_of_rows_that_is_declared_says_nothing_of_sequences() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x = fluid.data("x", [10, 1], "float64", lod_level=1)
+        summed = fluid.layers.sequence_pool(x, "sum")
+        assert fluid.data("x", [10, 1], "float64", lod_level=1).name == x.name
+        main = fluid.default_main_program()
+    fed = fluid.create_lod_tensor(np.arange(3.0)[:, None], [[2, 1]])
+    (found,) = fluid.Executor(fluid.CPUPlace()).run(main, {"x": fed}, [summed])
+    assert found.tolist() == [[1.0], [2.0]]
+
+
 def test_what_has_no_sequences_is_refused() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         x = fluid.layers.data("x", [2], dtype="float64")

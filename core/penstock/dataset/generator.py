@@ -69,9 +69,9 @@ class DataGenerator(ABC):
     def _write_batch(self, batch: list[Sample], to: IO[str]) -> None:
         to.writelines(self.line_of(sample) for sample in _made(self.generate_batch(batch)) if sample is not None)
 
-    @abstractmethod
     def line_of(self, sample: Sample) -> str:
-        """Return a sample as a line of text."""
+        """Return a sample as a line of text. Raises SpecError in this class, which knows no form of it."""
+        raise SpecError(f"{type(self).__name__} writes nothing: derive it from MultiSlotDataGenerator, or its like")
 
 
 class MultiSlotDataGenerator(DataGenerator):

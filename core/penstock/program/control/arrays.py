@@ -1,16 +1,15 @@
 """Tensor arrays: a list of tensors inside blocks, one tensor without elements everywhere else.
 
 A graph and its engine know tensors alone, of sizes that follow from the feeds, and an array has neither. Between
-operators it is a tensor of shape [0] and the elements' dtype, over a storage that holds count, sizes and values of all
-elements: it may be passed on, but not copied. Writing and reading an array are operators of `penstock::control`, each
-with the array after it as a result, so that every version of an array has one reader, and no two gradients of one are
-ever added.
+operators it is a tensor of shape [0] and the elements' dtype, over a storage that holds count, dtypes, sizes and values
+of all elements: it may be passed on, but not copied. Writing and reading an array are operators of `penstock::control`,
+each with the array after it as a result, so that every version of an array has one reader, and no two gradients of one
+are ever added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import prod
 
 import torch
@@ -20,13 +19,17 @@ Element = Tensor | None
 """None: nothing was written at this position."""
 
 _NOTHING = -1  # number of dimensions of an element that was not written
+_DTYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)  # fmt: skip
 
 
 def packed(elements: Sequence[Element], dtype: torch.dtype) -> Tensor:
-    """Return the tensor that holds an array. Cost: one copy of all elements."""
+    """Return the tensor that holds an array. `dtype`: the tensor's; elements keep theirs. Cost: one copy of all."""
     words = [len(elements)]
     for one in elements:
-        words += [_NOTHING] if one is None else [one.dim(), *one.shape]
+        words += [_NOTHING] if one is None else [one.dim(), _DTYPES.index(one.dtype), *one.shape]
     parts = [torch.tensor([len(words), *words], dtype=torch.int64).view(torch.uint8)]
     held = [
         one.detach().cpu() for one in elements if one is not None and one.numel()
@@ -44,18 +47,19 @@ def unpacked(array: Tensor) -> list[Element]:
     data = torch.empty(0, dtype=torch.uint8).set_(storage, 0, torch.Size([storage.nbytes()]), (1,))
     num_words = int(data[:8].view(torch.int64)[0])
     words = data[8 : 8 + 8 * num_words].view(torch.int64).tolist()
-    shapes: list[list[int] | None] = []
-    at = 1
+    found: list[Element] = []
+    at, begin = 1, 8 + 8 * num_words
     for _ in range(words[0]):
         rank = words[at]
-        shapes.append(None if rank == _NOTHING else words[at + 1 : at + 1 + rank])
-        at += 1 + max(rank, 0)
-    sizes = [0 if shape is None else prod(shape) * array.element_size() for shape in shapes]
-    ends = list(accumulate(sizes, initial=8 + 8 * num_words))
-    return [
-        None if shape is None else data[begin : begin + size].view(array.dtype).view(shape)
-        for shape, size, begin in zip(shapes, sizes, ends, strict=False)
-    ]
+        if rank == _NOTHING:
+            found.append(None)
+            at += 1
+            continue
+        dtype, shape = _DTYPES[words[at + 1]], words[at + 2 : at + 2 + rank]
+        end = begin + prod(shape) * dtype.itemsize
+        found.append(data[begin:end].view(dtype).view(shape))
+        at, begin = at + 2 + rank, end
+    return found
 
 
 def position(index: Tensor) -> int:

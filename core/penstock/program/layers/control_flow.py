@@ -24,7 +24,8 @@ from penstock.program.record.opening import recording_of
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import Variable, wrap
+from penstock.program.record.unsized import Unsized, of_branches, packed_result
+from penstock.program.record.variable import Variable
 from penstock.program.record.versions import take_over
 
 Branch = Callable[[], Any]
@@ -59,20 +60,20 @@ def _branch(recording: Recording, run: Branch | None) -> tuple[Recorded, list[An
             if leaf is not None and not isinstance(leaf, Variable):
                 raise ProgramError(f"{user_line()}: a branch returns {leaf!r}; expected variables, nested or None")
         own = [recording.own(leaf) for leaf in leaves if leaf is not None]
-        for array in (v for v in own if _is_array(v)):
+        for array in (v for v in own if _is_array(v) and not (isinstance(v, Unsized) and not v.levels)):
             raise ProgramError(
                 f"{user_line()}: a branch returns the array {array.name!r}. Write to an array from outside within the "
                 "branches (layers.array_write, layers.assign), and return nothing",
                 variable=array.name,
             )
-        shapes = [(v.desc.shape, v.desc.dtype) for v in own]
+        shapes = [(None if isinstance(v, Unsized) and v.is_open else v.desc.shape, v.desc.dtype) for v in own]
         return block.close(v.name for v in own), [[v.name for v in own], shapes], (str(nest), nest, leaves)
 
 
 def _choose(
     recording: Recording, pred: Variable, then: Recorded, otherwise: Recorded, names: Sequence[Sequence[str]]
-) -> list[Any]:
-    """Record the operator that runs one of two blocks; return the variables that they return."""
+) -> list[torch.Tensor]:
+    """Record the operator that runs one of two blocks; return what they return."""
     pred = recording.own(pred)
     writes = list(dict.fromkeys((*then.writes, *otherwise.writes)))
     inputs = list(dict.fromkeys((pred.name, *then.reads, *otherwise.reads)))
@@ -84,16 +85,39 @@ def _choose(
     if not names[0] and not writes:
         return []
     made = control(recording, "conditional_block", inputs, blocks)
-    results: list[Any] = wrap(recording, made[: len(names[0])])
     for name, tensor in zip(writes, made[len(names[0]) :], strict=True):
         take_over(recording, name, tensor)
-    return results
+    return made[: len(names[0])]
+
+
+def _results(
+    recording: Recording, pred: Variable, branches: Sequence[Recorded], names: Sequence[list[str]], shapes: Any
+) -> list[Any]:
+    """The variables that branches return; those of unequal shapes or dtypes are unsized."""
+    (then, otherwise), (left, right) = branches, (list(own) for own in names)
+    kinds = [
+        [(one.made.get(n) or recording.program.variables[n]).kind for n in own]
+        for one, own in zip(branches, names, strict=True)
+    ]
+    pairs = enumerate(zip(*shapes, *kinds, strict=True))
+    unequal = [at for at, (one, other, *kind) in pairs if one != other or kind != ["dense"] * 2]
+    for at in unequal:
+        then, left[at] = packed_result(recording, then, left[at])
+        otherwise, right[at] = packed_result(recording, otherwise, right[at])
+    made = _choose(recording, pred, then, otherwise, (left, right))
+    return [
+        of_branches(recording, recording.name_of(one), one, [own[at] for own in shapes])
+        if at in unequal
+        else recording.handle(one)
+        for at, one in enumerate(made)
+    ]
 
 
 def cond(pred: Any, true_fn: Branch | None = None, false_fn: Branch | None = None, name: str | None = None) -> Any:
     """Return what `true_fn()` returns where `pred` is true, else what `false_fn()` returns.
 
-    Both return variables in the same nest, of the same shapes and dtypes, or None. Raises ProgramError otherwise.
+    Both return variables in the same nest, or None. Where their sizes differ, those of the result follow from data;
+    where dtypes or numbers of dimensions do, it can only be fetched. Raises ProgramError for another nest.
     """
     expect_condition("cond", pred)
     for fn in (true_fn, false_fn):
@@ -104,12 +128,13 @@ def cond(pred: Any, true_fn: Branch | None = None, false_fn: Branch | None = Non
     with name_scope(name or main.unique("cond")), undone_on_failure(recording, renames=True):
         then, (left, left_shapes), (left_nest, nest, leaves) = _branch(recording, true_fn)
         otherwise, (right, right_shapes), (right_nest, _, _) = _branch(recording, false_fn)
-        if left_nest != right_nest or left_shapes != right_shapes:
+        if left_nest != right_nest or len(left) != len(right):
             raise ProgramError(
                 f"{user_line()}: the branches of cond return {_words(left_nest, left_shapes)} and "
-                f"{_words(right_nest, right_shapes)}; expected the same nest, shapes and dtypes"
+                f"{_words(right_nest, right_shapes)}; expected the same nest"
             )
-        found = iter(_choose(recording, pred, then, otherwise, (left, right)))
+        shapes = left_shapes, right_shapes
+        found = iter(_results(recording, pred, (then, otherwise), (left, right), shapes))
     return tree_unflatten([None if leaf is None else next(found) for leaf in leaves], nest)
 
 

@@ -262,14 +262,18 @@ def _pooled(
             dims = tuple(range(2, rank + 2))
             return input.amax(dims, keepdim=True) if pool_type == "max" else input.mean(dims, keepdim=True)
         kernel, steps, padding = each(windows[0], rank), each(windows[1], rank), windows[2]
-        _check_window(prefix, kernel, padding, pool_type == "avg" and exclusive)
+        _check_window(prefix, kernel)
         lowest = -math.inf if pool_type == "max" else 0.0
-        input, around = padded(input, padding, kernel, steps, [1] * rank, lowest, prefix)
+        whole, (input, around) = input, padded(input, padding, kernel, steps, [1] * rank, lowest, prefix)
         if pool_type == "max":
             largest: Any = F.max_pool2d if rank == 2 else F.max_pool3d
             return largest(input, kernel, steps, around, ceil_mode=ceil_mode)
         average: Any = F.avg_pool2d if rank == 2 else F.avg_pool3d
-        return average(input, kernel, steps, around, ceil_mode, not exclusive)
+        means = average(input, kernel, steps, around, ceil_mode, not exclusive)
+        if input is whole or not exclusive:
+            return means
+        ones, _ = padded(whole.new_ones([1, 1, *whole.shape[2:]]), padding, kernel, steps, [1] * rank, 0.0, prefix)
+        return means / average(ones, kernel, steps, around, ceil_mode)  # of the padding in sight
 
 
 def adaptive_pool2d(
@@ -314,10 +318,6 @@ def _refuse_format(prefix: str, data_format: str, expected: str = "NCHW") -> Non
         )
 
 
-def _check_window(prefix: str, kernel: list[int], padding: Size | str, exclusive: bool) -> None:
+def _check_window(prefix: str, kernel: list[int]) -> None:
     if min(kernel) < 1:
         raise ProgramError(f"{user_line()}: {prefix}: pool_size is {kernel}; give a size, or global_pooling=True")
-    if exclusive and (padding == "SAME" or (not isinstance(padding, (str, int)) and len(padding) > len(kernel))):
-        raise ProgramError(
-            f"{user_line()}: {prefix}: an exclusive average needs equal padding on both sides; got {padding!r}"
-        )

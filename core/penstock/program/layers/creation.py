@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
-from penstock.program.layers.tensor import fill_constant
+from penstock.program.layers.sizes import sizes_in
+from penstock.program.layers.tensor import assign, fill_constant
 from penstock.program.record.context import default_main_program
 from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
@@ -145,7 +146,11 @@ def unstack(x: Any, axis: int = 0, num: int | None = None) -> list[Any]:
 
 
 def expand_as(x: Any, target_tensor: Any, name: str | None = None) -> Any:
-    """Repeat x to the sizes of `target_tensor`. Dimensions of size 1 are repeated, others are equal."""
+    """Repeat x to the sizes of `target_tensor`, which are multiples of its own."""
+    pairs = list(zip(x.shape, target_tensor.shape, strict=False))
+    times = [to // of if isinstance(of, int) and isinstance(to, int) and of and to % of == 0 else 1 for of, to in pairs]
+    if x.ndim == target_tensor.ndim and any(of != 1 and n != 1 for (of, _), n in zip(pairs, times, strict=True)):
+        x = x.repeat(times)
     return x.expand(target_tensor.shape).clone()
 
 
@@ -197,7 +202,7 @@ def full_like(x: Any, fill_value: float, out: Any = None, dtype: str | None = No
 
 def diag(diagonal: Any) -> Any:
     """Return a square matrix with the elements of `diagonal` [n] on its diagonal, n a known size."""
-    return torch.diag_embed(diagonal)
+    return torch.diag_embed(diagonal if isinstance(diagonal, torch.Tensor) else assign(diagonal))
 
 
 def tril(input: Any, diagonal: int = 0, name: str | None = None) -> Any:
@@ -210,10 +215,12 @@ def triu(input: Any, diagonal: int = 0, name: str | None = None) -> Any:
     return torch.triu(input, diagonal)
 
 
-def strided_slice(
-    input: Any, axes: Sequence[int], starts: Sequence[int], ends: Sequence[int], strides: Sequence[int]
-) -> Any:
-    """Return input[starts[i]:ends[i]:strides[i]] along each of `axes`; strides are positive."""
+def strided_slice(input: Any, axes: Sequence[int], starts: Any, ends: Any, strides: Any) -> Any:
+    """Return input[starts[i]:ends[i]:strides[i]] along each of `axes`; strides are positive.
+
+    `starts`, `ends`, `strides`: ints and variables of sizes, see `layers.shape`.
+    """
+    starts, ends, strides = (sizes_in(one) for one in (starts, ends, strides))
     if any(stride < 1 for stride in strides):
         raise ProgramError(f"{user_line()}: strided_slice: strides are {list(strides)}; expected positive ones")
     for axis, start, end, stride in zip(axes, starts, ends, strides, strict=True):

@@ -44,6 +44,10 @@ class DynamicRNN(Recurrence):
         """Return the context in which the block is recorded."""
         return self._recorded()
 
+    def update_memory(self, ex_mem: Any, new_mem: Any) -> None:
+        """Set what the next step finds in the memory `ex_mem`; see `Recurrence.update_memory`."""
+        super().update_memory(ex_mem, new_mem)
+
     def step_input(self, x: Any, level: int = 0) -> Any:
         """Return the rows of a step. Shapes: x ragged [rows, …]; result [n, …] for the n sequences that have the step.
 

@@ -15,7 +15,7 @@ from penstock.program.record import entry_points as _patches  # noqa: F401 - of 
 from penstock.program.record.context import default_main_program, record_on
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
-from penstock.program.record.variable import Variable
+from penstock.program.record.variable import Variable, dtype_named
 from penstock.program.sequences import LENGTHS, ROWS, STEPS
 
 _DTYPES = {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
@@ -32,8 +32,8 @@ def data(
 ) -> Variable:
     """Declare an input. `append_batch_size`: put the batch (-1) before `shape`, unless a -1 stands in it already.
 
-    `lod_level` 1 or more, and no -1 but the first: ragged, the rows of all sequences one after another; see
-    docs/sequences.md. [-1, -1, …] with a lod_level is a padded batch.
+    `lod_level` 1 or more, and no -1 but the first: ragged, the rows of all sequences one after another, as many as are
+    fed; see docs/sequences.md. [-1, -1, …] with a lod_level is a padded batch.
     """
     sizes = [_size(d) for d in shape]
     if append_batch_size and not any(d < 0 for d in sizes):
@@ -72,12 +72,14 @@ def _input(
     *,
     own_rows: bool = False,
 ) -> Variable:
-    dtype = "float64" if dtype == "double" else str(dtype).removeprefix("torch.")
+    dtype = str(dtype_named(dtype)).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise ProgramError(
             f"{user_line()}: input {name!r} has dtype {dtype!r}; expected one of {', '.join(sorted(_DTYPES))}",
             variable=name,
         )
+    if lod_level > 0 and sizes and min(sizes) >= 0:
+        sizes = [-1, *sizes[1:]]  # a number of rows says nothing of sequences
     main = default_main_program()
     record_on(main)
     recording = recording_of(main)

@@ -178,10 +178,10 @@ def bpr_loss(input: Any, label: Any, name: str | None = None) -> Any:
 def dice_loss(input: Any, label: Any, epsilon: float = 1e-5) -> Any:
     """Return the mean over samples of 1 - 2 |input label| / (|input| + |label| + epsilon).
 
-    Shapes: input [n, .., classes] probabilities; label int64 [n, .., 1].
+    Shapes: input [n, .., classes] probabilities; label [n, .., 1], whole numbers.
     """
     with name_scope(default_main_program().unique("dice_loss")):
-        classes = F.one_hot(label.squeeze(-1), input.shape[-1]).to(input.dtype)
+        classes = F.one_hot(label.squeeze(-1).to(torch.int64), input.shape[-1]).to(input.dtype)
         dims = list(range(1, input.ndim))
         inside = (input * classes).sum(dims)
         return (1.0 - inside * 2.0 / (input.sum(dims) + classes.sum(dims) + epsilon)).mean()

@@ -64,15 +64,18 @@ def create_global_var(
 def fill_constant(
     shape: Any,
     dtype: str | torch.dtype,
-    value: float,
+    value: Any,
     force_cpu: bool = False,
     out: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Return a variable in which every element is `value`; with `out`, fill it and return it.
+    """Return a variable in which every element is `value`, a number or a variable of one; with `out`, fill it.
 
     `shape`: ints and elements of `layers.shape(x)`, or a variable of such.
     """
+    if isinstance(value, Variable):
+        made = value.reshape([1]).to(dtype_named(dtype)).expand(sizes_in(shape)).clone()
+        return made if out is None else assign(made, out)
     if out is not None and not isinstance(out, Declared):
         return out.fill_(value)
     recording = recording_of(default_main_program())

@@ -144,7 +144,7 @@ def _shares_of_rows(recording: Recording, operands: Any) -> set[str]:
     described = [desc for v in tree_leaves(operands) if (desc := _described(program, v)) and desc.shape]
     rows = {_rows(v.shape) for v in ragged_feeds(program)}
     shares = {v.name for v in described if _is_share(v.shape[0], rows)}
-    return shares if any(_rows(v.shape) == program.symbols[0] for v in described) else set()
+    return shares if any(_rows(v.shape) in program.symbols[:1] for v in described) else set()
 
 
 def _is_share(size: Dim, rows: set[str]) -> bool:

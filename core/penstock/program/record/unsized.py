@@ -9,7 +9,7 @@ or an ordinary variable if its sizes are known. Cost: each such call copies what
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 
 from penstock.compat.torch import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from penstock.errors import ProgramError
-from penstock.program.ir import VarDesc
+from penstock.program.ir import Operator, Ref, VarDesc
 from penstock.program.record.arrays import TensorArray, append, set_kind
-from penstock.program.record.blocks import recorded_block, run_once
+from penstock.program.record.blocks import Recorded, recorded_block, run_once
+from penstock.program.record.context import current_role
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import Recording
 from penstock.program.record.renaming import rename_recorded
@@ -29,7 +30,18 @@ from penstock.program.sequences import LENGTHS, lengths_of
 
 
 class Unsized(TensorArray):
-    """The handle of a value whose sizes follow from data. `shape` has symbols for them."""
+    """The handle of a value whose sizes follow from data. `shape` has symbols for them.
+
+    `is_open`: so do its dtype or its number of dimensions; no operator takes it, it can be fetched.
+    """
+
+    is_open = False
+
+    def for_recording(self, recording: Recording) -> Variable:
+        """Return the handle of the same value in a clone of its Program."""
+        copy = super().for_recording(recording)
+        copy.is_open = self.is_open  # type: ignore[attr-defined]  # of this class
+        return copy
 
     @property
     def shape(self) -> torch.Size:
@@ -66,6 +78,12 @@ def read_all(recording: Recording, values: Any) -> Any:
     def one(value: Any) -> Any:
         if not isinstance(value, Unsized):
             return value
+        if value.is_open:
+            raise ProgramError(
+                f"{user_line()}: {value.name!r} may have several dtypes or numbers of dimensions, as the branches that "
+                "make it return. It can be fetched; for computations let all branches return the same",
+                variable=value.name,
+            )
         if value.name not in read:
             read[value.name] = read_element(recording, value, "array_first", (), lambda own: list(own.sizes or ()))
         return read[value.name]
@@ -162,6 +180,37 @@ def _packed(recording: Recording, value: Any) -> str:
     (name,) = append(recording, "array_of", (value,), [empty_fake([0], None, value.dtype)])
     set_kind(recording, name, "array")
     return name
+
+
+# ---------------------------------------------------------------- branches
+
+
+def packed_result(recording: Recording, recorded: Recorded, name: str) -> tuple[Recorded, str]:
+    """Let a block return a variable as an array of one element, of any sizes; return the block and the array's name."""
+    var = recorded.made.get(name) or recording.program.variables[name]
+    if var.kind in ("array", "unsized"):  # of a branch within the branch
+        made = {**recorded.made, name: replace(var, kind="array")} if name in recorded.made else recorded.made
+        return replace(recorded, made=made), name
+    own = recording.program.unique_operator("array_of")
+    array = f"{own}.tmp_0"
+    role, _ = current_role()
+    op = Operator(own, "penstock.array_of", (Ref(name),), (array,), role=role, source=user_line())
+    made = {**recorded.made, array: VarDesc(array, (0,), var.dtype, "array", source=op.source)}
+    reads = recorded.reads if name in recorded.made else tuple(dict.fromkeys((*recorded.reads, name)))
+    return Recorded((*recorded.operators, op), made, reads, recorded.writes), array
+
+
+def of_branches(recording: Recording, name: str, tensor: torch.Tensor, shapes: Sequence[Any]) -> Unsized:
+    """Return the handle of what branches return in different (shape, dtype)s: unequal sizes become symbols."""
+    (first, dtype), *others = shapes
+    set_kind(recording, name, "array" if recording.open_blocks else "unsized")
+    array = Unsized(recording, name, tensor)
+    array.is_open = first is None or any(s is None or (len(s), d) != (len(first), dtype) for s, d in others)
+    symbols = recording.symbols
+    columns = () if array.is_open else zip(*(shape for shape, _ in shapes), strict=True)
+    array.sizes = [symbols.size(one[0]) if len(set(one)) == 1 else symbols.new_of_data() for one in columns]
+    recording.handles[name] = array
+    return array
 
 
 def follows_from_data(recording: Recording, value: Variable) -> bool:

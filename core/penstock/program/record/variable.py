@@ -5,6 +5,7 @@ It is no tensor and holds no value; values come from `run(fetch_list=[...])`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -240,6 +241,12 @@ class Variable:
         self._refuse_number("a loop over x")
         return iter(())
 
+    def __getitem__(self, index: Any) -> Any:
+        """Return elements. The first of a number, which has the shape [1] in Fluid, is the number."""
+        if type(index) is int and index in (0, -1) and self.fake.ndim == 0:
+            return self
+        return record_call(torch.Tensor.__getitem__, (self, index), {})
+
     def _refuse_number(self, what: str) -> Any:
         raise ProgramError(
             f"{user_line()}: {what} asks for a number, but variable {self.name!r} has none while it is recorded. "
@@ -290,10 +297,15 @@ class Parameter(Variable):
 
 
 def dtype_named(dtype: Any) -> torch.dtype:
-    """Return torch's dtype of a name, of numpy's dtype, or of torch's own. Raises ProgramError."""
+    """Return torch's dtype of a name, of numpy's dtype, or of torch's own. Raises ProgramError.
+
+    A name means what it does to numpy, as in Fluid: "int" is int64, "float" float64.
+    """
     if isinstance(dtype, torch.dtype):
         return dtype
     name = dtype.removeprefix("torch.") if isinstance(dtype, str) else np.dtype(dtype).name
+    with contextlib.suppress(TypeError):  # bfloat16 is none of numpy's
+        name = np.dtype(name).name
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise ProgramError(f"{user_line()}: {dtype!r} is no dtype; expected a name such as 'float32' or 'int64'")
@@ -312,7 +324,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 _DUNDERS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs "
-    "eq ne lt le gt ge getitem setitem iadd isub imul itruediv and or xor invert"
+    "eq ne lt le gt ge setitem iadd isub imul itruediv and or xor invert"
 )
 for _name in _DUNDERS.split(" "):
     setattr(Variable, f"__{_name}__", _operator(f"__{_name}__"))

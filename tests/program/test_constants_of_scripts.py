@@ -1,0 +1,51 @@
+"""Numbers as Fluid's scripts give them: names of dtypes, `loss[0]`, sizes and values in variables of known numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as fluid
+from penstock.errors import RecordError
+
+
+@pytest.fixture(autouse=True)
+def program() -> Iterator[fluid.Program]:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()), fluid.scope_guard(fluid.Scope()):
+        yield main
+
+
+def test_names_of_dtypes_mean_what_they_do_to_numpy() -> None:
+    names = ("int", "float", "double", "int32", "bfloat16")
+    found = {name: fluid.data(name, [None, 1], name).dtype for name in names}
+    wanted = {"int": torch.int64, "float": torch.float64, "double": torch.float64, "int32": torch.int32}
+    assert found == {**wanted, "bfloat16": torch.bfloat16}
+    assert fluid.layers.fill_constant([1], "int", 3).dtype == torch.int64
+
+
+def test_a_number_has_one_element() -> None:
+    """Its shape is [1] in Fluid, where scripts write loss[0]."""
+    loss: Any = fluid.layers.mean(fluid.data("x", [None, 2]))
+    assert loss[0] is loss and loss[-1] is loss
+    with pytest.raises(RecordError):
+        loss[1]
+
+
+def test_sizes_and_values_may_be_variables_of_known_numbers(program: fluid.Program) -> None:
+    x: Any = fluid.data("x", [3, 4, 5])
+    two = fluid.layers.fill_constant([1], "int32", 2)
+    parts = fluid.layers.strided_slice(x, [0, 1], [-3, two], [3, 4], [1, 1])
+    filled = fluid.layers.fill_constant([1, two], "float32", fluid.layers.reduce_sum(x))
+    outside = fluid.layers.create_tensor("float32", name="outside")
+    fluid.layers.fill_constant([2], "float32", fluid.layers.reduce_max(x), out=outside)
+    with pytest.raises(RecordError, match="broadcast a dimension"):  # in a program without a batch
+        x + fluid.layers.fill_constant([7, 7], "float32", 1.0)
+    rows = np.arange(60, dtype="float32").reshape(3, 4, 5)
+    found = fluid.Executor(fluid.CPUPlace()).run(program, {"x": rows}, [parts, filled, outside])
+    np.testing.assert_array_equal(found[0], rows[:, 2:])
+    assert found[1].tolist() == [[1770.0, 1770.0]] and found[2].tolist() == [59.0, 59.0]
