@@ -33,6 +33,7 @@ class Scope:
         self._parent = parent
         self._kids: list[Scope] = []
         self._tensors: dict[str, torch.Tensor] = {}
+        self._declared: set[str] = set()  # by `var`, before their first value
         self._counting = threading.Lock()  # Hogwild threads count steps of one program
         self._steps: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
         self._makers: dict[str, weakref.ref[Program]] = {}
@@ -70,6 +71,7 @@ class Scope:
         """Remove names."""
         for name in names:
             self._tensors.pop(name, None)
+            self._declared.discard(name)
         self.revision += 1
 
     def names(self) -> list[str]:
@@ -77,11 +79,15 @@ class Scope:
         return list(self._tensors)
 
     def find_var(self, name: str) -> ScopeVariable | None:
-        """Return Fluid's view of a variable, or None."""
-        return ScopeVariable(self, name) if self.find(name) is not None else None
+        """Return Fluid's view of a variable, or None for one that neither has a value nor was asked for by `var`."""
+        return ScopeVariable(self, name) if self.find(name) is not None or self._has_declared(name) else None
+
+    def _has_declared(self, name: str) -> bool:
+        return name in self._declared or (self._parent is not None and self._parent._has_declared(name))
 
     def var(self, name: str) -> ScopeVariable:
         """Return Fluid's view of a variable, which has no value until `set` gives it one if it was not there."""
+        self._declared.add(name)
         return ScopeVariable(self, name)
 
     def new_scope(self) -> Scope:

@@ -111,36 +111,6 @@ def test_a_switch_of_names_can_be_taken_back() -> None:
         fluid.unique_name.switch(old)
 
 
-def test_operators_are_appended_by_fluids_types() -> None:
-    x = fluid.layers.data("x", [3])
-    block = fluid.default_main_program().global_block()
-    weight = np.arange(6, dtype="float32").reshape(3, 2)
-    w = block.create_parameter(name="w", shape=[3, 2], dtype="float32")
-    product, loss = block.create_var(name="product", dtype="float32"), block.create_var(name="loss")
-    block.append_op(type="mul", inputs={"X": x, "Y": [w]}, outputs={"Out": product})
-    block.append_op(type="reduce_sum", inputs={"X": ["product"]}, outputs={"Out": loss}, attrs={"reduce_all": True})
-    _, pairs = fluid.optimizer.SGD(0.1).minimize(loss)
-    exe = fluid.Executor()
-    exe.run(fluid.default_startup_program())
-    fluid.global_scope().find_var("w").set(weight)
-    got = exe.run(feed={"x": ROWS}, fetch_list=["product", "loss", pairs[0][1], "w"])
-    want = torch.tensor(weight, requires_grad=True)
-    made = torch.tensor(ROWS) @ want
-    (slope,) = torch.autograd.grad(made.sum(), [want])
-    for one, other in zip(got, [made, made.sum().reshape(1), slope, want - 0.1 * slope], strict=True):
-        np.testing.assert_allclose(one, other.detach().numpy(), rtol=1e-6)
-
-
-def test_an_update_is_appended_by_hand() -> None:
-    block = fluid.default_main_program().global_block()
-    w = block.create_parameter(name="w", shape=[2], dtype="float32", initializer=fluid.initializer.Constant(1.0))
-    g = fluid.layers.fill_constant([2], "float32", 3.0)
-    rate = fluid.layers.fill_constant([1], "float32", 0.5)
-    block.append_op(type="sgd", inputs={"Param": w, "Grad": g, "LearningRate": rate}, outputs={"ParamOut": w})
-    run([])
-    np.testing.assert_allclose(np.array(fluid.global_scope().find_var("w")), [-0.5, -0.5])
-
-
 def test_a_declared_variable_needs_an_operator_first() -> None:
     block = fluid.default_main_program().global_block()
     empty = block.create_var(name="empty", dtype="float32")
@@ -265,6 +235,10 @@ def test_a_scope_finds_what_its_parent_has() -> None:
     assert kid.find_var("a").shape() == [2, 3]
     kid.var("b").set(ROWS[0])
     assert scope.find_var("b") is None
+    scope.var("later")
+    assert (scope.find_var("later") is None, kid.find_var("later") is None) == (False, False)
+    scope.erase(["later"])
+    assert scope.find_var("later") is None
     assert not methodcaller("_is_initialized")(scope.var("c").get_tensor())  # a name of torch's too, where it has CUDA
     with pytest.raises(ProgramError, match="'c' has no value in this scope yet"):
         np.array(scope.var("c"))
@@ -300,68 +274,48 @@ def test_gradients_take_weights_and_name_what_stops_them() -> None:
     np.testing.assert_array_equal(got, 2 * (ROWS + 1))
 
 
-def test_operators_have_fluids_types_and_their_kernels() -> None:
-    ids, image = fluid.layers.data("ids", [1], dtype="int64"), fluid.layers.data("image", [1, 6, 6])
-    label = fluid.layers.data("label", [1], dtype="int64")
-    rows = fluid.layers.embedding(ids, [10, 4], is_sparse=True)
-    pixels = fluid.layers.flatten(fluid.layers.batch_norm(fluid.layers.conv2d(image, 2, 3, act="relu")))
-    predict = fluid.layers.fc(fluid.layers.concat([rows, pixels], 1), 3, act="softmax")
-    loss = fluid.layers.mean(fluid.layers.cross_entropy(fluid.layers.dropout(predict, 0.5), label))
-    fluid.optimizer.Adam(0.1).minimize(loss)
-    ops = fluid.default_main_program().global_block().ops
-    types = {op.type for op in ops}
-    assert types >= {
-        "lookup_table", "conv2d", "relu", "batch_norm", "reshape2", "concat", "mul", "softmax", "dropout",
-        "cross_entropy", "mean", "relu_grad", "conv2d_grad", "batch_norm_grad", "softmax_grad", "mul_grad", "adam",
-    }  # fmt: skip
-    assert [op.type for op in ops].count("adam") == len(fluid.default_main_program().all_parameters())
-    (mean,) = [op for op in ops if op.type == "mean"]
-    assert (mean.kernel, mean.output_arg_names) == ("aten.mean.default", [loss.name])
-    update = ops[-1]
-    assert update.attr("op_role_var") == ["fc_0.b_0", "fc_0.b_0@GRAD"]
-    assert (update.has_attr("op_namescope"), update.all_attrs()["op_namescope"]) == (True, "/adam_0")
-    startup = {op.type for op in fluid.default_startup_program().global_block().ops}
-    assert startup == {"uniform_random", "gaussian_random", "fill_constant"}
-
-
-def test_operators_have_fluids_attributes() -> None:
-    program, init = fluid.Program(), fluid.initializer
-    block = program.global_block()
-    kinds = {
-        "c": init.Constant(2.5), "u": init.Uniform(-2.0, 3.0, seed=7), "n": init.Normal(0.5, 2.0),
-        "t": init.TruncatedNormal(1.0, 0.1), "x": init.Xavier(), "m": init.MSRA(uniform=False),
-        "a": init.NumpyArrayInitializer(np.zeros((6, 4))),
-    }  # fmt: skip
-    for name, initializer in kinds.items():
-        block.create_parameter(name=name, shape=[6, 4], dtype="float32", initializer=initializer)
-    found = [
-        (op.type, *(op.attr(key) for key in ("value", "min", "max", "mean", "std", "seed") if op.has_attr(key)))
-        for op in block.ops
-    ]
-    assert found == [
-        ("fill_constant", 2.5), ("uniform_random", -2.0, 3.0, 7), ("gaussian_random", 0.5, 2.0, 0),
-        ("truncated_gaussian_random", 1.0, 0.1, 0), ("uniform_random", -(0.6**0.5), 0.6**0.5, 0),
-        ("gaussian_random", 0.0, (1 / 3) ** 0.5, 0), ("assign_value",),
-    ]  # fmt: skip
-    assert (list(block.ops[0].attr("shape")), block.ops[0].attr("op_callstack")[0][:22]) == (
-        [6, 4],
-        "test_framework_api.py:",
-    )
+def test_a_program_is_written_as_bytes_and_read() -> None:
+    program = fluid.default_main_program()
+    fluid.layers.fc(fluid.layers.data("x", [3]), 2)
+    written = program.desc.serialize_to_string()
+    assert isinstance(written, bytes)
+    assert fluid.Program.parse_from_string(written) == program
     with pytest.raises(
-        ProgramError, match=r"operator 'full_0' \(fill_constant, aten.full.default\) has no attribute 'min'"
+        ProgramError, match=r"given 3 bytes that no desc.serialize_to_string.* Read Fluid's __model__ by"
     ):
-        block.ops[0].attr("min")
+        fluid.Program.parse_from_string(b"\x08\x01\xff")
+    seed: Any = "seed"
+    with pytest.raises(ValueError, match="random_seed is 'seed'; expected a whole number"):
+        program.random_seed = seed
 
 
-def test_updates_are_returned_by_fluids_types() -> None:
-    x = fluid.layers.data("x", [3])
-    attr = fluid.ParamAttr("w", learning_rate=0.5, regularizer=fluid.regularizer.L2Decay(0.1))
-    loss = fluid.layers.mean(fluid.layers.fc(x, 2, param_attr=attr, bias_attr=False))
-    updates, _ = fluid.optimizer.LookaheadOptimizer(fluid.optimizer.SGD(0.1)).minimize(loss)
-    assert [op.type for op in updates] == ["scale", "sum", "scale", "sgd"]
-    assert {op.attr("op_role") for op in updates} == {2}
-    ops = fluid.default_main_program().global_block().ops
-    assert [op.attr("op_role") for op in ops if op.type in ("mul", "mean", "mul_grad")] == [0, 256, 1]
+def test_arguments_of_another_type_are_type_errors() -> None:
+    x: Any = fluid.layers.data("x", [3], stop_gradient=False)
+    loss: Any = fluid.layers.mean(fluid.layers.fc(x, 2))
+    wrong: Any = 3
+    calls: dict[str, Any] = {
+        "append_backward needs the variable of the loss": lambda: fluid.append_backward(loss.name),
+        "parameter_list is .'fc_0.w_0', 3.": lambda: fluid.append_backward(loss, parameter_list=["fc_0.w_0", 3]),
+        "no_grad_set is 'x'": lambda: fluid.append_backward(loss, no_grad_set="x"),
+        "callbacks is <function": lambda: fluid.append_backward(loss, callbacks=lambda block, context: None),
+        "gradients is given targets .'x'.": lambda: fluid.gradients("x", x),
+        "gradients: no_grad_set is Variable": lambda: fluid.gradients(loss, x, no_grad_set=x),
+        "the name of an input is 3": lambda: fluid.layers.data(wrong, [1]),
+    }
+    for said, call in calls.items():
+        with pytest.raises(TypeError, match=said):
+            call()
+
+
+def test_values_of_parameters_are_read_from_the_scope() -> None:
+    w = fluid.layers.create_parameter([2], "float32", name="w", default_initializer=fluid.initializer.Constant(3.0))
+    exe = fluid.Executor()
+    with pytest.raises(ProgramError, match=r"'w' .* has no value yet"):
+        fluid.io.get_parameter_value(w, exe)
+    exe.run(fluid.default_startup_program())
+    for value in (fluid.io.get_parameter_value(w, exe), fluid.io.get_parameter_value_by_name("w", exe)):
+        assert value.tolist() == [3.0, 3.0]
+    assert exe.run(fluid.default_main_program(), fetch_list=[["w"]])[0].tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("dim", [None, 0, 1])
@@ -400,6 +354,9 @@ def test_types_of_the_core_are_dtypes() -> None:
     types = fluid.core.VarDesc.VarType
     x = fluid.layers.data("x", [3], dtype=types.FP32)
     assert (x.dtype, fluid.layers.data("i", [1], dtype=types.INT64).desc.dtype) == (types.FP32, "int64")
+    assert [fluid.layers.data(f"d{d}", [1], dtype=d).desc.dtype for d in ("int", "float", "double")] == [
+        "int64", "float64", "float64",
+    ]  # fmt: skip
     halves = fluid.layers.fill_constant([2], types.FP64, 0.5)
     (got,) = run([halves])
     assert got.dtype == np.float64

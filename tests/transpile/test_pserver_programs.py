@@ -123,7 +123,7 @@ def test_the_async_program_begins_each_update_with_its_counters() -> None:
         ops = program.block(number).ops
         assert [op.name for op in ops[:6]] == [f"{name}@{owner}" for name in schedule]
         assert ops[0].writes == (f"@LR_DECAY_COUNTER@@{owner}",)
-        assert any(f"exponential_decay_0.learning_rate@{owner}" in op.input_names() for op in ops[6:])
+        assert any(f"exponential_decay_0.learning_rate@{owner}" in op.input_arg_names for op in ops[6:])
     shared = {n for op in program.block(1).ops for n in op.writes} & {
         n for op in program.block(2).ops for n in op.writes
     }
@@ -152,7 +152,7 @@ def test_delay_compensation_comes_before_regulariser_and_update() -> None:
     assert program.variables["w.block1@PULLED"].feed
     names = [op.name for op in program.block(1).ops if op.module == "dc_asgd"]
     assert names == [f"{n}.w.block1" for n in ("delay", "square", "change", "compensated")]
-    readers = [op.name for op in program.block(1).ops if "w@GRAD.block1" in op.input_names()]
+    readers = [op.name for op in program.block(1).ops if "w@GRAD.block1" in op.input_arg_names]
     assert readers == ["square.w.block1", "compensated.w.block1"]
 
 

@@ -226,12 +226,13 @@ def check_guards(guards: Sequence[Guard], bindings: Mapping[str, int]) -> None:
 
 
 def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]:
-    """Return the names to fetch; a variable or a name alone stands for a list of one. Raises FetchError for what is not
-    in the program."""
+    """Return the names to fetch; a variable or a name alone stands for a list of one, a list of one for what it holds.
+    Raises FetchError for what is not in the program."""
     names: list[str] = []
     if isinstance(fetch_list, str) or hasattr(fetch_list, "name"):
         fetch_list = [fetch_list]
-    for item in () if fetch_list is None else fetch_list:
+    for given in () if fetch_list is None else fetch_list:
+        item = given[0] if isinstance(given, list) and len(given) == 1 else given
         name = item if isinstance(item, str) else getattr(item, "name", None)
         if not isinstance(name, str):
             raise FetchError(f"fetch_list holds {words(item)}; expected a variable or its name{advice(item)}")

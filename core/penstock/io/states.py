@@ -19,9 +19,20 @@ from penstock.io.fluid.tensors import FluidTensor
 from penstock.io.saves.files import read_manifest, read_tensors
 from penstock.io.saves.variables import Folder, persistables, plain
 from penstock.program.program import Program
-from penstock.scope import Scope, global_scope
+from penstock.program.record.context import default_main_program
+from penstock.scope import Scope, global_scope, tensor_of
 
 _log = logging.getLogger(__name__)
+
+
+def get_parameter_value(para: Any, executor: object = None) -> np.ndarray:
+    """Return the value of a persistable variable in the current scope. Raises ProgramError if it has none."""
+    return tensor_of(global_scope(), para.program, para.name).detach().cpu().numpy().copy()
+
+
+def get_parameter_value_by_name(name: str, executor: object = None, program: Program | None = None) -> np.ndarray:
+    """Return the value of a persistable variable, by its name, in the current scope. Raises ProgramError."""
+    return get_parameter_value((program or default_main_program()).global_block().var(name), executor)
 
 
 def load_program_state(model_path: Folder, var_list: Sequence[Any] | None = None) -> dict[str, np.ndarray]:

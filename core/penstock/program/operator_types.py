@@ -9,7 +9,7 @@ Else it is the plain name of the call.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,16 @@ _OPERANDS = {  # Fluid's attributes that are operands of the call, in its order
     "penstock.normal.default": ("shape", "mean", "std", "seed"),
     "penstock.truncated_normal.default": ("shape", "mean", "std", "seed"),
 }
+_INPUTS = {  # Fluid's slots, where they are other ones than X, or X and Y of two operands
+    "mul": ("X", "Y"), "matmul": ("X", "Y"), "lookup_table": ("W", "Ids"), "conv2d": ("Input", "Filter", "Bias"),
+    "conv2d_transpose": ("Input", "Filter", "Bias"), "batch_norm": ("X", "Scale", "Bias", "Mean", "Variance"),
+    "layer_norm": ("X", "Scale", "Bias"), "less_than": ("X", "Y"), "less_equal": ("X", "Y"),
+    "greater_than": ("X", "Y"), "greater_equal": ("X", "Y"), "equal": ("X", "Y"), "not_equal": ("X", "Y"),
+    "gather": ("X", "Index"),
+}  # fmt: skip
+_OUTPUTS = {"conv2d": "Output", "conv2d_transpose": "Output", "batch_norm": "Y", "layer_norm": "Y",
+            "cross_entropy": "Y", "softmax_with_cross_entropy": "Loss"}  # fmt: skip
+_LISTS = {"concat", "sum", "stack"}
 _OF_SCALARS = {"add", "sub", "rsub", "mul", "div"}
 _ROLES = {
     Role.FORWARD: 0, Role.BACKWARD: 1, Role.OPTIMIZE: 2, Role.RPC: 4, Role.DIST: 8, Role.LR_SCHED: 16, Role.LOSS: 256,
@@ -114,8 +124,63 @@ class BlockOperator:
             "op_callstack": [op.source],
         }
 
+    @property
+    def input_names(self) -> list[str]:
+        """Fluid's slots of its inputs; [] for a call that Fluid has no operator of the same inputs for."""
+        return list(_inputs_of(self))
+
+    @property
+    def output_names(self) -> list[str]:
+        """Fluid's slots of its outputs; [] for a call that Fluid has no operator of the same outputs for."""
+        return list(_outputs_of(self))
+
+    def input(self, name: str) -> list[str]:
+        """Return the names of the variables in a slot of the inputs ("X", "Param", …). Raises ProgramError."""
+        return _slot(self, "input", name, _inputs_of(self), self.operator.input_arg_names)
+
+    def output(self, name: str) -> list[str]:
+        """Return the names of the variables in a slot of the outputs ("Out", "ParamOut", …). Raises ProgramError."""
+        return _slot(self, "output", name, _outputs_of(self), self.operator.output_arg_names)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.operator, name)
+
+
+def _slot(op: BlockOperator, kind: str, name: str, slots: Mapping[str, list[str]], all_names: list[str]) -> list[str]:
+    if name not in slots:
+        raise ProgramError(
+            f"operator {op.operator.name!r} ({op.type}, {op.kernel}) has no {kind} slot {name!r}; it has "
+            f"{sorted(slots) or 'none'}. Its {kind}s are {kind}_arg_names: {all_names}",
+            operator=op.operator.name,
+        )
+    return slots[name]
+
+
+def _inputs_of(op: BlockOperator) -> dict[str, list[str]]:
+    call, names = op.operator, op.operator.input_names()
+    if _is_update(call):
+        parameters, gradients = ([pair[at] for pair in call.role_vars] for at in (0, 1))
+        return {"Param": parameters, "Grad": gradients}
+    if op.type != _type(call) or Role.BACKWARD in call.role:
+        return {}  # the last of several calls that a layer has recorded
+    if call.type == "aten.addmm.default":
+        return {"X": [names[1]], "Y": [names[2]]}
+    if op.type in _LISTS:
+        return {"X": list(names)}
+    slots = _INPUTS.get(op.type, ("X", "Y") if op.type.startswith("elementwise_") else ("X",))
+    return {slot: [name] for slot, name in zip(slots, names, strict=False)}
+
+
+def _outputs_of(op: BlockOperator) -> dict[str, list[str]]:
+    call = op.operator
+    if _is_update(call):
+        return {"ParamOut": [param for param, _ in call.role_vars]}
+    made = call.output_arg_names
+    return {_OUTPUTS.get(op.type, "Out"): made[:1]} if made and Role.BACKWARD not in call.role else {}
+
+
+def _is_update(op: Operator) -> bool:
+    return Role.OPTIMIZE in op.role and any(param in op.writes for param, _ in op.role_vars)
 
 
 def in_fluids_names(operators: Sequence[Operator]) -> list[BlockOperator]:
@@ -136,7 +201,7 @@ def _type(op: Operator) -> str:
     if plain.startswith("control") and parts[0] == "penstock":
         kind = next(arg for arg in op.args if isinstance(arg, str))
         return kind if plain == "control" else f"{kind}_grad"
-    if Role.OPTIMIZE in op.role and any(param in op.writes for param, _ in op.role_vars):
+    if _is_update(op):
         return _update(op, parts[0], plain)
     if Role.BACKWARD in op.role and Role.RPC not in op.role:
         return _GRADIENTS.get(plain) or (f"{_CALLS[plain]}_grad" if plain in _CALLS else plain.lstrip("_"))

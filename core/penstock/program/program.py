@@ -151,6 +151,8 @@ class Program(Structure):
 
     @random_seed.setter
     def random_seed(self, value: int) -> None:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise ProgramError(f"random_seed is {value!r}; expected a whole number")
         self.seed = int(value)
         self.revision += 1
 
@@ -311,9 +313,36 @@ class Program(Structure):
         """Read a Program back from its text. Raises ProgramError with line and column."""
         return Program(**vars(parse_structure(text)))
 
+    @property
+    def desc(self) -> Description:
+        """What Fluid's scripts write to a file: `program.desc.serialize_to_string()`."""
+        return Description(self)
+
+    @staticmethod
+    def parse_from_string(binary_str: bytes | str) -> Program:
+        """Read a Program back from what `desc.serialize_to_string` gave. Raises ProgramError, for Fluid's own, too."""
+        text = binary_str if isinstance(binary_str, str) else binary_str.decode("utf-8", "replace")
+        if not text.startswith("program version="):
+            raise ProgramError(
+                f"parse_from_string is given {len(binary_str)} bytes that no desc.serialize_to_string() of Penstock "
+                "has made. Read Fluid's __model__ by fluid.io.load_inference_model(folder, executor)"
+            )
+        return Program.parse(text)
+
 
 def _shape(var: VarDesc) -> str:
     return "[" + ", ".join(str(d) for d in var.shape) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A Program as bytes: its text in UTF-8, without the values of captured tensors."""
+
+    program: Program
+
+    def serialize_to_string(self) -> bytes:
+        """Return the bytes, for `Program.parse_from_string`."""
+        return to_text(self.program).encode()
 
 
 class Framework(Protocol):

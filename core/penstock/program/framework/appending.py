@@ -154,6 +154,8 @@ class Writer:
             raise ProgramError(
                 f"{user_line()}: create_parameter({name!r}): shape is {shape}; expected one positive size or more"
             )
+        if dtype is None:
+            raise ProgramError(f"{user_line()}: create_parameter({name!r}): dtype is None; expected 'float32', …")
         wanted = ParamAttr.of(attr) or ParamAttr()
         chosen = ParamAttr(
             name or wanted.name,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.errors import ProgramError
+from penstock.errors import ArgumentError, ProgramError
 from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.record import entry_points as _patches  # noqa: F401 - of torch, while a program is recorded
@@ -72,6 +72,8 @@ def _input(
     *,
     own_rows: bool = False,
 ) -> Variable:
+    if not isinstance(name, str):
+        raise ArgumentError(f"{user_line()}: the name of an input is {name!r}; expected a string")
     dtype = str(dtype_named(dtype)).removeprefix("torch.")
     if dtype not in _DTYPES:
         raise ProgramError(

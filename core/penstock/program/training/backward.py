@@ -18,7 +18,7 @@ import torch
 
 from penstock.compat.torch import gradients as torch_gradients
 from penstock.compat.torch import storage_id
-from penstock.errors import ProgramError
+from penstock.errors import ArgumentError, ProgramError
 from penstock.program.eager import advice, words
 from penstock.program.ir import Role, VarDesc
 from penstock.program.program import Program
@@ -61,7 +61,7 @@ Gradient = Variable | SelectedRows
 def check_loss(loss: Any, what: str) -> None:
     """Raise ProgramError unless `loss` is a variable with one element."""
     if not isinstance(loss, Variable):
-        raise ProgramError(
+        raise ArgumentError(
             f"{user_line()}: {what} needs the variable of the loss, as a layer returned it; got {words(loss)}"
             f"{advice(loss)}"
         )
@@ -85,6 +85,9 @@ def append_backward(
     Raises ProgramError if the loss is no scalar or depends on no trainable parameter.
     """
     check_loss(loss, "append_backward")
+    _check_named("append_backward", parameter_list=parameter_list, no_grad_set=no_grad_set)
+    if callbacks is not None and not isinstance(callbacks, (list, tuple)):
+        raise ArgumentError(f"{user_line()}: append_backward: callbacks is {callbacks!r}; expected None or a list")
     recording = recording_in(loss) or recording_of(loss.program)
     loss, program = recording.own(loss), recording.program
     dense, tables = _wanted(program, parameter_list, no_grad_set or ())
@@ -119,6 +122,16 @@ def append_backward(
             pairs = _name_gradients(recording, dense, lookups, list(grads[: len(leaves)]), before)
         _refuse_overwritten(program, before)
     return [(program.handle(p), g) for p, g in pairs]
+
+
+def _check_named(what: str, **given: Any) -> None:
+    """Raise ArgumentError for what is no collection of variables or their names, nor None."""
+    for argument, values in given.items():
+        whole = values is None or isinstance(values, (list, tuple, set, frozenset))
+        if not whole or not all(isinstance(value, (str, Variable)) for value in values or ()):
+            raise ArgumentError(
+                f"{user_line()}: {what}: {argument} is {values!r}; expected a list or a set of variables or names"
+            )
 
 
 @contextmanager
@@ -306,9 +319,14 @@ def gradients(
     further layers and losses, and differentiated again. None stands for an input that no target depends on.
     Raises ProgramError. Source: fluid.gradients (Fluid 1.8).
     """
+    _check_named("gradients", no_grad_set=no_grad_set)
     wanted = {v if isinstance(v, str) else v.name for v in no_grad_set or ()}
     sums, sources = _listed(targets), _listed(inputs)
     weights = _listed(target_gradients) if target_gradients is not None else [None] * len(sums)
+    if not all(isinstance(value, Variable) for value in (*sums, *sources, *(w for w in weights if w is not None))):
+        raise ArgumentError(
+            f"{user_line()}: gradients is given targets {sums}, inputs {sources}, weights {weights}; expected variables"
+        )
     if len(weights) != len(sums):
         raise ProgramError(f"{user_line()}: {len(weights)} target_gradients are given for {len(sums)} targets")
     closed = [v.name for v in sources if not v.fake.requires_grad and v.name not in wanted]
