@@ -117,6 +117,18 @@ def test_hints_that_have_no_effect_say_so_once(kind: str, caplog: pytest.LogCapt
         dataset.set_queue_num(0)
 
 
+@pytest.mark.parametrize("kind", ["QueueDataset", "InMemoryDataset"])
+def test_a_pass_over_an_empty_list_of_files_has_no_batches(kind: str) -> None:
+    dataset = fluid.DatasetFactory().create_dataset(kind)
+    dataset.set_use_var(inputs(SLOTS))
+    begin = dataset.open if kind == "QueueDataset" else dataset.load_into_memory
+    with pytest.raises(SpecError, match=r"has no files; call dataset\.set_filelist"):
+        begin()
+    dataset.set_filelist([])  # of a trainer for which there is none
+    begin()
+    assert list(batches(dataset)) == []
+
+
 def test_calls_without_a_meaning_here_are_refused_by_name() -> None:
     dataset = fluid.DatasetFactory().create_dataset()
     for name in dataset_base._REFUSED:

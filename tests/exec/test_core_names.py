@@ -62,6 +62,14 @@ def test_a_program_is_compiled_for_one_scope() -> None:
     assert fluid.Executor().run(compiled, network.feed(4, 0), [network.loss], scope=scope)[0].shape == (1,)
 
 
+def test_a_compiled_program_says_for_which_places_it_is() -> None:
+    """Scripts of Fluid that make a feed for each place look there."""
+    compiled, places = fluid.CompiledProgram(fit_a_line().main), [fluid.CPUPlace()] * 2
+    assert (compiled._is_data_parallel, compiled._places) == (False, None)
+    compiled.with_data_parallel(places=places)
+    assert (compiled._is_data_parallel, compiled._places) == (True, places)
+
+
 def test_values_become_a_lod_tensor() -> None:
     tensor = _as_lodtensor(np.ones((2, 3), "float32"), fluid.CPUPlace())
     assert (tensor.shape(), tensor._place()) == ([2, 3], fluid.CPUPlace())

@@ -280,3 +280,17 @@ def test_shared_memory_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(Unavailable, match="this process may use 0 MiB"):
         core.run(network.feed(8, 1), [])
     core.close()
+
+
+def test_temporaries_of_a_large_watched_run_are_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the arena would be taken beside what the C library has free: twice the memory from the second run on."""
+    calls: list[int] = []
+    network = NETWORKS["fit_a_line"]()
+    core = DataParallel(network.main, ReplicaMemory(started(network.startup)), mode="all_reduce", num_replicas=1)
+    monkeypatch.setattr(temporaries, "return_freed", lambda: calls.append(core.temporaries.runs))
+    for limit, rows in ((temporaries.RETURNED_FROM, 6), (1, 7)):
+        monkeypatch.setattr(temporaries, "RETURNED_FROM", limit)
+        for seed in range(3):
+            core.run(network.feed(rows, seed), [])
+    core.close()
+    assert calls == [4], "as the plan of 7 rows runs a second time"

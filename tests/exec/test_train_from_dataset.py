@@ -252,6 +252,11 @@ def test_row_93_a_fetch_handler_is_called_each_period_and_at_end(model: Model, p
     assert seen.threads == {"penstock-fetch-handler"}
 
 
+def test_a_fetch_handler_of_a_name_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"such as \{'loss': loss\}; got 'fc_0.tmp_0'"):
+        fluid.FetchHandler("fc_0.tmp_0")
+
+
 def test_a_fetch_handler_is_called_while_a_pass_runs(model: Model, tmp_path: Path) -> None:
     called = tmp_path / "called"
 

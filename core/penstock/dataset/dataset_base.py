@@ -35,6 +35,7 @@ _REFUSED = {
     "set_parse_content": "use an InMemoryDataset, or leave the content out in the pipe command",
     "set_parse_logkey": "lines begin with the first slot; leave the key out in the pipe command",
     "set_merge_by_lineid": "only lines in memory can be merged; use an InMemoryDataset",
+    "set_input_type": "a slot's values on a line are one sequence of it, as with Fluid's input type 0",
     "set_merge_by_sid": "merge lines before they are read",
     "set_complement": "only what is in memory can be drawn again; use an InMemoryDataset, or set_batches_per_pass",
     "preprocess_instance": "page-view batches are not supported",
@@ -138,7 +139,7 @@ class Dataset(ABC):
 
     def __init__(self) -> None:
         self._batch_size, self._threads, self._command = 32, 1, CAT
-        self._patterns: list[str] = []
+        self._patterns: list[str] | None = None
         self._slots: tuple[Slot, ...] = ()
         self._program: Any = None
         self._batches_per_pass: int | None = None
@@ -157,7 +158,10 @@ class Dataset(ABC):
         self._threads = at_least_one("set_thread", thread_num)
 
     def set_filelist(self, filelist: Sequence[str]) -> None:
-        """Set the files, in order; patterns (`part-*`, `*.parquet`) are looked up when a pass begins, and sorted."""
+        """Set the files, in order; patterns (`part-*`, `*.parquet`) are looked up when a pass begins, and sorted.
+
+        An empty list is that of a trainer for which there is no file: its passes have no batches.
+        """
         if isinstance(filelist, str) or not all(isinstance(name, str | os.PathLike) for name in filelist):
             raise SpecError(f"set_filelist is given {filelist!r}; expected a list of paths", got=filelist)
         self._patterns = [os.fspath(name) for name in filelist]
@@ -314,6 +318,8 @@ class Dataset(ABC):
         )
 
     def _files(self) -> tuple[str, ...]:
+        if self._patterns is None:
+            raise SpecError("the data set has no files; call dataset.set_filelist([…]) first")
         files: list[str] = []
         for pattern in self._patterns:
             is_pattern = glob.has_magic(pattern) and not is_remote(pattern) and not os.path.exists(pattern)
@@ -321,8 +327,6 @@ class Dataset(ABC):
             if not found:
                 raise SpecError(f"set_filelist: no file is called {pattern!r}", got=pattern)
             files += found
-        if not files:
-            raise SpecError("the data set has no files; call dataset.set_filelist([…]) first")
         return tuple(files)
 
     def __getattr__(self, name: str) -> Any:

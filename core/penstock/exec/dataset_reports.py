@@ -68,8 +68,12 @@ class FetchHandler:
     """
 
     def __init__(self, var_dict: Mapping[str, Any] | None = None, period_secs: float = 60) -> None:
-        if not var_dict:
-            raise SpecError("FetchHandler needs var_dict, a dict from keys of one's own to variables")
+        if not var_dict or not isinstance(var_dict, Mapping):
+            raise SpecError(
+                "FetchHandler needs var_dict, a dict from keys of one's own to variables, such as {'loss': loss}; got "
+                f"{var_dict!r}",
+                got=var_dict,
+            )
         if period_secs <= 0:
             raise SpecError(f"period_secs is {period_secs!r}; expected seconds above 0", got=period_secs)
         self.var_dict, self.period_secs = dict(var_dict), period_secs

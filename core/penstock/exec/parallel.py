@@ -371,6 +371,7 @@ class CompiledProgram:
         self._build = build_strategy
         self._settings: _Settings | None = None
         self._core: DataParallel | None = None
+        self._places: Any = None
         self._predictor: Predictor | None = None
 
     def _with_inference_optimize(self, config: ModelConfig) -> CompiledProgram:
@@ -403,9 +404,14 @@ class CompiledProgram:
                 "make another one"
             )
         self._build = build_strategy or self._build
-        execution = exec_strategy or ExecutionStrategy()
+        self._places, execution = places, exec_strategy or ExecutionStrategy()
         self._settings = _Settings(loss_name, execution, share_vars_from, *_placed(places))
         return self
+
+    @property
+    def _is_data_parallel(self) -> bool:
+        """Whether `with_data_parallel` was called (Fluid's name, of scripts that make a feed for each place)."""
+        return self._settings is not None
 
     def _core_for(self, scope: Scope, place: object) -> DataParallel:
         program_runs(self._program)

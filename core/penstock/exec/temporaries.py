@@ -23,7 +23,7 @@ from penstock.graph.analysis.liveness import Allocation, staying
 from penstock.graph.passes import PassChoice
 from penstock.graph.ssa import Graph, OpHandle
 from penstock.log import warn_once
-from penstock.machine.memory import usable_bytes
+from penstock.machine.memory import return_freed, usable_bytes
 from penstock.native.engine import Arena
 from penstock.program.ir import Arg, Ref
 from penstock.program.kernels import resolve
@@ -32,6 +32,8 @@ from penstock.program.program import Program
 from penstock.settings import EAGER_DELETE
 
 _log = logging.getLogger(__name__)
+RETURNED_FROM = 1 << 28
+"""Bytes of a watched run's temporaries from which they are given back to the machine, before the arena takes theirs."""
 Seen = tuple[int, int, int, list[tuple[int, int]], bool, list[int]]
 """An allocation in the native plan's words: instruction, bytes, occurrence, results, freed, twins."""
 
@@ -108,6 +110,8 @@ class Temporaries:
         memory.buffers = buffers
         memory.arena = Arena(self._arena, shared=self._shared) if memory.stays else self._arena
         place(lowered, buffers, memory.arena, lasting=bool(memory.stays))
+        if memory.observed_bytes >= RETURNED_FROM:
+            return_freed()
 
     def _planned(self, lowered: Lowered, seen: Sequence[Seen]) -> Buffers:
         graph = lowered.graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -26,3 +27,13 @@ def used_bytes(of_machine: int, root: Path = cgroup.ROOT) -> int:
     if limits is None or limits.memory_bytes is None or limits.memory_bytes >= physical_bytes():
         return of_machine
     return of_machine if limits.used_bytes is None else limits.used_bytes
+
+
+def return_freed() -> None:
+    """Give the memory that the C library has free back to the machine: glibc keeps what lies below a used block.
+
+    Takes 0.1 s for a GiB. Nothing happens where the library has no `malloc_trim`, or another allocator is preloaded.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
