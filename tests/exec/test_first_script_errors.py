@@ -99,8 +99,8 @@ WRONG_LAYERS: dict[str, tuple[Callable[[], Any], str]] = {
         rf"{HERE}: conv2d_0: input Variable\('image', \[s0, 8, 8\], float32\) must have four dimensions",
     ),
     "a dtype that numpy does not have": (
-        lambda: layers.data("x", [3], dtype="float"),
-        rf"{HERE}: input 'x' has dtype 'float'; expected one of .*float32",
+        lambda: layers.data("x", [3], dtype="float31"),
+        rf"{HERE}: 'float31' is no dtype; expected a name such as 'float32'",
     ),
     "one parameter for two widths": (
         lambda: [layers.fc(layers.data(n, [s]), 5, param_attr="w") for n, s in (("a", 4), ("b", 6))],
