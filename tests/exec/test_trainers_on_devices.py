@@ -54,6 +54,7 @@ class AmongThreads(ProcessGroups):
 
     def __init__(self, table: Table, rank: int) -> None:
         self._ranks, self._why, self._table = Ranks(rank, table.count, "nowhere"), "", table
+        self._groups, self._levels, self._made_default = [], [], False
         self.names = [f"among threads {next(_numbers)}"]
         exchangers.register(self.names[0], self, 0)
 
