@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.program.control import arrays, beam_search
+from penstock.program.control import arrays, beam_search, matching
 from penstock.program.control.arrays import Element
 
 _Kernel = Callable[..., tuple[Any, ...]]
@@ -92,6 +92,7 @@ _KERNELS: dict[str, _Kernel] = {
     "penstock.rows_counted": lambda value: (torch.arange(int(value)),),
     "penstock.rows_true": lambda condition: (condition.nonzero(),),
     "penstock.rows_unique": _rows_unique,
+    "penstock.rows_matched": matching.matched,
     "penstock.beam_search": beam_search.step,
     "penstock.beam_search_decode": beam_search.sentences,
 }

@@ -17,6 +17,14 @@ from penstock.program.layers.activations import (
 )
 from penstock.program.layers.arrays import array_length, array_read, array_write, create_array, tensor_array_to_tensor
 from penstock.program.layers.beam_search import beam_search, beam_search_decode, gather_tree
+from penstock.program.layers.boxes import (
+    box_clip,
+    box_coder,
+    iou_similarity,
+    polygon_box_transform,
+    sigmoid_focal_loss,
+    yolo_box,
+)
 from penstock.program.layers.chunks import chunk_eval
 from penstock.program.layers.control_flow import Switch, While, case, cond, switch_case, while_loop
 from penstock.program.layers.convolution import (
@@ -210,6 +218,7 @@ from penstock.program.layers.losses import (
     teacher_student_sigmoid_loss,
 )
 from penstock.program.layers.lstm_units import dynamic_lstmp, lstm_unit
+from penstock.program.layers.matching import bipartite_match, ssd_loss, target_assign
 from penstock.program.layers.messages import Assert, Print
 from penstock.program.layers.network import dropout, embedding, fc
 from penstock.program.layers.normalization import (
@@ -239,6 +248,7 @@ from penstock.program.layers.positions import (
     shard_index,
     size,
 )
+from penstock.program.layers.priors import anchor_generator, density_prior_box, multi_box_head, prior_box
 from penstock.program.layers.random import (
     gaussian_random,
     gaussian_random_batch_size_like,
@@ -311,41 +321,43 @@ __all__ = [
     "GreedyEmbeddingHelper", "IfElse", "LSTMCell", "MultivariateNormalDiag", "Normal", "Print", "RNNCell",
     "SampleEmbeddingHelper", "StaticRNN", "Switch", "TrainingHelper", "Uniform", "While", "abs", "accuracy", "acos",
     "adaptive_pool2d", "adaptive_pool3d", "add_position_encoding", "addcmul", "addmm", "affine_channel", "affine_grid",
-    "allclose", "arange", "argmax", "argmin", "argsort", "array_length", "array_read", "array_write", "asin", "assign",
-    "atan", "auc", "autoincreased_step_counter", "batch_norm", "beam_search", "beam_search_decode",
-    "bilinear_tensor_product", "bmm", "bpr_loss", "brelu", "case", "cast", "ceil", "center_loss", "chunk_eval", "clamp",
-    "clip", "clip_by_norm", "concat", "cond", "continuous_value_model", "conv2d", "conv2d_transpose", "conv3d",
-    "conv3d_transpose", "cos", "cos_sim", "cosine_decay", "create_array", "create_global_var", "create_parameter",
-    "create_py_reader_by_data", "create_tensor", "crf_decoding", "crop", "crop_tensor", "cross", "cross_entropy",
-    "ctc_greedy_decoder", "cumsum", "data", "data_norm", "diag", "diag_embed", "dice_loss", "dist", "dot",
-    "double_buffer", "dropout", "dynamic_decode", "dynamic_gru", "dynamic_lstm", "dynamic_lstmp", "edit_distance",
-    "elementwise_add", "elementwise_div", "elementwise_equal", "elementwise_floordiv", "elementwise_max",
-    "elementwise_min", "elementwise_mod", "elementwise_mul", "elementwise_pow", "elementwise_sub", "elu", "embedding",
-    "equal", "erf", "exp", "expand", "expand_as", "exponential_decay", "eye", "fc", "fill_constant",
-    "fill_constant_batch_size_like", "flatten", "flip", "floor", "fluid_data", "fsp_matrix", "full", "full_like",
-    "gather", "gather_nd", "gather_tree", "gaussian_random", "gaussian_random_batch_size_like", "gelu", "greater_equal",
-    "greater_than", "grid_sampler", "group_norm", "gru_unit", "hard_shrink", "hard_sigmoid", "hard_swish", "has_inf",
-    "has_nan", "hsigmoid", "huber_loss", "im2sequence", "image_resize", "image_resize_short", "increment",
-    "index_sample", "index_select", "instance_norm", "interpolate", "inverse_time_decay", "is_empty", "isfinite",
-    "kldiv_loss", "kron", "l2_normalize", "label_smooth", "layer_norm", "leaky_relu", "less_equal", "less_than",
-    "linear_chain_crf", "linear_lr_warmup", "linspace", "lod_append", "lod_reset", "log", "log1p", "log_loss",
-    "log_softmax", "logical_and", "logical_not", "logical_or", "logical_xor", "logsigmoid", "logsumexp", "lrn", "lstm",
-    "lstm_unit", "margin_rank_loss", "matmul", "maxout", "mean", "mean_iou", "meshgrid", "mish", "mse_loss", "mul",
+    "allclose", "anchor_generator", "arange", "argmax", "argmin", "argsort", "array_length", "array_read",
+    "array_write", "asin", "assign", "atan", "auc", "autoincreased_step_counter", "batch_norm", "beam_search",
+    "beam_search_decode", "bilinear_tensor_product", "bipartite_match", "bmm", "box_clip", "box_coder", "bpr_loss",
+    "brelu", "case", "cast", "ceil", "center_loss", "chunk_eval", "clamp", "clip", "clip_by_norm", "concat", "cond",
+    "continuous_value_model", "conv2d", "conv2d_transpose", "conv3d", "conv3d_transpose", "cos", "cos_sim",
+    "cosine_decay", "create_array", "create_global_var", "create_parameter", "create_py_reader_by_data",
+    "create_tensor", "crf_decoding", "crop", "crop_tensor", "cross", "cross_entropy", "ctc_greedy_decoder", "cumsum",
+    "data", "data_norm", "density_prior_box", "diag", "diag_embed", "dice_loss", "dist", "dot", "double_buffer",
+    "dropout", "dynamic_decode", "dynamic_gru", "dynamic_lstm", "dynamic_lstmp", "edit_distance", "elementwise_add",
+    "elementwise_div", "elementwise_equal", "elementwise_floordiv", "elementwise_max", "elementwise_min",
+    "elementwise_mod", "elementwise_mul", "elementwise_pow", "elementwise_sub", "elu", "embedding", "equal", "erf",
+    "exp", "expand", "expand_as", "exponential_decay", "eye", "fc", "fill_constant", "fill_constant_batch_size_like",
+    "flatten", "flip", "floor", "fluid_data", "fsp_matrix", "full", "full_like", "gather", "gather_nd", "gather_tree",
+    "gaussian_random", "gaussian_random_batch_size_like", "gelu", "greater_equal", "greater_than", "grid_sampler",
+    "group_norm", "gru_unit", "hard_shrink", "hard_sigmoid", "hard_swish", "has_inf", "has_nan", "hsigmoid",
+    "huber_loss", "im2sequence", "image_resize", "image_resize_short", "increment", "index_sample", "index_select",
+    "instance_norm", "interpolate", "inverse_time_decay", "iou_similarity", "is_empty", "isfinite", "kldiv_loss",
+    "kron", "l2_normalize", "label_smooth", "layer_norm", "leaky_relu", "less_equal", "less_than", "linear_chain_crf",
+    "linear_lr_warmup", "linspace", "lod_append", "lod_reset", "log", "log1p", "log_loss", "log_softmax", "logical_and",
+    "logical_not", "logical_or", "logical_xor", "logsigmoid", "logsumexp", "lrn", "lstm", "lstm_unit",
+    "margin_rank_loss", "matmul", "maxout", "mean", "mean_iou", "meshgrid", "mish", "mse_loss", "mul", "multi_box_head",
     "multiplex", "natural_exp_decay", "nce", "noam_decay", "nonzero", "not_equal", "npair_loss", "one_hot", "ones",
-    "ones_like", "pad", "pad2d", "pad_constant_like", "piecewise_decay", "pixel_shuffle", "polynomial_decay", "pool2d",
-    "pool3d", "pow", "prelu", "py_reader", "randint", "randn", "random_crop", "randperm", "range", "rank", "rank_loss",
-    "read_file", "reciprocal", "reduce_all", "reduce_any", "reduce_max", "reduce_mean", "reduce_min", "reduce_prod",
-    "reduce_sum", "relu", "relu6", "reshape", "resize_bilinear", "resize_nearest", "resize_trilinear", "reverse", "rnn",
-    "roll", "round", "row_conv", "rsqrt", "sampled_softmax_with_cross_entropy", "sampling_id", "scale", "scatter",
-    "scatter_nd", "scatter_nd_add", "selu", "sequence_concat", "sequence_conv", "sequence_enumerate", "sequence_expand",
-    "sequence_expand_as", "sequence_first_step", "sequence_last_step", "sequence_lengths", "sequence_mask",
-    "sequence_pad", "sequence_pool", "sequence_reshape", "sequence_reverse", "sequence_scatter", "sequence_slice",
-    "sequence_softmax", "sequence_unpad", "shape", "shard_index", "shuffle_channel", "sigmoid",
-    "sigmoid_cross_entropy_with_logits", "sign", "similarity_focus", "sin", "size", "slice", "smooth_l1", "soft_relu",
-    "softmax", "softmax_with_cross_entropy", "softplus", "softshrink", "softsign", "space_to_depth", "spectral_norm",
-    "split", "sqrt", "square", "square_error_cost", "squeeze", "stack", "stanh", "strided_slice", "sum", "sums",
-    "swish", "switch_case", "t", "tanh", "tanh_shrink", "teacher_student_sigmoid_loss", "temporal_shift",
-    "tensor_array_to_tensor", "thresholded_relu", "topk", "trace", "transpose", "tril", "triu", "unfold",
-    "uniform_random", "uniform_random_batch_size_like", "unique", "unique_with_counts", "unsqueeze", "unstack",
-    "warpctc", "where", "while_loop", "zeros", "zeros_like",
+    "ones_like", "pad", "pad2d", "pad_constant_like", "piecewise_decay", "pixel_shuffle", "polygon_box_transform",
+    "polynomial_decay", "pool2d", "pool3d", "pow", "prelu", "prior_box", "py_reader", "randint", "randn", "random_crop",
+    "randperm", "range", "rank", "rank_loss", "read_file", "reciprocal", "reduce_all", "reduce_any", "reduce_max",
+    "reduce_mean", "reduce_min", "reduce_prod", "reduce_sum", "relu", "relu6", "reshape", "resize_bilinear",
+    "resize_nearest", "resize_trilinear", "reverse", "rnn", "roll", "round", "row_conv", "rsqrt",
+    "sampled_softmax_with_cross_entropy", "sampling_id", "scale", "scatter", "scatter_nd", "scatter_nd_add", "selu",
+    "sequence_concat", "sequence_conv", "sequence_enumerate", "sequence_expand", "sequence_expand_as",
+    "sequence_first_step", "sequence_last_step", "sequence_lengths", "sequence_mask", "sequence_pad", "sequence_pool",
+    "sequence_reshape", "sequence_reverse", "sequence_scatter", "sequence_slice", "sequence_softmax", "sequence_unpad",
+    "shape", "shard_index", "shuffle_channel", "sigmoid", "sigmoid_cross_entropy_with_logits", "sigmoid_focal_loss",
+    "sign", "similarity_focus", "sin", "size", "slice", "smooth_l1", "soft_relu", "softmax",
+    "softmax_with_cross_entropy", "softplus", "softshrink", "softsign", "space_to_depth", "spectral_norm", "split",
+    "sqrt", "square", "square_error_cost", "squeeze", "ssd_loss", "stack", "stanh", "strided_slice", "sum", "sums",
+    "swish", "switch_case", "t", "tanh", "tanh_shrink", "target_assign", "teacher_student_sigmoid_loss",
+    "temporal_shift", "tensor_array_to_tensor", "thresholded_relu", "topk", "trace", "transpose", "tril", "triu",
+    "unfold", "uniform_random", "uniform_random_batch_size_like", "unique", "unique_with_counts", "unsqueeze",
+    "unstack", "warpctc", "where", "while_loop", "yolo_box", "zeros", "zeros_like",
 ]  # fmt: skip
