@@ -217,5 +217,16 @@ def test_a_loss_that_is_no_scalar_is_refused() -> None:
     assert "Take its mean or sum first" in text
 
 
-def test_a_loss_without_a_parameter_is_refused() -> None:
-    assert "depends on no trainable parameter" in refused(lambda x: fluid.append_backward(fluid.layers.mean(x)))
+def test_a_loss_without_a_parameter_is_run_and_a_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        x = fluid.layers.data("x", [2])
+        fluid.layers.fc(x, 3)  # its parameters are not the loss's
+        loss = fluid.layers.mean(x)
+        assert fluid.optimizer.Adam(0.1).minimize(loss) == ([], [])
+    assert "depends on no trainable parameter, so nothing is learned" in caplog.text
+    exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+    exe.run(startup, scope=scope)
+    whole = fluid.CompiledProgram(main).with_data_parallel(loss_name=loss.name, places=[fluid.CPUPlace()] * 2)
+    for program in (main, whole):
+        assert np.mean(exe.run(program, {"x": np.full((4, 2), 3.0, "float32")}, [loss], scope=scope)) == 3.0

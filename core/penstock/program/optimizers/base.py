@@ -55,7 +55,7 @@ class Minimizer:
         check_loss(loss, f"{type(self).__name__}.minimize")
         with program_guard(loss.program, startup_program):
             pairs = self.backward(loss, startup_program, parameter_list, no_grad_set)
-            return self.apply_gradients(pairs), pairs
+            return self.apply_gradients(pairs) if pairs else [], pairs
 
     def backward(
         self,

@@ -8,6 +8,7 @@ gradient exchange may write it in place. Of a sparse table it is a SelectedRows 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ class SelectedRows:
         return replace(self, rows=self.rows.for_recording(recording), values=self.values.for_recording(recording))
 
 
+_log = logging.getLogger(__name__)
 Gradient = Variable | SelectedRows
 
 
@@ -82,7 +84,8 @@ def append_backward(
     """Record the backward pass of a scalar loss; return (parameter, gradient) pairs in order of creation.
 
     Other variables that gradients were asked for (`stop_gradient = False`) have theirs in the Program, as `x@GRAD`.
-    Raises ProgramError if the loss is no scalar or depends on no trainable parameter.
+    A loss that depends on no trainable parameter has no backward pass, as in Fluid; a warning says so. Raises
+    ProgramError if the loss is no scalar.
     """
     check_loss(loss, "append_backward")
     _check_named("append_backward", parameter_list=parameter_list, no_grad_set=no_grad_set)
@@ -97,9 +100,8 @@ def append_backward(
     leaves = [program.handle(n).fake for n in dense] + [look.leaf for look in lookups]
     opened = _opened(recording, loss, no_grad_set or ()) if parameter_list is None else {}
     if not (leaves or opened) or not loss.fake.requires_grad:
-        raise ProgramError(
-            f"loss {loss.name!r} depends on no trainable parameter, so there is nothing to learn", variable=loss.name
-        )
+        _log.warning("%s: the loss %r depends on no trainable parameter, so nothing is learned", user_line(), loss.name)
+        return []
     _check_leaves(recording, loss, tables)
     _refuse_second(recording, loss, [*zip(dense, leaves, strict=False), *((k.table, k.leaf) for k in lookups)])
     before = len(program.operators)
