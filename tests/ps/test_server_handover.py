@@ -23,6 +23,7 @@ from penstock.ps.handover import Handover
 from penstock.ps.rounds.messages import TrainerIncarnation
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings, handover_dir
+from penstock.ps.transport.local import LineServer
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,)}
 TABLES = {"t": (2, 100)}
@@ -198,6 +199,23 @@ def test_the_state_of_other_blocks_ends_the_server_alone(start: Start, folder: P
         other.server.wait(60)
     other.server.close()
     assert len(snapshots(folder)) == 1
+
+
+def test_nothing_is_left_for_trainers_that_have_ended(start: Start, folder: Path) -> None:
+    first = start()
+    trainers, _ = joined(first)
+    rounds(trainers, range(1))
+    for trainer in trainers:  # without leaving
+        trainer.client.close()
+    until(lambda: not any(isinstance(one, LineServer) and one.num_clients for one in first.server._transports))
+    first.server.close()
+    assert not folder.parent.exists()
+    second = start()
+    over_grpc = Trainer(f"127.0.0.1:{second.server.port}", 0, local=False, epoch=1)
+    over_grpc.join()
+    over_grpc.client.close()
+    second.server.close()
+    assert len(snapshots(folder)) == 1, "over gRPC a server does not know whether a trainer has ended"
 
 
 class Failing(TorchStorage):

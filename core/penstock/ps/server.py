@@ -30,7 +30,7 @@ from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.settings import ServerSettings
 from penstock.ps.state import ServerState, Updates
 from penstock.ps.storage import Storage
-from penstock.ps.transport.local import LineServer, listener_beside
+from penstock.ps.transport.local import Guarded, LineServer, listener_beside
 from penstock.ps.transport.tcp import TcpServer, Tls
 from penstock.ps.wire import Message
 
@@ -75,7 +75,7 @@ class ParameterServer:
         self._failure: BaseException | None = None
         self._threads: list[threading.Thread] = []
         self._transports: list[LineServer | TcpServer] = []
-        self._is_open = False
+        self._is_open = self._uses_grpc = False
         self._handover: Handover | None = None
         self.port = 0
 
@@ -160,9 +160,14 @@ class ParameterServer:
         files, tls = settings.tls, None
         if files is not None and files.cert is not None and files.key is not None:
             tls = Tls(key=files.key.read_bytes(), certificate=files.cert.read_bytes())
+
+        def over_grpc(message: Message) -> Message | Guarded:
+            self._uses_grpc |= message.kind not in ("where", "port")  # with which a trainer finds another way
+            return requests.answer(message)
+
         # Barriers and reads of a sync round hold a thread while they wait.
         remote = TcpServer(
-            requests.answer, address=settings.endpoint, job=settings.job, token=settings.token,
+            over_grpc, address=settings.endpoint, job=settings.job, token=settings.token,
             num_threads=32 + 16 * settings.fanin, tls=tls,
         )  # fmt: skip
         self._transports.append(remote)
@@ -252,6 +257,9 @@ class ParameterServer:
             return
         self._is_open = False
         self._stopping.set()
+        have_ended = not self._uses_grpc and not any(
+            transport.num_clients for transport in self._transports if isinstance(transport, LineServer)
+        )  # all trainers: of this host then, and none is connected
         if self._handover is not None:
             self._handover.stop()
         if hasattr(self, "_dispatcher"):
@@ -266,7 +274,7 @@ class ParameterServer:
                 self.snapshotter.take(is_finished=True)
                 if self._handover is not None:
                     self._handover.remove()
-            elif self._failure is None:
+            elif self._failure is None and not have_ended:
                 self._hand_over()
         finally:
             if hasattr(self, "_updates"):

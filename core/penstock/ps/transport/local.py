@@ -155,6 +155,12 @@ class LineServer:
         self._accepting = threading.Thread(target=self._accept, name="ps-local-accept", daemon=True)
         self._accepting.start()
 
+    @property
+    def num_clients(self) -> int:
+        """How many connections and channels are open. A process has some from its first call to its end."""
+        with self._lock:
+            return len(self._lines) - len(self._unknown)
+
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
