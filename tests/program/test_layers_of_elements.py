@@ -222,3 +222,20 @@ def test_a_counter_of_steps_is_shared_by_its_name() -> None:
     exe = fluid.Executor()
     exe.run(startup, scope=scope)
     assert [int(exe.run(main, fetch_list=[counter], scope=scope)[0]) for _ in range(3)] == [5, 7, 9]
+
+
+def test_operators_of_variables_begin_together_where_a_batch_does() -> None:
+    main = fluid.Program()
+    with fluid.program_guard(main, fluid.Program()):
+        x = fluid.data("x", [None, 3, 1, 1], "float64")
+        pair, each = fluid.data("pair", [None, 3], "float64"), fluid.data("each", [None], "float64")
+        row = fluid.layers.fill_constant([3], "float64", 2.0)
+        found = [x * pair, pair - x, each / pair, pair > each, pair * row, x + row, torch.mul(x[:, :, :, 0], each)]
+    rng = np.random.default_rng(0)
+    feed = {n: rng.random(s) + 0.1 for n, s in (("x", (4, 3, 1, 1)), ("pair", (4, 3)), ("each", (4,)))}
+    got = fluid.Executor(fluid.CPUPlace()).run(main, feed, found, scope=fluid.Scope())
+    a, b, c = feed["x"], feed["pair"], feed["each"]
+    wide, column, two = b[:, :, None, None], c[:, None], np.full(3, 2.0)
+    wanted = [a * wide, wide - a, column / b, b > column, b * two, a + two, a[:, :, :, 0] * c]
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)

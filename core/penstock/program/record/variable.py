@@ -16,6 +16,7 @@ import torch
 
 from penstock.compat.torch import tree_leaves, tree_map
 from penstock.errors import ProgramError
+from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.program import Block, Program
 from penstock.program.record.composite import CompositeMode, plain_functional
@@ -314,9 +315,11 @@ def dtype_named(dtype: Any) -> torch.dtype:
 
 def _operator(name: str) -> Callable[..., Any]:
     method = getattr(torch.Tensor, name)
+    aligns = name.strip("_").removeprefix("r") in _ALIGNED or name.strip("_") in _ALIGNED
 
     def call(self: Variable, *args: Any) -> Any:
-        return record_call(method, (self, *args), {})
+        operands = _aligned(self, args[0]) if aligns and isinstance(args[0], Variable) else (self, *args)
+        return record_call(method, operands, {})
 
     call.__name__ = name
     return call
@@ -326,6 +329,24 @@ _DUNDERS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs "
     "eq ne lt le gt ge setitem iadd isub imul itruediv and or xor invert"
 )
+_ALIGNED = frozenset(["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge"])
+
+
+def _aligned(left: Variable, right: Variable) -> tuple[Any, Any]:
+    """Operands of an operator: where the one of fewer dimensions begins with a size that a run knows, and the other
+    begins with its sizes, they begin together, as in Fluid (axis=0); else they end together, as in torch."""
+    few, many = (left, right) if left.ndim < right.ndim else (right, left)
+    if few.ndim in (0, many.ndim) or type(left).lifted or type(right).lifted:
+        return left, right
+    own, others = few.desc.shape, many.desc.shape
+    if not own or not isinstance(own[0], Expr) or any(d not in (1, e) for d, e in zip(own, others, strict=False)):
+        return left, right
+    wide: Any = few
+    for _ in range(many.ndim - few.ndim):
+        wide = wide.unsqueeze(-1)
+    return (wide, right) if few is left else (left, wide)
+
+
 for _name in _DUNDERS.split(" "):
     setattr(Variable, f"__{_name}__", _operator(f"__{_name}__"))
 
