@@ -20,6 +20,7 @@ from penstock.exec import diagnostics
 from penstock.exec.dataset_pass import Wanted, run_from_dataset
 from penstock.exec.devices import moved, on_device
 from penstock.exec.diagnostics import explained
+from penstock.exec.fed_state import set_state, state_in
 from penstock.exec.feeding import (
     SelectedRowsValue,
     as_array,
@@ -27,8 +28,6 @@ from penstock.exec.feeding import (
     check_guards,
     fetch_names,
     resolved_seed,
-    set_state,
-    state_in,
     takes_from_reader,
 )
 from penstock.exec.parallel import CompiledProgram
@@ -131,13 +130,14 @@ class Executor:
         is_read = takes_from_reader(program, feed)
         if is_read:
             feed = program.reader.next_feed(feed)
-        state, feed = state_in(program, feed, scope)
+        states, feed = state_in(program, feed, scope)
         fed = as_tensors(program, feed)
         tensors = {n: t.to(self._device) for n, t in fed.items()}
         bindings = bind_symbols(program, tensors)
         check_guards(program.guards, bindings)
         wanted = fetch_names(program, fetch_list)
-        set_state(scope, state)
+        if states:
+            set_state(scope, states[0])
         names = wanted if return_numpy else with_their_lengths(program, wanted)
         seed, step = resolved_seed(program), scope.next_step(program)
         values: dict[str, Any] = {**tensors, RNG: torch.tensor([seed, step, 0], dtype=torch.int64)}

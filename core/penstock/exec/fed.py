@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from penstock.exec import devices
-from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, is_computed, set_state, state_in
+from penstock.exec.fed_state import check_number, set_own, set_state, state_in
+from penstock.exec.feeding import Feed, Inputs, Share, check_guards, has_batch, is_computed
 from penstock.exec.lowering import Lowered
 from penstock.exec.memory import ReplicaMemory
 from penstock.lod_tensor import LoDTensor
@@ -39,17 +40,20 @@ class Fed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A feed that was split in Python."""
+    """A feed that was split in Python. `states`: the values of persistable inputs, see `state_in`."""
 
+    program: Program
     shares: list[Share]
     rows: list[int]
     bindings: list[dict[str, int]]
+    states: list[Share]
 
     def put(self, lowered: Lowered, memory: ReplicaMemory) -> None:
         for replica, (slots, share) in enumerate(zip(lowered.feed_slots, self.shares, strict=True)):
             tensors = devices.fed(share, memory.device(replica))
             fed = [name for name in slots if name in tensors]  # what no operator reads need not be fed
             lowered.plan.set_all([slots[name] for name in fed], [tensors[name] for name in fed])
+        set_own(self.states, lowered, self.program, memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +99,16 @@ class Feeds:
                 sizes = shares.sizes
                 bindings = [{s: n for s, n in zip(self._symbols, own, strict=True) if n >= 0} for own in sizes]
                 return _Read(shares, self._names, shares.rows, bindings)
-        state, rest = state_in(self._program, feed, self._scope)
+        states, rest = state_in(self._program, feed, self._scope, self._num_replicas)
         listed = self._inputs.shares(rest)
-        found = _Listed(listed, [self._inputs.rows(s) for s in listed], [self._inputs.bindings(s) for s in listed])
-        if state:
+        rows = [self._inputs.rows(s) for s in listed]
+        found = _Listed(self._program, listed, rows, [self._inputs.bindings(s) for s in listed], states)
+        if states:
+            if isinstance(feed, Mapping):
+                check_number(states, len(listed))
             for own_sizes in found.bindings:
                 check_guards(self._program.guards, own_sizes)
-            set_state(self._scope, state)
+            set_state(self._scope, states[0])
         return found
 
 

@@ -27,7 +27,6 @@ from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
 from penstock.program.sequences import STEPS, is_ragged
-from penstock.scope import Scope
 
 Feed = Mapping[str, Any] | Sequence[Any] | None
 Share = dict[str, torch.Tensor]
@@ -85,43 +84,7 @@ def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Ten
             raise FeedError(
                 f"input {name!r} (declared at {var.source}) is not fed; feed it as {_expected(var)}", variable=name
             )
-    return {name: _tensor(wanted[name], value) for name, value in feed.items()}
-
-
-def state_in(program: Program, feed: Any, scope: Scope) -> tuple[Share, Any]:
-    """Return the persistable variables among a feed with their values, and the feed without them; nothing is set.
-
-    Of a feed list, the first dict that has one counts. Raises FeedError for a dtype or a shape that does not fit the
-    program or the scope.
-    """
-    items: list[Any] = list(feed) if isinstance(feed, (list, tuple)) else [feed]
-    state: dict[str, Any] = {}
-    for given in reversed(items):
-        if isinstance(given, Mapping):
-            state.update({name: value for name, value in given.items() if _is_state(program, name)})
-    if not state:
-        return {}, feed
-    values = {name: _tensor(program.variables[name], value) for name, value in state.items()}
-    for name, value in values.items():
-        known = scope.find(name)
-        if known is not None and known.shape != value.shape:
-            raise FeedError(
-                f"feed {name!r} has shape {list(value.shape)}, but the variable in the scope has {list(known.shape)}",
-                variable=name,
-            )
-    rest = [{n: v for n, v in d.items() if n not in state} if isinstance(d, Mapping) else d for d in items]
-    return values, rest if isinstance(feed, (list, tuple)) else rest[0]
-
-
-def set_state(scope: Scope, state: Share) -> None:
-    """Copy what `state_in` has found into the scope, once the rest of the feed is known to fit."""
-    for name, value in state.items():
-        scope.var(name).set(value)
-
-
-def _is_state(program: Program, name: str) -> bool:
-    var = program.variables.get(name)
-    return var is not None and var.persistable and not var.feed and not var.distributed
+    return {name: fitting(wanted[name], value) for name, value in feed.items()}
 
 
 def loss_gradients(program: Program) -> dict[str, str]:
@@ -194,7 +157,8 @@ def converted(var: VarDesc, value: Any) -> torch.Tensor:
     return tensor.contiguous()  # as it was recorded: views of it were taken for views of contiguous memory
 
 
-def _tensor(var: VarDesc, value: Any) -> torch.Tensor:
+def fitting(var: VarDesc, value: Any) -> torch.Tensor:
+    """Return a fed value as a tensor of the variable's dtype and sizes. Raises FeedError."""
     tensor = converted(var, value)
     if tensor.dim() != len(var.shape) or any(
         isinstance(d, int) and d != s for d, s in zip(var.shape, tensor.shape, strict=True)
