@@ -26,6 +26,7 @@ class VarDesc:
         )  # fmt: skip
         FP16, BF16, FP32, FP64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
         LOD_TENSOR, SELECTED_ROWS, LOD_TENSOR_ARRAY = "dense", "selected_rows", "array"
+        FEED_MINIBATCH, FETCH_LIST, READER, STEP_SCOPES, RAW = "feed", "fetch", "reader", "step_scopes", "raw"
 
 
 class Place:

@@ -81,6 +81,42 @@ def test_what_an_operator_makes_can_be_kept_in_the_scope() -> None:
         x.persistable = True
 
 
+def test_attributes_of_parameters_are_set_until_minimize() -> None:
+    shared = fluid.ParamAttr(learning_rate=2.0)
+    x = fluid.layers.data("x", [3])
+    hidden = fluid.layers.fc(x, 2, param_attr=shared, bias_attr=False)
+    loss = fluid.layers.mean(fluid.layers.fc(hidden, 1, param_attr=shared, bias_attr=False))
+    first, second = fluid.default_main_program().global_block().iter_parameters()
+    first.optimize_attr["learning_rate"] *= 0.25
+    assert (first.optimize_attr, second.optimize_attr) == ({"learning_rate": 0.5}, {"learning_rate": 2.0})
+    second.optimize_attr = {"learning_rate": 1.0}
+    second.regularizer, decay = fluid.regularizer.L2Decay(0.1), fluid.regularizer.L2Decay(0.1)
+    first.gradient_clip_attr = fluid.clip.GradientClipByValue(0.5)
+    first.do_model_average = False
+    assert (first.regularizer, second.regularizer.coeff, first.do_model_average) == (None, decay.coeff, False)
+    assert (first.gradient_clip_attr.max, second.gradient_clip_attr) == (0.5, None)
+    with pytest.raises(ProgramError, match="optimize_attr has no 'rate'; expected 'learning_rate'"):
+        first.optimize_attr["rate"] = 1.0
+    updates, _ = fluid.optimizer.SGD(0.1).minimize(loss)
+    assert [op.type for op in updates] == ["clip", "scale", "sum", "scale", "sgd", "sgd"]
+
+
+def test_a_block_finds_lists_and_copies_variables() -> None:
+    types = fluid.core.VarDesc.VarType
+    x = fluid.layers.data("x", [3])
+    w = fluid.layers.create_parameter([3, 2], "float32", name="w")
+    fluid.layers.mul(x, w)
+    block = fluid.default_main_program().global_block()
+    assert (x.type, w.type) == (types.LOD_TENSOR, types.LOD_TENSOR)
+    assert x.type(torch.float64).dtype == torch.float64
+    assert (block._var_recursive("w"), block._find_var_recursive("w"), block._find_var_recursive("v")) == (w, w, None)
+    lines = str(block).splitlines()
+    assert lines[:2] == ["block 0", "Variable('x', [s0, 3], float32)"]
+    assert "mul(aten.mm.default): ['x', 'w'] -> ['mm_0.tmp_0']" in lines
+    copy = fluid.Program().global_block()._clone_variable(w)
+    assert (copy.name, copy.persistable, list(copy.desc.shape), copy.program is w.program) == ("w", True, [3, 2], False)
+
+
 def test_a_parameter_whose_gradient_stops_is_not_trained() -> None:
     x = fluid.layers.data("x", [3])
     hidden = fluid.layers.fc(x, 2, param_attr="first", bias_attr=False)

@@ -142,6 +142,12 @@ class BlockOperator:
         """Return the names of the variables in a slot of the outputs ("Out", "ParamOut", …). Raises ProgramError."""
         return _slot(self, "output", name, _outputs_of(self), self.operator.output_arg_names)
 
+    def to_string(self, throw_on_error: bool = True) -> str:
+        """Return its type, kernel and variables in one line."""
+        return f"{self.type}({self.kernel}): {self.operator.input_arg_names} -> {self.operator.output_arg_names}"
+
+    __str__ = to_string
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.operator, name)
 

@@ -7,7 +7,7 @@ not used any more are left out; dropout and batch-norm are put at rest by their 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
@@ -457,3 +457,25 @@ class Block:
     def all_parameters(self) -> list[Any]:
         """Return all parameters."""
         return self.program.all_parameters()
+
+    def iter_parameters(self) -> Iterator[Any]:
+        """Return the parameters one after another."""
+        return iter(self.all_parameters())
+
+    _var_recursive = var
+
+    def _find_var_recursive(self, name: str) -> Any:
+        """Return the variable called `name`, or None."""
+        return self.var(name) if self.has_var(name) else None
+
+    def _clone_variable(self, var: Any, force_persistable: bool = True) -> Any:
+        """Declare a variable of another Program's here: its name, sizes and dtype."""
+        sizes = [size if isinstance(size, int) else -1 for size in var.desc.shape]
+        kept = force_persistable or var.persistable
+        return self.create_var(name=var.name, shape=sizes, dtype=var.desc.dtype, persistable=kept)
+
+    def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
+        """Return its variables and operators, one a line."""
+        return "\n".join([f"block {self.index}", *map(str, self.vars.values()), *map(str, self.ops)]) + "\n"
+
+    __str__ = to_string

@@ -6,7 +6,7 @@ It is no tensor and holds no value; values come from `run(fetch_list=[...])`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from penstock.errors import ProgramError
 from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.program import Block, Program
+from penstock.program.record.attributes import Kind, ParamAttr, Rates, attributes_of
 from penstock.program.record.composite import CompositeMode, plain_functional
 from penstock.program.record.context import default_main_program, recording_lock, variable_used
 from penstock.program.record.dispatch import RecordMode
@@ -137,6 +138,11 @@ class Variable:
     def block(self) -> Block:
         """The block of its Program that runs."""
         return self.program.global_block()
+
+    @property
+    def type(self) -> Kind:
+        """Fluid's kind of variable (`fluid.core.VarDesc.VarType`). Called, it is torch's `type`: another dtype."""
+        return Kind(self.desc.type, lambda dtype: record_call(torch.Tensor.type, (self, dtype), {}))
 
     @property
     def is_data(self) -> bool:
@@ -281,20 +287,44 @@ class Parameter(Variable):
         self.stop_gradient = not value
 
     @property
-    def optimize_attr(self) -> dict[str, float]:
-        """The factor on the optimizer's learning rate, as `{"learning_rate": factor}`."""
-        attribute = self._recording.attributes.get(self.name)
-        return {"learning_rate": getattr(attribute, "learning_rate", 1.0)}
+    def _attribute(self) -> ParamAttr:
+        return attributes_of(self._recording, self.name)
+
+    @property
+    def optimize_attr(self) -> Rates:
+        """The factor on the optimizer's learning rate, as `{"learning_rate": factor}`, until `minimize`."""
+        return Rates(self._attribute)
+
+    @optimize_attr.setter
+    def optimize_attr(self, value: Mapping[str, float]) -> None:
+        self.optimize_attr.update(value)
 
     @property
     def regularizer(self) -> Any:
         """Its own regularizer, if it has one."""
-        return getattr(self._recording.attributes.get(self.name), "regularizer", None)
+        return self._attribute.regularizer
+
+    @regularizer.setter
+    def regularizer(self, value: Any) -> None:
+        self._attribute.regularizer = value
+
+    @property
+    def gradient_clip_attr(self) -> Any:
+        """Its own clip, if it has one."""
+        return self._attribute.gradient_clip
+
+    @gradient_clip_attr.setter
+    def gradient_clip_attr(self, value: Any) -> None:
+        self._attribute.gradient_clip = value
 
     @property
     def do_model_average(self) -> bool:
         """Whether `ModelAverage` takes it in."""
-        return bool(getattr(self._recording.attributes.get(self.name), "do_model_average", True))
+        return bool(self._attribute.do_model_average)
+
+    @do_model_average.setter
+    def do_model_average(self, value: bool) -> None:
+        self._attribute.do_model_average = bool(value)
 
 
 def dtype_named(dtype: Any) -> torch.dtype:

@@ -14,50 +14,11 @@ from penstock.program import unique_name
 from penstock.program.initializers import Constant, Initializer, Xavier
 from penstock.program.ir import Operator, Ref
 from penstock.program.program import Program
+from penstock.program.record.attributes import ParamAttr, attributes_of
 from penstock.program.record.context import default_main_program, default_startup_program
 from penstock.program.record.opening import recording_of
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
-
-
-class ParamAttr:
-    """How a parameter is named, initialised and trained. `learning_rate`: factor on the optimizer's."""
-
-    def __init__(
-        self,
-        name: str | None = None,
-        initializer: Initializer | None = None,
-        learning_rate: float = 1.0,
-        regularizer: Any = None,
-        trainable: bool = True,
-        gradient_clip: Any = None,
-        do_model_average: bool = True,
-    ) -> None:
-        self.name = name
-        self.initializer = initializer
-        self.learning_rate = float(learning_rate)
-        self.regularizer = regularizer
-        self.trainable = trainable
-        self.gradient_clip = gradient_clip
-        self.do_model_average = do_model_average
-
-    @staticmethod
-    def of(attr: Any) -> ParamAttr | None:
-        """Return what Fluid accepts as a ParamAttr: None, a name, an initialiser, or False for no parameter."""
-        if attr is None or attr is True:
-            return ParamAttr()
-        if attr is False:
-            return None
-        if isinstance(attr, ParamAttr):
-            return attr
-        if isinstance(attr, str):
-            return ParamAttr(name=attr)
-        if hasattr(attr, "operator"):
-            return ParamAttr(initializer=attr)
-        raise ProgramError(
-            f"{user_line()}: a parameter attribute is {attr!r}; expected None, False, a name, an initialiser or "
-            "ParamAttr"
-        )
 
 
 class WeightNormParamAttr(ParamAttr):
@@ -130,8 +91,7 @@ def _shared(main: Program, name: str, shape: Sequence[int], dtype: str) -> Varia
 
 def attribute_of(param: Variable) -> ParamAttr:
     """Return how a parameter is trained; the default for one that was captured from a module."""
-    attribute = recording_of(param.program).attributes.get(param.name)
-    return attribute if isinstance(attribute, ParamAttr) else ParamAttr()
+    return attributes_of(recording_of(param.program), param.name)
 
 
 def create_persistable(
@@ -166,3 +126,8 @@ def create_persistable(
 def constant_state(name: str, value: float, dtype: str = "float32", shape: Sequence[int] = ()) -> Variable:
     """Create persistable state with one starting value (learning rates, counters, moments)."""
     return create_persistable(name, shape, dtype, Constant(value))
+
+
+__all__ = [
+    "ParamAttr", "WeightNormParamAttr", "attribute_of", "constant_state", "create_parameter", "create_persistable",
+]  # fmt: skip
