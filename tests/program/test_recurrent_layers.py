@@ -44,11 +44,13 @@ def lstm_cell(weight: torch.Tensor, bias: torch.Tensor, peepholes: bool) -> Call
     return cell
 
 
-def gru_cell(weight: torch.Tensor, bias: torch.Tensor, origin: bool) -> Callable[..., Any]:
+def gru_cell(
+    weight: torch.Tensor, bias: torch.Tensor, origin: bool, gate: Any = torch.sigmoid, act: Any = torch.tanh
+) -> Callable[..., Any]:
     def cell(gates: torch.Tensor, h: torch.Tensor, _: torch.Tensor) -> Any:
         given, own = (gates + bias).chunk(3), (weight @ h).chunk(3)
-        r, u = torch.sigmoid(given[0] + own[0]), torch.sigmoid(given[1] + own[1])
-        candidate = torch.tanh(given[2] + r * own[2])
+        r, u = gate(given[0] + own[0]), gate(given[1] + own[1])
+        candidate = act(given[2] + r * own[2])
         new = u * h + (1 - u) * candidate if origin else (1 - u) * h + u * candidate
         return [new, new]
 
@@ -117,6 +119,19 @@ def test_dynamic_gru_follows_its_formula(origin: bool, reverse: bool, whole: boo
 
     found = recorded(write, 3, feed, whole=whole)
     assert_same(found, lambda w: walk(x, lengths, reverse, gru_cell(w[0], w[1], origin))[:1])
+
+
+@pytest.mark.parametrize(("reverse", "whole"), [(False, False), (True, False), (True, True)])
+def test_dynamic_gru_takes_other_activations(reverse: bool, whole: bool) -> None:
+    feed, x, lengths = batch(3, whole=whole)
+
+    def write(x: Any, lengths: Any) -> Any:
+        kinds = {"gate_activation": "tanh", "candidate_activation": "relu"}
+        return L.dynamic_gru(x, HIDDEN, is_reverse=reverse, lengths=lengths, origin_mode=whole, **kinds)
+
+    found = recorded(write, 3, feed, whole=whole)
+    cell = {"gate": torch.tanh, "act": torch.relu}
+    assert_same(found, lambda w: walk(x, lengths, reverse, gru_cell(w[0], w[1], whole, **cell))[:1])
 
 
 def test_stacked_lstm_is_torchs() -> None:

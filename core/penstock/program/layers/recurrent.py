@@ -9,7 +9,7 @@ belongs to the input whose time it has: its dimension 1 is the same symbol, so a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from penstock.errors import ProgramError
 from penstock.native.activations import ACTIVATIONS
 from penstock.program.initializers import Constant, Xavier
 from penstock.program.layers.sequences import is_sequence, padded, unpadded
+from penstock.program.layers.static_rnn import StaticRNN
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import record_call
@@ -54,7 +55,7 @@ def dynamic_lstm(
         kinds = (gate_activation, cell_activation, candidate_activation)
         found = dynamic_lstm(steps, size, h_0, c_0, *attributes, *kinds, dtype, name, own)
         return unpadded(found[0], input), unpadded(found[1], input)
-    activations = _activations(gate_activation, cell_activation, candidate_activation)
+    activations = _activations("dynamic_lstm", gate_activation, cell_activation, candidate_activation)
     hidden = _hidden("dynamic_lstm", input, size, 4)
     prefix = name or default_main_program().unique("lstm")
     with name_scope(prefix):
@@ -94,26 +95,32 @@ def dynamic_gru(
     result [n, t, size]. h_0 [n, size].
     Parameters: w_0 [3 size, size], b_0 [3 size]: gates in torch's order (reset, update, candidate).
     `origin_mode`: h' = u h + (1 - u) candidate; else h' = (1 - u) h + u candidate. The candidate is
-    tanh(x + reset * (W h)), as torch and cuDNN have it. Source: fluid.layers.dynamic_gru.
+    tanh(x + reset * (W h)), as torch and cuDNN have it. Other activations of gates and candidate (sigmoid, tanh, relu,
+    identity) run step by step. Source: fluid.layers.dynamic_gru.
     """
     if is_sequence(input):
         steps, own = padded("dynamic_gru", input)
         attributes = (param_attr, bias_attr, is_reverse, gate_activation, candidate_activation)
         return unpadded(dynamic_gru(steps, size, *attributes, h_0, origin_mode, own), input)
-    _expect_activations(gate_activation, candidate_activation)
+    activations = _activations("dynamic_gru", gate_activation, candidate_activation)
     hidden, dtype = _hidden("dynamic_gru", input, 3 * size, 3), input.desc.dtype
     prefix = default_main_program().unique("gru")
     with name_scope(prefix):
         weight = _weight(param_attr, [3 * hidden, hidden], dtype, prefix)
         bias = _bias(bias_attr, 3 * hidden, dtype, prefix)
         gates = input if bias is None else input + bias
-        if not origin_mode:  # 1 - sigmoid(a) = sigmoid(-a): the update gate with its sign turned
-            sign = torch.ones(3 * hidden, dtype=getattr(torch, dtype))
-            sign[hidden : 2 * hidden] = -1.0
-            gates, weight = gates * sign, weight * sign.unsqueeze(1)
         lengths = _checked("dynamic_gru", gates, lengths)
         turned, reverse = _turned(gates, lengths, is_reverse)
         state = _state(gates, h_0, hidden)
+        if activations:
+            steps = torch.flip(turned, [1]) if reverse else turned
+            found = _gru_steps(steps.transpose(0, 1), state, weight, activations, origin_mode=origin_mode)
+            made = found.transpose(0, 1)
+            return _turned_back(torch.flip(made, [1]) if reverse else made, lengths, is_reverse)
+        if not origin_mode:  # 1 - sigmoid(a) = sigmoid(-a): the update gate with its sign turned
+            sign = torch.ones(3 * hidden, dtype=getattr(torch, dtype))
+            sign[hidden : 2 * hidden] = -1.0
+            turned, weight = turned * sign, weight * sign.unsqueeze(1)
         call = torch.ops.penstock.gru
         found = record_call(call, (turned.transpose(0, 1), state, None, weight, None, None, reverse, True), {})
         return _turned_back(found[0].transpose(0, 1), lengths, is_reverse)
@@ -164,21 +171,36 @@ def lstm(
 _SHAPES = {"weight_ih": "i", "weight_hh": "h", "bias_ih": "", "bias_hh": ""}
 
 
-def _activations(*names: str) -> tuple[str, ...]:
-    """Return the activations of gates, cell and candidate of an LSTM; none if they are the usual ones."""
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "identity": lambda x: x
+}  # fmt: skip
+
+
+def _activations(layer: str, *names: str) -> tuple[str, ...]:
+    """Return the activations, those of gates first; none if they are the usual ones."""
     if unknown := [name for name in names if name not in ACTIVATIONS]:
         raise ProgramError(
-            f"{user_line()}: dynamic_lstm has no activation {unknown[0]!r}; expected one of {', '.join(ACTIVATIONS)}"
+            f"{user_line()}: {layer} has no activation {unknown[0]!r}; expected one of {', '.join(ACTIVATIONS)}"
         )
-    return () if names == ("sigmoid", "tanh", "tanh") else names
+    return () if names[0] == "sigmoid" and set(names[1:]) == {"tanh"} else names
 
 
-def _expect_activations(gate: str, candidate: str) -> None:
-    if (gate, candidate) != ("sigmoid", "tanh"):
-        raise ProgramError(
-            f"{user_line()}: dynamic_gru has the activations {gate!r}, {candidate!r}; only 'sigmoid' for gates and "
-            "'tanh' for the candidate are one operator here. Write other cells step by step with torch"
-        )
+def _gru_steps(steps: Any, state: Any, weight: Any, kinds: Sequence[str], *, origin_mode: bool) -> Any:
+    """The states after each step [t, n, h], of a GRU with other activations: a block for each step."""
+    gate, act = (_FUNCTIONS[kind] for kind in kinds)
+    hidden = state.desc.shape[1]
+    loop = StaticRNN()
+    with loop.step():
+        x, before = loop.step_input(steps), loop.memory(init=state)
+        products = torch.matmul(before, weight.transpose(0, 1))
+        both = gate(x[:, : 2 * hidden] + products[:, : 2 * hidden])
+        reset, update = both[:, :hidden], both[:, hidden:]
+        candidate = act(x[:, 2 * hidden :] + reset * products[:, 2 * hidden :])
+        old, new = (update, 1.0 - update) if origin_mode else (1.0 - update, update)
+        after = old * before + new * candidate
+        loop.update_memory(before, after)
+        loop.output(after)
+    return loop()
 
 
 def _hidden(layer: str, input: Any, size: int, gates: int) -> int:
