@@ -41,7 +41,7 @@ def constant(value: float) -> Any:
     return fluid.initializer.Constant(value)
 
 
-def test_sizes_follow_from_the_branch_and_gradients_go_through_it() -> None:
+def test_sizes_and_gradients_follow_from_the_branch() -> None:
     model = Model()
     weight = torch.full((3,), 0.5, dtype=torch.float64, requires_grad=True)
     for shift in (10.0, -10.0, 10.0):

@@ -224,7 +224,7 @@ def test_a_counter_of_steps_is_shared_by_its_name() -> None:
     assert [int(exe.run(main, fetch_list=[counter], scope=scope)[0]) for _ in range(3)] == [5, 7, 9]
 
 
-def test_operators_of_variables_begin_together_where_a_batch_does() -> None:
+def test_operators_of_variables_begin_where_a_batch_does() -> None:
     main = fluid.Program()
     with fluid.program_guard(main, fluid.Program()):
         x = fluid.data("x", [None, 3, 1, 1], "float64")

@@ -219,7 +219,7 @@ def test_rows_of_a_padded_batch_have_the_lengths_that_are_fed() -> None:
         exe.run(main, {**feed, "length": np.array([1, 4, 0, 0])}, [rows])
 
 
-def test_a_number_of_rows_that_is_declared_says_nothing_of_sequences() -> None:
+def test_a_declared_number_of_rows_says_nothing_of_sequences() -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()):
         x = fluid.data("x", [10, 1], "float64", lod_level=1)
         summed = fluid.layers.sequence_pool(x, "sum")

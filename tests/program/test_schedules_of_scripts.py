@@ -30,7 +30,7 @@ def warmed(program: Any) -> Any:
     return rate
 
 
-def test_a_schedule_of_branches_and_decay_by_hand_follow_their_formulas() -> None:
+def test_schedules_of_branches_and_by_hand_follow_their_formulas() -> None:
     main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
     with fluid.program_guard(main, startup):
         x = fluid.data("x", [None, 4], "float32")
