@@ -320,30 +320,6 @@ def test_an_input_of_fixed_size_may_live_in_the_scope(places: int) -> None:
         assert found.tolist() == (3 * x).tolist()
 
 
-def test_each_replica_may_be_fed_its_own_persistable_input() -> None:
-    main, scope, exe = fluid.Program(), fluid.Scope(), fluid.Executor()
-    with fluid.program_guard(main, fluid.Program()):
-        rate = fluid.data("rate", [1])
-        rate.persistable = True
-        product = fluid.data("x", [None, 1]) * rate
-    program = fluid.CompiledProgram(main).with_data_parallel(places=[fluid.CPUPlace()] * 3)
-    x, rates = np.ones((3, 1), "float32"), np.array([2.0, 3.0, 4.0], "float32")
-    listed = [{"x": x[:1], "rate": rates[i : i + 1]} for i in range(3)]
-    fed: list[tuple[Any, list[float]]] = [
-        (listed, [2, 3, 4]),
-        (listed[1:], [3, 4]),
-        ({"x": x, "rate": rates}, [2, 3, 4]),
-        ({"x": x}, [2, 3, 4]),  # as the run before has left them
-        ({"x": x, "rate": rates[2:]}, [4, 4, 4]),
-    ]
-    for feed, expected in fed:
-        assert exe.run(program, feed, [product], scope=scope)[0].ravel().tolist() == expected
-    assert scope.find("rate").tolist() == [4.0], "that of the first replica"
-    with pytest.raises(FeedError, match="'rate' has 2 entries, but 3 replicas have rows"):
-        exe.run(program, {"x": x, "rate": rates[:2]}, [product], scope=scope)
-    assert scope.find("rate").tolist() == [4.0]
-
-
 @pytest.mark.parametrize("places", [0, 1, 2])
 @pytest.mark.parametrize("dtype", ["double", "float32"])
 def test_an_input_that_nothing_reads_is_fetched_if_fed(places: int, dtype: str) -> None:

@@ -342,7 +342,7 @@ def _entries(var: VarDesc, feed: Mapping[str, Any], number: int, source: str) ->
 class _Input:
     """What a tensor of one input has to be."""
 
-    __slots__ = ("buffer", "dtype", "fixed", "has_batch", "name", "numpy_dtype", "rank", "symbols")
+    __slots__ = ("buffer", "dtype", "first_size", "fixed", "has_batch", "name", "numpy_dtype", "rank", "symbols")
 
     def __init__(self, program: Program, var: VarDesc) -> None:
         self.name, self.rank, self.buffer = var.name, len(var.shape), var.buffer
@@ -353,6 +353,7 @@ class _Input:
             (axis, str(d.args[0])) for axis, d in enumerate(var.shape) if isinstance(d, Expr) and d.op == "sym"
         ]
         self.has_batch = has_batch(program, var.name)
+        self.first_size = var.shape[0] if var.shape and isinstance(var.shape[0], int) else 0  # 0: it varies
 
     def tensor(self, value: Any) -> torch.Tensor | None:
         """Return the value as it is, or None if it needs converting or an error message."""
@@ -420,7 +421,41 @@ class Inputs:
     def _split(self, feed: Feed) -> list[Share]:
         if isinstance(feed, (list, tuple)):
             return self._listed(feed)
-        return split(self._program, self._tensors(feed), self._num_replicas, self._ragged)
+        joined = self._joined(feed)
+        if joined and isinstance(feed, Mapping):
+            feed = {**feed, **{name: parts[0] for name, parts in joined.items()}}
+        shares = split(self._program, self._tensors(feed), self._num_replicas, self._ragged)
+        return self._dealt(shares, joined) if joined else shares
+
+    def _joined(self, feed: Any) -> dict[str, list[torch.Tensor]]:
+        """Return, for inputs whose first size is a number, the entries of several replicas that were fed as one."""
+        found: dict[str, list[torch.Tensor]] = {}
+        if self._num_replicas == 1 or not isinstance(feed, Mapping):
+            return found
+        for name, value in feed.items():
+            size = self._inputs[name].first_size if name in self._inputs else 0
+            given = getattr(value, "shape", ()) if size else ()
+            if isinstance(given, tuple) and given and size < given[0] <= size * self._num_replicas:
+                if given[0] % size == 0:
+                    tensor = converted(self._program.variables[name], value)
+                    found[name] = list(tensor.split_with_sizes([size] * (given[0] // size)))
+        return found
+
+    def _dealt(self, shares: list[Share], joined: Mapping[str, list[torch.Tensor]]) -> list[Share]:
+        """Give each replica its own entry. Raises FeedError if the feed is for another number of replicas elsewhere."""
+        number = max(len(parts) for parts in joined.values())
+        if not any(known.has_batch for known in self._inputs.values()):
+            shares = shares[:number]  # what fits as it is goes to each
+        for name, parts in joined.items():
+            if len(parts) != len(shares):
+                raise FeedError(
+                    f"feed {name!r} has the rows of {len(parts)} replicas, {parts[0].shape[0]} for each, but what else "
+                    f"is fed is for {len(shares)}",
+                    variable=name, got=len(parts), expected=len(shares),
+                )  # fmt: skip
+            for share, part in zip(shares, parts, strict=True):
+                share[name] = part
+        return shares
 
     def _tensors(self, feed: Any) -> Share:
         if isinstance(feed, Mapping):

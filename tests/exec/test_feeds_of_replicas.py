@@ -1,0 +1,51 @@
+"""What one feed holds for several replicas besides rows: persistable inputs, and inputs of fixed size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as fluid
+from penstock.errors import FeedError
+
+
+def test_each_replica_may_be_fed_its_own_persistable_input() -> None:
+    main, scope, exe = fluid.Program(), fluid.Scope(), fluid.Executor()
+    with fluid.program_guard(main, fluid.Program()):
+        rate = fluid.data("rate", [1])
+        rate.persistable = True
+        product = fluid.data("x", [None, 1]) * rate
+    program = fluid.CompiledProgram(main).with_data_parallel(places=[fluid.CPUPlace()] * 3)
+    x, rates = np.ones((3, 1), "float32"), np.array([2.0, 3.0, 4.0], "float32")
+    listed = [{"x": x[:1], "rate": rates[i : i + 1]} for i in range(3)]
+    fed: list[tuple[Any, list[float]]] = [
+        (listed, [2, 3, 4]),
+        (listed[1:], [3, 4]),
+        ({"x": x, "rate": rates}, [2, 3, 4]),
+        ({"x": x}, [2, 3, 4]),  # as the run before has left them
+        ({"x": x, "rate": rates[2:]}, [4, 4, 4]),
+    ]
+    for feed, expected in fed:
+        assert exe.run(program, feed, [product], scope=scope)[0].ravel().tolist() == expected
+    assert scope.find("rate").tolist() == [4.0], "that of the first replica"
+    with pytest.raises(FeedError, match="'rate' has 2 entries, but 3 replicas have rows"):
+        exe.run(program, {"x": x, "rate": rates[:2]}, [product], scope=scope)
+    assert scope.find("rate").tolist() == [4.0]
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_inputs_of_fixed_size_are_fed_for_all_replicas_at_once(varies: bool) -> None:
+    main, exe, scope = fluid.Program(), fluid.Executor(), fluid.Scope()
+    with fluid.program_guard(main, fluid.Program()):
+        fetches = [fluid.data("x", [2, 3]).sum(1, keepdim=True), fluid.data("y", [None if varies else 2, 1]) * 2]
+    program = fluid.CompiledProgram(main).with_data_parallel(places=[fluid.CPUPlace()] * 3)
+    for rows in (6,) if varies else (4, 6):  # a batch that varies is split over all replicas
+        x, y = np.arange(3.0 * rows, dtype="float32").reshape(rows, 3), np.arange(rows, dtype="float32")[:, None]
+        sums, doubles = exe.run(program, {"x": x, "y": y}, fetches, scope=scope)
+        assert np.array_equal(sums, x.sum(1, keepdims=True))
+        assert np.array_equal(doubles, 2 * y)
+    for rows, problem in ((5, r"'x' has shape \[5, 3\]"), (4, "'x' has the rows of 2 replicas, 2 for each, but what")):
+        with pytest.raises(FeedError, match=problem):
+            exe.run(program, {"x": x[:rows], "y": y}, fetches, scope=scope)
