@@ -77,6 +77,7 @@ _MODULES = {
     "profiler": "profiler",
     "average": "metrics",
     "evaluator": "evaluator",
+    "install_check": "install_check",
     "regularizer": "program.training.regularizers",
     "clip": "program.training.clipping",
     "backward": "program.training.backward",

@@ -80,6 +80,13 @@ def get_cuda_device_count() -> int:
     return torch.cuda.device_count()
 
 
+def is_float16_supported(place: object) -> bool:
+    """Whether half precision runs on a place: on GPUs, in Fluid's operators too."""
+    return (
+        place.is_gpu_place() if isinstance(place, Place) else isinstance(place, CUDAPlace)
+    ) and is_compiled_with_cuda()
+
+
 def is_compiled_with_dist() -> bool:
     """Whether parameter servers and collectives are built in: always."""
     return True
@@ -90,5 +97,5 @@ globals = flags_by_name
 __all__ = [
     "BuildStrategy", "CPUPlace", "CUDAPlace", "EOFException", "EnforceNotMet", "ExecutionStrategy", "LoDTensor",
     "LoDTensorArray", "ParallelExecutor", "Place", "Scope", "VarDesc", "get_cuda_device_count", "globals",
-    "is_compiled_with_cuda", "is_compiled_with_dist",
+    "is_compiled_with_cuda", "is_compiled_with_dist", "is_float16_supported",
 ]  # fmt: skip

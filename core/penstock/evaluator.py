@@ -12,6 +12,7 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.layers.chunks import chunk_eval
+from penstock.program.layers.ctc import edit_distance
 from penstock.program.record.context import default_main_program
 from penstock.program.record.variable import Variable
 from penstock.program.training.parameters import constant_state
@@ -72,4 +73,26 @@ class ChunkEvaluator(Evaluator):
         return precision, recall, score
 
 
-__all__ = ["ChunkEvaluator", "Evaluator"]
+class EditDistance(Evaluator):
+    """The mean edit distance and the share of wrong sequences since the last reset; sums of a run are in `metrics`."""
+
+    def __init__(self, input: Any, label: Any, ignored_tokens: Any = None, **ignored: object) -> None:
+        super().__init__("edit_distance")
+        distances, count = edit_distance(input, label, ignored_tokens=ignored_tokens)
+        with torch.no_grad():
+            total, wrong = distances.sum(), (distances != 0).sum()
+            for suffix, dtype, value in (
+                ("total_distance", "float32", total), ("seq_num", "int64", count), ("instance_error", "int64", wrong),
+            ):  # fmt: skip
+                counter: Any = self._create_state(suffix, dtype, [1])
+                counter.add_(value.reshape([1]))
+        self.metrics.extend((total, wrong))
+
+    def eval(self, executor: object, eval_program: object = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return (mean distance, share of sequences with a difference), float32 [1] each; NaN without sequences."""
+        total, count, wrong = (np.array(global_scope().find_var(one.name), np.float32) for one in self.states)
+        with np.errstate(invalid="ignore"):
+            return total / count, wrong / count
+
+
+__all__ = ["ChunkEvaluator", "EditDistance", "Evaluator"]

@@ -141,3 +141,23 @@ def test_tags_that_are_none_are_refused() -> None:
     feed = dict.fromkeys(("input", "label"), fluid.create_lod_tensor(np.full((2, 1), 7), [[2]]))
     with pytest.raises(OperatorError, match="expected 0 to 6"):
         fluid.Executor().run(main, {**feed, "dense": np.zeros((1, 1), np.int64)}, results)
+
+
+def test_edit_distances_are_summed_over_runs() -> None:
+    with fluid.program_guard(main := fluid.Program(), startup := fluid.Program()):
+        found, label = (fluid.layers.data(name, [1], dtype="int64", lod_level=1) for name in ("found", "label"))
+        evaluator = fluid.evaluator.EditDistance(found, label)
+    exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
+    with fluid.scope_guard(scope):
+        exe.run(startup)
+        for last in (3, 4, 3):
+            rows = [np.array([[1], [2], [last]]), np.array([[1], [2], [3]])]
+            feed = {
+                name: fluid.create_lod_tensor(x, [[2, 1]]) for name, x in zip(("found", "label"), rows, strict=True)
+            }
+            total, wrong = exe.run(main, feed, evaluator.metrics)
+            assert (float(total[0]), int(wrong[0])) == ((1.0, 1) if last == 4 else (0.0, 0))
+        distance, share = evaluator.eval(exe)
+        np.testing.assert_allclose([distance[0], share[0]], [1 / 6, 1 / 6])
+        evaluator.reset(exe)
+        assert np.isnan(evaluator.eval(exe)[0][0])

@@ -39,6 +39,8 @@ from penstock.io.saves.variables import (
 from penstock.io.states import (
     get_parameter_value,
     get_parameter_value_by_name,
+    get_program_parameter,
+    get_program_persistable_vars,
     load_program_state,
     set_program_state,
 )
@@ -46,8 +48,8 @@ from penstock.io.states import (
 __all__ = [
     "CheckpointManager", "ComposeNotAligned", "DataLoader", "OtherCheckpoint", "PyReader", "Restored",
     "StaleAttempt", "batch", "buffered", "cache", "chain", "compose", "firstn", "get_parameter_value",
-    "get_parameter_value_by_name", "is_parameter", "is_persistable", "load", "load_inference_model", "load_params",
-    "load_persistables", "load_program_state", "load_vars", "map_readers", "multiprocess_reader", "save",
-    "save_inference_model", "save_params", "save_persistables", "save_vars", "set_program_state", "shuffle",
-    "xmap_readers",
+    "get_parameter_value_by_name", "get_program_parameter", "get_program_persistable_vars", "is_parameter",
+    "is_persistable", "load", "load_inference_model", "load_params", "load_persistables", "load_program_state",
+    "load_vars", "map_readers", "multiprocess_reader", "save", "save_inference_model", "save_params",
+    "save_persistables", "save_vars", "set_program_state", "shuffle", "xmap_readers",
 ]  # fmt: skip

@@ -25,6 +25,16 @@ from penstock.scope import Scope, global_scope, tensor_of
 _log = logging.getLogger(__name__)
 
 
+def get_program_parameter(program: Program) -> list[Any]:
+    """Return the parameters of a Program."""
+    return list(program.all_parameters())
+
+
+def get_program_persistable_vars(program: Program) -> list[Any]:
+    """Return the variables of a Program that outlive a run."""
+    return [one for one in program.list_vars() if one.persistable]
+
+
 def get_parameter_value(para: Any, executor: object = None) -> np.ndarray:
     """Return the value of a persistable variable in the current scope. Raises ProgramError if it has none."""
     return tensor_of(global_scope(), para.program, para.name).detach().cpu().numpy().copy()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.program.control import arrays, beam_search, matching
+from penstock.program.control import arrays, beam_search, matching, suppression
 from penstock.program.control.arrays import Element
 
 _Kernel = Callable[..., tuple[Any, ...]]
@@ -93,6 +93,7 @@ _KERNELS: dict[str, _Kernel] = {
     "penstock.rows_true": lambda condition: (condition.nonzero(),),
     "penstock.rows_unique": _rows_unique,
     "penstock.rows_matched": matching.matched,
+    "penstock.rows_kept": suppression.kept,
     "penstock.beam_search": beam_search.step,
     "penstock.beam_search_decode": beam_search.sentences,
 }
