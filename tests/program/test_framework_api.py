@@ -77,8 +77,17 @@ def test_what_an_operator_makes_can_be_kept_in_the_scope() -> None:
     twice.persistable = True
     run([], x=ROWS)
     np.testing.assert_array_equal(np.array(fluid.global_scope().find_var(twice.name).get_tensor()), 2 * ROWS)
-    with pytest.raises(ProgramError, match="persistable of 'x' cannot become True"):
-        x.persistable = True
+    with pytest.raises(ProgramError, match="cannot become True: it is a view"):
+        fluid.layers.reshape(x, [-1]).persistable = True
+
+
+def test_an_input_with_a_batch_stays_one_when_made_persistable(caplog: pytest.LogCaptureFixture) -> None:
+    x = fluid.layers.data("x", [3])
+    twice = fluid.layers.scale(x, 2.0)
+    x.persistable = x.persistable = True
+    assert not x.persistable and [r.message[:25] for r in caplog.records] == ["input 'x' stays an input,"]
+    (found,) = run([twice], x=ROWS)
+    np.testing.assert_array_equal(found, 2 * ROWS)
 
 
 def test_attributes_of_parameters_are_set_until_minimize() -> None:

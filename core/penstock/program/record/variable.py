@@ -6,6 +6,7 @@ It is no tensor and holds no value; values come from `run(fetch_list=[...])`.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,9 +17,10 @@ import torch
 
 from penstock.compat.torch import tree_leaves, tree_map
 from penstock.errors import ProgramError
-from penstock.program.expr import Expr
+from penstock.log import warn_once
 from penstock.program.ir import VarDesc
 from penstock.program.program import Block, Program
+from penstock.program.record.alignment import aligned, is_aligned
 from penstock.program.record.attributes import Kind, ParamAttr, Rates, attributes_of
 from penstock.program.record.composite import CompositeMode, plain_functional
 from penstock.program.record.context import default_main_program, recording_lock, variable_used
@@ -30,6 +32,8 @@ from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
 from penstock.program.record.source import running_module, user_line
 from penstock.program.sequences import is_ragged, lengths_of
+
+_log = logging.getLogger(__name__)
 
 
 class Variable:
@@ -102,8 +106,8 @@ class Variable:
     def persistable(self) -> bool:
         """Whether the value lives on between runs. Set it, and the scope holds what an operator made last.
 
-        An input whose shape has no batch becomes a variable of the scope, which a feed sets. Raises ProgramError for
-        what cannot change: state, other inputs and views.
+        An input whose shape has no batch becomes a variable of the scope, which a feed sets; another one stays an
+        input, with a warning. Raises ProgramError for what cannot change: state and views.
         """
         return self.desc.persistable
 
@@ -118,11 +122,13 @@ class Variable:
         if desc.feed and all(isinstance(size, int) for size in desc.shape):
             self._describe(persistable=True, feed=False, buffer=True)
             return
-        if desc.feed or desc.storage != desc.name or (desc.persistable and not desc.buffer) or not self._is_made():
+        if desc.feed and value:
+            text = f"input {self.name!r} stays an input, fed to every run ({user_line()}): the scope keeps no batch"
+            return warn_once(_log, text, self.program, about=self.name)
+        if desc.storage != desc.name or (desc.persistable and not desc.buffer) or not self._is_made():
             raise ProgramError(
-                f"{user_line()}: persistable of {self.name!r} cannot become {bool(value)}: it is an input, a view or "
-                "state. Keep what an operator makes (layers.assign of it), or name what to save: "
-                "fluid.io.save_vars(vars=[...])",
+                f"{user_line()}: persistable of {self.name!r} cannot become {bool(value)}: it is a view or state. Keep "
+                "what an operator makes (layers.assign of it), or name what to save: fluid.io.save_vars(vars=[...])",
                 variable=self.name,
             )
         self._describe(persistable=bool(value), buffer=bool(value))
@@ -345,10 +351,10 @@ def dtype_named(dtype: Any) -> torch.dtype:
 
 def _operator(name: str) -> Callable[..., Any]:
     method = getattr(torch.Tensor, name)
-    aligns = name.strip("_").removeprefix("r") in _ALIGNED or name.strip("_") in _ALIGNED
+    aligns = is_aligned(name)
 
     def call(self: Variable, *args: Any) -> Any:
-        operands = _aligned(self, args[0]) if aligns and isinstance(args[0], Variable) else (self, *args)
+        operands = aligned(self, args[0]) if aligns and isinstance(args[0], Variable) else (self, *args)
         return record_call(method, operands, {})
 
     call.__name__ = name
@@ -359,24 +365,6 @@ _DUNDERS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs "
     "eq ne lt le gt ge setitem iadd isub imul itruediv and or xor invert"
 )
-_ALIGNED = frozenset(["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge"])
-
-
-def _aligned(left: Variable, right: Variable) -> tuple[Any, Any]:
-    """Operands of an operator: where the one of fewer dimensions begins with a size that a run knows, and the other
-    begins with its sizes, they begin together, as in Fluid (axis=0); else they end together, as in torch."""
-    few, many = (left, right) if left.ndim < right.ndim else (right, left)
-    if few.ndim in (0, many.ndim) or type(left).lifted or type(right).lifted:
-        return left, right
-    own, others = few.desc.shape, many.desc.shape
-    if not own or not isinstance(own[0], Expr) or any(d not in (1, e) for d, e in zip(own, others, strict=False)):
-        return left, right
-    wide: Any = few
-    for _ in range(many.ndim - few.ndim):
-        wide = wide.unsqueeze(-1)
-    return (wide, right) if few is left else (left, wide)
-
-
 for _name in _DUNDERS.split(" "):
     setattr(Variable, f"__{_name}__", _operator(f"__{_name}__"))
 
