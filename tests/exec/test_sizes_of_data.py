@@ -124,14 +124,17 @@ def test_rows_may_differ_from_element_to_element() -> None:
     close(grad, wanted.grad)
 
 
-def test_a_branch_may_not_return_a_size_of_data() -> None:
+def test_a_branch_returns_a_value_of_a_size_of_data() -> None:
     def build() -> list[Any]:
         array, x = doubled()
         whole, _ = L.tensor_array_to_tensor(array, 0)
-        return [L.cond(L.reduce_sum(x) > 0.0, lambda: whole * 2.0, lambda: whole)]
+        return [L.cond(L.reduce_sum(x) > 0.0, lambda: whole * 3.0, lambda: whole)]
 
-    with pytest.raises(ProgramError, match=r"whose size follows from data\. Write it to an array from outside"):
-        Built(build)
+    built, x = Built(build), np.abs(random(3, 2))
+    for sign, factor in ((1.0, 3.0), (-1.0, 1.0)):
+        for n in (1, 2):
+            wanted = np.concatenate([sign * x * 2.0 ** (k + 1) for k in range(n)]) * factor
+            close(built.run(x=sign * x, n=np.array([n]))[0], torch.tensor(wanted))
 
 
 # ---------------------------------------------------------------- other sequences
@@ -278,10 +281,13 @@ def test_a_branch_on_a_size_of_data_is_refused_and_cond_takes_it() -> None:
         many = L.shape(rows)[0] > 4
         return [L.cond(many, lambda: L.reduce_sum(rows * 2.0), lambda: L.reduce_sum(rows * 3.0))]
 
-    with pytest.raises(
-        ProgramError, match=r"test_sizes_of_data\.py:\d+: this line .* follows from data .*layers\.cond"
-    ):
-        Built(python)
+    def number() -> list[Any]:
+        rows = sliced()
+        return [L.reduce_sum(rows) / int(rows.shape[0])]
+
+    for refused in (python, number):
+        with pytest.raises(ProgramError, match=r"test_sizes_of_data\.py:\d+: .* follows from data, .*layers\.cond"):
+            Built(refused)
     built = Built(recorded)
     for lengths, wanted in (([1, 2], 3 * 6.0), ([3, 2], 2 * 10.0)):
         feed = {"x": ragged(np.ones((8, 2)), [4, 4]), "offset": np.zeros((2, 1), np.int64)}

@@ -53,9 +53,9 @@ class SymbolTable:
         forgets, dropped = True, False
         try:
             for asked in fresh:
-                guard = _guard(asked, asked.line or source, "" if asked.line else "a call of torch's")
                 if asked.line:
-                    self._refuse_of_data(guard)
+                    self._refuse_of_data(asked)
+                guard = _guard(asked, asked.line or source, "" if asked.line else "a call of torch's")
                 kept = bool(asked.line) or not _asks_for_few(guard)
                 dropped = dropped or not kept
                 guards += [guard] if kept else []
@@ -64,11 +64,14 @@ class SymbolTable:
             self.sizes.forget(known=forgets)
         return guards
 
-    def _refuse_of_data(self, guard: Guard) -> None:
+    def _refuse_of_data(self, asked: Asked) -> None:
+        relation = asked.relation
+        guard = Guard(relation.left.dim, relation.op, relation.right.dim, asked.line)
         if guard.symbols() & self.of_data.keys():
             raise ProgramError(
-                f"{guard.source}: this line branches on a size that follows from data ({guard}), which only a run "
-                "knows. Use fluid.layers.cond with a condition over fluid.layers.shape(x), or masks over all rows",
+                f"{guard.source}: this line branches on a size that follows from data, or takes it for a number "
+                f"({guard}); only a run knows it. Use fluid.layers.cond with a condition over fluid.layers.shape(x), "
+                "masks over all rows, and the size itself as an operand: x.shape[0], or -1 in reshape",
                 source=guard.source,
             )
 
