@@ -55,7 +55,7 @@ def test_a_missing_feed_names_declaration_and_form(run: Run) -> None:
     assert text.endswith("is not fed; feed it as float32[-1, 1]")
 
 
-@pytest.mark.parametrize("shape", [(2, 12), (2,), (2, 13, 1)])
+@pytest.mark.parametrize("shape", [(2, 12), (2,), (2, 13, 2)])
 def test_a_wrong_shape_names_both_shapes_and_the_declaration(shape: tuple[int, ...], run: Run) -> None:
     text = message(FeedError, lambda: run({"x": np.zeros(shape, "float32"), "y": TARGET}))
     assert text.startswith(

@@ -248,7 +248,10 @@ def test_a_label_outside_the_classes_is_named(run: Callable[..., Any]) -> None:
             {"ids": column(1, 2), "label": column(1)},
             "feeds 'ids' and 'label' must have the same number of rows.* 2 and 1",
         ),
-        ({"ids": np.array([1]), "label": column(1)}, r"'ids' has shape \[1\], but the program expects int64\[-1, 1\]"),
+        (
+            {"ids": np.array([[1, 2]]), "label": column(1)},
+            r"'ids' has shape \[1, 2\], but the program expects int64\[-1, 1\]",
+        ),
         (
             column(1),
             "feed is a ndarray; expected a dict from the names of inputs to arrays, e.g. {'ids': …, 'label': …}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import penstock as fluid
-from penstock.errors import RecordError
+from penstock.errors import FeedError, RecordError
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,21 @@ def test_names_of_dtypes_mean_what_they_do_to_numpy() -> None:
     wanted = {"int": torch.int64, "float": torch.float64, "double": torch.float64, "int32": torch.int32}
     assert found == {**wanted, "bfloat16": torch.bfloat16}
     assert fluid.layers.fill_constant([1], "int", 3).dtype == torch.int64
+
+
+def test_feeds_of_layers_data_are_flattened_as_layers_do(program: fluid.Program) -> None:
+    x, label = fluid.layers.data("x", [4]), fluid.layers.data("label", [1])
+    strict = fluid.data("strict", [None, 1])
+    fetches = [x * 1.0, label * 1.0, strict * 1.0]
+    rows = np.arange(8, dtype="float32").reshape(2, 4, 1)
+    feed = {"x": rows, "label": rows[:, 0, 0], "strict": rows[:, 0]}
+    program = fluid.Program.parse(str(program))  # of a saved model
+    run = partial(fluid.Executor(fluid.CPUPlace()).run, program, fetch_list=[v.name for v in fetches])
+    assert [v.shape for v in run(feed)] == [(2, 4), (2, 1), (2, 1)]
+    wrong = {"x": rows.reshape(1, 8), "label": rows[:, :2, 0], "strict": rows[:, 0, 0]}
+    for name, value in wrong.items():
+        with pytest.raises(FeedError, match=f"feed '{name}' has shape"):
+            run({**feed, name: value})
 
 
 def test_a_number_has_one_element() -> None:

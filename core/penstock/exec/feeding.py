@@ -157,9 +157,20 @@ def converted(var: VarDesc, value: Any) -> torch.Tensor:
     return tensor.contiguous()  # as it was recorded: views of it were taken for views of contiguous memory
 
 
+def _in_dimensions(var: VarDesc, tensor: torch.Tensor) -> torch.Tensor:
+    """Return rows that have more or fewer dimensions of size 1 than a loose input's with those that it has: labels [n]
+    for [n, 1], and what layers of Fluid flatten, [n, 4, 1] for [n, 4]."""
+    is_batch = var.loose and bool(var.shape) and isinstance(var.shape[0], Expr) and tensor.dim() > 0
+    wanted, found = list(var.shape[1:]), list(tensor.shape[1:])
+    if not is_batch or len(wanted) == len(found) or any(isinstance(size, Expr) for size in wanted):
+        return tensor
+    is_same = [size for size in wanted if size != 1] == [size for size in found if size != 1]
+    return tensor.reshape([tensor.shape[0], *(size for size in wanted if isinstance(size, int))]) if is_same else tensor
+
+
 def fitting(var: VarDesc, value: Any) -> torch.Tensor:
     """Return a fed value as a tensor of the variable's dtype and sizes. Raises FeedError."""
-    tensor = converted(var, value)
+    tensor = _in_dimensions(var, converted(var, value))
     if tensor.dim() != len(var.shape) or any(
         isinstance(d, int) and d != s for d, s in zip(var.shape, tensor.shape, strict=True)
     ):

@@ -87,6 +87,7 @@ class VarDesc:
     of it is a tensor without elements (see `program/control/arrays.py`).
     `kind == "unsized"`: a value whose sizes follow from data, as an array of one element. Blocks read it, and a fetch
     gives the element; `<name>@LENGTHS` has the lengths of its sequences, if it is ragged.
+    `loose`: an input of `layers.data`, whose feeds may have more or fewer dimensions of size 1 behind the first.
     `buffer`: persistable state that the forward pass writes (running statistics, counters): one per replica;
     or an input that it writes in place: executors feed a copy, never the user's own array.
     """
@@ -103,6 +104,7 @@ class VarDesc:
     admit_after: int = 0
     expire_after_s: float | None = None
     feed: bool = False
+    loose: bool = False
     lod_level: int = 0
     storage: str = ""
     rows: str = ""

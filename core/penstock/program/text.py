@@ -41,7 +41,7 @@ from penstock.program.ir import (
 from penstock.program.text_line import Line
 
 _KINDS = ("array", "unsized")
-_FLAGS = ("persistable", "parameter", "buffer", "distributed", "feed", *_KINDS)
+_FLAGS = ("persistable", "parameter", "buffer", "distributed", "feed", "loose", *_KINDS)
 _NUMBERS = ("lod", "admit_after", "expire_after_s")  # words of a variable with a number
 _PLAIN = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@/]*\Z")
 _ROLES = {r.name: r for r in Role}

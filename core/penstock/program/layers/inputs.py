@@ -34,11 +34,13 @@ def data(
 
     `lod_level` 1 or more, and no -1 but the first: ragged, the rows of all sequences one after another, as many as are
     fed; see docs/sequences.md. [-1, -1, …] with a lod_level is a padded batch.
+    As layers of Fluid flatten what they are given, a feed may have more or fewer dimensions of size 1 behind the batch:
+    labels [n] for [n, 1].
     """
     sizes = [_size(d) for d in shape]
     if append_batch_size and not any(d < 0 for d in sizes):
         sizes = [-1, *sizes]
-    return _input(name, sizes, dtype, lod_level, stop_gradient)
+    return _input(name, sizes, dtype, lod_level, stop_gradient, loose=True)
 
 
 def fluid_data(
@@ -71,6 +73,7 @@ def _input(
     stop_gradient: bool,
     *,
     own_rows: bool = False,
+    loose: bool = False,
 ) -> Variable:
     if not isinstance(name, str):
         raise ArgumentError(f"{user_line()}: the name of an input is {name!r}; expected a string")
@@ -92,7 +95,7 @@ def _input(
         _input(name + LENGTHS, [-1, 1], "int64", lod_level - 1, True)
     fake = recording.fake_of_shape(sizes, getattr(torch, dtype), own_rows=ragged or own_rows)
     described: VarDesc = recording.describe(fake, name, feed=True)
-    recording.bind(fake, replace(described, lod_level=lod_level))
+    recording.bind(fake, replace(described, lod_level=lod_level, loose=loose))
     if not stop_gradient:
         fake.requires_grad_(True)
     return recording.handle(fake)  # type: ignore[no-any-return]  # a Variable
