@@ -124,6 +124,11 @@ def test_operators_have_fluids_slots() -> None:
     assert of["concat"].input("X") == [of["softmax"].output("Out")[0], of["elementwise_add"].output("Out")[0]]
     assert of["softmax"].input("X") == of["mul"].output("Out")
     assert of["mean"].output("Out") == [loss.name]
+    desc = of["mul"].desc
+    assert (desc.type(), desc.input_names(), desc.output_names()) == ("mul", ["X", "Y"], ["Out"])
+    assert (desc.input("Y"), desc.output("Out")) == (["fc_0.w_0"], desc.output_arg_names())
+    assert desc.input_arg_names() == ["fc_0.b_0", "x", "fc_0.w_0"]
+    assert (desc.has_attr("op_role"), desc.attr("op_role"), desc.attr_names()[0]) == (True, 0, "op_role")
     updates = [(op.input("Param"), op.input("Grad"), op.output("ParamOut")) for op in ops if op.type == "sgd"]
     assert updates == [([f"fc_0.{n}_0"], [f"fc_0.{n}_0@GRAD"], [f"fc_0.{n}_0"]) for n in "wb"]
     assert (of["cross_entropy"].input_names, of["mul_grad"].output_names) == ([], [])

@@ -13,6 +13,7 @@ import torch
 
 import penstock as fluid
 from penstock.errors import ProgramError
+from penstock.exec.executor import _fetch_var
 
 ROWS = np.arange(6, dtype="float32").reshape(2, 3)
 
@@ -122,6 +123,8 @@ def test_a_block_finds_lists_and_copies_variables() -> None:
     lines = str(block).splitlines()
     assert lines[:2] == ["block 0", "Variable('x', [s0, 3], float32)"]
     assert "mul(aten.mm.default): ['x', 'w'] -> ['mm_0.tmp_0']" in lines
+    declared = block.create_var(name="declared", shape=x.shape, dtype=x.dtype)
+    assert (tuple(declared.shape), declared.dtype) == ((-1, 3), torch.float32)
     copy = fluid.Program().global_block()._clone_variable(w)
     assert (copy.name, copy.persistable, list(copy.desc.shape), copy.program is w.program) == ("w", True, [3, 2], False)
 
@@ -361,6 +364,10 @@ def test_values_of_parameters_are_read_from_the_scope() -> None:
     for value in (fluid.io.get_parameter_value(w, exe), fluid.io.get_parameter_value_by_name("w", exe)):
         assert value.tolist() == [3.0, 3.0]
     assert exe.run(fluid.default_main_program(), fetch_list=[["w"]])[0].tolist() == [3.0, 3.0]
+    assert _fetch_var("w").tolist() == [3.0, 3.0]
+    assert _fetch_var("w", fluid.global_scope(), return_numpy=False) is fluid.global_scope().find("w")
+    with pytest.raises(ProgramError, match="_fetch_var: 'v' has no value in the scope"):
+        _fetch_var("v")
 
 
 @pytest.mark.parametrize("dim", [None, 0, 1])

@@ -321,3 +321,11 @@ def as_numpy(fetched: Any) -> Any:
     if isinstance(fetched, (list, tuple)):
         return [as_numpy(one) for one in fetched]
     return np.asarray(fetched)
+
+
+def _fetch_var(name: str, scope: Scope | None = None, return_numpy: bool = True) -> Any:
+    """Return a variable of a scope: a copy as an array, or the tensor. Raises ProgramError for one without a value."""
+    found = (scope or global_scope()).find(str(name))
+    if found is None:
+        raise ProgramError(f"_fetch_var: {name!r} has no value in the scope; run the startup program first")
+    return found.detach().cpu().numpy().copy() if return_numpy else found

@@ -142,6 +142,11 @@ class BlockOperator:
         """Return the names of the variables in a slot of the outputs ("Out", "ParamOut", …). Raises ProgramError."""
         return _slot(self, "output", name, _outputs_of(self), self.operator.output_arg_names)
 
+    @property
+    def desc(self) -> OperatorDescription:
+        """Fluid's description of it, which has the same as methods."""
+        return OperatorDescription(self)
+
     def to_string(self, throw_on_error: bool = True) -> str:
         """Return its type, kernel and variables in one line."""
         return f"{self.type}({self.kernel}): {self.operator.input_arg_names} -> {self.operator.output_arg_names}"
@@ -150,6 +155,53 @@ class BlockOperator:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.operator, name)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDescription:
+    """Fluid's `op.desc`: what the operator has, by methods."""
+
+    _op: BlockOperator
+
+    def type(self) -> str:
+        """Return Fluid's type."""
+        return self._op.type
+
+    def attr_names(self) -> list[str]:
+        """Return the names of its attributes."""
+        return self._op.attr_names
+
+    def has_attr(self, name: str) -> bool:
+        """Whether there is such an attribute."""
+        return self._op.has_attr(name)
+
+    def attr(self, name: str) -> Any:
+        """Return an attribute. Raises ProgramError."""
+        return self._op.attr(name)
+
+    def input_names(self) -> list[str]:
+        """Return Fluid's slots of its inputs."""
+        return self._op.input_names
+
+    def output_names(self) -> list[str]:
+        """Return Fluid's slots of its outputs."""
+        return self._op.output_names
+
+    def input(self, name: str) -> list[str]:
+        """Return the names of the variables in a slot of the inputs. Raises ProgramError."""
+        return self._op.input(name)
+
+    def output(self, name: str) -> list[str]:
+        """Return the names of the variables in a slot of the outputs. Raises ProgramError."""
+        return self._op.output(name)
+
+    def input_arg_names(self) -> list[str]:
+        """Return the names of all inputs."""
+        return self._op.operator.input_arg_names
+
+    def output_arg_names(self) -> list[str]:
+        """Return the names of all outputs, and of what it writes in place."""
+        return self._op.operator.output_arg_names
 
 
 def _slot(op: BlockOperator, kind: str, name: str, slots: Mapping[str, list[str]], all_names: list[str]) -> list[str]:

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from penstock.errors import ProgramError
 from penstock.program import layers
 from penstock.program.initializers import Constant, Initializer, Normal, TruncatedNormal, Uniform
@@ -117,7 +119,7 @@ class Writer:
         `initializer`, which is recorded into the same Program."""
         name = name or program.unique("_generated_var")
         recording = recording_of(program)
-        sizes = [-1 if size is None else int(size) for size in shape or ()]
+        sizes = [-1 if size is None or isinstance(size, torch.SymInt) else int(size) for size in shape or ()]
         if program.global_block().has_var(name):
             return _known(program.handle(name), None if shape is None else sizes, dtype)
         record_on(program)
