@@ -1,4 +1,4 @@
-"""The size gates of the repository: 500 lines a file, 60 lines a function, complexity 10.
+"""The size gates of the repository: 256 KiB and 500 lines a file, 60 lines a function, complexity 10.
 
 `python tools/size_gate.py [PATH ...]` looks at the files that git knows or would add, and prints one line for each
 that is past its gate, with what to do; exit status 1 if there was one. Complexity of Python is ruff's affair (C901),
@@ -21,6 +21,7 @@ from typing import Any
 
 import lizard
 
+MAX_FILE_BYTES = 256 << 10  # of any kind: packages and data have no place here
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_COMPLEXITY = 10
@@ -43,6 +44,16 @@ class Violation:
 def is_generated(text: str) -> bool:
     """Tell whether one of the first five lines says that a program wrote the file."""
     return any("@generated" in line for line in text.splitlines()[:5])
+
+
+def check_bytes(path: Path, num_bytes: int) -> list[Violation]:
+    """Measure one file of any kind."""
+    if num_bytes <= MAX_FILE_BYTES:
+        return []
+    what = (
+        f"{num_bytes >> 10} KiB, at most {MAX_FILE_BYTES >> 10}: make it when it is needed, or take it from a package"
+    )
+    return [Violation(path, 1, what)]
 
 
 def check_text(path: Path, text: str) -> list[Violation]:
@@ -100,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="*", type=Path, help="files to check (default: all files of the repository)")
     paths = parser.parse_args(arguments).paths or repository_files(Path.cwd())
     measured = [path for path in paths if path.suffix in MEASURED]
-    violations = [found for path in measured for found in check_text(path, path.read_text(encoding="utf-8"))]
+    violations = [found for path in paths for found in check_bytes(path, path.stat().st_size)]
+    violations += [found for path in measured for found in check_text(path, path.read_text(encoding="utf-8"))]
     for violation in violations:
         print(violation)
     print(f"size gates: {len(measured)} files, {len(violations)} past a gate", file=sys.stderr)

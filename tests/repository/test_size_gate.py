@@ -31,6 +31,13 @@ def test_a_file_may_have_500_lines_and_no_more(suffix: str) -> None:
     assert found(f"a{suffix}", "\n" * 501) == [f"a{suffix}:1: 501 lines, at most 500: split it by subject"]
 
 
+def test_a_file_of_any_kind_may_have_256_kib_and_no_more(tmp_path: Path) -> None:
+    package = tmp_path / "some_package-1.0-py3-none-any.whl"
+    for num_bytes, status in ((size_gate.MAX_FILE_BYTES, 0), (size_gate.MAX_FILE_BYTES + 1, 1)):
+        package.write_bytes(b"x" * num_bytes)
+        assert size_gate.main([str(package)]) == status
+
+
 def test_a_python_function_may_have_60_lines_and_no_more() -> None:
     assert found("a.py", python_function(60)) == []
     assert found("a.py", "\n" + python_function(61)) == [
