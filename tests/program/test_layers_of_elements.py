@@ -224,6 +224,23 @@ def test_a_counter_of_steps_is_shared_by_its_name() -> None:
     assert [int(exe.run(main, fetch_list=[counter], scope=scope)[0]) for _ in range(3)] == [5, 7, 9]
 
 
+class Margin(torch.nn.Module):
+    def forward(self, scores: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        return scores - own  # of each column
+
+
+def test_operators_in_modules_end_together_as_torchs() -> None:
+    main, module = fluid.Program(), Margin()
+    with fluid.program_guard(main, fluid.Program()):
+        x, own = fluid.data("x", [None, 2], "float64"), fluid.data("own", [None], "float64")
+        scores = torch.matmul(x, x.t())
+        found = [module(scores, own), scores - own]
+    rows, values = np.arange(6.0).reshape(3, 2), np.array([1.0, 2.0, 3.0])
+    as_torch, as_fluid = fluid.Executor(fluid.CPUPlace()).run(main, {"x": rows, "own": values}, found)
+    np.testing.assert_array_equal(as_torch, rows @ rows.T - values)
+    np.testing.assert_array_equal(as_fluid, rows @ rows.T - values[:, None])
+
+
 def test_operators_of_variables_begin_where_a_batch_does() -> None:
     main = fluid.Program()
     with fluid.program_guard(main, fluid.Program()):
