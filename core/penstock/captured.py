@@ -78,6 +78,7 @@ def capture(
         split = len(feeds) - targets
         outputs = record_module(recording, module, tuple(feeds[:split]), {}, name=ROOT)
         with name_scope("loss"):
+            recording.aligns = False  # a function of torch's
             value = loss(outputs, *feeds[split:])
         names = OrderedDict(
             (path, recording.name_of(tensor))

@@ -217,10 +217,10 @@ class Auc(MetricBase):
         """
         columns = np.asarray(preds)
         probabilities, wanted = _checked(self, columns[:, -1] if columns.ndim > 1 else columns, labels)
-        if probabilities.size and not (probabilities.min() >= 0 and probabilities.max() <= 1):
-            low, high = probabilities.min(), probabilities.max()
-            raise SpecError(f"{self}.update: predictions are from {low:g} to {high:g}; expected probabilities, 0 to 1")
         bins = (probabilities * self._num_thresholds).astype(np.int64)
+        if bins.size and not (bins.min() >= 0 and bins.max() <= self._num_thresholds):
+            low, high = float(probabilities.min()), float(probabilities.max())
+            raise SpecError(f"{self}.update: predictions are from {low} to {high}; expected probabilities, 0 to 1")
         np.add.at(self.positives, bins[wanted != 0], 1)
         np.add.at(self.negatives, bins[wanted == 0], 1)
 

@@ -18,6 +18,11 @@ SPINS = "1000"
 
 
 def limit_spinning(environ: MutableMapping[str, str]) -> None:
-    """Set how often a thread of libgomp looks for work before it sleeps, unless `environ` says how threads wait."""
+    """Set how often a thread of libgomp looks for work before it sleeps, unless `environ` says how threads wait.
+
+    A value that was inherited from a process that imported Penstock gives way to a policy, over which it would win.
+    """
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    elif environ.get("GOMP_SPINCOUNT") == SPINS:
+        del environ["GOMP_SPINCOUNT"]

@@ -91,6 +91,14 @@ def test_other_dtypes_and_dimensions_can_be_fetched_alone() -> None:
         assert other == [number + 1 if number == 0 else number + 2]
 
 
+def test_sequences_of_different_rows_are_refused() -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        rows = L.embedding(L.data("ids", [1], dtype="int64", lod_level=1), [6, 2])
+        choice = L.data("choice", [1], dtype="bool", append_batch_size=False)
+        with pytest.raises(ProgramError, match="branches of cond return sequences of different rows"):
+            L.cond(choice, lambda: L.sequence_concat([rows, rows]), lambda: rows)
+
+
 def test_branches_within_branches() -> None:
     main = fluid.Program()
     with fluid.program_guard(main, fluid.Program()):

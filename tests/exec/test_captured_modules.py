@@ -110,6 +110,19 @@ def assert_close(got: Any, wanted: Any) -> None:
     torch.testing.assert_close(got, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_operators_of_a_loss_broadcast_as_torchs(
+    captured_of: Callable[..., Captured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPU_NUM", "1")
+    module, x, y = torch.nn.Linear(4, 3).double(), torch.randn(6, 4).double(), torch.randn(6).double()
+
+    def loss(made: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return ((made[:, :1] - wanted) ** 2).mean()  # of each with each
+
+    expected = loss(module(x), y).item()
+    assert captured_of(module, loss, "SGD", (x, y)).step(x, y) == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize("name", MODULES)
 def test_training_equals_eager_torch(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import penstock as fluid
-from penstock.errors import FeedError, RecordError
+from penstock.errors import FeedError, ProgramError, RecordError
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,9 @@ def test_names_of_dtypes_mean_what_they_do_to_numpy() -> None:
     wanted = {"int": torch.int64, "float": torch.float64, "double": torch.float64, "int32": torch.int32}
     assert found == {**wanted, "bfloat16": torch.bfloat16}
     assert fluid.layers.fill_constant([1], "int", 3).dtype == torch.int64
+    for wrong in (None, 5):
+        with pytest.raises(ProgramError, match=f"{wrong} is no dtype"):
+            fluid.layers.data("y", [1], dtype=wrong)
 
 
 def test_feeds_of_layers_data_are_flattened_as_layers_do(program: fluid.Program) -> None:

@@ -47,6 +47,7 @@ def test_auc_equals_scikit_learn(columns: int) -> None:
     [
         ("Auc", [[0.5], [1.5]], "from 0.5 to 1.5; expected probabilities"),
         ("Auc", [[-0.1], [0.5]], "from -0.1 to 0.5; expected probabilities"),
+        ("Auc", [[-1e-8], [1.0005]], "from -1e-08 to 1.0005; expected probabilities"),
         ("Auc", [[0.5], [np.nan]], "1 of 2 predictions are NaN"),
         ("Precision", [[0.5], [np.nan]], "1 of 2 predictions are NaN"),
         ("Recall", [[0.5]], r"shapes \(1, 1\) and \(2, 1\)"),

@@ -80,6 +80,7 @@ def own_decay(pairs: list[Any]) -> list[Any]:
     return list(fluid.regularizer.append_regularization_ops(pairs, fluid.regularizer.L2Decay(0.2)))
 
 
+CALLED = fluid.clip.GradientClipByValue(0.2, -0.05)
 CASES: dict[str, tuple[Callable[[], Any], Change]] = {
     "clip by value": (sgd(grad_clip=fluid.clip.GradientClipByValue(0.2, -0.05)), by_value),
     "clip by norm": (sgd(grad_clip=fluid.clip.GradientClipByNorm(0.3)), by_norm),
@@ -94,6 +95,12 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
     "clip twice, by hand": (
         ByHand(fluid.clip.GradientClipByNorm(1e3), fluid.clip.GradientClipByNorm(0.3)),
         by_norm,
+    ),
+    "clip, decay and clip again, by hand": (
+        ByHand(CALLED, own_decay, CALLED, grad_clip=CALLED),
+        lambda params, grads, used: by_value(
+            params, decayed(0.0, 0.2)(params, by_value(params, grads, used), used), used
+        ),
     ),
     "clip, then decay, by hand": (ByHand(own_clips, own_decay), clipped_then_decayed),
     "clip by hand, then decay": (

@@ -7,6 +7,7 @@ of `inter` ranks, then among their first ranks, then hands the result back.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -121,10 +122,12 @@ class ProcessGroups:
         """
         for name in self.names:
             exchangers.forget(name)
-        for group in self.groups():
-            dist.destroy_process_group(group)
-        if self._made_default:
-            dist.destroy_process_group()
+        if dist.is_initialized():  # else the script has destroyed them all
+            for group in self.groups():
+                with contextlib.suppress(ValueError):  # or this one
+                    dist.destroy_process_group(group)
+            if self._made_default:
+                dist.destroy_process_group()
         self._groups, self._levels = [], []
 
     # -- parts -------------------------------------------------------------------------------------------

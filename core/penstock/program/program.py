@@ -472,7 +472,8 @@ class Block:
         """Declare a variable of another Program's here: its name, sizes and dtype."""
         sizes = [size if isinstance(size, int) else -1 for size in var.desc.shape]
         kept = force_persistable or var.persistable
-        return self.create_var(name=var.name, shape=sizes, dtype=var.desc.dtype, persistable=kept)
+        described = {"name": var.name, "shape": sizes, "dtype": var.desc.dtype, "lod_level": var.lod_level}
+        return self.create_var(**described, persistable=kept)
 
     def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
         """Return its variables and operators, one a line."""

@@ -217,7 +217,8 @@ def results_of(type_: str, given: Mapping[str, list[Any]], attrs: Mapping[str, A
 def _known(variable: Any, sizes: list[int] | None, dtype: Any) -> Variable:
     """Return a variable that is there already. Raises ProgramError where it is declared again as another one."""
     have = [size if isinstance(size, int) else -1 for size in variable.desc.shape]
-    if (sizes is not None and sizes != have) or (dtype is not None and dtype_named(dtype) != variable.dtype):
+    is_same = sizes is None or sizes == have or (sizes == [1] and not have)  # a number is [1] in Fluid
+    if not is_same or (dtype is not None and dtype_named(dtype) != variable.dtype):
         raise ProgramError(
             f"{user_line()}: variable {variable.name!r} is declared with shape {sizes} of {dtype}, but it exists with "
             f"shape {have} of {variable.desc.dtype} (created at {variable.desc.source}). Give one of them another name",

@@ -66,8 +66,15 @@ def _branch(recording: Recording, run: Branch | None) -> tuple[Recorded, list[An
                 "branches (layers.array_write, layers.assign), and return nothing",
                 variable=array.name,
             )
-        shapes = [(None if isinstance(v, Unsized) and v.is_open else v.desc.shape, v.desc.dtype) for v in own]
+        shapes = [_form(v) for v in own]
         return block.close(v.name for v in own), [[v.name for v in own], shapes], (str(nest), nest, leaves)
+
+
+def _form(own: Variable) -> tuple[Any, str, int]:
+    """Shape (None: of several numbers of dimensions), dtype and levels of sequences of what a branch returns."""
+    if isinstance(own, Unsized):
+        return None if own.is_open else own.desc.shape, own.desc.dtype, 0
+    return own.desc.shape, own.desc.dtype, own.lod_level
 
 
 def _choose(
@@ -102,6 +109,11 @@ def _results(
     pairs = enumerate(zip(*shapes, *kinds, strict=True))
     unequal = [at for at, (one, other, *kind) in pairs if one != other or kind != ["dense"] * 2]
     for at in unequal:
+        if any(own[at][2] for own in shapes):
+            raise ProgramError(
+                f"{user_line()}: the branches of cond return sequences of different rows. Return what is made of whole "
+                "sequences (layers.sequence_pool), or write them to an array from outside (layers.array_write)"
+            )
         then, left[at] = packed_result(recording, then, left[at])
         otherwise, right[at] = packed_result(recording, otherwise, right[at])
     made = _choose(recording, pred, then, otherwise, (left, right))
@@ -138,8 +150,8 @@ def cond(pred: Any, true_fn: Branch | None = None, false_fn: Branch | None = Non
     return tree_unflatten([None if leaf is None else next(found) for leaf in leaves], nest)
 
 
-def _words(nest: str, shapes: Sequence[tuple[Any, str]]) -> str:
-    each = ", ".join(f"{dtype}[{', '.join(map(str, shape))}]" for shape, dtype in shapes)
+def _words(nest: str, shapes: Sequence[tuple[Any, str, int]]) -> str:
+    each = ", ".join(f"{dtype}[{', '.join(map(str, shape or '?'))}]" for shape, dtype, _ in shapes)
     return f"({each or 'no variable'} in {nest})"
 
 

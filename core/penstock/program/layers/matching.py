@@ -91,7 +91,9 @@ def _assigned(x: Any, lengths: Any, matched: Any, negatives: Any, filler: float)
     columns = torch.remainder(torch.ones_like(matched[:1], dtype=torch.int64).cumsum(1) - 1, width)
     at = (starts + matched.to(torch.int64).clamp(min=0)) * width + columns
     at = torch.where(found, at, torch.zeros_like(at))
-    values = x.reshape([-1, count]).index_select(0, at.reshape([-1])).reshape([*matched.shape, count])
+    rows = x.reshape([-1, count])
+    rows = torch.cat([rows, rows.new_zeros([1, count])])  # where no image has a box
+    values = rows.index_select(0, at.reshape([-1])).reshape([*matched.shape, count])
     chosen = found if negatives is None else torch.logical_and(found, negatives.logical_not())
     counts = found if negatives is None else torch.logical_or(found, negatives)
     return torch.where(chosen.unsqueeze(2), values, torch.full_like(values, filler)), counts.unsqueeze(2).to(

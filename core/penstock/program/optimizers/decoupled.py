@@ -53,7 +53,9 @@ class _Decoupled(Optimizer):
         """Record the decay, then what the base records; return the operators of both."""
         operators = params_grads[0][0].program.operators if params_grads else []
         before = len(operators)
-        chosen = [pair for pair in params_grads if self._decays is None or self._decays(pair[0].name)]
+        given: Sequence[tuple[Variable, Any]] = params_grads
+        pairs = [pair for pair in given if pair[1] is not None]
+        chosen = [pair for pair in pairs if self._decays is None or self._decays(pair[0].name)]
         with name_scope("weight_decay"), torch.no_grad():
             for param, gradient in chosen:
                 pair = ((param.name, gradient.name),)

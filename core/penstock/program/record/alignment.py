@@ -22,7 +22,7 @@ def aligned(left: Any, right: Any) -> tuple[Any, Any]:
     """Return the operands of an operator, of which one may have new dimensions of 1 at its end.
 
     Where the one of fewer dimensions begins with a size that a run knows, and the other begins with its sizes, they
-    begin together, as in Fluid; else, and in the `forward` of a module, they end together, as in torch.
+    begin together, as in Fluid; else, and in a module or a captured loss, they end together, as in torch.
     """
     few, many = (left, right) if left.ndim < right.ndim else (right, left)
     if few.ndim in (0, many.ndim) or type(left).lifted or type(right).lifted:
@@ -30,7 +30,7 @@ def aligned(left: Any, right: Any) -> tuple[Any, Any]:
     own, others = few.desc.shape, many.desc.shape
     if not own or not isinstance(own[0], Expr) or any(d not in (1, e) for d, e in zip(own, others, strict=False)):
         return left, right
-    if running_module() is not None:
+    if running_module() is not None or not many._recording.aligns:
         return left, right
     wide: Any = few
     for _ in range(many.ndim - few.ndim):

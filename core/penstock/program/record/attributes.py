@@ -85,6 +85,6 @@ class Kind(str):
         made._cast = cast
         return made
 
-    def __call__(self, dtype: Any) -> Any:
-        """Return the variable as another dtype."""
-        return self._cast(dtype)
+    def __call__(self, *dtype: Any) -> Any:
+        """Return the variable as another dtype; without one, torch's name of its own."""
+        return self._cast(*dtype)

@@ -37,7 +37,7 @@ def inputs_to_multiply(recording: Recording, operands: Any) -> dict[str, Expr]:
         return {}
     (wanted,) = rows
     assert isinstance(wanted, Expr)  # by _is_multiple
-    return {v.name: wanted for v in found if _may_change(program, v)}
+    return {v.name: wanted for v in found if _may_change(program, v) and v.name not in recording.declared}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy as shallow
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +78,7 @@ class Recording:
         self.module_names: dict[int, tuple[torch.nn.Module, str]] = {}  # by id: of those that were called
         self.normalises = False  # inside the forward of a normalisation module that keeps statistics
         self.calling = ""  # the torch function that was entered last, for messages
+        self.aligns = True  # whether operators of Variables align at the batch, as Fluid's; see alignment.py
         self.detaches = False  # inside a detach of the user's: a variable of its own, which keeps its value
         self.active = 0
         self.open_blocks: list[Any] = []  # that are recorded now, the innermost last; see blocks.py
@@ -96,7 +98,7 @@ class Recording:
         copy.num_seeds, copy._batch, copy.origins = self.num_seeds, self._batch, dict(self.origins)
         kept = clone.variables
         copy.lookups = [look for look in self.lookups if look.table in kept]
-        copy.attributes = {n: a for n, a in self.attributes.items() if n in kept}
+        copy.attributes = {n: shallow(a) for n, a in self.attributes.items() if n in kept}
         copy.error_clips = {n: c for n, c in self.error_clips.items() if n in kept}
         copy.changed_gradients = {n: g for n, g in self.changed_gradients.items() if n in kept}
         copy._names = {k: entry for k, entry in self._names.items() if entry[1] in kept}

@@ -201,13 +201,13 @@ def packed_result(recording: Recording, recorded: Recorded, name: str) -> tuple[
 
 
 def of_branches(recording: Recording, name: str, tensor: torch.Tensor, shapes: Sequence[Any]) -> Unsized:
-    """Return the handle of what branches return in different (shape, dtype)s: unequal sizes become symbols."""
-    (first, dtype), *others = shapes
+    """Return the handle of what branches return in different (shape, dtype, …)s: unequal sizes become symbols."""
+    (first, dtype, _), *others = shapes
     set_kind(recording, name, "array" if recording.open_blocks else "unsized")
     array = Unsized(recording, name, tensor)
-    array.is_open = first is None or any(s is None or (len(s), d) != (len(first), dtype) for s, d in others)
+    array.is_open = first is None or any(s is None or (len(s), d) != (len(first), dtype) for s, d, _ in others)
     symbols = recording.symbols
-    columns = () if array.is_open else zip(*(shape for shape, _ in shapes), strict=True)
+    columns = () if array.is_open else zip(*(shape for shape, *_ in shapes), strict=True)
     array.sizes = [symbols.size(one[0]) if len(set(one)) == 1 else symbols.new_of_data() for one in columns]
     recording.handles[name] = array
     return array

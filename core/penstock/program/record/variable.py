@@ -148,7 +148,7 @@ class Variable:
     @property
     def type(self) -> Kind:
         """Fluid's kind of variable (`fluid.core.VarDesc.VarType`). Called, it is torch's `type`: another dtype."""
-        return Kind(self.desc.type, lambda dtype: record_call(torch.Tensor.type, (self, dtype), {}))
+        return Kind(self.desc.type, lambda *dtype: record_call(torch.Tensor.type, (self, *dtype), {}))
 
     @property
     def is_data(self) -> bool:
@@ -340,10 +340,10 @@ def dtype_named(dtype: Any) -> torch.dtype:
     """
     if isinstance(dtype, torch.dtype):
         return dtype
-    name = dtype.removeprefix("torch.") if isinstance(dtype, str) else np.dtype(dtype).name
+    name = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
     with contextlib.suppress(TypeError):  # bfloat16 is none of numpy's
-        name = np.dtype(name).name
-    found = getattr(torch, name, None)
+        name = None if name is None else np.dtype(name).name
+    found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
         raise ProgramError(f"{user_line()}: {dtype!r} is no dtype; expected a name such as 'float32' or 'int64'")
     return found

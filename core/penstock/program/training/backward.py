@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -88,6 +88,8 @@ def append_backward(
     ProgramError if the loss is no scalar.
     """
     check_loss(loss, "append_backward")
+    given: tuple[Any, Any] = (parameter_list, no_grad_set)  # each is read more than once
+    parameter_list, no_grad_set = (list(names) if isinstance(names, Iterator) else names for names in given)
     _check_named("append_backward", parameter_list=parameter_list, no_grad_set=no_grad_set)
     if callbacks is not None and not isinstance(callbacks, (list, tuple)):
         raise ArgumentError(f"{user_line()}: append_backward: callbacks is {callbacks!r}; expected None or a list")
@@ -129,8 +131,8 @@ def append_backward(
 def _check_named(what: str, **given: Any) -> None:
     """Raise ArgumentError for what is no collection of variables or their names, nor None."""
     for argument, values in given.items():
-        whole = values is None or isinstance(values, (list, tuple, set, frozenset))
-        if not whole or not all(isinstance(value, (str, Variable)) for value in values or ()):
+        whole = values is None or (isinstance(values, Collection) and not isinstance(values, (str, Variable)))
+        if not whole or not all(isinstance(getattr(value, "name", value), str) for value in values or ()):
             raise ArgumentError(
                 f"{user_line()}: {what}: {argument} is {values!r}; expected a list or a set of variables or names"
             )

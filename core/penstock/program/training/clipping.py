@@ -150,13 +150,12 @@ def check_clip(clip: Any) -> None:
 
 
 def clip_of(one: PendingGradient, default: Clip | None) -> Clip | None:
-    """Return the optimizer's clip, else the parameter's own; None if it leaves this parameter out, or was recorded."""
+    """Return the clip that was called, or the optimizer's, else the parameter's own, unless a script has recorded it;
+    None if it leaves this parameter out."""
     own: Clip | None = one.attribute.gradient_clip
     check_clip(own)
-    clip = default if default is not None else own
-    return (
-        None if clip is None or clip is one.clipped_by or (clip.need_clip and not clip.need_clip(one.param)) else clip
-    )
+    clip = default if default is not None else None if own is one.clipped_by else own
+    return None if clip is None or (clip.need_clip and not clip.need_clip(one.param)) else clip
 
 
 Record = Callable[[], None]
