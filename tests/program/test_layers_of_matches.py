@@ -93,6 +93,15 @@ def test_targets_are_those_of_the_matched_rows() -> None:
     np.testing.assert_array_equal(others[:, :, 0], [[1, 0, 1, 1], [1, 1, 0, 0]])
 
 
+def test_images_without_boxes_have_no_targets() -> None:
+    with fluid.program_guard(main := fluid.Program(), fluid.Program()):
+        box, matched = L.data("box", [4], dtype="float64", lod_level=1), fluid.data("m", [None, 3], "int32")
+        found = L.target_assign(L.reshape(box, [-1, 1, 4]), matched, mismatch_value=7)
+    feed = {"box": fluid.create_lod_tensor(np.zeros((0, 4)), [[0, 0]]), "m": np.full((2, 3), -1, np.int32)}
+    targets, weights = fluid.Executor(fluid.CPUPlace()).run(main, feed, found)
+    assert targets.shape == (2, 3, 4) and (targets == 7).all() and not weights.any()
+
+
 def _ssd(place: torch.Tensor, scores: torch.Tensor, boxes: list[Any], labels: list[Any], priors: Any) -> torch.Tensor:
     """The loss of each image before it is divided, and the number of matched priors."""
     losses, total = [], 0
