@@ -228,7 +228,7 @@ class ParameterServer:
             return  # none has joined, so what the server before has left is not decided on, and stays
         try:
             self.snapshotter.write_at(handover.folder)
-        except (OSError, PenstockError) as error:
+        except Exception as error:  # noqa: BLE001  # memory may run out, too: whatever it is, its log says so
             text = f"its state cannot be left in {handover.folder}, so trainers cannot go on: {error}"
             self._report(logging.ERROR, text)
             handover.remove()
