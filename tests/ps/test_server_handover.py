@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.ps.torch_storage import TorchStorage
-from tests.ps.trainer_calls import Refused, Trainer
+from tests.ps.trainer_calls import Trainer
 from tests.support.waiting import until
 
 from penstock.errors import SpecError, Unavailable
@@ -277,22 +277,6 @@ def test_memory_that_runs_out_is_reported(start: Start, folder: Path, caplog: py
     (failed,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "not enough memory" in failed.getMessage()
     assert not folder.parent.exists()
-
-
-def test_joins_that_are_refused_decide_nothing(start: Start, folder: Path) -> None:
-    first = start()
-    rounds(joined(first, epoch=2)[0], range(2))
-    first.server.close()
-    second = start()
-    assert second.server._handover is not None
-    second.server._handover._hold_s = 0.0
-    with pytest.raises(Refused, match="trainers are 0 to 1"):
-        second.trainer(7).join()
-    with pytest.raises(Refused, match=r"epoch 1 is refused\. If this is another run, remove"):
-        second.trainer(0, 1).join()
-    assert len(snapshots(folder)) == 1
-    assert joined(second, epoch=2)[1] == [2, 2]
-    assert second.values == first.values
 
 
 def test_what_was_not_written_whole_is_removed(start: Start, folder: Path) -> None:

@@ -72,18 +72,9 @@ class Handover:
     def admit(self, sender: TrainerIncarnation, claim: Callable[[], None]) -> None:
         """Decide before a trainer joins. `claim` restores; what it raises leaves the snapshot.
 
-        Raises Unavailable if the server ends while the trainer waits for others, PeerError for an incarnation that was
-        replaced while the server before served: the machine would refuse it if this server goes on.
+        Raises Unavailable if the server ends while the trainer waits for others.
         """
         with self._changed:
-            newest = (
-                self._cut.roster.newest.get(sender.trainer, sender.epoch) if self._cut is not None else sender.epoch
-            )
-            if sender.epoch < newest:
-                raise PeerError(
-                    f"trainer {sender.trainer} was started again (epoch {newest}); epoch {sender.epoch} is refused. If "
-                    f"this is another run, remove {self.folder}"
-                )
             if self._cut is not None and not self._is_former(self._cut.roster, sender):
                 self._wait_for_former(self._cut.roster, sender)
             if self._cut is None:

@@ -164,7 +164,7 @@ def sender_of(trainer: int, epoch: int) -> TrainerIncarnation:
 class Requests:
     """Answers the messages of trainers. `address`, `port`: of its sockets, once they are known.
 
-    `admit`: called before each join that the machine would not refuse. It may hold its thread; what it raises refuses.
+    `admit`: called before each join, whose thread it may hold; what it raises refuses it.
     """
 
     def __init__(
@@ -213,10 +213,6 @@ class Requests:
         return Message("answer", {"round": 0, "staleness": 0})
 
     def _join(self, _message: Message, sender: TrainerIncarnation) -> Message:
-        with self._dispatcher.frozen():
-            reason = self._dispatcher.machine.members.refusal(sender)
-        if reason:  # before `admit`, which decides on what the server before has left
-            return refusal(reason)
         self._admit(sender)
         return self._plain(lambda ticket: Join(ticket, sender))
 
