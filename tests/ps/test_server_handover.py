@@ -9,21 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
 from tests.ps.torch_storage import TorchStorage
-from tests.ps.trainer_calls import Trainer
+from tests.ps.trainer_calls import Refused, Trainer
 from tests.support.waiting import until
 
 from penstock.errors import SpecError, Unavailable
+from penstock.ps import persistence
 from penstock.ps.durability.server_snapshots import snapshots
 from penstock.ps.handover import Handover
 from penstock.ps.rounds.messages import TrainerIncarnation
 from penstock.ps.server import ParameterServer
 from penstock.ps.settings import ServerSettings, handover_dir
 from penstock.ps.transport.local import LineServer
+from penstock.serving.server import warn_of_unread
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,)}
 TABLES = {"t": (2, 100)}
@@ -287,7 +290,9 @@ def test_what_was_not_written_whole_is_removed(start: Start, folder: Path) -> No
     (path / "manifest.json").write_text(json.dumps({"body": "{}", "crc32": 0}))
     (folder / "unfinished.snapshot.1").mkdir()
     reports: list[str] = []
-    assert not Handover(folder, reports.append).is_open
+    handover = Handover(folder, reports.append)
+    handover.look()
+    assert not handover.is_open
     assert "is damaged" in reports[0]
     assert not folder.parent.exists()
 
@@ -298,10 +303,99 @@ def test_former_members_are_waited_for_once(start: Start, folder: Path) -> None:
     first.server.close()
     reports: list[str] = []
     handover = Handover(folder, reports.append, hold_s=0.01)
-    handover.admit(TrainerIncarnation(0, 2), lambda: pytest.fail("it is not of this run"))
-    handover.admit(TrainerIncarnation(1, 1), lambda: pytest.fail("it comes too late"))
+    handover.admit(TrainerIncarnation(0, 2), lambda _: pytest.fail("it is not of this run"))
+    handover.admit(TrainerIncarnation(1, 1), lambda _: pytest.fail("it comes too late"))
     assert "have not come back" in reports[0]
     assert len(reports) == 1
+
+
+def test_a_join_waits_while_the_server_before_writes(
+    start: Start, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    first = start()
+    rounds(joined(first)[0], range(2))
+    is_writing, may_end = Event(), Event()
+
+    def at_step(step: str) -> None:
+        if step == "manifest":
+            is_writing.set()
+            assert may_end.wait(60)
+
+    first.server.snapshotter.at_step = at_step
+    with ThreadPoolExecutor(3) as pool:
+        closed = pool.submit(first.server.close)
+        assert is_writing.wait(60)
+        second = start()  # while the first is still writing
+        try:
+            with pytest.raises(Unavailable):
+                second.trainer(0).join()
+            assert caplog.text.count("is still writing") == 1
+            assert any(folder.glob("unfinished.*")), "what is being written is left alone"
+        finally:
+            may_end.set()
+        closed.result(60)
+        trainers = [second.trainer(number) for number in (0, 1)]
+        assert [one.result(60) for one in [pool.submit(trainer.join) for trainer in trainers]] == [2, 2]
+    assert second.values == first.values
+
+
+def test_a_join_that_is_refused_decides_nothing(start: Start, folder: Path) -> None:
+    first = start()
+    rounds([first.trainer(0, 3), first.trainer(1, 3)], range(0))
+    at_once(*(first.trainer(number, 3).join for number in (0, 1)))
+    first.server.close()
+    second = start()
+    handover = second.server._handover
+    assert handover is not None
+    handover._hold_s = 0.0
+    with pytest.raises(Refused, match="fanin is 2"):
+        second.trainer(2, 9).join()
+    with pytest.raises(Refused, match="was started again"):
+        second.trainer(0, 2).join()
+    assert len(snapshots(folder)) == 1
+    assert second.trainer(1, 3).join() == 0
+    assert second.values == first.values
+    assert not folder.parent.exists()
+
+
+def test_another_servers_state_is_not_removed(start: Start, folder: Path) -> None:
+    first = start()
+    rounds(joined(first)[0], range(1))
+    second = start()  # of the same folder: nothing is there yet
+    trainers, _ = joined(second, epoch=2)
+    first.server.close()
+    for trainer in trainers:
+        trainer.leave()
+    assert second.server.wait(60)
+    second.server.close()
+    assert len(snapshots(folder)) == 1
+
+
+def test_copies_are_written_in_pieces(start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistence, "_AT_ONCE", 1)
+    first = start()
+    rounds(joined(first)[0], range(2))
+    first.server.close()
+    ((_, path),) = snapshots(folder)
+    assert len(list(path.glob("*.safetensors"))) > 3
+    second = start()
+    joined(second)
+    assert second.values == first.values
+
+
+def test_a_state_that_is_not_read_is_warned_of(
+    folder: Path, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start()
+    rounds(joined(first)[0], range(1))
+    first.server.close()
+    caplog.clear()
+    monkeypatch.chdir(folder.parent.parent)
+    warn_of_unread(replace(SETTINGS, endpoint="127.0.0.1:1"))
+    assert not caplog.text, "no folder is configured"
+    warn_of_unread(replace(SETTINGS, endpoint="127.0.0.1:1", state_dir=folder.parent / "configured"))
+    assert f"{folder} is not read, because PENSTOCK_PS_STATE_DIR" in caplog.text
 
 
 def test_only_servers_started_by_hand_hand_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

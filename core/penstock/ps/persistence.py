@@ -48,6 +48,13 @@ from penstock.ps.wire import ROWS, VALUES, Message, Origin, from_wire
 _OF = re.compile(r"(\d+)-of-(\d+)")
 
 
+_AT_ONCE = 64 << 20
+
+
+def _num_bytes(item: Item) -> int:
+    return sum(tensor.nbytes for tensor in item.tensors.values())
+
+
 class _OutOfOrder(Exception):
     """A storage gives something else after a part of a table: it has to be read in one go."""
 
@@ -115,7 +122,10 @@ class Snapshotter:
     def write_at(self, folder: Path) -> None:
         """Take the snapshot of a server that has ended, into another folder than its own. Raises OSError, PeerError."""
         with self._one:
-            self._write(lambda s: snapshot_path(folder, s), in_one_go=True, is_finished=False)
+            self._attempt(
+                lambda s: snapshot_path(folder, s), lambda: None,
+                in_one_go=True, is_finished=False, most_bytes=_AT_ONCE,
+            )  # fmt: skip
 
     def save(self, path: str) -> None:
         """Write a copy into a folder that a trainer names. Raises PeerError where that is not allowed or fails."""
@@ -196,8 +206,10 @@ class Snapshotter:
             return self._attempt(path_at, at_cut, in_one_go=True, is_finished=is_finished)
 
     def _attempt(
-        self, path_at: Callable[[int], Path], at_cut: Callable[[], None], *, in_one_go: bool, is_finished: bool
-    ) -> int:
+        self, path_at: Callable[[int], Path], at_cut: Callable[[], None], *, in_one_go: bool, is_finished: bool,
+        most_bytes: int | None = None,
+    ) -> int:  # fmt: skip
+        """`most_bytes`: items are written when their copies come to so much, while updates wait; None: at the end."""
         copied: list[Item] = []
         with ExitStack() as locks:
             locks.enter_context(self._state.locks.all())
@@ -213,6 +225,9 @@ class Snapshotter:
                     copied.append(item)
                     if item.is_part:
                         break
+                    if most_bytes is not None and sum(map(_num_bytes, copied)) >= most_bytes:
+                        writer.add(copied)
+                        copied.clear()
                 locks.close()
                 at_cut()
                 parts = copied[-1:] if copied and copied[-1].is_part else []

@@ -7,10 +7,12 @@ was acknowledged, and a server that is started again continues from there.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -184,6 +186,8 @@ class ParameterServer:
         try:
             found = Handover(folder, lambda text: self._report(logging.INFO, text))
             found.check_writable()
+            with contextlib.suppress(Unavailable):  # the server before is still writing: looked for again at joins
+                found.look()
         except OSError as error:
             self._report(logging.WARNING, f"{unset}, and {folder} cannot be used ({error}): {anew}")
             return
@@ -194,20 +198,26 @@ class ParameterServer:
             self._report(logging.INFO, f"{folder} has the state of a server that was stopped, if its trainers go on")
 
     def _admit(self, sender: TrainerIncarnation) -> None:
-        """Before a trainer joins: see `Handover.admit`. Raises Unavailable."""
-        if self._handover is not None:
+        """Before a trainer joins: see `Handover.admit`. One that will be refused decides nothing.
+
+        Raises Unavailable, PeerError.
+        """
+        if self._handover is None:
+            return
+        with self._dispatcher.frozen():
+            is_refused = bool(self._dispatcher.machine.members.refusal(sender))
+        if not is_refused:
             self._handover.admit(sender, self._take_over)
 
-    def _take_over(self) -> None:
+    def _take_over(self, path: Path) -> None:
         """Go on from what the server before has left. If that fails, this one ends with the error.
 
         Raises Unavailable then: the trainers may meet a server that can, so they are not refused.
         """
-        assert self._handover is not None
         state, settings = self._state, self.settings
         try:
             found = recover_server(
-                self._handover.folder, state.storage, state.applied, job=settings.job, blocks=list(state.specs)
+                path.parent, state.storage, state.applied, job=settings.job, blocks=list(state.specs)
             )
             with self._dispatcher.frozen():
                 self._dispatcher.machine = self._machine(found)
@@ -217,21 +227,38 @@ class ParameterServer:
             self._ended.set()
             raise Unavailable(f"the server cannot go on: {error}") from error
 
-    def _hand_over(self) -> None:
-        """Leave the state to the next server, if trainers may still be training. The last thing that a server does."""
+    def _holds_handover(self) -> bool:
+        """Take hold of where the state is left, if trainers may still be training: the first thing at the end."""
         handover = self._handover
-        if handover is None or not hasattr(self, "snapshotter"):
-            return
+        if handover is None or not hasattr(self, "snapshotter") or self._has_finished or self._failure is not None:
+            return False
+        have_ended = not self._uses_grpc and not any(
+            transport.num_clients for transport in self._transports if isinstance(transport, LineServer)
+        )  # all trainers: of this host then, and none is connected
+        if have_ended or not self._members_left():
+            return False  # if none has joined, what the server before has left is not decided on, and stays
+        try:
+            handover.hold()
+        except (Unavailable, OSError) as error:
+            self._report(logging.ERROR, f"its state cannot be left in {handover.folder}: {error}")
+            return False
+        return True
+
+    def _members_left(self) -> set[int]:
+        """The trainers that have joined and have not left in order."""
         with self._dispatcher.frozen():
             roster = self._dispatcher.machine.members.roster()
-        if not roster.newest.keys() - roster.left:
-            return  # none has joined, so what the server before has left is not decided on, and stays
+        return set(roster.newest) - roster.left
+
+    def _hand_over(self, handover: Handover) -> None:
+        """Leave the state to the next server. The last thing that a server does."""
+        if self._has_finished or self._failure is not None or not self._members_left():
+            return  # since it was held
         try:
             self.snapshotter.write_at(handover.folder)
         except Exception as error:  # noqa: BLE001  # memory may run out, too: whatever it is, its log says so
             text = f"its state cannot be left in {handover.folder}, so trainers cannot go on: {error}"
             self._report(logging.ERROR, text)
-            handover.remove()
             return
         how = "Started again here with the same command, before trainers give up (PENSTOCK_PS_DEADLINE_S), it goes on"
         self._report(logging.INFO, f"was stopped during training, and leaves its state in {handover.folder}. {how}")
@@ -257,9 +284,7 @@ class ParameterServer:
             return
         self._is_open = False
         self._stopping.set()
-        have_ended = not self._uses_grpc and not any(
-            transport.num_clients for transport in self._transports if isinstance(transport, LineServer)
-        )  # all trainers: of this host then, and none is connected
+        hands_over = self._holds_handover()  # before its port is free
         if self._handover is not None:
             self._handover.stop()
         if hasattr(self, "_dispatcher"):
@@ -272,11 +297,11 @@ class ParameterServer:
             if self._has_finished and self._failure is None:
                 self._state.log.append(Message("finished", {}))
                 self.snapshotter.take(is_finished=True)
-                if self._handover is not None:
-                    self._handover.remove()
-            elif self._failure is None and not have_ended:
-                self._hand_over()
+            elif self._handover is not None and hands_over:
+                self._hand_over(self._handover)
         finally:
+            if self._handover is not None:
+                self._handover.let_go()
             if hasattr(self, "_updates"):
                 self._updates.close()
             self._state.log.close()

@@ -151,6 +151,11 @@ def handover_dir(endpoint: str, environ: Mapping[str, str] | None = None) -> Pat
     process = Incarnation.from_environ(environ)
     if PS_STATE_DIR.read(environ) is not None or process.job or process.epoch is not None:
         return None
+    return handover_path(endpoint)
+
+
+def handover_path(endpoint: str) -> Path:
+    """Return where a server of this endpoint leaves its state if it does, in the working directory."""
     return (Path(PS_HANDOVER_DIR) / re.sub(r"[^\w.-]", "_", endpoint)).absolute()
 
 

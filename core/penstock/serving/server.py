@@ -5,6 +5,7 @@ Imported when an Executor meets such a program, so that others load no server.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.program.program import Program
+from penstock.ps.durability.server_snapshots import snapshots
 from penstock.ps.server import serve
-from penstock.ps.settings import ServerRuntimeConfig, ServerSettings, handover_dir
+from penstock.ps.settings import ServerRuntimeConfig, ServerSettings, handover_dir, handover_path
 from penstock.scope import Scope
 from penstock.serving.storage import ProgramStorage, storage_to_serve
 
+_log = logging.getLogger(__name__)
 _TERMINATED = 128 + signal.SIGTERM  # as a shell reports it
 
 
@@ -35,6 +38,7 @@ def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | N
     """
     settings = settings_of(storage)
     settings = replace(settings, handover_dir=handover_dir(settings.endpoint))
+    warn_of_unread(settings)
     if num_threads is not None:
         settings = replace(settings, num_threads=num_threads)
         storage.limit_threads(num_threads)
@@ -43,6 +47,16 @@ def serve_storage(storage: ProgramStorage, scope: Scope, *, num_threads: int | N
             serve(settings, storage)
     finally:
         scope.written_by(storage)
+
+
+def warn_of_unread(settings: ServerSettings) -> None:
+    """Warn of what a server without a configured folder has left at this endpoint, if one is configured now."""
+    left = handover_path(settings.endpoint)
+    if settings.folder is not None and snapshots(left):
+        _log.warning(
+            "%s is not read, because PENSTOCK_PS_STATE_DIR=%s is set. A server that was stopped without that variable "
+            "has left it: to go on from it, unset the variable; else remove the folder", left, settings.state_dir,
+        )  # fmt: skip
 
 
 def settings_of(storage: ProgramStorage) -> ServerSettings:

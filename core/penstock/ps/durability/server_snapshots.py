@@ -30,6 +30,8 @@ from penstock.errors import PeerError, Unavailable
 from penstock.ps.durability.wal import Applied
 from penstock.ps.rounds.machine import Roster
 
+LOCK = "lock"
+
 
 class StateLock:
     """Holds a folder until it is closed or the process dies. Raises Unavailable if another process holds it."""
@@ -39,7 +41,7 @@ class StateLock:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / "lock", mode=0o600, blocking=False, thread_local=False)
+        self._lock = FileLock(folder / LOCK, mode=0o600, blocking=False, thread_local=False)
         try:
             self._lock.acquire()
         except OSError as error:
