@@ -42,7 +42,7 @@ export class GraphController {
   #criticalAt = Number.NEGATIVE_INFINITY;
   #criticalRows = -1;
   #criticalLater: ReturnType<typeof setTimeout> | undefined;
-  #disposers: (() => void)[] = [];
+  #detach: () => void = () => {};
   /** An operator to reveal as soon as there is a layout that has it. */
   #wanted: number | null = null;
   #urgent = true;
@@ -51,11 +51,13 @@ export class GraphController {
 
   constructor(readonly store: JobStore) {}
 
+  /** Draw on a canvas until the result is called, or another is attached: its place may be taken before it goes. */
   attach(canvas: HTMLCanvasElement): () => void {
+    this.#detach();
     this.#canvas = canvas;
     const observer = new ResizeObserver(() => this.#resize());
     observer.observe(canvas);
-    this.#disposers = [
+    const disposers = [
       addPainter(this.#painter),
       this.store.onFrame(() => invalidate(this.#painter)),
       () => observer.disconnect(),
@@ -63,12 +65,16 @@ export class GraphController {
     this.#resize();
     // The first layout was made before there was a canvas to fill.
     this.relayout(this.#document);
-    return () => {
-      for (const dispose of this.#disposers) dispose();
+    const detach = () => {
+      if (this.#detach !== detach) return;
+      this.#detach = () => {};
+      for (const dispose of disposers) dispose();
       clearTimeout(this.#criticalLater);
       this.#criticalLater = undefined;
       this.#canvas = null;
     };
+    this.#detach = detach;
+    return detach;
   }
 
   /** Draw in the next animation frame: something that the person did. */

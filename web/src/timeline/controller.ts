@@ -31,6 +31,7 @@ export class TimelineController {
   #from = 0;
   #to = 0;
   #canvas: HTMLCanvasElement | null = null;
+  #detach: () => void = () => {};
   #document: GraphDocument | null = null;
   #refreshedAt = Number.NEGATIVE_INFINITY;
   #stepsAtHold = 0;
@@ -43,19 +44,25 @@ export class TimelineController {
     return (this.#canvas?.clientWidth ?? 800) < 640 ? 92 : 150;
   }
 
+  /** Draw on a canvas until the result is called, or another is attached: its place may be taken before it goes. */
   attach(canvas: HTMLCanvasElement): () => void {
+    this.#detach();
     this.#canvas = canvas;
     const observer = new ResizeObserver(() => this.#resize());
     observer.observe(canvas.parentElement ?? canvas);
     const remove = addPainter(this.#painter);
     this.#resize();
-    return () => {
+    const detach = () => {
+      if (this.#detach !== detach) return;
+      this.#detach = () => {};
       remove();
       observer.disconnect();
       clearTimeout(this.#later);
       this.#later = undefined;
       this.#canvas = null;
     };
+    this.#detach = detach;
+    return detach;
   }
 
   repaint(): void {
