@@ -20,7 +20,11 @@ from penstock.scope import global_scope
 
 
 class Evaluator:
-    """Counters int64 [1] of a Program: `states`. Subclasses record what is added to them, and `metrics` of a run."""
+    """Counters int64 [1] of a Program: `states`. Subclasses record what is added to them, and `metrics` of a run.
+
+    With several replicas each counts its own rows and `eval` reads those of the first, as in Fluid. To count all, fetch
+    `metrics`, which come with an entry for each replica, or evaluate with an Executor.
+    """
 
     def __init__(self, name: str, **ignored: object) -> None:
         self.states: list[Variable] = []

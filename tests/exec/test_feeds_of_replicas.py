@@ -49,3 +49,32 @@ def test_inputs_of_fixed_size_are_fed_for_all_replicas_at_once(varies: bool) -> 
     for rows, problem in ((5, r"'x' has shape \[5, 3\]"), (4, "'x' has the rows of 2 replicas, 2 for each, but what")):
         with pytest.raises(FeedError, match=problem):
             exe.run(program, {"x": x[:rows], "y": y}, fetches, scope=scope)
+
+
+@pytest.mark.parametrize("entries", [1, 2])
+def test_an_input_written_in_place_is_each_replicas_own(entries: int) -> None:
+    main, exe, scope = fluid.Program(), fluid.Executor(), fluid.Scope()
+    with fluid.program_guard(main, fluid.Program()):
+        total = fluid.data("total", [1])
+        x = fluid.data("x", [None, 1])
+        fluid.layers.increment(total)
+        fetches = [total, x + total]
+    program = fluid.CompiledProgram(main).with_data_parallel(places=[fluid.CPUPlace()] * 2)
+    fed, x = np.zeros(entries, "float32"), np.zeros((4, 1), "float32")
+    for _ in range(2):
+        totals, sums = exe.run(program, {"x": x, "total": fed}, fetches, scope=scope)
+        assert totals.tolist() == [1.0, 1.0]
+        assert sums.ravel().tolist() == [1.0] * 4
+        assert not fed.any(), "the script's array"
+
+
+def test_a_list_of_one_dict_is_counted_as_a_dict_is() -> None:
+    main, exe, scope = fluid.Program(), fluid.Executor(), fluid.Scope()
+    with fluid.program_guard(main, fluid.Program()):
+        rate = fluid.data("rate", [1])
+        rate.persistable = True
+        product = fluid.data("x", [None, 1]) * rate
+    program = fluid.CompiledProgram(main).with_data_parallel(places=[fluid.CPUPlace()] * 3)
+    x = np.ones((3, 1), "float32")
+    with pytest.raises(FeedError, match="'rate' has 2 entries, but 1 replicas have rows"):
+        exe.run(program, [{"x": x, "rate": np.ones(2, "float32")}], [product], scope=scope)

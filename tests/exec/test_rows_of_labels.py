@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,15 @@ STEPS, WORDS = 3, 7
 class Model:
     """Scores of each step of [n, t] words against a label of each; the steps are STEPS or known when fed."""
 
-    def __init__(self, steps: int | None, num_replicas: int = 1) -> None:
+    def __init__(
+        self, steps: int | None, num_replicas: int = 1, given: Callable[[Any, Any, Any], None] | None = None
+    ) -> None:
         self.main, startup, self.scope = fluid.Program(), fluid.Program(), fluid.Scope()
         with fluid.program_guard(self.main, startup):
             x = fluid.data("x", [None, steps], "int64")
             y, weight = fluid.data("y", [None, 1], "int64"), fluid.data("weight", [None, 1], "float64")
+            if given is not None:
+                given(x, y, weight)
             rows = L.embedding(x, [WORDS, 4], dtype="float64", param_attr="table")
             scores = L.reshape(rows, [-1, 4]).matmul(L.create_parameter([4, WORDS], "float64", "scores"))
             cost = L.softmax_with_cross_entropy(scores, y) * weight
@@ -101,3 +106,44 @@ def test_what_was_read_as_one_row_a_sample_keeps_its_rows() -> None:
         with pytest.raises(PenstockError, match="y"):
             L.reshape(x, [-1, 1]) - y
         assert str(y.desc.shape[0]) == "s0"
+
+
+@pytest.mark.parametrize("steps", [STEPS, None])
+@pytest.mark.parametrize("built", ["before", "after"])
+def test_a_feeder_puts_the_labels_of_samples_one_after_another(steps: int | None, built: str) -> None:
+    feeders: list[Any] = []
+
+    def feeder(*inputs: Any) -> None:
+        feeders.append(fluid.DataFeeder(list(inputs), fluid.CPUPlace(), fluid.default_main_program()))
+
+    model = Model(steps, given=feeder if built == "before" else None)
+    if built == "after":
+        feeders.append(fluid.DataFeeder(["x", "y", "weight"], fluid.CPUPlace(), model.main))
+    feed = batch(4)
+    samples = [
+        (ids, labels, weights)
+        for ids, labels, weights in zip(
+            feed["x"].tolist(), feed["y"].reshape(4, STEPS).tolist(), feed["weight"].reshape(4, STEPS, 1), strict=True
+        )
+    ]
+    made = feeders[0].feed(samples)
+    assert [list(np.asarray(made[name]).shape) for name in feed] == [[4, STEPS], [4 * STEPS, 1], [4 * STEPS, 1]]
+    np.testing.assert_array_equal(model.run(made, model.fetches[:1])[0], model.run(feed, model.fetches[:1])[0])
+
+
+@pytest.mark.parametrize("way", ["samples", "lists", "batches"])
+def test_a_loader_puts_the_labels_of_samples_one_after_another(way: str) -> None:
+    inputs: list[Any] = []
+    model = Model(STEPS, given=lambda *given: inputs.extend(given))
+    feed = batch(4)
+    samples = list(zip(feed["x"], feed["y"].reshape(4, STEPS, 1), feed["weight"].reshape(4, STEPS, 1), strict=True))
+    loader: Any = fluid.io.DataLoader.from_generator(inputs, capacity=4, iterable=True)
+    places = fluid.cpu_places(1)
+    if way == "samples":
+        loader.set_sample_generator(lambda: iter(samples), batch_size=4, places=places)
+    elif way == "lists":
+        loader.set_sample_list_generator(lambda: iter([samples]), places=places)
+    else:
+        loader.set_batch_generator(lambda: iter([[feed["x"], feed["y"], feed["weight"]]]), places=places)
+    (made,) = [feeds[0] for feeds in loader()]
+    np.testing.assert_array_equal(model.run(made, model.fetches[:1])[0], model.run(feed, model.fetches[:1])[0])

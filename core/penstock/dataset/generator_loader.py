@@ -171,8 +171,11 @@ def _array(variable: Any, value: Any) -> Any:
         return _of_sequences(desc, value)
     array = np.array(BatchLoader._check_input_array(value), np.dtype(desc.dtype), order="C")
     fixed = list(desc.shape[1:])
-    if array.ndim != len(desc.shape) and all(isinstance(size, int) for size in fixed):
-        array = array.reshape(len(array), *fixed)
+    if all(isinstance(size, int) for size in fixed):
+        if desc.has_several_rows and list(array.shape[1:]) != fixed:
+            array = array.reshape(-1, *fixed)
+        elif array.ndim != len(desc.shape):
+            array = array.reshape(len(array), *fixed)
     return array
 
 

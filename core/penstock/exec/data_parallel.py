@@ -20,7 +20,8 @@ from penstock.exec import devices, diagnostics
 from penstock.exec.devices import DeviceTrace, on_gpus
 from penstock.exec.diagnostics import blamed, explained, operand_of
 from penstock.exec.fed import Feeds
-from penstock.exec.feeding import SelectedRowsValue, as_array, check_guards, fetch_names, merge, resolved_seed
+from penstock.exec.feeding import check_guards, merge, resolved_seed
+from penstock.exec.fetching import SelectedRowsValue, as_array, fetch_names
 from penstock.exec.lowering import Lowered, bind, lower, resize, set_random_states, static_shapes
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled

@@ -18,7 +18,7 @@ import numpy as np
 from penstock import telemetry
 from penstock.errors import SpecError
 from penstock.exec.data_parallel import DataParallel
-from penstock.exec.feeding import fetch_names
+from penstock.exec.fetching import fetch_names
 from penstock.program.program import Program
 
 _log = logging.getLogger(__name__)

@@ -21,15 +21,8 @@ from penstock.exec.dataset_pass import Wanted, run_from_dataset
 from penstock.exec.devices import moved, on_device
 from penstock.exec.diagnostics import explained
 from penstock.exec.fed_state import set_state, state_in
-from penstock.exec.feeding import (
-    SelectedRowsValue,
-    as_array,
-    as_tensors,
-    check_guards,
-    fetch_names,
-    resolved_seed,
-    takes_from_reader,
-)
+from penstock.exec.feeding import as_tensors, check_guards, resolved_seed, takes_from_reader
+from penstock.exec.fetching import SelectedRowsValue, as_array, fetch_names
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.places import CPUPlace, Place, device_of
 from penstock.exec.sequences import as_lod_tensors, element_of, with_their_lengths

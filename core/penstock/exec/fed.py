@@ -104,7 +104,7 @@ class Feeds:
         rows = [self._inputs.rows(s) for s in listed]
         found = _Listed(self._program, listed, rows, [self._inputs.bindings(s) for s in listed], states)
         if states:
-            if isinstance(feed, Mapping):
+            if isinstance(feed, Mapping) or len(feed or ()) == 1:
                 check_number(states, len(listed))
             for own_sizes in found.bindings:
                 check_guards(self._program.guards, own_sizes)

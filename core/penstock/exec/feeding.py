@@ -1,4 +1,4 @@
-"""Feeds and fetches of a step: checked against the Program, split over replicas, measured; no I/O.
+"""Feeds of a step: checked against the Program, split over replicas, measured; no I/O.
 
 `Inputs` holds what the Program asks of its inputs, looked up once for each revision: arrays and tensors that fit are
 taken as they are, in a few microseconds an input; anything else goes the way of `as_tensors`, which converts it or
@@ -13,15 +13,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from penstock.errors import FeedError, FetchError
+from penstock.errors import FeedError
 from penstock.exec.sequences import RaggedInputs
-from penstock.program.eager import advice, words
 from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.kernels import bind_symbols
@@ -30,40 +28,6 @@ from penstock.program.sequences import STEPS, is_ragged
 
 Feed = Mapping[str, Any] | Sequence[Any] | None
 Share = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class SelectedRowsValue:
-    """A fetched sparse gradient: `rows` int64[n] (may repeat), `values` [n, d], of a table with `height` rows."""
-
-    rows: Any
-    values: Any
-    height: int
-
-
-class Fetched(np.ndarray):
-    """A fetched array. With one element it is taken for a number (`float(loss)`, `"%.4f" % loss`), whatever its shape,
-    as numpy did until 2.4 and scripts of Fluid rely on: a mean is fetched as [1]. Else it is numpy's own array."""
-
-    def __float__(self) -> float:
-        return float(self.item() if self.size == 1 else np.asarray(self))
-
-    def __int__(self) -> int:
-        return int(self.item() if self.size == 1 else np.asarray(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item() if spec and self.size == 1 else np.asarray(self), spec)
-
-    def __repr__(self) -> str:
-        return repr(np.asarray(self))
-
-    def __reduce__(self) -> Any:
-        return np.asarray(self).__reduce__()
-
-
-def as_array(tensor: torch.Tensor) -> Fetched:
-    """Return what a user gets of a fetched tensor, on the same memory."""
-    return tensor.numpy().view(Fetched)
 
 
 def as_tensors(program: Program, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -198,27 +162,6 @@ def check_guards(guards: Sequence[Guard], bindings: Mapping[str, int]) -> None:
                 "Record another program for such sizes, or remove the branch on the size",
                 source=guard.source,
             )
-
-
-def fetch_names(program: Program, fetch_list: Sequence[Any] | None) -> list[str]:
-    """Return the names to fetch; a variable or a name alone stands for a list of one, a list of one for what it holds.
-    Raises FetchError for what is not in the program."""
-    names: list[str] = []
-    if isinstance(fetch_list, str) or hasattr(fetch_list, "name"):
-        fetch_list = [fetch_list]
-    for given in () if fetch_list is None else fetch_list:
-        item = given[0] if isinstance(given, list) and len(given) == 1 else given
-        name = item if isinstance(item, str) else getattr(item, "name", None)
-        if not isinstance(name, str):
-            raise FetchError(f"fetch_list holds {words(item)}; expected a variable or its name{advice(item)}")
-        if name not in program.variables:
-            raise FetchError(
-                f"fetch {name!r}: {unknown_variable(name, program.variables)} "
-                "Fetch what an operator of this program makes, or a parameter",
-                variable=name,
-            )
-        names.append(name)
-    return names
 
 
 def takes_from_reader(program: Program, feed: Any) -> bool:
@@ -398,6 +341,7 @@ class Inputs:
         self._program, self._num_replicas, self._fed_loss_gradient = program, num_replicas, fed_loss_gradient
         self._inputs = {var.name: _Input(program, var) for var in program.feeds()}
         self._computes = any(is_computed(d) for var in program.feeds() for d in var.shape)
+        self._written = [var.name for var in program.feeds() if var.buffer]
         self._ragged = RaggedInputs(program)
 
     def shares(self, feed: Feed) -> list[Share]:
@@ -436,7 +380,13 @@ class Inputs:
         if joined and isinstance(feed, Mapping):
             feed = {**feed, **{name: parts[0] for name, parts in joined.items()}}
         shares = split(self._program, self._tensors(feed), self._num_replicas, self._ragged)
-        return self._dealt(shares, joined) if joined else shares
+        if joined:
+            shares = self._dealt(shares, joined)
+        for name in self._written:  # in place, so neither by another replica nor in the user's array
+            for share in shares:
+                if name in share and (len(shares) > 1 or name in joined):
+                    share[name] = share[name].clone()
+        return shares
 
     def _joined(self, feed: Any) -> dict[str, list[torch.Tensor]]:
         """Return, for inputs whose first size is a number, the entries of several replicas that were fed as one."""

@@ -12,7 +12,8 @@ import torch
 from penstock.errors import ArgumentError, FeedError, ProgramError, SpecError
 from penstock.exec.data_parallel import DataParallel, results
 from penstock.exec.devices import Devices, devices_of
-from penstock.exec.feeding import fetch_names, takes_from_reader
+from penstock.exec.feeding import takes_from_reader
+from penstock.exec.fetching import fetch_names
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import choice_of, refuse_on_gpus, warn_of_fields_without_effect
 from penstock.exec.places import CPUPlace, CUDAPlace, cpu_num, gpus_for

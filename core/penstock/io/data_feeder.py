@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,15 @@ class DataFeeder:
     def __init__(self, feed_list: Sequence[Any], place: object = None, program: Program | None = None) -> None:
         chosen = program or default_main_program()
         self._inputs = [v if isinstance(v, str) else v.name for v in feed_list]
-        descriptions = [chosen.var(v) if isinstance(v, str) else v.desc for v in feed_list]
         self._place = place
-        self._described = dict(zip(self._inputs, descriptions, strict=True))
+        self._describe = [
+            partial(chosen.var, v) if isinstance(v, str) else partial(getattr, v, "desc") for v in feed_list
+        ]
+        self._described()  # raises for a name that the program does not have
+
+    def _described(self) -> dict[str, VarDesc]:
+        """What is known of the inputs now: layers that were added since may have declared rows for several steps."""
+        return {name: describe() for name, describe in zip(self._inputs, self._describe, strict=True)}
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, Any]:
         """Return a feed of the samples: a LoDTensor for each input, in its dtype and with its sizes where the values
@@ -40,9 +47,9 @@ class DataFeeder:
                 )
         if not samples:
             raise FeedError("DataFeeder.feed is given no samples; give at least one")
-        columns = zip(*samples, strict=True)
+        columns, described = zip(*samples, strict=True), self._described()
         return {
-            name: _column(self._described[name], column, self._place)
+            name: _column(described[name], column, self._place)
             for name, column in zip(self._inputs, columns, strict=True)
         }
 
@@ -107,8 +114,9 @@ def _sequences(var: VarDesc, values: Sequence[Any]) -> LoDTensor:
 def _stacked(var: VarDesc, values: Sequence[Any]) -> np.ndarray:
     sizes = [size for size in var.shape[1:] if isinstance(size, int)]
     fixed = sizes if len(sizes) == len(var.shape) - 1 else None
+    made = np.concatenate if fixed is not None and var.has_several_rows else np.stack
     try:
-        return np.stack([_sample(var, np.asarray(value, dtype=np.dtype(var.dtype)), fixed) for value in values])
+        return made([_sample(var, np.asarray(value, dtype=np.dtype(var.dtype)), fixed) for value in values])
     except (TypeError, ValueError) as error:
         if isinstance(error, FeedError):
             raise
@@ -119,6 +127,8 @@ def _stacked(var: VarDesc, values: Sequence[Any]) -> np.ndarray:
 
 
 def _sample(var: VarDesc, value: np.ndarray, fixed: list[int] | None) -> np.ndarray:
+    if fixed is not None and var.has_several_rows and value.size and value.size % math.prod(fixed) == 0:
+        return value.reshape([-1, *fixed])  # several rows a sample
     if fixed is None or value.shape == tuple(fixed):
         return value
     if value.size != math.prod(fixed):

@@ -121,6 +121,12 @@ class VarDesc:
         return self.kind
 
     @property
+    def has_several_rows(self) -> bool:
+        """Whether it is an input with several rows a sample (record/multiples.py)."""
+        first = self.shape[0] if self.feed and self.shape else None
+        return isinstance(first, Expr) and first.op != "sym"
+
+    @property
     def is_data(self) -> bool:
         """Whether the script declared it as an input: not where it was declared beside one, as its lengths are."""
         return self.feed and not self.name.endswith((LENGTHS, STEPS, ROWS))

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.program.expr import Expr
+from penstock.program.expr import Dim, Expr
 from penstock.program.record.source import running_module
 
-_ALIGNED = frozenset(["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge"])
+_ALIGNED = frozenset(
+    ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge"]
+    + ["iadd", "isub", "imul", "itruediv", "and", "or", "xor"]
+)
 
 
 def is_aligned(name: str) -> bool:
@@ -21,14 +24,16 @@ def is_aligned(name: str) -> bool:
 def aligned(left: Any, right: Any) -> tuple[Any, Any]:
     """Return the operands of an operator, of which one may have new dimensions of 1 at its end.
 
-    Where the one of fewer dimensions begins with a size that a run knows, and the other begins with its sizes, they
-    begin together, as in Fluid; else, and in a module or a captured loss, they end together, as in torch.
+    Where the one of fewer dimensions begins with a size that a run knows, and the other begins with its sizes (or with
+    one that follows from data), they begin together, as in Fluid; else, and in a module or a captured loss, they end
+    together, as in torch.
     """
     few, many = (left, right) if left.ndim < right.ndim else (right, left)
-    if few.ndim in (0, many.ndim) or type(left).lifted or type(right).lifted:
+    if few.ndim in (0, many.ndim) or not hasattr(few, "desc") or not hasattr(many, "desc"):
         return left, right
     own, others = few.desc.shape, many.desc.shape
-    if not own or not isinstance(own[0], Expr) or any(d not in (1, e) for d, e in zip(own, others, strict=False)):
+    first, rest = (own[:1], others[:1]), zip(own[1:], others[1:], strict=False)
+    if not _is_batch_of(many, *first) or any(d not in (1, e) for d, e in rest):
         return left, right
     if running_module() is not None or not many._recording.aligns:
         return left, right
@@ -36,3 +41,11 @@ def aligned(left: Any, right: Any) -> tuple[Any, Any]:
     for _ in range(many.ndim - few.ndim):
         wide = wide.unsqueeze(-1)
     return (wide, right) if few is left else (left, wide)
+
+
+def _is_batch_of(many: Any, own: tuple[Dim, ...], others: tuple[Dim, ...]) -> bool:
+    """Whether both begin with the same size, or with one of which data decides whether it is."""
+    if not own or not others or not isinstance(own[0], Expr) or not isinstance(others[0], Expr):
+        return False
+    of_data = many._recording.symbols.of_data
+    return own == others or any(size.op == "sym" and str(size.args[0]) in of_data for size in (own[0], others[0]))
