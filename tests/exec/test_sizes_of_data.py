@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import penstock as fluid
-from penstock.errors import OperatorError, ProgramError
+from penstock.errors import FeedError, OperatorError, ProgramError
 
 L = fluid.layers
 
@@ -292,3 +292,43 @@ def test_a_branch_on_a_size_of_data_is_refused_and_cond_takes_it() -> None:
     for lengths, wanted in (([1, 2], 3 * 6.0), ([3, 2], 2 * 10.0)):
         feed = {"x": ragged(np.ones((8, 2)), [4, 4]), "offset": np.zeros((2, 1), np.int64)}
         assert built.run(length=np.array(lengths).reshape(2, 1), **feed)[0] == wanted
+
+
+def test_a_size_of_data_is_taken_as_a_variable() -> None:
+    def of(size: Callable[[Any], Any]) -> Callable[[], list[Any]]:
+        def build() -> list[Any]:
+            offset, length = L.data("offset", [1], dtype="int64"), L.data("length", [1], dtype="int64")
+            rows = L.sequence_slice(x_input(), offset, length)
+            return [L.zeros([1], "float64") + size(rows)]
+
+        return build
+
+    with pytest.raises(ProgramError, match=r"test_sizes_of_data\.py:\d+: .* takes a size that follows from data, d0"):
+        Built(of(lambda rows: rows.shape[0]))
+    built = Built(of(lambda rows: L.cast(L.shape(rows)[0], "float64")))
+    feed = {"x": ragged(np.ones((8, 2)), [4, 4]), "offset": np.zeros((2, 1), np.int64)}
+    assert built.run(length=np.array([[3], [2]]), **feed)[0] == 5.0
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_branch_behind_the_last_operator_is_guarded(guarded: bool) -> None:
+    main, exe = fluid.Program(), fluid.Executor()
+
+    def build() -> Any:
+        x = fluid.data("x", [None, 2], "float64")
+        doubled = x * 2.0
+        assert x.shape[0] > 3
+        return doubled
+
+    before = fluid.framework.switch_main_program(fluid.default_main_program() if guarded else main)
+    try:
+        if guarded:
+            with fluid.program_guard(main, fluid.Program()):
+                doubled = build()
+        else:
+            doubled = build()
+        assert exe.run(main, {"x": np.ones((4, 2))}, [doubled])[0].sum() == 16.0
+        with pytest.raises(FeedError, match=r"test_sizes_of_data\.py:\d+: .* sizes with s0 > 3"):
+            exe.run(main, {"x": np.ones((2, 2))}, [doubled])
+    finally:
+        fluid.framework.switch_main_program(before)

@@ -76,6 +76,33 @@ def test_inputs_and_outputs_are_set_and_read_in_place(model: Path) -> None:
         predictor.get_output_tensor("y")
 
 
+@pytest.mark.parametrize("order", ["offsets first", "values first"])
+def test_batches_of_other_sequences_follow_one_another(model: Path, order: str) -> None:
+    predictor = create_paddle_predictor(AnalysisConfig(str(model)))
+    ids, x = predictor.get_input_tensor("ids"), predictor.get_input_tensor("x")
+    results = []
+    for rows in (IDS, np.concatenate([IDS, IDS[-1:]]), IDS):
+        offsets = [[0, OFFSETS[0][1], len(rows)]]
+        if order == "offsets first":
+            ids.set_lod(offsets)
+        ids.copy_from_cpu(rows)
+        if order == "values first":
+            ids.set_lod(offsets)
+        x.reshape([2, 2])
+        x.copy_from_cpu(X.reshape(-1))
+        assert ids.lod() == offsets
+        predictor.zero_copy_run()
+        results.append(predictor.get_output_tensor(predictor.get_output_names()[0]).copy_to_cpu())
+    np.testing.assert_array_equal(results[0], EXPECTED)
+    np.testing.assert_array_equal(results[2], EXPECTED)
+    assert not np.array_equal(results[1], EXPECTED)
+    x.copy_from_cpu(X.reshape(4, 1))
+    assert x.shape() == [4, 1], "sizes that were noted are of one array"
+    ids.set_lod([[0, 99]])
+    with pytest.raises(UserError, match="do not add up"):
+        ids.copy_from_cpu(IDS)
+
+
 def test_a_compiled_program_runs_the_model_of_a_configuration(model: Path) -> None:
     config = NativeConfig()
     config.model_dir, config.use_gpu = str(model), False

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import FeedError, SpecError
+from penstock.errors import FeedError, SpecError, UserError
 from penstock.exec.executor import Executor
 from penstock.exec.places import CPUPlace, CUDAPlace
 from penstock.io.loads import load_inference_model
@@ -189,16 +189,24 @@ class ZeroCopyTensor:
     name: str
     _value: LoDTensor = field(default_factory=LoDTensor)
     _sizes: tuple[int, ...] | None = None
+    _offsets: list[list[int]] | None = None  # that were given before the values that they are of
 
     def reshape(self, shape: Sequence[int]) -> None:
         """Note the sizes of the array that comes; `copy_from_cpu` lays it out so."""
         self._sizes = tuple(shape)
 
     def copy_from_cpu(self, data: Any) -> None:
-        """Take an array, in the sizes of `reshape` if it has as many elements."""
+        """Take an array, in the sizes that `reshape` has noted since the last one if it has as many elements.
+
+        Raises UserError if offsets that were given before it are not of its rows.
+        """
         array = np.asarray(data)
         fits = self._sizes is not None and int(np.prod(self._sizes)) == array.size
         self._value.set(array.reshape(self._sizes) if fits else array)
+        self._sizes = None
+        if self._offsets is not None:
+            offsets, self._offsets = self._offsets, None
+            self._value.set_lod(offsets)
 
     def copy_to_cpu(self) -> Any:
         """Return a copy of the values as an array."""
@@ -209,8 +217,14 @@ class ZeroCopyTensor:
         return list(np.asarray(self._value).shape)
 
     def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
-        """Take the offsets of sequences, before or after the values."""
-        self._value.set_lod(lod)
+        """Take the offsets of sequences, before or after the values. Raises UserError for offsets of neither."""
+        offsets = [[int(offset) for offset in level] for level in lod]
+        try:
+            self._value.set_lod(offsets)
+        except UserError:
+            if not offsets or not all(level and level[0] == 0 for level in offsets):
+                raise
+            self._offsets = offsets  # of the values that come
 
     def lod(self) -> list[list[int]]:
         """Return the offsets of sequences."""

@@ -10,10 +10,8 @@ from typing import Any
 from penstock.program.expr import Dim, Expr
 from penstock.program.record.source import running_module
 
-_ALIGNED = frozenset(
-    ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge"]
-    + ["iadd", "isub", "imul", "itruediv", "and", "or", "xor"]
-)
+_ALIGNED = frozenset(["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "iadd", "isub", "imul", "itruediv"])
+_ALIGNED |= frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor"])
 
 
 def is_aligned(name: str) -> bool:
@@ -32,8 +30,7 @@ def aligned(left: Any, right: Any) -> tuple[Any, Any]:
     if few.ndim in (0, many.ndim) or not hasattr(few, "desc") or not hasattr(many, "desc"):
         return left, right
     own, others = few.desc.shape, many.desc.shape
-    first, rest = (own[:1], others[:1]), zip(own[1:], others[1:], strict=False)
-    if not _is_batch_of(many, *first) or any(d not in (1, e) for d, e in rest):
+    if not _is_batch_of(many, own, others) or any(d not in (1, e) for d, e in zip(own[1:], others[1:], strict=False)):
         return left, right
     if running_module() is not None or not many._recording.aligns:
         return left, right
@@ -44,8 +41,12 @@ def aligned(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _is_batch_of(many: Any, own: tuple[Dim, ...], others: tuple[Dim, ...]) -> bool:
-    """Whether both begin with the same size, or with one of which data decides whether it is."""
-    if not own or not others or not isinstance(own[0], Expr) or not isinstance(others[0], Expr):
+    """Whether both begin with the same size, or with one of which data decides whether it is.
+
+    One dimension of a size that follows from data, as of `arange`, is no batch: only what has others in common.
+    """
+    if not own or not isinstance(own[0], Expr) or not isinstance(others[0], Expr):
         return False
     of_data = many._recording.symbols.of_data
-    return own == others or any(size.op == "sym" and str(size.args[0]) in of_data for size in (own[0], others[0]))
+    follow = [size.op == "sym" and str(size.args[0]) in of_data for size in (own[0], others[0])]
+    return own[0] == others[0] or (len(own) > 1 and any(follow))

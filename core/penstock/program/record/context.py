@@ -18,6 +18,7 @@ from penstock.compat.torch import enter_bottom, leave_bottom
 from penstock.program.ir import Role
 from penstock.program.program import Program
 from penstock.program.record.patches import PatchCatcher, patches
+from penstock.program.record.source import user_line
 
 recording_lock = threading.RLock()
 
@@ -82,6 +83,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
     try:
         with patches.opened():
             yield
+        _take_over_guards(main_program)
     finally:
         _state.main, _state.startup = old
         if main_program is not _Default.main:
@@ -119,6 +121,14 @@ def program_runs(program: Program) -> None:
     end = _Default.recordings.get(id(program))
     if end is not None:
         end()
+    _take_over_guards(program)
+
+
+def _take_over_guards(program: Program) -> None:
+    """Keep the relations of sizes that lines behind the last operator have asked for. Raises ProgramError."""
+    recording = program.recording
+    if recording is not None and recording.symbols.sizes.asked:
+        recording.add_guards(recording.symbols.new_guards(user_line()))
 
 
 def _end(key: int, recording: ExitStack) -> None:

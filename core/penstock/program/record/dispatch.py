@@ -18,6 +18,7 @@ from penstock.compat.torch import (
     next_sequence_number,
     running_sequence_number,
     schema_of,
+    tree_leaves,
 )
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
@@ -109,7 +110,21 @@ class RecordMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch h
             train_only=self._counts_batches(writes, role),
         )
         self._mark_buffers(op)
+        self._refuse_sizes_of_data(op)
         rec.program.append(op)
+
+    def _refuse_sizes_of_data(self, op: Operator) -> None:
+        """Raise ProgramError for a size that follows from data as a number, where no block finds it."""
+        rec = self.recording
+        if not rec.symbols.of_data or rec.open_blocks:
+            return
+        sizes = [leaf for leaf in tree_leaves([op.args, [value for _, value in op.kwargs]]) if isinstance(leaf, Expr)]
+        if any(size.symbols() & rec.symbols.of_data.keys() for size in sizes):
+            raise ProgramError(
+                f"{op.source}: {op.type} takes a size that follows from data, {', '.join(map(str, sizes))}, without "
+                "the variable that it is of; only a run knows it. Take it as a variable: fluid.layers.shape(x)[0]",
+                operator=op.name, source=op.source,
+            )  # fmt: skip
 
     def _origin(self) -> tuple[str, str]:
         """Module and line: of the forward call when autograd runs, else of now."""
