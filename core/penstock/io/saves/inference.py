@@ -110,7 +110,7 @@ def save_inference_model(
     Without `export_for_deployment` the whole Program is saved as it is, to be trained on; then there may be no targets.
     `params_filename` is Fluid's; it has no effect, because values are part of the model's own save.
 
-    Raises UserError for a target that only training makes, and for an input that is needed but not named;
+    Raises UserError for a target that only training makes, for an input that is needed but not named, and for py_func;
     then nothing is written.
     """
     program = plain(main_program)
@@ -120,6 +120,13 @@ def save_inference_model(
         program.var(name)
     model = pruned(_at_rest(program, targets), feeds, targets) if export_for_deployment else program
     legality.check(model)
+    for op in model.operators:
+        if op.type.startswith("penstock.py_func"):
+            raise UserError(
+                f"operator {op.name!r} ({op.source}) calls a function of this process, which no file can hold; save "
+                "targets that do without py_func, or write it with layers",
+                operator=op.name,
+            )
     write_variables(
         _place(dirname, model_filename, params_filename), model, persistables(model), scope_of(executor, scope),
         text=str(model), feeds=feeds, fetches=targets,
