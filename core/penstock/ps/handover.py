@@ -128,9 +128,9 @@ class Handover:
                 self._is_decided = True
                 return
             path, cut = self._found
-            newest = cut.roster.newest.get(sender.trainer, sender.epoch)
-            if sender.epoch < newest:
-                raise PeerError(f"trainer {sender.trainer} was started again (epoch {newest}); this is {sender.epoch}")
+            former = cut.roster.newest.get(sender.trainer, sender.epoch)
+            if former > sender.epoch:
+                raise PeerError(f"trainer {sender.trainer} was started again (epoch {former}); this is {sender.epoch}")
             if not self._is_former(cut.roster, sender):
                 self._wait_for_former(cut.roster, sender)
             if self._is_decided:
