@@ -57,10 +57,11 @@ export function percent(share: number): string {
 
 export function seconds(value: number): string {
   if (!Number.isFinite(value) || value < 0) return "–";
-  if (value < 60) return `${Math.round(value)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
-  if (value < 86_400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
-  return `${Math.floor(value / 86_400)} d ${Math.floor((value % 86_400) / 3600)} h`;
+  const whole = Math.round(value);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86_400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86_400)} d ${Math.floor((whole % 86_400) / 3600)} h`;
 }
 
 export function age(iso: string | null | undefined, nowMs: number): string {
