@@ -77,12 +77,13 @@ class Handover:
                     self._let_go()
 
     def hold(self) -> None:
-        """Take hold of the folder before the port is free for the next server. Raises Unavailable, OSError.
-
-        A snapshot that is there was decided on, and could not be removed then: it is old.
-        """
+        """Take hold of the folder before the port is free for the next server. Raises Unavailable, OSError."""
         with self._changed:
             self._hold()
+
+    def clear(self) -> None:
+        """Before it is written: remove a snapshot that was decided on and could not be removed then."""
+        with self._changed:
             for _, old in snapshots(self.folder):
                 self._remove(old)
 

@@ -228,15 +228,18 @@ class ParameterServer:
             raise Unavailable(f"the server cannot go on: {error}") from error
 
     def _holds_handover(self) -> bool:
-        """Take hold of where the state is left, if trainers may still be training: the first thing at the end."""
+        """Take hold of where the state is left, if trainers may still be training: the first thing at the end.
+
+        Whether there are any is known when the last request has ended.
+        """
         handover = self._handover
         if handover is None or not hasattr(self, "snapshotter") or self._has_finished or self._failure is not None:
             return False
         have_ended = not self._uses_grpc and not any(
             transport.num_clients for transport in self._transports if isinstance(transport, LineServer)
         )  # all trainers: of this host then, and none is connected
-        if have_ended or not self._members_left():
-            return False  # if none has joined, what the server before has left is not decided on, and stays
+        if have_ended:
+            return False
         try:
             handover.hold()
         except (Unavailable, OSError) as error:
@@ -244,16 +247,15 @@ class ParameterServer:
             return False
         return True
 
-    def _members_left(self) -> set[int]:
-        """The trainers that have joined and have not left in order."""
-        with self._dispatcher.frozen():
-            roster = self._dispatcher.machine.members.roster()
-        return set(roster.newest) - roster.left
-
     def _hand_over(self, handover: Handover) -> None:
         """Leave the state to the next server. The last thing that a server does."""
-        if self._has_finished or self._failure is not None or not self._members_left():
+        if self._has_finished or self._failure is not None:
             return  # since it was held
+        with self._dispatcher.frozen():
+            roster = self._dispatcher.machine.members.roster()
+        if not roster.newest.keys() - roster.left:
+            return  # none has joined, so what the server before has left is not decided on, and stays
+        handover.clear()
         try:
             self.snapshotter.write_at(handover.folder)
         except Exception as error:  # noqa: BLE001  # memory may run out, too: whatever it is, its log says so

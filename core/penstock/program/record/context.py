@@ -87,7 +87,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
     finally:
         _state.main, _state.startup = old
         if main_program is not _Default.main:
-            program_runs(main_program)
+            _end_recording(main_program)
 
 
 def record_on(program: Program) -> None:
@@ -115,13 +115,17 @@ def variable_used(program: Program) -> None:
 
 
 def program_runs(program: Program) -> None:
-    """End the recording of a Program outside guards; its next use begins it again."""
+    """End the recording of a Program outside guards; its next use begins it again. Raises ProgramError."""
+    _end_recording(program)
+    _take_over_guards(program)
+
+
+def _end_recording(program: Program) -> None:
     if _state.catcher is not None and leave_bottom(_state.catcher):
         _state.catcher = None
     end = _Default.recordings.get(id(program))
     if end is not None:
         end()
-    _take_over_guards(program)
 
 
 def _take_over_guards(program: Program) -> None:
