@@ -165,6 +165,20 @@ def test_what_cannot_be_recorded_is_refused() -> None:
             L.py_func(np.abs, x, tmp("c", [-1, 3, -1]))
 
 
+def test_a_function_in_a_block_is_called_and_not_saved(tmp_path: Path) -> None:
+    def build(x: Any) -> Any:
+        def doubled() -> Any:
+            return L.py_func(lambda value: np.array(value) * 2, x, tmp("o", [-1, 3]))
+
+        return L.cond(L.reduce_sum(x) > 0, doubled, lambda: x * 1.0)
+
+    built = Built(build)
+    np.testing.assert_array_equal(built.run([built.made], x=np.abs(X))[0], np.abs(X) * 2)
+    np.testing.assert_array_equal(built.run([built.made], x=-np.abs(X))[0], -np.abs(X))
+    with pytest.raises(UserError, match="calls a function of this process"):
+        fluid.io.save_inference_model(str(tmp_path / "m"), ["x"], [built.made], built.exe, built.main)
+
+
 def test_a_program_of_another_process_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = Built(lambda x: L.py_func(np.tanh, x, tmp("t", [-1, 3])))
     with pytest.raises(UserError, match="calls a function of this process"):

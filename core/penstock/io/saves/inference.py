@@ -8,6 +8,7 @@ operands are needed too.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from penstock.io.saves.variables import (
 )
 from penstock.program import legality
 from penstock.program.ir import Operator, VarDesc, unknown_variable
-from penstock.program.program import Program, copy_structure
+from penstock.program.program import Program, copy_structure, nested_blocks
 from penstock.program.sequences import STEPS, levels_of
 from penstock.scope import Scope
 
@@ -120,7 +121,7 @@ def save_inference_model(
         program.var(name)
     model = pruned(_at_rest(program, targets), feeds, targets) if export_for_deployment else program
     legality.check(model)
-    for op in model.operators:
+    for op in itertools.chain(model.operators, *(block.operators for _, block in nested_blocks(model))):
         if op.type.startswith("penstock.py_func"):
             raise UserError(
                 f"operator {op.name!r} ({op.source}) calls a function of this process, which no file can hold; save "

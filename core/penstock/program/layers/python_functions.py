@@ -5,7 +5,8 @@
 
 `sizes`, `ranks`, `dtypes`: of the results, one after another. `used`: which of x and the results, in this order, the
 backward function gets before the gradients of the results. Functions are known by a key that only their process has.
-They run on a thread of the engine, with the interpreter's lock, and may run at the same time in several replicas.
+It keeps them until it ends, as in Fluid, since a Program's text may name them. They run on a thread of the engine, with
+the interpreter's lock; those of several replicas take turns.
 Source: python/paddle/fluid/layers/nn.py, paddle/fluid/operators/py_func_op.cc (Fluid 1.8).
 """
 
