@@ -13,11 +13,13 @@ from functools import cache
 from itertools import groupby, pairwise, product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.native import ops as _ops  # noqa: F401 - registers its operators
+from penstock.program.layers.python_functions import key_of
 
 OPS: Any = torch.ops.penstock
 Pairs = list[tuple[Tensor, Tensor]]
@@ -267,13 +269,28 @@ def expect_true() -> Pairs:
     ]
 
 
+def py_func() -> Pairs:
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    forward, backward = key_of(np.tanh), key_of(lambda _, y, grad: np.array(grad) * (1 - np.array(y) ** 2))
+    (found,) = OPS.py_func([x], [4, 3], [2], ["float64"], forward, backward, [0, 1])
+    wanted, weight = torch.tanh(x), torch.randn(4, 3, dtype=torch.float64)
+    gradients = [torch.autograd.grad(made, x, weight)[0] for made in (found, wanted)]
+    return [(found, wanted), (gradients[0], gradients[1])]
+
+
+def py_func_grad() -> Pairs:
+    x = torch.randn(4, 3)
+    found = OPS.py_func_grad([x, None], [x, x], key_of(lambda one, other: (np.array(one) * 2, other)))
+    return [(found[0], x * 2), (found[1], torch.zeros_like(x))]
+
+
 LAYERS = {
     "print": printed,  # whose name is Python's own
     **{
         function.__name__: function
         for function in (
             chunk_eval, ctc, ctc_backward, cvm, data_norm_update_, distinct_ids, edit_distance, expect_true,
-            gather_tree, random,
+            gather_tree, py_func, py_func_grad, random,
         )
     },
 }  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.native.ops.blocks import branch
@@ -21,6 +22,7 @@ from penstock.distributed.collective import COLLECTIVE_NAMES
 from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers its operators
 from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - registers its operators
 from penstock.program.control import kernel as _control_ops  # noqa: F401 - registers its operators
+from penstock.program.layers.python_functions import key_of
 from penstock.ps.remote_ops import REMOTE_NAMES
 
 _OPS = torch.ops.penstock
@@ -286,6 +288,8 @@ CASES = [
     Case("expect_true", lambda: [torch.tensor([True]), _tables(), ["x", "y"], "holds", 20]),
     Case("random", lambda: [_state(), [6, 3], "normal", 0.0, 1.0, 4, True, 0, 2, FLOAT64]),
     Case("distinct_ids", lambda: [_state(), 40, 5, 4, True]),
+    Case("py_func", lambda: [[torch.rand(2, 3)], [2, 3], [2], ["float32"], key_of(np.tanh), "", [0]]),
+    Case("py_func_grad", lambda: [[torch.rand(2, 3), None], [torch.rand(2, 3)], key_of(lambda x, _: np.array(x))]),
     Case("control", lambda: branch(taken=True)),
     Case("control_backward", lambda: [[torch.rand(2, 3)], *branch(taken=False), [1]]),
 ]

@@ -65,6 +65,7 @@ def py_func(
         )
     sizes = [_sizes(one, given) for one in outs]
     dtypes = [str(one.dtype).removeprefix("torch.") for one in outs]
+    forward, backward = key_of(func), "" if backward_func is None else key_of(backward_func)
     used = [i for i, name in enumerate(names) if name not in skipped]
     recording = recording_of(default_main_program())
     with (
@@ -74,7 +75,7 @@ def py_func(
     ):
         made = torch.ops.penstock.py_func(
             [recording.own(one).fake for one in given], [size for own in sizes for size in own],
-            [len(own) for own in sizes], dtypes, _key(func), "" if backward_func is None else _key(backward_func), used,
+            [len(own) for own in sizes], dtypes, forward, backward, used,
         )  # fmt: skip
         values = wrap(recording, list(made))
     for variable, value in zip(outs, values, strict=True):
@@ -107,7 +108,8 @@ def _sizes(out: Any, given: Sequence[Any]) -> list[Any]:
     return [first[axis] if size is None else size for axis, size in enumerate(sizes)]
 
 
-def _key(function: Callable[..., Any]) -> str:
+def key_of(function: Callable[..., Any]) -> str:
+    """Return a new key under which operators of this process call a function. Raises ArgumentError for none."""
     if not callable(function):
         raise ArgumentError(f"{user_line()}: py_func: {function!r} is no function")
     key = f"{getattr(function, '__name__', type(function).__name__)}:{secrets.token_hex(8)}"
