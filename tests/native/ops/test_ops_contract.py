@@ -20,9 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from penstock.compat.torch import schema_of
 from penstock.distributed.collective import COLLECTIVE_NAMES
 from penstock.native import fused_ops as _fused_ops  # noqa: F401 - registers its operators
-from penstock.native import recurrent as _recurrent_ops  # noqa: F401 - registers its operators
-from penstock.program.control import kernel as _control_ops  # noqa: F401 - registers its operators
-from penstock.program.layers.python_functions import key_of
+from penstock.program.layers.python_functions import key_of  # and registers the operators of layers
 from penstock.ps.remote_ops import REMOTE_NAMES
 
 _OPS = torch.ops.penstock
