@@ -51,7 +51,7 @@ class LeaseWatch:
         self._seen.add(node_id)
 
     def renew(self, node_id: str) -> None:
-        """Note a heartbeat of an agent."""
+        """Note a message of an agent: any shows that it is there, however long its heartbeats wait behind others."""
         self._leases.renew(node_id, self._clock.monotonic())
         self._seen.add(node_id)
 
@@ -68,6 +68,8 @@ class LeaseWatch:
                 self._leases.drop(node_id)
             elif standing is Standing.MISSED and state != NodeState.UNREACHABLE:
                 await self._reports.node_missed(node_id)
+            elif standing is Standing.ALIVE and state == NodeState.UNREACHABLE and node_id in self._seen:
+                await self._reports.node_back(node_id)
         await self._give_up_missing(now)
         await self._reports.overdue()
         await self._note_seen(any(state == NodeState.DRAINING for _, state in rows))

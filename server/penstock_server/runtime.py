@@ -123,7 +123,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     ingest = Ingest(telemetry.find, telemetry.on_frame, hub=hub, recorder=recorder, logs=logs, meters=meters)
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
     publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
-    scheduling = Scheduling(database, clock)
+    scheduling = Scheduling(database, clock, agents)
     runtime = Runtime(
         settings, clock, database, meters, tokens, Held(database, clock), jobs, nodes, reports, attach,
         JobStorage(database, clock, settings.state_dir / "snapshots"),

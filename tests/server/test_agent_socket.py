@@ -177,7 +177,7 @@ async def test_node_silent_beyond_grace_is_down_and_its_job_fails(
     database_url: str, tmp_path: Path, clock: FakeClock
 ) -> None:
     async with running(settings_for(tmp_path, database_url), clock) as server:
-        job = await server.submit()
+        job = await server.submit(restart={"max_restarts": 0})
         node = await server.join()
         async with server.agent(node) as agent:
             [replica] = await agent.desired(1)
@@ -223,7 +223,7 @@ async def test_a_lost_node_with_restarts_left_gives_a_fencing_attempt(
 
 async def test_a_replica_lost_with_its_agent_is_never_started_twice(tmp_path: Path, clock: FakeClock) -> None:
     async with running(settings_for(tmp_path), clock) as server:
-        job = await server.submit()
+        job = await server.submit(restart={"max_restarts": 0})
         node = await server.join()
         async with server.agent(node) as agent:
             [replica] = await agent.desired(1)

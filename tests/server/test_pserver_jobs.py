@@ -141,7 +141,7 @@ async def test_killed_trainer_comes_back_with_a_higher_epoch(sqlite_server: Serv
 async def test_killed_process_ends_a_job_that_may_not_restart(
     sqlite_server: Server, node: Path, tmp_path: Path
 ) -> None:
-    group = await submit(sqlite_server, tmp_path / "said")
+    group = await submit(sqlite_server, tmp_path / "said", restart={"max_restarts": 0})
     victim = newest(await group.all_told(4), "PSERVER", 0)
     os.kill(victim["pid"], signal.SIGKILL)
     job = await group.state("FAILED")

@@ -222,6 +222,7 @@ async def test_a_killed_agent_comes_back_and_adopts_its_replica(
     code += "while not os.path.exists('go'): time.sleep(0.01)\nprint('second')"
     await server.want(order("r1", "python", "-c", code))
     await until(lambda: server.logs.get("r1") == b"first\n")
+    await until(lambda: server.last("r1")["state"] == "RUNNING")
     pid = server.last("r1")["pid"]
     agent.kill()
     assert not gone(pid)

@@ -71,9 +71,12 @@ class Resources(_Strict):
 
 
 class Restart(_Strict):
-    """When a failed attempt is followed by another."""
+    """When a failed attempt is followed by another. An attempt of which nothing had started never counts.
 
-    max_restarts: int = Field(0, ge=0, le=1000)
+    `on`: "infra", faults of machines: a lost node, a full disk, a killed process guard; "user": the script's own.
+    """
+
+    max_restarts: int = Field(3, ge=0, le=1000)
     on: list[RetryClass] = ["infra"]
 
 

@@ -68,6 +68,7 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
     await _welcome(runtime, link, hello)
     sender = FrameSender(node_id=link.node_id)
     while (message := await receive(socket)) is not None:
+        runtime.leases.renew(link.node_id)
         if isinstance(message, bytes):
             await runtime.ingest.offer(sender, message)
         else:
@@ -90,7 +91,6 @@ async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
 async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> None:
     match message:
         case Heartbeat():
-            runtime.leases.renew(link.node_id)
             if await runtime.metrics.settled():  # the agent keeps vital frames until a heartbeat after them is answered
                 link.outbox.put("lease", LeaseRenewed(ttl_s=runtime.settings.lease_ttl_s).fields())
         case ReplicaReport():

@@ -74,12 +74,16 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Go to `to`, for `reason`. `why`: one sentence for a person. `culprit`: replica whose log explains it."""
+    """Go to `to`, for `reason`. `why`: one sentence for a person. `culprit`: replica whose log explains it.
+
+    `is_restart`: it takes one of the job's restarts.
+    """
 
     to: JobState
     reason: str
     why: str
     culprit: str | None = None
+    is_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +215,12 @@ def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
     why = sentence(failure.replica)
     if _is_replaceable(job, failure):
         return Replace(failure.replica, f"{why}; it is started again: restart {job.restarts + 1} of {job.max_restarts}")
+    if failure.reason is StopReason.NODE_LOST and not any(r.started for r in job.replicas):
+        return Step(JobState.RECOVERING, failure.reason, f"{why}; nothing had started, so it is placed again")
     culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
     if failure.retry_class in job.restart_on and job.restarts < job.max_restarts:
         why = f"{why}; restart {job.restarts + 1} of {job.max_restarts} follows"
-        return Step(JobState.RECOVERING, failure.reason, why, culprit)
+        return Step(JobState.RECOVERING, failure.reason, why, culprit, is_restart=True)
     return Step(JobState.STOPPING, failure.reason, why, culprit)
 
 

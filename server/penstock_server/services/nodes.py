@@ -89,9 +89,14 @@ class Nodes:
         row.address, row.ports = hello.address, list(hello.ports)
         row.findings = [found.model_dump() for found in hello.findings]
         if NodeState(row.state) in _AWAY:
-            transition(tx, row, NodeState.READY, at=now, reason="connected")
-            self._follow(tx, row, row.wanted)
+            self.back(tx, row, reason="connected")
+        tx.effects.schedule = True  # only a node with a connection takes jobs
         return row
+
+    def back(self, tx: Tx, row: NodeRow, *, reason: str) -> None:
+        """Move a node that was away to the state that is wanted of it."""
+        transition(tx, row, NodeState.READY, at=self._clock.now(), reason=reason)
+        self._follow(tx, row, row.wanted)
 
     def _follow(self, tx: Tx, row: NodeRow, wanted: str) -> None:
         target, state = _WANTED[wanted], NodeState(row.state)

@@ -95,6 +95,13 @@ def behind(name: str) -> str:
     return f"waits behind job {name!r}, which waits for room"
 
 
+def disconnected(names: Sequence[str]) -> str:
+    """Describe a job that waits for nodes that are READY, but whose agents are not connected now."""
+    shown = ", ".join(repr(name) for name in names[:3]) + (" …" if len(names) > 3 else "")
+    whose = "agent of node" if len(names) == 1 else "agents of nodes"
+    return f"waits for a node: the {whose} {shown} {'is' if len(names) == 1 else 'are'} not connected"
+
+
 def _explain(needs: Sequence[Need], stuck: Need, rooms: Sequence[Room]) -> Waits:
     name, what = f"{stuck.role} {stuck.index}", _amounts_text(stuck.amounts)
     if not any(_fits(stuck.amounts, room.total) for room in rooms):

@@ -110,7 +110,10 @@ class Reports:
             await self._settle_all(tx, jobs)
 
     async def node_missed(self, node_id: str) -> None:
-        """An agent missed its lease: its node is unreachable, and what ran there is unknown."""
+        """An agent missed its lease: its node is unreachable, and what ran there is unknown.
+
+        What it had not reported to have taken is lost at once, so that another node can take it.
+        """
         async with self._db.write() as tx:
             node = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
             if node is None or not allowed(NodeState(node.state), NodeState.UNREACHABLE):
@@ -119,8 +122,26 @@ class Reports:
             transition(tx, node, NodeState.UNREACHABLE, at=now, reason="lease_missed")
             jobs = set()
             for row in await self._busy_on(tx, node_id):
-                if allowed(ReplicaState(row.state), ReplicaState.UNKNOWN):
+                if row.state == ReplicaState.ASSIGNED:  # should it run after all, its epoch is stale and it is stopped
+                    detail = f"node {node.name!r} was gone before it had taken it"
+                    transition(tx, row, ReplicaState.LOST, at=now, reason="node_lost", detail=detail)
+                    jobs.add(row.job_id)
+                elif allowed(ReplicaState(row.state), ReplicaState.UNKNOWN):
                     transition(tx, row, ReplicaState.UNKNOWN, at=now, reason="lease_missed")
+                    jobs.add(row.job_id)
+            await self._settle_all(tx, jobs)
+
+    async def node_back(self, node_id: str) -> None:
+        """An agent that had missed its lease sends messages again over the same connection: nothing was lost."""
+        async with self._db.write() as tx:
+            node = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
+            if node is None or node.state != NodeState.UNREACHABLE:
+                return
+            self._nodes.back(tx, node, reason="lease_renewed")
+            jobs = set()
+            for row in await self._busy_on(tx, node_id):
+                if row.state == ReplicaState.UNKNOWN:
+                    transition(tx, row, ReplicaState.RUNNING, at=self._clock.now(), reason="lease_renewed")
                     jobs.add(row.job_id)
             await self._settle_all(tx, jobs)
 

@@ -14,8 +14,9 @@ from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB, JobState, NodeS
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.services.addresses import Site, addresses, endpoint
-from penstock_server.services.placement import Amounts, Chosen, Need, Room, behind, place, take
+from penstock_server.services.placement import Amounts, Chosen, Need, Room, behind, disconnected, place, take
 from penstock_server.services.transitions import created, transition
+from penstock_server.streams.agents import Agents
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
@@ -28,10 +29,10 @@ def _waiting(now: datetime) -> ColumnElement[bool]:
 
 
 class Scheduling:
-    """Places jobs. One pass looks at every waiting job, in the order of submission."""
+    """Places jobs on nodes whose agents are connected. One pass looks at every waiting job, in order of submission."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._db, self._clock = database, clock
+    def __init__(self, database: Database, clock: Clock, agents: Agents) -> None:
+        self._db, self._clock, self._agents = database, clock, agents
         self._again_at: datetime | None = None
 
     async def run(self) -> int:
@@ -45,7 +46,7 @@ class Scheduling:
             return 0
         placed = 0
         async with self._db.write() as tx:
-            rooms = await _rooms(tx)
+            rooms, absent = await _rooms(tx, self._agents)
             after = ""
             while (job := await self._next(tx, now, after)) is not None:
                 after = job.id
@@ -57,7 +58,8 @@ class Scheduling:
                     placed += 1
                     continue
                 if not rooms:
-                    await self._explain(tx, now, answer.why, JobRow.id >= job.id)
+                    why = disconnected(absent) if absent else answer.why
+                    await self._explain(tx, now, why, JobRow.id >= job.id)
                     break
                 await self._explain(tx, now, answer.why, JobRow.id == job.id)
                 if not answer.forever:
@@ -122,11 +124,14 @@ def _amounts(resources: Resources) -> Amounts:
     return resources.cpus, resources.gpus, memory_bytes(resources.memory)
 
 
-async def _rooms(tx: Tx) -> list[Room]:
+async def _rooms(tx: Tx, agents: Agents) -> tuple[list[Room], list[str]]:
+    """Return the READY nodes whose agents are connected, and the names of those whose are not (yet)."""
     found = await tx.session.execute(select(NodeRow).where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
-    nodes = found.scalars().all()
+    ready = found.scalars().all()
+    nodes = [node for node in ready if agents.get(node.id) is not None]
+    absent = [node.name for node in ready if agents.get(node.id) is None]
     if not nodes:
-        return []
+        return [], absent
     used: dict[str | None, Amounts] = defaultdict(lambda: (0, 0, 0))
     sums = (func.sum(ReplicaRow.cpus), func.sum(ReplicaRow.gpus), func.sum(ReplicaRow.memory_bytes))
     statement = select(ReplicaRow.node_id, sums[0], sums[1], sums[2]).where(ReplicaRow.state.in_(LIVE_REPLICA))
@@ -140,7 +145,7 @@ async def _rooms(tx: Tx) -> list[Room]:
         free = (total[0] - mine[0], total[1] - mine[1], total[2] - mine[2])
         ports = tuple(port for port in node.ports if (node.host, port) not in taken)
         rooms.append(Room(node.id, node.name, total, free, node.host, ports, tuple(node.ports)))
-    return rooms
+    return rooms, absent
 
 
 async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:

@@ -54,7 +54,7 @@ async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: f
 async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail) -> None:
     why = step.why
     if step.to is JobState.RECOVERING:
-        job.restarts += 1
+        job.restarts += step.is_restart
         why += await _pause(tx, job, at)
     transition(tx, job, step.to, at=at, reason=step.reason, detail=why)
     job.why = why
