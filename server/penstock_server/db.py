@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import event, text, update
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from penstock.errors import Bug, Unavailable
@@ -28,7 +30,20 @@ from penstock_server.tables import CounterRow, EventRow
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.01
+TROUBLE_S = 10.0
 _SERVER_KEY = 0x50454E53544F434C
+
+
+class DatabaseAway(Unavailable):
+    """The database cannot be reached, is busy, or cannot be written; the same may go well later."""
+
+    code = "database_away"
+
+
+class StorageFull(DatabaseAway):
+    """There is no disk space left for the database."""
+
+    code = "storage_full"
 
 
 @dataclass(slots=True)
@@ -72,30 +87,61 @@ class Database:
         # rows in different orders would deadlock, and this process is the only one that writes (`alone`).
         self._lock = asyncio.Lock()
         self.on_commit: Callable[[Effects], None] = lambda effects: None
+        self.trouble: DatabaseAway | None = None
+        """Why the newest write failed that did because the database is away or full; None once one went well later."""
+        self._trouble_at = 0.0
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
-        """Open a session for reading; nothing is committed."""
-        async with self._read() as session:
-            yield session
+        """Open a session for reading; nothing is committed. It and the others raise DatabaseAway."""
+        with _away_as_such():
+            async with self._read() as session:
+                await self._connect(session)
+                yield session
 
     @asynccontextmanager
     async def glance(self) -> AsyncIterator[AsyncSession]:
         """Open a session for one statement that reads. On SQLite it costs no transaction: each would be three calls."""
-        async with self._glance() as session:
-            yield session
+        with _away_as_such():
+            async with self._glance() as session:
+                await self._connect(session)
+                yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[Tx]:
         """Open a write transaction; commit when the block ends, roll back when it raises."""
-        async with self._lock, self._write() as session:
-            tx = Tx(session)
-            yield tx
-            if tx.effects.events:
-                await session.flush()
-                session.add_all(tx.effects.events)
-            await session.commit()
+        try:
+            with _away_as_such():
+                async with self._lock, self._write() as session:
+                    await self._connect(session)
+                    tx = Tx(session)
+                    yield tx
+                    if tx.effects.events:
+                        await session.flush()
+                        session.add_all(tx.effects.events)
+                    await session.commit()
+        except DatabaseAway as error:
+            self.trouble, self._trouble_at = error, time.monotonic()
+            raise
+        if time.monotonic() - self._trouble_at > TROUBLE_S:  # on a full disk some writes still find room
+            self.trouble = None
         self.on_commit(tx.effects)
+
+    async def _connect(self, session: AsyncSession) -> None:
+        """Take a connection. Here, unlike in what follows, an OSError is the database's: a socket that is not there."""
+        if self.is_sqlite:
+            return
+        try:
+            await session.connection()
+        except (OSError, DBAPIError) as error:
+            raise _away(error) from error
+
+    async def try_to_write(self) -> None:
+        """Write something that changes nothing. Raises DatabaseAway if that fails, or another write has lately."""
+        if self.trouble is not None and time.monotonic() - self._trouble_at <= TROUBLE_S:
+            raise self.trouble
+        async with self.write() as tx:
+            await tx.session.execute(update(CounterRow).values(value=CounterRow.value))
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -116,6 +162,29 @@ class Database:
     async def close(self) -> None:
         """Close every connection."""
         await self.engine.dispose()
+
+
+_FULL = ("disk is full", "No space left on device", "disk quota")
+
+
+@contextmanager
+def _away_as_such() -> Iterator[None]:
+    """Raise DatabaseAway for what drivers raise of a database that cannot be used now."""
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeout) as error:
+        raise _away(error) from error
+    except DBAPIError as error:
+        if error.connection_invalidated or any(text in str(error.orig) for text in _FULL):
+            raise _away(error) from error
+        raise
+
+
+def _away(error: Exception) -> DatabaseAway:
+    cause = (str(getattr(error, "orig", None) or error).strip() or type(error).__name__).splitlines()[0][:200]
+    if any(text in cause for text in _FULL):
+        return StorageFull(f"the server's disk is full: {cause}. What runs goes on; make room for what is new.")
+    return DatabaseAway(f"the database cannot be used now: {cause}. What runs goes on; try again.")
 
 
 def _on_sqlite_connect(connection: Any, _record: Any) -> None:

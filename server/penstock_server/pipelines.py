@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 
 from penstock.protocol.states import NodeState
 from penstock_server.clock import Clock
-from penstock_server.db import Database, Effects
+from penstock_server.db import Database, DatabaseAway, Effects
 from penstock_server.services.leases import Leases, Standing
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.orders import desired
@@ -57,9 +57,10 @@ class LeaseWatch:
 
     async def step(self) -> None:
         """Act on every lease and limit that has run out."""
-        now = self._clock.monotonic()
         async with self._db.glance() as session:
             rows = (await session.execute(select(NodeRow.id, NodeRow.state).where(NodeRow.state.in_(_HELD)))).all()
+        now = self._clock.monotonic()
+        self._leases.look(now, uptime=asyncio.get_running_loop().time())
         for node_id, state in rows:
             self._leases.ensure(node_id, now)
             standing = self._leases.standing(node_id, now)
@@ -104,7 +105,7 @@ class Loop:
         self.name, self._step, self._every_s, self._rest_s = name, step, every_s, rest_s
         self._event = asyncio.Event()
         self.failures = 0
-        self._stopping = False
+        self._stopping = self._waits = False
 
     def wake(self) -> None:
         """Have the step run soon."""
@@ -121,11 +122,18 @@ class Loop:
             self._event.clear()
             try:
                 await self._step()
+            except DatabaseAway as error:
+                self.failures += 1
+                if not self._waits:  # once, however long it is away
+                    log.warning("pipeline waits for the database", pipeline=self.name, error=str(error))
+                self._waits = True
+                await self._pause(FAILURE_PAUSE_S)
             except Exception:  # a boundary: recorded and tried again
                 self.failures += 1
                 log.exception("pipeline step failed", pipeline=self.name)
                 await self._pause(FAILURE_PAUSE_S)
             else:
+                self._waits = False
                 await self._pause(self._every_s)
                 if self._rest_s and not self._stopping:
                     await asyncio.sleep(self._rest_s)
@@ -177,7 +185,7 @@ class Publisher:
     async def push_desired(self, node_id: str) -> None:
         """Send a node's whole wanted set to its agent, if it is connected."""
         link = self._agents.get(node_id)
-        if link is not None:
+        if link is not None and link.greeted:
             now, grace = self._clock.now(), self._pserver_grace
             orders = await desired(self._db, node_id, without=link.missing, now=now, pserver_grace=grace)
             self._again_at.pop(node_id, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from http import HTTPStatus
 from typing import Any
 
@@ -98,7 +99,7 @@ def response(
         errors=errors,
         request_id=conn.scope.get("penstock.request_id"),
     )
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "5"}}.get(status)
     return JSONResponse(body.model_dump(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
 
 
@@ -108,6 +109,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(PenstockError, _on_penstock_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(OSError, _on_os_error)
     app.add_exception_handler(Exception, _on_unhandled)
 
 
@@ -163,6 +165,13 @@ async def _on_http_exception(conn: Any, error: Exception) -> JSONResponse:
     answer = response(conn, error.status_code, code, detail)
     answer.headers.update(error.headers or {})
     return await _answer(conn, answer)
+
+
+async def _on_os_error(conn: Any, error: Exception) -> JSONResponse:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        log.warning("disk full", path=conn.url.path, error=str(error))
+        return await _answer(conn, response(conn, 503, "storage_full", f"the server's disk is full: {error.strerror}"))
+    return await _on_unhandled(conn, error)
 
 
 async def _on_unhandled(conn: Any, error: Exception) -> JSONResponse:

@@ -86,7 +86,7 @@ async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncI
                 await runtime.tokens.ensure_admin()
                 async with _running(runtime):
                     yield runtime
-                await runtime.metrics.flush()
+                await runtime.metrics.settled()
         finally:
             await database.close()
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 import structlog
 from sqlalchemy import text
 from tests.server.harness import FakeClock, Server, running, settings_for
-from tests.server.postgres_cluster import cluster
+from tests.server.postgres_cluster import Cluster, cluster
 
 from penstock_server.db import Database
 from penstock_worker import lease
@@ -30,8 +30,15 @@ structlog.configure(
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """Return the URL of a private cluster's maintenance database."""
-    with cluster() as url:
-        yield url
+    with cluster() as made:
+        yield made.url
+
+
+@pytest.fixture
+def postgres_apart() -> Iterator[Cluster]:
+    """A cluster that the test may stop."""
+    with cluster() as made:
+        yield made
 
 
 @pytest_asyncio.fixture(params=["sqlite", "postgresql"])

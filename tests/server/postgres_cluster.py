@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 INSTALL = "apt-get install -y postgresql"
@@ -25,12 +26,28 @@ def find_binaries() -> Path:
     raise FileNotFoundError(f"PostgreSQL's server programs are not on this machine; install them: {INSTALL}")
 
 
-@contextmanager
-def cluster() -> Iterator[str]:
-    """Run a cluster on a Unix socket; yield the URL of its maintenance database.
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that runs on a Unix socket. `url`: of its maintenance database."""
 
-    initdb refuses root, so as root the cluster runs as user postgres.
-    """
+    url: str
+    control: tuple[str | Path, ...]
+    options: tuple[str | Path, ...]
+    user: pwd.struct_passwd | None
+
+    def start(self) -> None:
+        """Start it; return once it takes connections."""
+        _run([*self.control, *self.options, "start"], self.user)
+
+    def stop(self, mode: str = "fast") -> None:
+        """End it and its connections; 'immediate' loses what it had not flushed. One that does not run is left so."""
+        if (Path(self.control[2]) / "postmaster.pid").exists():
+            _run([*self.control, "-m", mode, "stop"], self.user)
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    """Run a cluster. initdb refuses root, so as root the cluster runs as user postgres."""
     binaries = find_binaries()
     folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
     user = _user()
@@ -41,12 +58,13 @@ def cluster() -> Iterator[str]:
         initdb: list[str | Path] = [binaries / "initdb", "-D", data, "-U", "penstock", "--auth=trust", "--no-sync"]
         _run([*initdb, "-E", "UTF8", "--locale=C.UTF-8"], user)
         options = f"-k {folder} -h '' -F -c full_page_writes=off -c synchronous_commit=off -c max_connections=200"
-        pg_ctl: list[str | Path] = [binaries / "pg_ctl", "-D", data, "-w"]
-        _run([*pg_ctl, "-l", folder / "log", "-o", options, "start"], user)
+        url = f"postgresql+asyncpg://penstock@/postgres?host={folder}"
+        made = Cluster(url, (binaries / "pg_ctl", "-D", data, "-w"), ("-l", folder / "log", "-o", options), user)
+        made.start()
         try:
-            yield f"postgresql+asyncpg://penstock@/postgres?host={folder}"
+            yield made
         finally:
-            _run([*pg_ctl, "-m", "immediate", "stop"], user)
+            made.stop("immediate")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -243,7 +244,7 @@ async def test_without_its_agent_a_replica_ends_when_the_grace_is_over(
 ) -> None:
     server.grace_s, server.ttl_s = 0.5, 1.0
     agent.start(server.port)
-    await server.want(order("r1", "python", "-c", SLEEPER))
+    await server.want(order("r1", "python", "-c", SLEEPER, on_disconnect="stop"))
     await until(lambda: "RUNNING" in server.states("r1"))
     pid = server.last("r1")["pid"]
     agent.kill()
@@ -251,6 +252,25 @@ async def test_without_its_agent_a_replica_ends_when_the_grace_is_over(
     await until((agent.state_dir / "replicas" / "r1" / "exit.json").exists)
     outcome = json.loads((agent.state_dir / "replicas" / "r1" / "exit.json").read_text())
     assert (outcome["state"], outcome["detail"]) == ("KILLED", "lease expired")
+
+
+@pytest.mark.asyncio
+async def test_by_default_a_replica_outlives_agent_and_lease(
+    server: Server, agent: Agent, order: Order, until: Until
+) -> None:
+    server.grace_s, server.ttl_s = 0.2, 1.0
+    agent.start(server.port)
+    code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    await server.want(order("r1", "python", "-c", code))
+    await until(lambda: "RUNNING" in server.states("r1"))
+    agent.kill()
+    await asyncio.sleep(3.0)  # more than lease and grace
+    assert not gone(server.last("r1")["pid"])
+    agent.start(server.port)
+    await until(lambda: len(server.hellos) == 2)
+    (agent.state_dir / "replicas" / "r1" / "work" / "go").touch()
+    await until(lambda: "EXITED" in server.states("r1"))
+    assert server.last("r1")["exit_code"] == 0
 
 
 @pytest.mark.asyncio
@@ -303,19 +323,20 @@ async def test_a_stop_does_not_wait_for_a_download_that_hangs(
 async def test_a_killed_guard_takes_its_replica_along_and_is_reported(
     server: Server, agent: Agent, order: Order, until: Until
 ) -> None:
+    # Its processes are found by the replica's id in their environment: no other test has this one.
     agent.start(server.port)
     code = (
         "import subprocess, sys, time\n"
         "made = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "print(made.pid, flush=True); time.sleep(600)\n"
     )
-    await server.want(order("r1", "python", "-c", code))
-    await until(lambda: server.logs.get("r1", b"").endswith(b"\n"))
-    guard = json.loads((agent.state_dir / "replicas" / "r1" / "guard.json").read_text())["pid"]
+    await server.want(order("orphaned", "python", "-c", code))
+    await until(lambda: server.logs.get("orphaned", b"").endswith(b"\n"))
+    guard = json.loads((agent.state_dir / "replicas" / "orphaned" / "guard.json").read_text())["pid"]
     os.kill(guard, signal.SIGKILL)
-    await until(lambda: "KILLED" in server.states("r1"))
-    assert "guard" in server.last("r1")["detail"]
-    await until(lambda: gone(int(server.logs["r1"])))
+    await until(lambda: "KILLED" in server.states("orphaned"))
+    assert "guard" in server.last("orphaned")["detail"]
+    await until(lambda: gone(int(server.logs["orphaned"])))
 
 
 @pytest.mark.asyncio

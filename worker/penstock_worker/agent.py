@@ -1,7 +1,8 @@
 """The agent's shell: it holds the websocket, renews the lease file, and carries out what `reconcile` decides.
 
-Everything runs on one event loop. A lost connection changes nothing here but the lease, which is not renewed; the
-replicas go on until their guards see its grace pass. Cancellation: `stop()` ends all replicas within 10 s.
+Everything runs on one event loop. A lost connection changes nothing here but the lease, which is not renewed: the
+replicas go on, and those of jobs that ask for a stop end when their guards see its grace pass. Cancellation: `stop()`
+ends all replicas within 10 s.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class Agent:
     async def _stop_replicas(self) -> None:
         self._stopping = True
         for replica_id, replica in self._replicas.items():
-            if not replica.guarded and replica_id in self._work:
+            if replica.guard_pid is None and replica_id in self._work:
                 self._work[replica_id].cancel()  # it downloads, or unpacks
         self._stop_all(now=False)
         if not await self._until_all_ended(STOP_GRACE_MAX_S):
@@ -235,8 +236,12 @@ class Agent:
         if status in (401, 403) and lease.now() > self._lease.end:
             raise AuthError(
                 f"{self._identity.url} does not accept this node ({self._identity.node_id}, HTTP {status}); "
-                "make a join token with 'penstock agent token' and join again with --join-token"
+                "make a join token with 'penstock agent token' and join again with --join-token" + self._left_running()
             )
+
+    def _left_running(self) -> str:
+        pids = [str(r.guard_pid) for r in self._replicas.values() if r.guard_pid is not None and not r.report.terminal]
+        return f"; what runs here goes on until then: end it with 'kill {' '.join(pids)}'" if pids else ""
 
     async def _connection(self) -> bool:
         """Hold one connection until it breaks. Returns whether it came to a welcome."""
@@ -279,7 +284,9 @@ class Agent:
         async with asyncio.timeout(10):
             welcome = messages.parse(_text(await websocket.recv()))
         if not isinstance(welcome, Welcome):
-            raise PeerError(f"the server's first message is {welcome!r}; expected a welcome")
+            raise PeerError(
+                f"the server's first message is {welcome.type!r}; expected a welcome"
+            )  # it may hold secrets
         self._grace_s = welcome.grace_s if self._settings.grace_s is None else self._settings.grace_s
         self._renew(sent_at + welcome.lease_ttl_s)
         self._outgoing = Outgoing(self._replicas, welcome.log_offsets)
@@ -289,7 +296,10 @@ class Agent:
 
     def _renew(self, expires_at: float) -> None:
         self._lease = lease.Lease(expires_at, self._grace_s)
-        lease.write(self._lease_path, self._lease)
+        try:
+            lease.write(self._lease_path, self._lease)
+        except OSError as error:  # a full disk must not cost the connection; replicas that heed the lease may stop
+            _log.warning("the lease could not be written: %s", error)
 
     async def _send(self, websocket: ClientConnection, outgoing: Outgoing, ttl_s: float) -> None:
         while True:
@@ -321,8 +331,8 @@ class Agent:
                 self._desired = {desired.replica_id: desired for desired in replicas}
                 for order in refused:
                     self._desired[order.replica_id] = self._refuse(order)
-            case LeaseRenewed(ttl_s=ttl_s):
-                sent_at = outgoing.heartbeat_answered()
+            case LeaseRenewed(ttl_s=ttl_s, stored=stored):
+                sent_at = outgoing.heartbeat_answered(stored=stored)
                 if sent_at is not None:
                     self._renew(sent_at + ttl_s)
             case LogAck(replica_id=replica_id, log_offset=offset):

@@ -8,8 +8,11 @@ subreaper, so processes that detach themselves still stand below it and end with
 starts fast.
 
 SIGTERM or SIGINT: stop (SIGTERM to all, SIGKILL after `stop_grace_s`). SIGUSR1: SIGKILL at once.
-When the lease and its grace are over, it stops the replica by itself: an agent or a server that was killed
-leaves nothing running. `step` decides, `main` does.
+Without news from agent or server it goes on, unless the job asked for a stop (`on_disconnect`): then the guard has a
+lease, and stops the replica by itself when that and its grace are over. `step` decides, `main` does.
+
+How the replica ended is written into space that was reserved before it started: a disk that it filled must not make
+its end unknown, since an end that is unknown is followed by another attempt.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import signal
 import sys
@@ -25,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from penstock.process import proc
 from penstock_worker import lease
@@ -33,12 +37,13 @@ from penstock_worker import lease
 ORDER, STARTED, EXIT, LOG, LOCK = "guard-order.json", "guard.json", "exit.json", "log", "guard.lock"
 LEFTOVER_GRACE_S = 1.0  # what an entrypoint that has ended left running gets this long after SIGTERM
 WATCH_S, END_S = 0.25, 0.02
+UNWRITTEN_S, AGAIN_S = 600.0, 1.0  # how long, and how often, an end that cannot be written is tried again
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run. `lease`: path of the lease file; `lease_end`: boot time of its end, until it is read."""
+    """What to run. `lease`: path of the lease file, or ''; `lease_end`: boot time of its end, until it is read."""
 
     argv: list[str]
     env: dict[str, str]
@@ -130,6 +135,7 @@ def main(folder: Path) -> int:
         proc.prctl(proc.PR_SET_CHILD_SUBREAPER, 1)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         _write_started(folder, None)
+        lease.reserve(folder / STARTED)  # again, for when the entrypoint runs
         state, outcome = _run(folder, order)
         fields = {
             "state": "KILLED" if state.cause else "EXITED",
@@ -138,8 +144,22 @@ def main(folder: Path) -> int:
             "detail": outcome.detail or state.cause,
             "ended_at": time.time(),
         }
-        lease.write_json(folder / EXIT, fields)
+        _write_exit(folder / EXIT, fields)
     return 0
+
+
+def _write_exit(path: Path, fields: dict[str, Any]) -> None:
+    """Write how the replica ended; try again while that fails. Raises OSError after `UNWRITTEN_S`."""
+    give_up_at = lease.now() + UNWRITTEN_S
+    while True:
+        try:
+            lease.write_reserved(path, fields)
+        except OSError:
+            if lease.now() >= give_up_at:
+                raise
+            time.sleep(AGAIN_S)
+        else:
+            return
 
 
 def _run(folder: Path, order: Order) -> tuple[State, Outcome]:
@@ -151,12 +171,12 @@ def _run(folder: Path, order: Order) -> tuple[State, Outcome]:
             log.write(f"penstock: {failure.detail}\n")
         return State(Phase.DONE), failure
     _write_started(folder, pid)
-    state, outcome, lease_end = State(), Outcome(), order.lease_end
+    state, outcome, lease_end = State(), Outcome(), order.lease_end if order.lease else math.inf
     main_alive = True
     while state.phase is not Phase.DONE:
         ask = _wait(WATCH_S if state.phase is Phase.RUNNING and main_alive else END_S)
         main_alive = _reap(pid, outcome) and main_alive
-        current = lease.read(Path(order.lease))
+        current = lease.read(Path(order.lease)) if order.lease else None
         lease_end = lease_end if current is None else current.end
         # The walk over /proc is only needed when the replica ends.
         below = proc.descendants(os.getpid()) if not main_alive or state.phase is not Phase.RUNNING else []
@@ -174,7 +194,7 @@ def _write_started(folder: Path, child: int | None) -> None:
         "boot_id": proc.boot_id(),
         "child": child,
     }
-    lease.write_json(folder / STARTED, fields)
+    lease.write_reserved(folder / STARTED, fields)
 
 
 def _wait(timeout_s: float) -> Ask:

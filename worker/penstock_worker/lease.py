@@ -1,7 +1,8 @@
-"""The lease file: how long the replicas of this node may run without news from the server. Standard library only.
+"""The lease file: how long replicas of this node that heed it may run without news from the server.
 
-The agent writes it after every answer of the server; every guard reads it. Times are seconds of CLOCK_BOOTTIME,
-which counts through suspend and never jumps, so that both sides agree and no wall clock is compared.
+Standard library only. The agent writes it after every answer of the server; guards of jobs that ask for it read it.
+Times are seconds of CLOCK_BOOTTIME, which counts through suspend and never jumps, so that both sides agree and no wall
+clock is compared.
 """
 
 from __future__ import annotations
@@ -45,6 +46,44 @@ def read(path: Path) -> Lease | None:
 def write(path: Path, lease: Lease) -> None:
     """Replace the lease file in one step."""
     write_json(path, {"expires_at": lease.expires_at, "grace_s": lease.grace_s})
+
+
+RESERVED_BYTES = 1 << 14
+
+
+def reserve(path: Path) -> None:
+    """Take the disk space that `write_reserved` needs at `path`, so that a disk that fills up meanwhile is no matter.
+
+    Raises OSError if there is none.
+    """
+    descriptor = os.open(_reserve_of(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_reserved(path: Path, fields: dict[str, Any]) -> None:
+    """Write as `write_json`, into the space that was reserved for this path, if there is any left.
+
+    The file ends in spaces. Raises OSError if it needs more space, and there is none.
+    """
+    content = json.dumps(fields).encode()
+    reserved = _reserve_of(path)
+    if len(content) > RESERVED_BYTES or not reserved.exists():
+        write_json(path, fields)
+        return
+    descriptor = os.open(reserved, os.O_WRONLY)
+    try:
+        os.pwrite(descriptor, content.ljust(RESERVED_BYTES), 0)
+    finally:
+        os.close(descriptor)
+    os.replace(reserved, path)
+
+
+def _reserve_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.reserved")
 
 
 def write_json(path: Path, fields: dict[str, Any]) -> None:

@@ -9,25 +9,37 @@ WINDOW_BYTES = 1 << 20  # sent and not yet acknowledged
 
 
 class LogTail:
-    """`sent` and `acked` are byte offsets in the file; acked <= sent <= size, since a log only grows."""
+    """`sent` and `acked` are byte offsets in the file; acked <= sent <= size, since a log only grows.
+
+    An acknowledgement of nothing new is of a piece that the server could not store: nothing more is sent until `retry`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.sent = 0
         self.acked = 0
+        self._is_refused = False
 
     def rewind(self, offset: int) -> None:
         """Go on from what the server holds (a new connection)."""
         self.sent = self.acked = min(offset, self._size())
+        self._is_refused = False
 
     def ack(self, offset: int) -> None:
         """Note what the server holds now. An offset that was never sent is ignored."""
         if self.acked < offset <= self.sent:
             self.acked = offset
+        elif offset == self.acked < self.sent:
+            self._is_refused = True
+
+    def retry(self) -> None:
+        """Send again what the server could not store."""
+        if self._is_refused:
+            self.rewind(self.acked)
 
     def next_chunk(self) -> tuple[int, bytes] | None:
         """Return (offset, bytes) of the next piece, or None if there is none or the window is full."""
-        if self.sent - self.acked >= WINDOW_BYTES or self.sent >= self._size():
+        if self._is_refused or self.sent - self.acked >= WINDOW_BYTES or self.sent >= self._size():
             return None
         with self._path.open("rb") as file:
             file.seek(self.sent)
@@ -39,7 +51,7 @@ class LogTail:
     @property
     def drained(self) -> bool:
         """True if the whole file has been sent."""
-        return self.sent >= self._size()
+        return not self._is_refused and self.sent >= self._size()
 
     @property
     def settled(self) -> bool:

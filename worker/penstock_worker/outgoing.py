@@ -7,7 +7,7 @@ the server has not taken them within `BEFORE_END_S` of the first turn in which i
 connection breaks.
 
 The server reads a connection in order and answers every heartbeat, so an answer confirms all that was sent before
-the heartbeat. That is how a replica's end becomes confirmed, and its folder may go.
+the heartbeat, if the server could store it. That is how a replica's end becomes confirmed, and its folder may go.
 """
 
 from __future__ import annotations
@@ -105,11 +105,15 @@ class Outgoing:
         frames = {replica_id: source.frames.sends for replica_id, source in self._sources.items()}
         self._heartbeats.append(_Heartbeat(now, ended, frames))
 
-    def heartbeat_answered(self) -> float | None:
-        """Confirm what went out before the oldest unanswered heartbeat; return when that heartbeat was sent."""
+    def heartbeat_answered(self, *, stored: bool = True) -> float | None:
+        """Return when the oldest unanswered heartbeat was sent; what went out before it is confirmed if `stored`."""
         if not self._heartbeats:
             return None
         heartbeat = self._heartbeats.popleft()
+        for source in self._sources.values():
+            source.log.retry()
+        if not stored:
+            return heartbeat.at
         for replica_id in heartbeat.ended:
             if replica_id in self._sources:
                 self._sources[replica_id].confirmed = True

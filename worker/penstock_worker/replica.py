@@ -104,6 +104,8 @@ class Replica:
         work = self.folder / WORK
         work.mkdir(mode=0o700, parents=True)
         self.folder.chmod(0o700)
+        for path in (self.folder / guard.STARTED, self.folder / guard.EXIT):
+            lease.reserve(path)
         lease.write_json(self.folder / REPLICA, self.desired.model_dump())
         await self.relay.open()
         if self.desired.snapshot is not None:
@@ -130,7 +132,7 @@ class Replica:
             "env": environ,
             "cwd": str(work),
             "stop_grace_s": self.desired.stop_grace_s,
-            "lease": str(lease_path),
+            "lease": str(lease_path) if self.desired.on_disconnect == "stop" else "",
             "lease_end": lease_end,
         }
         lease.write_json(self.folder / guard.ORDER, order)
@@ -178,7 +180,7 @@ class Replica:
     async def _end(self, fields: dict[str, Any]) -> None:
         try:
             if not (self.folder / guard.EXIT).exists():
-                lease.write_json(self.folder / guard.EXIT, fields)
+                lease.write_reserved(self.folder / guard.EXIT, fields)
         except OSError as error:  # a full disk must not take the agent down; only its memory knows the end then
             _log.warning("the end of replica %s could not be written: %s", self.desired.replica_id, error)
         self.ended_at = lease.now()
@@ -196,9 +198,9 @@ class Replica:
         self._changed()
 
     @property
-    def guarded(self) -> bool:
-        """True from the start of its guard on."""
-        return self._guard is not None
+    def guard_pid(self) -> int | None:
+        """The process id of its guard, from its start on."""
+        return self._guard
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the guard to stop the replica: with its grace, or `now` with SIGKILL. Returns at once."""

@@ -105,10 +105,14 @@ class Welcome(Message):
 
 
 class LeaseRenewed(Message):
-    """Answer to a heartbeat: from the moment of that heartbeat the node has a lease of `ttl_s`."""
+    """Answer to a heartbeat: from the moment of that heartbeat the node has a lease of `ttl_s`.
+
+    `stored`: what came before the heartbeat is stored; if not, a later answer confirms it.
+    """
 
     type: Literal["lease"] = "lease"
     ttl_s: float = Field(gt=0)
+    stored: bool = True
 
 
 class CheckpointOrder(jobspec.Checkpoint):
@@ -133,6 +137,7 @@ class Desired(Message):
     snapshot: str | None = None
     cpus: int = 1
     stop_grace_s: float = 5.0
+    on_disconnect: jobspec.OnDisconnect = "continue"
     checkpoint: CheckpointOrder | None = None
     pserver_job: PserverJob | None = None
     collective_job: CollectiveJob | None = None

@@ -20,6 +20,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from penstock.protocol.contract import Mode, reserved
 
 RetryClass = Literal["infra", "user"]
+OnDisconnect = Literal["continue", "stop"]
 
 _MEMORY = re.compile(r"^(\d+)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?$")
 _UNIT = {
@@ -107,6 +108,11 @@ class JobSpec(_Strict):
     restart: Restart = Field(default_factory=Restart)
     checkpoint: Checkpoint | None = None
     stop_grace_s: float = Field(5.0, ge=0, le=600, description="seconds between SIGTERM and SIGKILL")
+    on_disconnect: OnDisconnect = Field(
+        "continue",
+        description="what replicas do when their node hears nothing from the server for the lease and its grace: "
+        "'continue' until it is back, or 'stop'",
+    )
 
     @model_validator(mode="after")
     def _roles(self) -> JobSpec:

@@ -84,6 +84,7 @@ async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
     ttl_s, grace_s = settings.lease_ttl_s, settings.grace_s
     welcome = Welcome(node_id=link.node_id, lease_ttl_s=ttl_s, grace_s=grace_s, log_offsets=offsets)
     link.outbox.put("welcome", welcome.fields())
+    link.greeted = True
     await runtime.publisher.push_desired(link.node_id)
     log.info("agent connected", version=hello.version, replicas=len(hello.replicas), missing=len(link.missing))
 
@@ -91,8 +92,10 @@ async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
 async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> None:
     match message:
         case Heartbeat():
-            if await runtime.metrics.settled():  # the agent keeps vital frames until a heartbeat after them is answered
-                link.outbox.put("lease", LeaseRenewed(ttl_s=runtime.settings.lease_ttl_s).fields())
+            # The agent keeps vital frames until a heartbeat after them is answered with `stored`. Its lease it gets in
+            # any case: a database that is away must not cost it.
+            stored = await runtime.metrics.settled()
+            link.outbox.put("lease", LeaseRenewed(ttl_s=runtime.settings.lease_ttl_s, stored=stored).fields())
         case ReplicaReport():
             await _report(runtime, link, message)
         case LogBytes():

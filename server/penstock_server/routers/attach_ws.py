@@ -55,7 +55,7 @@ async def _read(socket: WebSocket, runtime: Runtime, outbox: Outbox) -> None:
 async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered: Registered) -> None:
     outbox.put("registered", registered.fields())
     sender = FrameSender(replica_id=registered.replica_id)
-    seen = -1
+    seen = stored = -1
     while (message := await receive(socket)) is not None:
         if isinstance(message, bytes):
             seen = max(seen, _seq(message))
@@ -70,7 +70,8 @@ async def _serve(socket: WebSocket, runtime: Runtime, outbox: Outbox, registered
         else:
             runtime.attach.renew(registered.replica_id)
             if await runtime.metrics.settled():
-                outbox.put("beat", Stored(stored_seq=seen).fields())
+                stored = seen
+            outbox.put("beat", Stored(stored_seq=stored).fields())
 
 
 def _seq(message: bytes) -> int:

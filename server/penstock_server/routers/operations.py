@@ -9,6 +9,7 @@ from prometheus_client import generate_latest
 from sqlalchemy import text
 
 from penstock_server.auth.principal import scoped, unauthenticated
+from penstock_server.db import DatabaseAway
 from penstock_server.problems import Problem
 from penstock_server.routers.deps import Server
 from penstock_server.schemas import api
@@ -26,10 +27,14 @@ async def get_health() -> api.Health:
 @router.get("/readyz", operation_id="getReadiness")
 @unauthenticated
 async def get_readiness(server: Server) -> api.Health:
-    """The server can do its work: the database answers."""
+    """The server can do its work: the database answers, and takes writes."""
     try:
+        if server.database.trouble is not None:
+            await server.database.try_to_write()
         async with server.database.read() as session:
             await session.execute(text("SELECT 1"))
+    except DatabaseAway as error:
+        raise Problem(503, error.code, str(error)) from error
     except Exception as error:  # whatever the driver raises, the answer is the same
         raise Problem(503, "database_away", f"the database does not answer: {type(error).__name__}") from error
     return api.Health()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -79,6 +80,7 @@ class Attach:
         async with self._db.glance() as session:
             rows = (await session.execute(statement)).all()
         now = self._clock.monotonic()
+        self._leases.look(now, uptime=asyncio.get_running_loop().time())
         missed, gone = [], []
         for replica_id, state in rows:
             self._leases.ensure(replica_id, now)

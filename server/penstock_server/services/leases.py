@@ -1,13 +1,16 @@
 """Leases of nodes and attached processes. Pure arithmetic on one monotonic clock, kept in memory.
 
 A holder that sent a heartbeat within the TTL is alive; then it is unreachable, and after a further grace it is gone.
-After a restart of the server every holder starts with a fresh grace, because the server was the one away.
+After a restart of the server every holder starts with a fresh grace, because the server was the one away. So it was
+when it could not look at its leases for longer than `UNWATCHED_S`: it, or its database, had stopped.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+
+UNWATCHED_S = 10.0
 
 
 class Standing(Enum):
@@ -25,6 +28,17 @@ class Leases:
     ttl_s: float
     grace_s: float
     _ends: dict[str, float] = field(default_factory=dict)
+    _looked_at: float | None = None
+
+    def look(self, now: float, *, uptime: float) -> None:
+        """Begin to look at all leases. After a long time without that, every holder has a fresh grace at least.
+
+        `uptime`: seconds of a clock that runs on whatever `now` does, such as the event loop's.
+        """
+        if self._looked_at is not None and uptime - self._looked_at > UNWATCHED_S:
+            fresh = now + self.ttl_s + self.grace_s
+            self._ends = {holder: max(end, fresh) for holder, end in self._ends.items()}
+        self._looked_at = uptime
 
     def renew(self, holder: str, now: float) -> None:
         """Extend a lease by the TTL; never shorten it."""

@@ -161,6 +161,7 @@ def _order(replica: ReplicaRow, spec: JobSpec, group: _Group | None) -> Desired:
         snapshot=spec.snapshot,
         cpus=replica.cpus,
         stop_grace_s=spec.stop_grace_s,
+        on_disconnect=spec.on_disconnect,
         checkpoint=None if spec.checkpoint is None else CheckpointOrder(**spec.checkpoint.model_dump()),
     )
     if group is None or replica.node_id is None:

@@ -11,12 +11,16 @@ REPLACED = 4409
 
 @dataclass(slots=True, eq=False)
 class AgentLink:
-    """One agent's connection. `missing`: replicas that should run there and did not come back with it."""
+    """One agent's connection. `missing`: replicas that should run there and did not come back with it.
+
+    `greeted`: it got its welcome, before which it takes no other message.
+    """
 
     node_id: str
     connected_at: float
     outbox: Outbox = field(default_factory=Outbox)
     missing: set[str] = field(default_factory=set)
+    greeted: bool = False
 
 
 class Agents:

@@ -14,6 +14,7 @@ import structlog
 
 from penstock.errors import PeerError
 from penstock.protocol.frames import Column, Frame, Header, Kind, decode, decode_header
+from penstock_server.db import DatabaseAway
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import SHOWN, Hub
 from penstock_server.streams.logstore import LogStore
@@ -83,10 +84,13 @@ class Ingest:
         """Take one frame, whatever is wrong with it; return its header, or None if it was refused.
 
         One bad frame of one process must not cut off its node, or the rest of what it sends: a sender that
-        keeps its frames until they are taken would come back with the same frame for ever.
+        keeps its frames until they are taken would come back with the same frame for ever. Raises DatabaseAway, with
+        which the connection ends: the sender keeps the frame, and comes back.
         """
         try:
             return await self.take(sender, data)
+        except DatabaseAway:
+            raise
         except PeerError as error:
             reason = "bad_frame"
             log.warning("frame refused", error=str(error))

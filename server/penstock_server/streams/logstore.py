@@ -10,6 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 TAIL_BYTES = 4096
 TAIL_LINES = 12
 
@@ -47,11 +51,16 @@ class LogStore:
             return Appended(size, grew=False)
         fresh = content[size - offset :]
         kept = fresh[: self._quota - size]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.write(kept)
-            if size + len(kept) >= self._quota:
-                file.write(f"\n[penstock: log cut here, its quota of {self._quota} bytes is used up]\n".encode())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(kept)
+                if size + len(kept) >= self._quota:
+                    file.write(f"\n[penstock: log cut here, its quota of {self._quota} bytes is used up]\n".encode())
+        except OSError as error:  # a full disk: what is not acknowledged comes again
+            written = self.size(job_id, replica_id)
+            log.warning("log not stored yet", job=job_id, replica=replica_id, offset=written, error=str(error))
+            return Appended(written, grew=written > size)
         return Appended(offset + len(content), grew=True)
 
     def size(self, job_id: str, replica_id: str) -> int:

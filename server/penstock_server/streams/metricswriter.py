@@ -14,10 +14,9 @@ from collections.abc import Callable
 import structlog
 from sqlalchemy import update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InterfaceError, OperationalError
 
 from penstock.protocol.stream import Points
-from penstock_server.db import Database
+from penstock_server.db import Database, DatabaseAway
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.live import Live
@@ -25,7 +24,9 @@ from penstock_server.tables import JobRow, MetricRow
 
 log = structlog.get_logger(__name__)
 
-_AWAY = (OperationalError, InterfaceError, OSError, TimeoutError, asyncio.CancelledError)
+SETTLE_S = 2.0
+"""How long an answer to a heartbeat waits for the database: longer would be taken for a dead connection."""
+_AWAY = (DatabaseAway, OSError, TimeoutError, asyncio.CancelledError)
 """What a database raises that is unreachable, busy or full; the same write may go well later."""
 
 
@@ -37,6 +38,7 @@ class MetricsWriter:
         self._points: dict[str, dict[str, Points]] = {}
         self._touched: set[str] = set()
         self.lock = asyncio.Lock()
+        self._next: asyncio.Task[bool] | None = None  # a flush that waits for its turn: it will write what comes now
         self.on_stored: Callable[[set[str]], None] = lambda job_ids: None
 
     def add(self, job_id: str, series: str, step: int, time_ns: int, value: float) -> None:
@@ -68,13 +70,28 @@ class MetricsWriter:
         return touched
 
     async def settled(self) -> bool:
-        """Write what was gathered; return whether it is stored now, all but what the database refuses for good."""
+        """Write what was gathered; return whether it is stored now, all but what the database refuses for good.
+
+        False also if that takes longer than `SETTLE_S`; it goes on beside then.
+        """
+        task = self._next
+        if task is None:
+            task = self._next = asyncio.create_task(self._flush_in_turn(), name="metrics")
+        await asyncio.wait({task}, timeout=SETTLE_S)
+        return task.done() and not task.cancelled() and task.result()
+
+    async def _flush_in_turn(self) -> bool:
         try:
+            async with self.lock:
+                self._next = None
             await self.flush()
+        except DatabaseAway:
+            pass  # the loop that flushes reports it
         except Exception:  # a boundary: what could not be written is retained, and tried again
             log.exception("metrics not stored yet")
-            return False
-        return True
+        else:
+            return True
+        return False
 
     async def _store(self, points: dict[str, dict[str, Points]], touched: set[str]) -> dict[str, dict[str, Points]]:
         """Write; return what is in the database now."""

@@ -7,12 +7,16 @@ import json
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
+import structlog
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from penstock.errors import PeerError
+from penstock.errors import PeerError, Unavailable
 from penstock_server.problems import Problem
 
+log = structlog.get_logger(__name__)
+
 MALFORMED = 4400
+TRY_AGAIN = 1013
 REVOKED = 4401
 REFUSED = 4403
 SEND_DEADLINE_S = 10.0
@@ -90,6 +94,9 @@ async def converse(
             await close(socket, 1001, "no message came in time")
         except PeerError as error:
             await close(socket, MALFORMED, str(error))
+        except Unavailable as error:
+            log.warning("connection closed", reason=str(error))
+            await close(socket, TRY_AGAIN, str(error))
         except Problem as error:
             await close(socket, REFUSED, str(error))
         finally:

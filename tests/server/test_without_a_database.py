@@ -1,0 +1,130 @@
+"""A database that is away or full, with real ones: what runs goes on, and what is asked gets an answer that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.harness import FakeAgent, Server, running, settings_for
+from tests.server.postgres_cluster import Cluster
+from tests.support.waiting import until_answer
+
+from penstock.protocol.frames import Kind
+from penstock_server.services.leases import UNWATCHED_S, Leases, Standing
+
+pytestmark = pytest.mark.asyncio
+
+
+async def leases(agent: FakeAgent) -> list[dict[str, Any]]:
+    return [m for m in agent.messages if m["type"] == "lease"]
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open SQLite files that may not grow beyond 120 pages: the code and text of its error are those of a full disk."""
+    from penstock_server import db
+
+    def limited(connection: Any, record: Any) -> None:
+        original(connection, record)
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA max_page_count = 120")
+        cursor.close()
+
+    original = db._on_sqlite_connect
+    monkeypatch.setattr(db, "_on_sqlite_connect", limited)
+
+
+async def until_full(server: Server) -> None:
+    """Submit jobs until there is no room for one more."""
+    for number in range(200):
+        body = {"spec": {"name": f"job-{number}", "entrypoint": ["x" * 4000]}}
+        answer = await server.http.post("/api/v1/jobs", json=body)
+        if answer.status_code != 201:
+            assert (answer.status_code, answer.json()["code"]) == (503, "storage_full"), answer.text
+            assert "the server's disk is full" in answer.json()["detail"]
+            assert answer.headers["Retry-After"] == "5"
+            return
+    raise AssertionError("the disk never became full")
+
+
+async def test_a_full_disk_is_an_answer_and_costs_no_node(
+    full_disk: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with running(settings_for(tmp_path)) as server:
+        job = await server.submit(name="runs")
+        async with server.agent(await server.join()) as agent:
+            [replica] = await agent.desired(1)
+            await agent.start(replica)
+            await server.job_in(job["id"], "RUNNING")
+            await until_full(server)
+            ready = await server.http.get("/readyz")
+            assert (ready.status_code, ready.json()["code"]) == (503, "storage_full")
+            for step in range(200):
+                await agent.frame(replica, Kind.SCALARS, seq=step, body=point(step))
+            await agent.send(type="beat")
+            [answer] = await until_answer(lambda: leases(agent), bool)
+            assert answer["stored"] is False
+            assert (await server.job(job["id"]))["state"] == "RUNNING"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def point(step: int) -> dict[str, Any]:
+    return {"step": step, "time_ns": step + 1, "values": {f"series-{i}-{'x' * 60}": 0.5 for i in range(20)}}
+
+
+async def test_without_the_database_for_long_no_job_ends(tmp_path: Path, postgres_apart: Cluster) -> None:
+    async with running(settings_for(tmp_path, postgres_apart.url, lease_ttl_s=0.6, grace_s=0.6)) as server:
+        job = await server.submit()
+        node = await server.join()
+        async with server.agent(node) as agent:
+            [replica] = await agent.desired(1)
+            await agent.start(replica)
+            await server.job_in(job["id"], "RUNNING")
+            await agent.frame(replica, Kind.SCALARS, body=point(0))
+            await agent.send(type="beat")
+            await until_answer(lambda: leases(agent), bool)
+            postgres_apart.stop()
+            answer = await server.http.get("/api/v1/jobs")
+            assert (answer.status_code, answer.json()["code"]) == (503, "database_away")
+            for step in range(1, 7):  # twice the lease and its grace
+                await agent.frame(replica, Kind.SCALARS, seq=step, body=point(step))
+                await agent.send(type="beat")
+                await asyncio.sleep(0.4)
+            assert [m["stored"] for m in await leases(agent)][-1] is False
+            postgres_apart.start()
+
+            async def ready() -> int:
+                await agent.send(type="beat")
+                return (await server.http.get("/readyz")).status_code
+
+            await until_answer(ready, lambda code: code == 200)
+            assert (await server.job(job["id"]))["state"] == "RUNNING"
+            await agent.report(replica, "EXITED", exit_code=0)
+            await server.job_in(job["id"], "SUCCEEDED")
+            steps = (await server.http.get(f"/api/v1/jobs/{job['id']}/metrics")).json()["series"]
+            assert {tuple(found["step"]) for found in steps.values()} == {(0, 1, 2, 3, 4, 5, 6)}
+
+
+async def test_leases_that_nobody_could_look_at_get_a_fresh_grace() -> None:
+    held = Leases(ttl_s=15, grace_s=60)
+    held.look(0, uptime=0)
+    held.renew("node", 0)
+    held.look(100, uptime=UNWATCHED_S)
+    assert held.standing("node", 100) is Standing.GONE
+    held.renew("other", 100)
+    held.look(300, uptime=2 * UNWATCHED_S + 1)
+    assert held.standing("node", 300) is Standing.ALIVE
+    assert held.standing("other", 300 + 74) is Standing.ALIVE
+    assert held.standing("other", 300 + 76) is Standing.MISSED
+
+
+async def test_a_process_by_hand_learns_that_nothing_is_stored(full_disk: None, tmp_path: Path) -> None:
+    async with running(settings_for(tmp_path)) as server, server.attached() as trainer:
+        await until_full(server)
+        for step in range(100):
+            await trainer.frame(Kind.SCALARS, body=point(step))
+        await trainer.ws.send(json.dumps({"type": "beat"}))
+        assert json.loads(await trainer.ws.recv()) == {"type": "beat", "stored_seq": -1}
