@@ -19,11 +19,12 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import event, text, update
+from sqlalchemy import event, select, text, update
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker, create_async_engine
 
 from penstock.errors import Bug, Unavailable
 from penstock_server.tables import CounterRow, EventRow
@@ -32,12 +33,19 @@ BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.01
 TROUBLE_S = 10.0
 _SERVER_KEY = 0x50454E53544F434C
+_TERM = "server_term"
 
 
 class DatabaseAway(Unavailable):
     """The database cannot be reached, is busy, or cannot be written; the same may go well later."""
 
     code = "database_away"
+
+
+class TakenOver(Unavailable):
+    """Another server has this database now. This one may write nothing more, and ends."""
+
+    code = "taken_over"
 
 
 class StorageFull(DatabaseAway):
@@ -88,8 +96,11 @@ class Database:
         self._lock = asyncio.Lock()
         self.on_commit: Callable[[Effects], None] = lambda effects: None
         self.trouble: DatabaseAway | None = None
-        """Why the newest write failed that did because the database is away or full; None once one went well later."""
+        """Why a write failed lately because the database is unreachable or full."""
         self._trouble_at = 0.0
+        self.taken_over = asyncio.Event()
+        self._holder: AsyncConnection | None = None  # its session holds the advisory lock
+        self._term: int | None = None
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
@@ -114,6 +125,7 @@ class Database:
             with _away_as_such():
                 async with self._lock, self._write() as session:
                     await self._connect(session)
+                    await self._check_term(session)
                     tx = Tx(session)
                     yield tx
                     if tx.effects.events:
@@ -149,15 +161,64 @@ class Database:
         if self.is_sqlite:
             yield
             return
-        async with self.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-            statement = text("SELECT pg_try_advisory_lock(:key)")
-            if not (await connection.execute(statement, {"key": _SERVER_KEY})).scalar_one():
-                where = self.engine.url.render_as_string(hide_password=True)
-                raise Unavailable(
-                    f"the database {where} is in use by another server. "
-                    "Stop that one, or name another with --database-url."
-                )
+        self._holder = await self._take_lock()
+        if self._holder is None:
+            where = self.engine.url.render_as_string(hide_password=True)
+            raise Unavailable(
+                f"the database {where} is in use by another server. Stop that one, or name another with --database-url."
+            )
+        try:
             yield
+        finally:
+            await self._holder.close()
+
+    async def begin_term(self) -> None:
+        """Have writes of a server that had this database before refused from now on, whatever it believes."""
+        if self.is_sqlite:
+            return
+        row = {"name": _TERM, "value": 1}
+        grown = {"value": CounterRow.value + 1}
+        statement = postgresql.insert(CounterRow).values(row).on_conflict_do_update(index_elements=["name"], set_=grown)
+        async with self.write() as tx:
+            self._term = (await tx.session.execute(statement.returning(CounterRow.value))).scalar_one()
+
+    async def keep(self) -> None:
+        """Take the lock again if its connection was lost. Raises TakenOver if another server has it by now."""
+        if self.is_sqlite or self.taken_over.is_set():
+            return
+        assert self._holder is not None  # within `alone`
+        try:
+            await self._holder.execute(text("SELECT 1"))
+        except (OSError, DBAPIError):
+            await self._holder.invalidate()
+            await self._holder.close()
+            try:
+                taken = await self._take_lock()
+            except (OSError, DBAPIError) as error:
+                raise _away(error) from error
+            if taken is None:
+                raise self._end() from None
+            self._holder = taken
+
+    async def _take_lock(self) -> AsyncConnection | None:
+        connection = await self.engine.execution_options(isolation_level="AUTOCOMMIT").connect()
+        statement = text("SELECT pg_try_advisory_lock(:key)")
+        if (await connection.execute(statement, {"key": _SERVER_KEY})).scalar_one():
+            return connection
+        await connection.close()
+        return None
+
+    async def _check_term(self, session: AsyncSession) -> None:
+        """Lock the number of the term, so that another begins before this transaction or after it."""
+        if self._term is None:
+            return
+        statement = select(CounterRow.value).where(CounterRow.name == _TERM).with_for_update(read=True)
+        if self.taken_over.is_set() or (await session.execute(statement)).scalar_one() != self._term:
+            raise self._end()
+
+    def _end(self) -> TakenOver:
+        self.taken_over.set()
+        return TakenOver("another server has taken over this database; this one ends. What runs goes on with that one.")
 
     async def close(self) -> None:
         """Close every connection."""

@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 
 from penstock.protocol.states import NodeState
 from penstock_server.clock import Clock
-from penstock_server.db import Database, DatabaseAway, Effects
+from penstock_server.db import Database, DatabaseAway, Effects, TakenOver
 from penstock_server.services.leases import Leases, Standing
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.orders import desired
@@ -122,9 +122,11 @@ class Loop:
             self._event.clear()
             try:
                 await self._step()
+            except TakenOver:
+                await self._pause(FAILURE_PAUSE_S)  # the server ends
             except DatabaseAway as error:
                 self.failures += 1
-                if not self._waits:  # once, however long it is away
+                if not self._waits:  # once, however long it is unreachable
                     log.warning("pipeline waits for the database", pipeline=self.name, error=str(error))
                 self._waits = True
                 await self._pause(FAILURE_PAUSE_S)

@@ -91,8 +91,19 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         write_address(settings.state_dir, url)
         log.info("server listens", url=url, state_dir=str(settings.state_dir))
         _stop_on_signals(server)
-        await server.serve(sockets=[listener])
+        ending = asyncio.create_task(_stop_when_taken_over(server, runtime))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            ending.cancel()
+        if runtime.database.taken_over.is_set():
+            raise Unavailable("another server has taken over the database. Stop that one before you start this again.")
     log.info("server stopped")
+
+
+async def _stop_when_taken_over(server: uvicorn.Server, runtime: Runtime) -> None:
+    await runtime.database.taken_over.wait()
+    server.should_exit = True
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:

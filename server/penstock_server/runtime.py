@@ -34,6 +34,7 @@ from penstock_server.streams.recorder import Recorder
 
 SCHEDULE_EVERY_S = 5.0
 PUBLISH_EVERY_S = 60.0
+KEEP_EVERY_S = 1.0
 SCHEDULE_REST_S = 0.02
 PUBLISH_REST_S = 0.01
 
@@ -82,6 +83,7 @@ async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncI
         try:
             async with database.alone():
                 await upgrade(database)
+                await database.begin_term()
                 runtime = _build(settings, clock or SystemClock(), database)
                 await runtime.tokens.ensure_admin()
                 async with _running(runtime):
@@ -171,4 +173,5 @@ def _wire(runtime: Runtime, live: Live) -> None:
         scheduler,
         Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
         Loop("leases", watch, every_s=runtime.settings.tick_s),
+        Loop("ownership", runtime.database.keep, every_s=KEEP_EVERY_S),
     ]

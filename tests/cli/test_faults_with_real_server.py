@@ -51,9 +51,9 @@ def join(site: Site) -> Popen[str]:
     return site.start("penstock_worker", *arguments, "--state-dir", str(site.home / "node"))
 
 
-def run_waiter(site: Site, until: Until) -> tuple[str, int]:
+def run_waiter(site: Site, until: Until, **fields: Any) -> tuple[str, int]:
     """Submit a job that waits for a file; return its id and the pid of its process."""
-    job = site.submit(site.job("waiter", WAITER.format(go=str(site.home / "go"))))
+    job = site.submit(site.job("waiter", WAITER.format(go=str(site.home / "go")), **fields))
     until(lambda: site.look(job)["state"] == "RUNNING")
     until(lambda: site.log(job).endswith("\n"))
     return job, int(site.log(job))
@@ -73,11 +73,11 @@ def test_a_killed_agent_that_comes_back_goes_on_with_its_job(site: Site, until: 
     assert site.log(job) == f"{pid}\nend\n"
 
 
-def test_a_killed_agent_leaves_no_process_after_the_grace(impatient_site: Site, until: Until) -> None:
+def test_a_killed_agent_leaves_no_process_of_a_job_that_wants_that(impatient_site: Site, until: Until) -> None:
     site = impatient_site
     site.up("--no-agent")
     agent = join(site)
-    job, pid = run_waiter(site, until)
+    job, pid = run_waiter(site, until, on_disconnect="stop", restart={"max_restarts": 0})
     agent.kill()
     agent.wait()
     until(lambda: gone(pid))

@@ -41,13 +41,19 @@ def postgres_apart() -> Iterator[Cluster]:
         yield made
 
 
-@pytest_asyncio.fixture(params=["sqlite", "postgresql"])
-async def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of an empty database, once of each kind."""
     if request.param == "sqlite":
-        yield f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
-        return
-    maintenance: str = request.getfixturevalue("postgres")
+        return f"sqlite+aiosqlite:///{tmp_path / 'test.db'}"
+    url: str = request.getfixturevalue("postgres_database")
+    return url
+
+
+@pytest_asyncio.fixture
+async def postgres_database(postgres: str) -> AsyncIterator[str]:
+    """Return the URL of an empty database of PostgreSQL."""
+    maintenance = postgres
     name = f"test_{uuid.uuid4().hex}"
     admin = Database(maintenance)
     autocommit = admin.engine.execution_options(isolation_level="AUTOCOMMIT")

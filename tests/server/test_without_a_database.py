@@ -1,4 +1,4 @@
-"""A database that is away or full, with real ones: what runs goes on, and what is asked gets an answer that says so."""
+"""A database that is unreachable or full, with real ones: what runs goes on, and what is asked gets a clear answer."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> Non
     match message:
         case Heartbeat():
             # The agent keeps vital frames until a heartbeat after them is answered with `stored`. Its lease it gets in
-            # any case: a database that is away must not cost it.
+            # any case: a database that is unreachable must not cost it.
             stored = await runtime.metrics.settled()
             link.outbox.put("lease", LeaseRenewed(ttl_s=runtime.settings.lease_ttl_s, stored=stored).fields())
         case ReplicaReport():

@@ -94,7 +94,7 @@ class Nodes:
         return row
 
     def back(self, tx: Tx, row: NodeRow, *, reason: str) -> None:
-        """Move a node that was away to the state that is wanted of it."""
+        """Move a node that was unreachable to the state that is wanted of it."""
         transition(tx, row, NodeState.READY, at=self._clock.now(), reason=reason)
         self._follow(tx, row, row.wanted)
 

@@ -14,7 +14,7 @@ import structlog
 
 from penstock.errors import PeerError
 from penstock.protocol.frames import Column, Frame, Header, Kind, decode, decode_header
-from penstock_server.db import DatabaseAway
+from penstock_server.db import DatabaseAway, TakenOver
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import SHOWN, Hub
 from penstock_server.streams.logstore import LogStore
@@ -89,7 +89,7 @@ class Ingest:
         """
         try:
             return await self.take(sender, data)
-        except DatabaseAway:
+        except (DatabaseAway, TakenOver):
             raise
         except PeerError as error:
             reason = "bad_frame"

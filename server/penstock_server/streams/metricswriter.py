@@ -16,7 +16,7 @@ from sqlalchemy import update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.protocol.stream import Points
-from penstock_server.db import Database, DatabaseAway
+from penstock_server.db import Database, DatabaseAway, TakenOver
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.live import Live
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 SETTLE_S = 2.0
 """How long an answer to a heartbeat waits for the database: longer would be taken for a dead connection."""
-_AWAY = (DatabaseAway, OSError, TimeoutError, asyncio.CancelledError)
+_AWAY = (DatabaseAway, TakenOver, OSError, TimeoutError, asyncio.CancelledError)
 """What a database raises that is unreachable, busy or full; the same write may go well later."""
 
 
@@ -85,7 +85,7 @@ class MetricsWriter:
             async with self.lock:
                 self._next = None
             await self.flush()
-        except DatabaseAway:
+        except (DatabaseAway, TakenOver):
             pass  # the loop that flushes reports it
         except Exception:  # a boundary: what could not be written is retained, and tried again
             log.exception("metrics not stored yet")
