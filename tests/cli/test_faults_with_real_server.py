@@ -73,7 +73,7 @@ def test_a_killed_agent_that_comes_back_goes_on_with_its_job(site: Site, until: 
     assert site.log(job) == f"{pid}\nend\n"
 
 
-def test_a_killed_agent_leaves_no_process_of_a_job_that_wants_that(impatient_site: Site, until: Until) -> None:
+def test_a_killed_agent_leaves_nothing_of_a_job_that_wants_that(impatient_site: Site, until: Until) -> None:
     site = impatient_site
     site.up("--no-agent")
     agent = join(site)

@@ -26,7 +26,7 @@ async def lose_the_lock(server: Server) -> None:
         assert (await tx.session.execute(text(statement))).scalars().all() == [True]
 
 
-async def test_a_server_that_lost_its_lock_writes_nothing_beside_another(
+async def test_a_server_without_its_lock_writes_nothing_beside_another(
     postgres_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtimes, "KEEP_EVERY_S", 3600.0)  # it notices by its writes alone
