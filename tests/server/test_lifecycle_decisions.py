@@ -213,6 +213,7 @@ class JobMachine(RuleBasedStateMachine):
         super().__init__()
         self.facts = job(state=J.QUEUED, max_restarts=2)
         self.epoch = 0
+        self.placed_again = 0  # without a restart: nothing of the attempt had started
         self.clock = 0
         self.history: list[JobState] = [J.QUEUED]
         self.cancelled = False
@@ -222,8 +223,10 @@ class JobMachine(RuleBasedStateMachine):
             if isinstance(step, Replace):
                 self.put_in_place_of(step.replica)
                 continue
-            restarts = self.facts.restarts + (step.to is J.RECOVERING)
-            self.go(step.to, step.reason, restarts)
+            if step.to is J.RECOVERING and not step.is_restart:
+                assert not any(r.started for r in self.facts.replicas)
+                self.placed_again += 1
+            self.go(step.to, step.reason, self.facts.restarts + step.is_restart)
 
     def put_in_place_of(self, former: ReplicaFacts) -> None:
         assert former.state in (R.EXITED, R.KILLED)
@@ -291,7 +294,7 @@ class JobMachine(RuleBasedStateMachine):
         facts = self.facts
         assert decide(facts) is None
         assert facts.restarts <= facts.max_restarts
-        assert self.epoch <= facts.restarts + 1
+        assert self.epoch <= facts.restarts + self.placed_again + 1
         if facts.state in TERMINAL_JOB:
             assert not self.live()
             assert facts.state is terminal_of(StopReason(facts.reason))
