@@ -24,7 +24,7 @@ CONSTANTS, TYPES, API = (
 )
 CLIENT = (
     "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken",
-    "Progress", "Replica", "Series", "Snapshot", "Token", "TokenMade",
+    "Pilot", "PilotReport", "Progress", "Replica", "Series", "Snapshot", "Token", "TokenMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 

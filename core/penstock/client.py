@@ -8,9 +8,9 @@ Only `submit` is tried a second time, under its key. Calls block; a `Client` may
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypedDict, cast
+from typing import Any, Literal, Self, TypedDict, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,6 +22,8 @@ from penstock.protocol.rest import (
     Node,
     NodeFinding,
     NodeJoin,
+    Pilot,
+    PilotReport,
     Progress,
     Replica,
     Series,
@@ -180,9 +182,25 @@ class Client:
         """Register a node with its join token."""
         return cast(NodeGrant, self._json("POST", "/nodes", json=node))
 
-    def join_token(self, *, expires_in_s: int = 300) -> JoinToken:
-        """Make a one-time token for a node."""
-        return cast(JoinToken, self._json("POST", "/join-tokens", json={"expires_in_s": expires_in_s}))
+    def join_token(self, *, expires_in_s: int = 300, reusable: bool = False) -> JoinToken:
+        """Make a token for a node, once; a `reusable` one is for any number of them."""
+        body = {"expires_in_s": expires_in_s, **({"reusable": True} if reusable else {})}
+        return cast(JoinToken, self._json("POST", "/join-tokens", json=body))
+
+    def want_node(self, node_id: str, what: Literal["cordon", "uncordon", "drain"]) -> Node:
+        """Cordon, uncordon or drain a node."""
+        return cast(Node, self._json("POST", f"/nodes/{_segment(node_id)}:{what}"))
+
+    def pilots(self) -> list[Pilot]:
+        """Return the pilots of all clusters; none of a server that does not know them."""
+        try:
+            return [cast(Pilot, item) for item in self._json("GET", "/pilots")["items"]]
+        except NotFound:  # an older server
+            return []
+
+    def report_pilots(self, cluster: str, pilots: Sequence[PilotReport]) -> None:
+        """Replace what the server shows of the pilots of a cluster."""
+        self._request("PUT", f"/clusters/{_segment(cluster)}/pilots", json={"pilots": list(pilots)})
 
     def create_token(self, name: str, scopes: list[str], *, expires_in_s: int | None = None) -> TokenMade:
         """Make an API token; the answer is the only place where its secret stands."""

@@ -73,6 +73,7 @@ class LeaseWatch:
                 await self._reports.node_back(node_id)
         await self._give_up_missing(now)
         await self._reports.overdue()
+        await self._reports.stop_long_ones()
         await self._note_seen(any(state == NodeState.DRAINING for _, state in rows))
 
     async def _give_up_missing(self, now: float) -> None:

@@ -18,6 +18,7 @@ from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.leases import Leases
 from penstock_server.services.nodes import Nodes
+from penstock_server.services.pilots import PilotBoard
 from penstock_server.services.reports import Reports
 from penstock_server.services.scheduling import Scheduling
 from penstock_server.services.storage import JobStorage
@@ -51,6 +52,7 @@ class Runtime:
     held: Held
     jobs: Jobs
     nodes: Nodes
+    pilots: PilotBoard
     reports: Reports
     attach: Attach
     storage: JobStorage
@@ -127,7 +129,8 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
     scheduling = Scheduling(database, clock, agents)
     runtime = Runtime(
-        settings, clock, database, meters, tokens, Held(database, clock), jobs, nodes, reports, attach,
+        settings, clock, database, meters, tokens, Held(database, clock), jobs, nodes, PilotBoard(clock), reports,
+        attach,
         JobStorage(database, clock, settings.state_dir / "snapshots"),
         agents, hub, ingest, logs, recorder, Exchanges(jobs, recorder), metrics, leases, publisher, scheduling, [],
     )  # fmt: skip

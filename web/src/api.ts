@@ -1,5 +1,5 @@
 /** REST calls. Every failure becomes an `ApiError` that says what was asked, what came back and what to do. */
-import type { EventRow, GraphDocument, Job, Me, NodeRow, Page, Problem } from "./types";
+import type { EventRow, GraphDocument, Job, Me, NodeRow, Page, PilotRow, Problem } from "./types";
 
 const BASE = "/api/v1";
 
@@ -61,6 +61,7 @@ export const api = {
   jobs: (pageToken: string | null) =>
     get<Page<Job>>(`/jobs?page_size=200${pageToken === null ? "" : `&page_token=${enc(pageToken)}`}`),
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
+  pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   graph: (hash: string) => get<GraphDocument>(`/graphs/${enc(hash)}`),
 };

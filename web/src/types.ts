@@ -9,6 +9,7 @@ type Schemas = components["schemas"];
 export type Job = Schemas["Job"];
 export type Replica = Schemas["Replica"];
 export type NodeRow = Schemas["Node"];
+export type PilotRow = Schemas["Pilot"];
 export type EventRow = Schemas["Event"];
 export type Me = Schemas["Me"];
 export type Problem = Schemas["ProblemBody"];

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from penstock.client import AuthError, Conflict
 from penstock.errors import PenstockError, SpecError, Unavailable
 from penstock.settings import JOIN_TOKEN
-from penstock_worker import identity
+from penstock_worker import identity, lease, pilot
 from penstock_worker.agent import Agent, Settings
 
 
@@ -32,9 +32,10 @@ def main(argv: list[str] | None = None) -> int:
     state_dir: Path = arguments.state_dir.expanduser().absolute()
     status = 0
     try:
+        terms = _terms(arguments)
         with _only_one(state_dir):
             identity = _identity(arguments, state_dir)
-            asyncio.run(_serve(Agent(identity, Settings(state_dir, arguments.grace_s))))
+            asyncio.run(_serve(Agent(identity, Settings(state_dir, arguments.grace_s, terms))))
     except* PenstockError as group:  # the agent's task group wraps what its tasks raise
         error = _first(group)
         print(f"penstock agent: {error}", file=sys.stderr)
@@ -49,7 +50,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="name of this node (default: host name)")
     parser.add_argument("--state-dir", type=Path, default=Path("~/.penstock/agent"))
     parser.add_argument("--grace-s", type=float, help="seconds that replicas outlive the lease (default: the server's)")
+    parser.add_argument("--once", action="store_true", help="take one job, and leave when it is over")
+    parser.add_argument("--ttl", type=_positive, metavar="S", help="leave after so many seconds: drain, then preempt")
+    parser.add_argument("--drain", type=_positive, metavar="S", help="of them, how many to take no new job in")
     return parser
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return seconds
+
+
+def _terms(arguments: argparse.Namespace) -> pilot.Terms | None:
+    if arguments.drain is not None and arguments.ttl is None:
+        raise SpecError("--drain is part of --ttl; give that, too")
+    return pilot.terms(once=arguments.once, ttl_s=arguments.ttl, drain_s=arguments.drain, now=lease.now())
 
 
 def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identity:
@@ -62,7 +79,8 @@ def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identi
             f"{state_dir} holds no node of {url or 'any server'}; give --url and --join-token "
             "(make one with 'penstock agent token')"
         )
-    return identity.join(url, arguments.join_token, name=arguments.name, state_dir=state_dir)
+    is_pilot = arguments.once or arguments.ttl is not None
+    return identity.join(url, arguments.join_token, name=arguments.name, state_dir=state_dir, is_pilot=is_pilot)
 
 
 @contextmanager

@@ -28,10 +28,20 @@ from penstock.machine import memory
 from penstock.machine.findings import Finding, to_mend
 from penstock.machine.survey import findings_of_machine, read_state_folder
 from penstock.process import proc
-from penstock.protocol.agent import Desired, DesiredSet, FromServer, Heartbeat, LeaseRenewed, LogAck, Refused, Welcome
+from penstock.protocol.agent import (
+    Desired,
+    DesiredSet,
+    FromServer,
+    Heartbeat,
+    LeaseRenewed,
+    LogAck,
+    PilotTerms,
+    Refused,
+    Welcome,
+)
 from penstock.settings import NODE_ADDRESS
 from penstock.version import __version__
-from penstock_worker import lease, messages, ports, statedirs
+from penstock_worker import lease, messages, pilot, ports, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.identity import Identity
 from penstock_worker.outgoing import Outgoing
@@ -51,10 +61,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`grace_s`: overrides the server's grace (for tests and for nodes that must stop sooner)."""
+    """`grace_s`: overrides the server's grace (for tests and for nodes that must stop sooner).
+
+    `pilot`: of an agent that another scheduler runs for a while.
+    """
 
     state_dir: Path
     grace_s: float | None = None
+    pilot: pilot.Terms | None = None
 
 
 class Agent:
@@ -81,6 +95,9 @@ class Agent:
         self._heartbeat_at = 0.0
         self._grace_s = self._lease.grace_s
         self._findings: tuple[Finding, ...] = ()
+        self._draining = ""  # why this pilot drains
+        self._drain_sent = self._drain_confirmed = False
+        self._served = False
 
     async def run(self) -> None:
         """Serve until `stop`. Raises AuthError if the server has refused this node for longer than the grace."""
@@ -88,10 +105,11 @@ class Agent:
             self._findings = await in_thread(look_at_machine, self._settings.state_dir)
             await self._adopt()
             connection = self._tasks.create_task(self._connect_forever())
+            course = self._tasks.create_task(self._follow_pilot())
             await self._stop.wait()
             await self._stop_replicas()
             self._leaving = True
-            for task in (connection, *self._work.values(), *self._removing.values()):
+            for task in (connection, course, *self._work.values(), *self._removing.values()):
                 task.cancel()
 
     def stop(self) -> None:
@@ -178,13 +196,48 @@ class Agent:
             if not replica.report.terminal:
                 replica.stop(now=now)
 
+    # Pilots
+
+    async def _follow_pilot(self) -> None:
+        """Carry out what `pilot.decide` says, until it says to leave."""
+        terms = self._settings.pilot
+        while terms is not None:
+            match pilot.decide(terms, self._pilot_facts()):
+                case pilot.Drain(why) if not self._draining:
+                    _log.info("this pilot drains: %s", why)
+                    self._draining = why
+                    self._heartbeat_at = 0.0
+                    self._wake.set()
+                case pilot.Leave(why):
+                    _log.info("this pilot leaves: %s", why)
+                    self._draining = why
+                    self._stop.set()
+                    return
+            await asyncio.sleep(IDLE_S)
+
+    def _pilot_facts(self) -> pilot.Facts:
+        busy = any(life(replica) is not Life.SETTLED for replica in self._replicas.values())
+        has_job = bool(self._keep_state) or busy or bool(self._desired)
+        return pilot.Facts(lease.now(), busy, self._served, has_job, self._drain_confirmed)
+
+    def _pilot_terms(self) -> PilotTerms | None:
+        terms = self._settings.pilot
+        if terms is None:
+            return None
+        return PilotTerms(once=terms.once, seconds_left=terms.seconds_left(lease.now()), leaving=self._draining)
+
     async def _stop_replicas(self) -> None:
         self._stopping = True
+        grace_s = STOP_GRACE_MAX_S
+        if self._settings.pilot is not None:
+            grace_s = self._settings.pilot.stop_s
+            for replica in self._replicas.values():
+                replica.preempted_by = self._draining or "its pilot was stopped"
         for replica_id, replica in self._replicas.items():
             if replica.guard_pid is None and replica_id in self._work:
                 self._work[replica_id].cancel()  # it downloads, or unpacks
         self._stop_all(now=False)
-        if not await self._until_all_ended(STOP_GRACE_MAX_S):
+        if not await self._until_all_ended(grace_s):
             self._stop_all(now=True)
             await self._until_all_ended(KILL_MAX_S)
         await self._until(lambda: not any(r.draining for r in self._replicas.values()), DRAIN_S)
@@ -278,6 +331,7 @@ class Agent:
                 address=address,
                 ports=offered,
                 findings=self._findings,
+                pilot=self._pilot_terms(),
             ).encode()
         )
         sent_at = lease.now()
@@ -290,6 +344,7 @@ class Agent:
         self._grace_s = welcome.grace_s if self._settings.grace_s is None else self._settings.grace_s
         self._renew(sent_at + welcome.lease_ttl_s)
         self._outgoing = Outgoing(self._replicas, welcome.log_offsets)
+        self._drain_sent = self._drain_confirmed = False
         self._heartbeat_at = 0.0
         _log.info("connected to %s as node %s", self._identity.url, welcome.node_id)
         return self._outgoing, welcome.lease_ttl_s
@@ -311,12 +366,17 @@ class Agent:
             if lease.now() >= self._heartbeat_at and not outgoing.awaiting:
                 self._heartbeat_at = lease.now() + ttl_s / 3
                 outgoing.heartbeat_sent(lease.now())
-                used = memory.used_bytes(psutil.virtual_memory().used)
-                await websocket.send(Heartbeat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used).encode())
+                await websocket.send(self._heartbeat())
             if idle:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(IDLE_S):
                         await self._wake.wait()
+
+    def _heartbeat(self) -> str:
+        used = memory.used_bytes(psutil.virtual_memory().used)
+        message = Heartbeat(cpu_percent=psutil.cpu_percent(), memory_used_bytes=used)
+        self._drain_sent = bool(self._draining)
+        return (message.model_copy(update={"leaving": self._draining}) if self._draining else message).encode()
 
     async def _receive(self, websocket: ClientConnection, outgoing: Outgoing, ttl_s: float) -> None:
         while True:
@@ -328,11 +388,13 @@ class Agent:
         match message:
             case DesiredSet(replicas=replicas, refused=refused, keep_state=keep_state):
                 self._keep_state = keep_state
+                self._served = self._served or bool(keep_state) or bool(replicas)
                 self._desired = {desired.replica_id: desired for desired in replicas}
                 for order in refused:
                     self._desired[order.replica_id] = self._refuse(order)
             case LeaseRenewed(ttl_s=ttl_s, stored=stored):
                 sent_at = outgoing.heartbeat_answered(stored=stored)
+                self._drain_confirmed = self._drain_confirmed or self._drain_sent
                 if sent_at is not None:
                     self._renew(sent_at + ttl_s)
             case LogAck(replica_id=replica_id, log_offset=offset):

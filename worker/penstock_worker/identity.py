@@ -6,6 +6,7 @@ import json
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 from penstock.client import Client
 from penstock.errors import SpecError
@@ -37,9 +38,12 @@ def load(state_dir: Path) -> Identity | None:
         raise SpecError(f"{state_dir / FILE} is damaged ({error}); remove it and join again") from error
 
 
-def join(url: str, join_token: str, *, name: str | None, state_dir: Path) -> Identity:
-    """Register this machine as a node and keep the answer. Raises what `Client` raises."""
-    node: NodeJoin = {
+def join(url: str, join_token: str, *, name: str | None, state_dir: Path, is_pilot: bool = False) -> Identity:
+    """Register this machine as a node and keep the answer. Raises what `Client` raises.
+
+    `is_pilot`: a former pilot of this name, on whatever host, has the same node.
+    """
+    node = {
         "join_token": join_token,
         "name": name or socket.gethostname(),
         "host": socket.gethostname(),
@@ -47,9 +51,10 @@ def join(url: str, join_token: str, *, name: str | None, state_dir: Path) -> Ide
         "gpus": num_gpus(),
         "memory_bytes": memory.usable_bytes(),
         "version": __version__,
+        **({"pilot": True} if is_pilot else {}),  # a server that does not know the field refuses it
     }
     with Client(url, token=None) as client:
-        answer = client.register_node(node)
+        answer = client.register_node(cast(NodeJoin, node))
     identity = Identity(url, answer["node_id"], answer["node_token"])
     lease.write_json(state_dir / FILE, asdict(identity))
     return identity

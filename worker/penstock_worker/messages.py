@@ -25,6 +25,7 @@ from penstock.protocol.agent import (
     Hello,
     LogBytes,
     MachineFinding,
+    PilotTerms,
     Refused,
     ReplicaReport,
     RunningReplica,
@@ -85,6 +86,7 @@ def hello(
     address: str = "",
     ports: Sequence[int] = (),
     findings: Sequence[Finding] = (),
+    pilot: PilotTerms | None = None,
 ) -> Hello:
     """Return the agent's first message: what runs here, how the node is reached, which ports pservers may get.
 
@@ -100,6 +102,7 @@ def hello(
             address=address,
             ports=list(ports),
             findings=[MachineFinding.model_validate(one) for one in found],
+            pilot=pilot,
         )
     except ValidationError as error:
         raise UserError(

@@ -28,6 +28,7 @@ from penstock.process.group import ProcessGroup
 from penstock.protocol import contract
 from penstock.protocol.agent import Desired, ReplicaReport
 from penstock.protocol.environment import passes_from_node
+from penstock.protocol.states import PREEMPTED
 from penstock.settings import CHECKPOINT_DIR, CHECKPOINT_EVERY_STEPS, CHECKPOINT_KEEP, PS_LEASE_S
 from penstock_worker import guard, lease, ports, relay, snapshots, statedirs
 from penstock_worker.background import in_thread
@@ -64,6 +65,7 @@ class Replica:
         self.draining = False
         self.confirmed = False
         self.stopping = False
+        self.preempted_by = ""  # why its node leaves, if it is ended for that
         self.log = LogTail(folder / guard.LOG)
         self.frames = FrameBuffer(stream=desired.stream, epoch=desired.epoch)
         self.relay = relay.Relay(
@@ -185,6 +187,8 @@ class Replica:
             _log.warning("the end of replica %s could not be written: %s", self.desired.replica_id, error)
         self.ended_at = lease.now()
         self.draining = True
+        if self.preempted_by and fields["state"] == "KILLED":
+            fields = {**fields, "detail": f"{PREEMPTED}{self.preempted_by}"}
         update = {name: fields[name] for name in ("state", "exit_code", "signal", "detail")}
         self._set(self.report.model_copy(update=update))  # before the first await: a cancelled task must not lose it
         try:

@@ -22,6 +22,7 @@ def nodes(url: Url = None, token: Token = None, json: Json = False) -> None:
     """List the machines that run jobs."""
     with connect(url, token) as client:
         found = list(client.nodes())
+        pilots = [] if json else client.pilots()
     if json:
         emit_json(found)
         return
@@ -31,6 +32,12 @@ def nodes(url: Url = None, token: Token = None, json: Json = False) -> None:
     ]
     empty = "there are no nodes; 'penstock agent token' makes a token with which one joins"
     emit_table(["NODE", "NAME", "STATE", "CPUS", "GPUS", "LAST SEEN"], rows, empty=empty)
+    if pilots:
+        emit_table(
+            ["PILOT", "CLUSTER", "STATE", "REASON"],
+            [[one["name"], one["cluster"], one["state"], one["reason"]] for one in pilots],
+            empty="",
+        )
     for node in found:
         for one in node.get("findings", []):  # an older server sends none
             note(f"{node['name']}: {one['level']}: {one['name']}: {one['detail']} → {one['advice']}")
@@ -115,10 +122,18 @@ def agent_join(
     grace: Annotated[
         float | None, typer.Option("--grace", metavar="SECONDS", help="how long jobs outlive a lost server")
     ] = None,
+    once: Annotated[bool, typer.Option("--once", help="take one job, and end when it is over")] = False,
+    ttl: Annotated[
+        float | None, typer.Option("--ttl", metavar="SECONDS", help="end after this time: drain, then preempt")
+    ] = None,
+    drain: Annotated[
+        float | None, typer.Option("--drain", metavar="SECONDS", help="of --ttl, the time without new jobs (60)")
+    ] = None,
 ) -> None:
     """Run the agent of this machine until it is stopped. The second start needs no join token."""
-    given = {"--url": url, "--name": name, "--state-dir": state_dir, "--grace-s": grace}
+    given = {"--url": url, "--name": name, "--state-dir": state_dir, "--grace-s": grace, "--ttl": ttl, "--drain": drain}
     arguments = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
+    arguments += ["--once"] if once else []
     environ = dict(os.environ)
     if join_token is not None:
         environ[settings.JOIN_TOKEN.name] = join_token  # not an argument: those can be seen by everyone

@@ -40,8 +40,22 @@ class MachineFinding(Message):
     advice: _FindingText = ""
 
 
+class PilotTerms(Message):
+    """Of an agent that another scheduler runs for a while. `once`: it takes one job. `leaving`: why it drains, or ''.
+
+    `seconds_left`: for which it runs jobs, None without a limit.
+    """
+
+    once: bool = False
+    seconds_left: Annotated[float, Field(ge=0)] | None = None
+    leaving: Short = ""
+
+
 class Hello(Message):
-    """First message of an agent: what runs there, how the node is reached, which ports are free."""
+    """First message of an agent: what runs there, how the node is reached, which ports are free.
+
+    `pilot`: None of an agent that stays.
+    """
 
     type: Literal["hello"] = "hello"
     version: _Label = ""
@@ -50,14 +64,16 @@ class Hello(Message):
     address: Short = ""
     ports: Annotated[list[Annotated[int, Field(ge=1, le=65535)]], Field(max_length=4096)] = Field(default_factory=list)
     findings: Annotated[list[MachineFinding], Field(max_length=MAX_FINDINGS)] = Field(default_factory=list)
+    pilot: PilotTerms | None = None
 
 
 class Heartbeat(Message):
-    """Heartbeat of an agent."""
+    """Heartbeat of an agent. `leaving`: why a pilot drains; nothing is placed there once this is answered."""
 
     type: Literal["beat"] = "beat"
     cpu_percent: float = 0.0
     memory_used_bytes: int = 0
+    leaving: Short = ""
 
 
 class ReplicaReport(Message):

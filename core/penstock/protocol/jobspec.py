@@ -107,6 +107,11 @@ class JobSpec(_Strict):
     env: dict[Text, Text] = Field(default_factory=dict)
     restart: Restart = Field(default_factory=Restart)
     checkpoint: Checkpoint | None = None
+    max_duration_s: float | None = Field(
+        None, gt=0, le=366 * 86400,
+        description="seconds that an attempt may take from its placement on; one that takes longer ends the job. "
+        "A node that leaves before that is not used",
+    )  # fmt: skip
     stop_grace_s: float = Field(5.0, ge=0, le=600, description="seconds between SIGTERM and SIGKILL")
     on_disconnect: OnDisconnect = Field(
         "continue",

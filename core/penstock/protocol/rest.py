@@ -65,6 +65,7 @@ class NodeJoin(TypedDict):
     join_token: str
     memory_bytes: int
     name: str
+    pilot: bool
     version: str
 
 
@@ -75,7 +76,21 @@ class NodeJoined(TypedDict):
 
 class OneTimeToken(TypedDict):
     expires_at: str
+    id: str
     token: str
+
+
+class Pilot(TypedDict):
+    cluster: str
+    name: str
+    reason: str
+    state: str
+
+
+class PilotReport(TypedDict):
+    name: str
+    reason: str
+    state: str
 
 
 class Progress(TypedDict):

@@ -56,6 +56,8 @@ class StopReason(StrEnum):
     REPLICA_FAILED = "replica_failed"
     START_FAILED = "start_failed"
     NODE_LOST = "node_lost"
+    PREEMPTED = "preempted"
+    MAX_DURATION = "max_duration"
     DETACHED = "detached"
 
 
@@ -93,6 +95,9 @@ NODE_TRANSITIONS: dict[NodeState, frozenset[NodeState]] = {
     N.DOWN: frozenset({N.READY}),
 }
 
+PREEMPTED = "preempted: "
+"""How the detail of a replica begins that was ended because its node leaves."""
+
 TERMINAL_JOB = frozenset({J.SUCCEEDED, J.FAILED, J.CANCELLED})
 TERMINAL_REPLICA = frozenset({R.EXITED, R.KILLED, R.LOST})
 LIVE_REPLICA = tuple(state for state in R if state not in TERMINAL_REPLICA)
@@ -105,5 +110,11 @@ def terminal_of(reason: StopReason) -> JobState:
             return J.SUCCEEDED
         case StopReason.CANCELLED:
             return J.CANCELLED
-        case StopReason.REPLICA_FAILED | StopReason.START_FAILED | StopReason.NODE_LOST:
+        case (
+            StopReason.REPLICA_FAILED
+            | StopReason.START_FAILED
+            | StopReason.NODE_LOST
+            | StopReason.PREEMPTED
+            | StopReason.MAX_DURATION
+        ):
             return J.FAILED

@@ -13,9 +13,11 @@ import secrets
 from pathlib import Path
 from typing import Literal
 
-TokenKind = Literal["user", "node", "join", "login", "session"]
+TokenKind = Literal["user", "node", "join", "login", "session", "pilot"]
 
-_PREFIX: dict[TokenKind, str] = {"user": "psu", "node": "psn", "join": "psj", "login": "psl", "session": "pss"}
+_PREFIX: dict[TokenKind, str] = {
+    "user": "psu", "node": "psn", "join": "psj", "login": "psl", "session": "pss", "pilot": "psp",
+}  # fmt: skip
 
 
 def new_secret(kind: TokenKind) -> str:

@@ -110,6 +110,14 @@ class Tokens:
         )
         return (await tx.session.execute(statement)).scalar_one_or_none()
 
+    async def admits(self, tx: Tx, secret: str) -> bool:
+        """Whether a token lets a node join: a reusable one, or one that is used up by this."""
+        statement = select(TokenRow).where(TokenRow.hash == keyed_hash(self._pepper, secret), TokenRow.kind == "pilot")
+        row = (await tx.session.execute(statement)).scalar_one_or_none()
+        if row is not None:
+            return _valid(row, self._clock.now())
+        return await self.take(tx, "join", secret) is not None
+
     async def revoke(self, token_id: str) -> None:
         """Revoke one token for good. Raises NotFound."""
         async with self._db.write() as tx:

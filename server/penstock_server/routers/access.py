@@ -7,6 +7,7 @@ from sqlalchemy import select
 
 from penstock.errors import Bug
 from penstock_server.auth.principal import authenticated, scoped, unauthenticated
+from penstock_server.auth.secrets import TokenKind
 from penstock_server.auth.tokens import LOGIN_S, SESSION_S, Minted
 from penstock_server.guard import origin_allowed
 from penstock_server.problems import Problem
@@ -39,8 +40,8 @@ async def create_token(server: Server, body: api.TokenRequest) -> api.TokenMade:
 @router.get("/tokens", operation_id="listTokens")
 @scoped("admin")
 async def list_tokens(server: Server) -> api.Items[api.Token]:
-    """List tokens of people and nodes, oldest first, without their secrets."""
-    statement = select(TokenRow).where(TokenRow.kind.in_(["user", "node"])).order_by(TokenRow.id)
+    """List tokens of people and nodes, and join tokens of clusters, oldest first, without their secrets."""
+    statement = select(TokenRow).where(TokenRow.kind.in_(["user", "node", "pilot"])).order_by(TokenRow.id)
     async with server.database.read() as session:
         rows = (await session.execute(statement)).scalars().all()
     return api.Items(items=[api.Token(**columns(api.Token, row)) for row in rows])
@@ -55,12 +56,13 @@ async def revoke_token(server: Server, token_id: str) -> None:
 
 @router.post("/join-tokens", status_code=201, operation_id="createJoinToken")
 @scoped("admin")
-async def create_join_token(server: Server, body: api.Expiry | None = None) -> api.OneTimeToken:
-    """Make a token with which one node can join."""
-    expires_in_s = (body or api.Expiry()).expires_in_s
+async def create_join_token(server: Server, body: api.JoinTokenRequest | None = None) -> api.OneTimeToken:
+    """Make a token with which one node can join, or, if it is reusable, any number of them."""
+    asked = body or api.JoinTokenRequest()
+    kind: TokenKind = "pilot" if asked.reusable else "join"
     async with server.database.write() as tx:
-        minted = server.tokens.mint(tx, "join", "join token", [], expires_in_s=expires_in_s)
-    return api.OneTimeToken(token=minted.secret, expires_at=_expiry(minted))
+        minted = server.tokens.mint(tx, kind, "join token", [], expires_in_s=asked.expires_in_s)
+    return api.OneTimeToken(id=minted.row.id, token=minted.secret, expires_at=_expiry(minted))
 
 
 @router.post("/login-codes", status_code=201, operation_id="createLoginCode")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from contextlib import suppress
 
 import structlog
 from fastapi import APIRouter, WebSocket
@@ -24,6 +25,7 @@ from penstock.protocol.agent import (
 from penstock.protocol.states import TERMINAL_REPLICA, ReplicaState
 from penstock.protocol.wire import parse
 from penstock_server.auth.principal import scoped
+from penstock_server.db import DatabaseAway
 from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
@@ -52,7 +54,11 @@ async def agent(socket: WebSocket) -> None:
         try:
             await converse(socket, _read(socket, runtime, link), send_outbox(socket, link.outbox), void)
         finally:
+            is_last = runtime.agents.get(node_id) is link
             runtime.agents.disconnect(link)
+            if link.leaving and is_last:
+                with suppress(DatabaseAway):  # its lease will expire
+                    await runtime.nodes.left(node_id, link.leaving)
             await close(socket, 1000, "")
             log.info("agent disconnected")
 
@@ -76,6 +82,7 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
 
 
 async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
+    link.stays_until(hello.pilot)
     runtime.agents.connect(link)
     link.missing = await runtime.reports.hello(link.node_id, hello)
     runtime.leases.connected(link.node_id)
@@ -91,7 +98,10 @@ async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
 
 async def _message(runtime: Runtime, link: AgentLink, message: FromAgent) -> None:
     match message:
-        case Heartbeat():
+        case Heartbeat(leaving=leaving):
+            if leaving and not link.leaving:
+                link.leaving = leaving
+                await runtime.nodes.leave(link.node_id, leaving)  # before the answer: no placement follows that
             # The agent keeps vital frames until a heartbeat after them is answered with `stored`. Its lease it gets in
             # any case: a database that is unreachable must not cost it.
             stored = await runtime.metrics.settled()

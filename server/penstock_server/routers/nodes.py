@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
 from fastapi.responses import FileResponse
 
 from penstock_server.auth.principal import scoped, unauthenticated
@@ -11,6 +13,7 @@ from penstock_server.routers.deps import Server
 from penstock_server.schemas import api
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
+CLUSTER_NAME = r"^[a-z0-9][a-z0-9-]{0,30}$"
 
 
 @router.get("/nodes", operation_id="listNodes")
@@ -46,6 +49,23 @@ async def uncordon_node(server: Server, node_id: str) -> api.Node:
 async def drain_node(server: Server, node_id: str) -> api.Node:
     """Place nothing more on a node, and call it drained once what runs there has ended."""
     return await server.nodes.want(node_id, "drain")
+
+
+@router.get("/pilots", operation_id="listPilots")
+@scoped("read")
+async def list_pilots(server: Server) -> api.Items[api.Pilot]:
+    """List the agents that other schedulers were asked for, as `penstock cluster` has reported them last."""
+    return api.Items(items=server.pilots.all())
+
+
+@router.put("/clusters/{cluster}/pilots", operation_id="reportPilots")
+@scoped("admin")
+async def report_pilots(
+    server: Server, cluster: Annotated[str, Path(pattern=CLUSTER_NAME)], body: api.PilotReports
+) -> api.Items[api.Pilot]:
+    """Replace what is known of the pilots of a cluster."""
+    server.pilots.report(cluster, body.pilots)
+    return api.Items(items=server.pilots.all())
 
 
 snapshots = APIRouter(prefix="/api/v1", tags=["snapshots"])

@@ -208,6 +208,32 @@ class Node(Answer):
     findings: list[NodeFinding]
 
 
+PilotState = Literal["PENDING", "RUNNING", "ENDING"]
+
+
+class PilotReport(Request):
+    """One pilot, as the scheduler that runs it describes it. `name`: of the node that it joins as."""
+
+    name: Annotated[Text, Field(min_length=1, max_length=255)]
+    state: PilotState
+    reason: Annotated[Text, Field(max_length=1000)] = ""
+
+
+class PilotReports(Request):
+    """All pilots of a cluster."""
+
+    pilots: Annotated[list[PilotReport], Field(max_length=1000)]
+
+
+class Pilot(Answer):
+    """An agent that `penstock cluster` asked another scheduler for."""
+
+    cluster: str
+    name: str
+    state: PilotState
+    reason: str
+
+
 class NodeJoin(Request):
     """What an agent reports of its machine when it joins."""
 
@@ -218,6 +244,7 @@ class NodeJoin(Request):
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     memory_bytes: Annotated[int, Field(ge=1, le=1 << 60)]
     version: Annotated[Text, Field(max_length=64)] = ""
+    pilot: Annotated[bool, Field(description="a former pilot of this name, on any host, has the same node")] = False
 
 
 class NodeJoined(Answer):
@@ -254,15 +281,17 @@ class TokenMade(Token):
     token: str
 
 
-class Expiry(Request):
-    """How long a one-time token stays good."""
+class JoinTokenRequest(Request):
+    """How long a join token stays valid, and for how many nodes: one, or any number (the pilots of a cluster)."""
 
-    expires_in_s: Annotated[float, Field(gt=0, le=86400)] = 300.0
+    expires_in_s: Annotated[float, Field(gt=0, le=30 * 86400)] = 300.0
+    reusable: bool = False
 
 
 class OneTimeToken(Answer):
-    """A join token."""
+    """A join token. `id`: by which it is revoked."""
 
+    id: str
     token: str
     expires_at: Timestamp
 

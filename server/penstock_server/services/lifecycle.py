@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.protocol.states import (
+    PREEMPTED,
     TERMINAL_JOB,
     TERMINAL_REPLICA,
     JobState,
@@ -215,6 +216,8 @@ def _fail(job: JobFacts, failure: _Failure) -> Step | Replace:
     why = sentence(failure.replica)
     if _is_replaceable(job, failure):
         return Replace(failure.replica, f"{why}; it is started again: restart {job.restarts + 1} of {job.max_restarts}")
+    if failure.reason is StopReason.PREEMPTED:
+        return Step(JobState.RECOVERING, failure.reason, f"{why}; it is placed again")
     if failure.reason is StopReason.NODE_LOST and not any(r.started for r in job.replicas):
         return Step(JobState.RECOVERING, failure.reason, f"{why}; nothing had started, so it is placed again")
     culprit = None if failure.reason is StopReason.START_FAILED else failure.replica.id
@@ -255,6 +258,8 @@ def _failure(replica: ReplicaFacts) -> _Failure | None:
     match replica.state:
         case ReplicaState.LOST:
             return _Failure(StopReason.NODE_LOST, "infra", replica)
+        case ReplicaState.KILLED if replica.detail.startswith(PREEMPTED):
+            return _Failure(StopReason.PREEMPTED, "preempted", replica)
         case ReplicaState.KILLED:  # not requested: this is looked at before the job stops
             return _Failure(StopReason.REPLICA_FAILED, "infra", replica)
         case ReplicaState.EXITED if _could_not_start(replica):

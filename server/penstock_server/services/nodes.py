@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import literal, or_, select
 
 from penstock.protocol.agent import Hello
 from penstock.protocol.states import LIVE_REPLICA, NodeState
@@ -13,7 +13,7 @@ from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api
-from penstock_server.services.transitions import created, transition
+from penstock_server.services.transitions import allowed, created, transition
 from penstock_server.services.views import node_views
 from penstock_server.tables import NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
@@ -31,10 +31,11 @@ class Nodes:
     async def join(self, request: api.NodeJoin) -> api.NodeJoined:
         """Take a join token and give a node its identity. Raises a problem if the token is no good.
 
-        A node of the same name and host that is not connected gets its old row back, with a new token.
+        A node of the same name and host that is not connected gets its old row back, with a new token; a pilot also if
+        its predecessor ran on another host.
         """
         async with self._db.write() as tx:
-            if await self._tokens.take(tx, "join", request.join_token) is None:
+            if not await self._tokens.admits(tx, request.join_token):
                 raise Problem(
                     401,
                     "join_token_refused",
@@ -49,6 +50,8 @@ class Nodes:
                 created(tx, row, at=now)
             else:
                 _describe(row, request)
+                if request.pilot:
+                    row.wanted, row.joined_at = "run", now  # its predecessor was drained, or had a job of its own
                 await self._tokens.revoke_node(tx, row.id)
             await tx.session.flush()
             minted = self._tokens.mint(tx, "node", f"node {row.name}", ["agent"], node_id=row.id)
@@ -93,6 +96,23 @@ class Nodes:
         tx.effects.schedule = True  # only a node with a connection takes jobs
         return row
 
+    async def leave(self, node_id: str, why: str) -> None:
+        """Drain a node whose agent is about to leave; what an administrator wants of it stays as it is."""
+        async with self._db.write() as tx:
+            row = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
+            if row is not None and allowed(NodeState(row.state), NodeState.DRAINING):
+                transition(tx, row, NodeState.DRAINING, at=self._clock.now(), reason="leaves", detail=why)
+
+    async def left(self, node_id: str, why: str) -> None:
+        """Note that an agent that had said so is gone: its node is down at once, unless something still runs there."""
+        async with self._db.write() as tx:
+            row = await tx.session.get(NodeRow, node_id, with_for_update={"key_share": True})
+            busy = select(ReplicaRow.id).where(ReplicaRow.state.in_(LIVE_REPLICA), ReplicaRow.node_id == node_id)
+            if row is None or not allowed(NodeState(row.state), NodeState.DOWN):
+                return
+            if (await tx.session.execute(busy.limit(1))).first() is None:
+                transition(tx, row, NodeState.DOWN, at=self._clock.now(), reason="left", detail=why)
+
     def back(self, tx: Tx, row: NodeRow, *, reason: str) -> None:
         """Move a node that was unreachable to the state that is wanted of it."""
         transition(tx, row, NodeState.READY, at=self._clock.now(), reason=reason)
@@ -109,7 +129,7 @@ class Nodes:
     async def _away(self, tx: Tx, request: api.NodeJoin) -> NodeRow | None:
         statement = (
             select(NodeRow)
-            .where(NodeRow.name == request.name, NodeRow.host == request.host)
+            .where(NodeRow.name == request.name, or_(NodeRow.host == request.host, literal(request.pilot)))
             .where(NodeRow.state.in_([s.value for s in _AWAY]))
             .order_by(NodeRow.id.desc())
             .limit(1)

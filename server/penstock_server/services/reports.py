@@ -9,14 +9,14 @@ from sqlalchemy import select
 
 from penstock.errors import PeerError
 from penstock.protocol.agent import Hello, ReplicaReport, RunningReplica
-from penstock.protocol.states import LIVE_REPLICA, TERMINAL_REPLICA, JobState, NodeState, ReplicaState
+from penstock.protocol.states import LIVE_REPLICA, TERMINAL_REPLICA, JobState, NodeState, ReplicaState, StopReason
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.services.lifecycle import NEVER_STARTED, may_linger
 from penstock_server.services.nodes import Nodes
-from penstock_server.services.settle import LogTail, locked_job, settle
+from penstock_server.services.settle import LogTail, locked_job, replicas_of, settle
 from penstock_server.services.transitions import allowed, transition
-from penstock_server.tables import JobRow, NodeRow, ReplicaRow
+from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 
 _FORWARD = {ReplicaState.ASSIGNED: 0, ReplicaState.PREPARING: 1, ReplicaState.UNKNOWN: 1, ReplicaState.RUNNING: 2}
 NEVER_STARTED_S = 2.0
@@ -188,6 +188,33 @@ class Reports:
                     transition(tx, row, ReplicaState.LOST, at=now, reason="stopped", detail=detail)
                 jobs.add(row.job_id)
             await self._settle_all(tx, jobs)
+
+    async def stop_long_ones(self) -> None:
+        """Stop jobs whose attempt has taken longer than their description allows."""
+        now = self._clock.now()
+        statement = (
+            select(JobRow.id, JobRow.spec, AttemptRow.created_at)
+            .join(AttemptRow, (AttemptRow.job_id == JobRow.id) & (AttemptRow.number == JobRow.attempt))
+            .where(JobRow.state.in_([JobState.STARTING, JobState.RUNNING]), JobRow.kind == "managed")
+            .where(JobRow.spec["max_duration_s"].as_float() > 0)
+        )
+        async with self._db.glance() as session:
+            found = (await session.execute(statement)).all()
+        for job_id, spec, since in found:
+            limit_s = spec["max_duration_s"]
+            if now - since >= timedelta(seconds=limit_s):
+                await self._stop_long(job_id, limit_s)
+
+    async def _stop_long(self, job_id: str, limit_s: float) -> None:
+        async with self._db.write() as tx:
+            job = await locked_job(tx, job_id)
+            if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
+                return
+            job.why = f"its attempt has taken {limit_s:g} s, which is max_duration_s"
+            now = self._clock.now()
+            transition(tx, job, JobState.STOPPING, at=now, reason=StopReason.MAX_DURATION, detail=job.why)
+            tx.effects.nodes.update(r.node_id for r in await replicas_of(tx, job) if r.node_id is not None)
+            await settle(tx, job, at=now, tail=self._tail, grace_s=self._grace_s)
 
     async def _release(self, pairs: Sequence[tuple[ReplicaRow, JobRow]], now: datetime) -> None:
         """Have pservers stopped that did not end by themselves after their trainers."""

@@ -14,7 +14,8 @@ from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB, JobState, NodeS
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.services.addresses import Site, addresses, endpoint
-from penstock_server.services.placement import Amounts, Chosen, Need, Room, behind, disconnected, place, take
+from penstock_server.services.pilots import Stay, bound, place_job
+from penstock_server.services.placement import Amounts, Chosen, Need, Room, behind, disconnected, take
 from penstock_server.services.transitions import created, transition
 from penstock_server.streams.agents import Agents
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
@@ -47,12 +48,15 @@ class Scheduling:
         placed = 0
         async with self._db.write() as tx:
             rooms, absent = await _rooms(tx, self._agents)
+            stays = await self._stays(tx)
             after = ""
             while (job := await self._next(tx, now, after)) is not None:
                 after = job.id
-                needs = needs_of(JobSpec.model_validate(job.spec))
-                answer = place(needs, rooms)
+                spec = JobSpec.model_validate(job.spec)
+                needs = needs_of(spec)
+                answer = place_job(needs, rooms, stays, job.id, spec.max_duration_s)
                 if isinstance(answer, Chosen):
+                    stays = bound(stays, answer, job.id)
                     rooms = take(rooms, needs, answer)
                     await _start(tx, job, needs, answer, now)
                     placed += 1
@@ -70,6 +74,27 @@ class Scheduling:
     def look_at_clock(self) -> bool:
         """Return whether a job's pause has ended since the last pass."""
         return self._again_at is not None and self._again_at <= self._clock.now()
+
+    async def _stays(self, tx: Tx) -> dict[str, Stay]:
+        """Return how long the pilots that are connected stay. Other nodes are not in it."""
+        now = self._clock.monotonic()
+        links = [link for link in self._agents.all() if link.once or link.ends_at is not None or link.leaving]
+        of_one_job = [link.node_id for link in links if link.once]
+        statement = select(ReplicaRow.node_id, JobRow.id).join(JobRow, JobRow.id == ReplicaRow.job_id)
+        statement = statement.join(NodeRow, NodeRow.id == ReplicaRow.node_id).where(
+            ReplicaRow.node_id.in_(of_one_job), ReplicaRow.created_at >= NodeRow.joined_at
+        )
+        found = await tx.session.execute(statement.distinct()) if of_one_job else ()
+        jobs: dict[str, str] = {node_id: job_id for node_id, job_id in found if node_id is not None}
+        return {
+            link.node_id: Stay(
+                None if link.ends_at is None else link.ends_at - now,
+                link.once,
+                bool(link.leaving),
+                jobs.get(link.node_id),
+            )
+            for link in links
+        }
 
     async def _next_pause_ends(self, now: datetime) -> datetime | None:
         statement = select(func.min(JobRow.next_attempt_at)).where(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.protocol.agent import PilotTerms
 from penstock_server.streams.socket import Outbox
 
 REPLACED = 4409
@@ -13,7 +14,8 @@ REPLACED = 4409
 class AgentLink:
     """One agent's connection. `missing`: replicas that should run there and did not come back with it.
 
-    `greeted`: it got its welcome, before which it takes no other message.
+    `greeted`: it got its welcome, before which it takes no other message. `once`, `ends_at`, `leaving`: of a pilot,
+    that it takes one job, when its time for jobs is over (on the monotonic clock), and why it drains.
     """
 
     node_id: str
@@ -21,6 +23,15 @@ class AgentLink:
     outbox: Outbox = field(default_factory=Outbox)
     missing: set[str] = field(default_factory=set)
     greeted: bool = False
+    once: bool = False
+    ends_at: float | None = None
+    leaving: str = ""
+
+    def stays_until(self, terms: PilotTerms | None) -> None:
+        """Note the terms of an agent that has connected just now."""
+        if terms is not None:
+            self.once, self.leaving = terms.once, terms.leaving
+            self.ends_at = None if terms.seconds_left is None else self.connected_at + terms.seconds_left
 
 
 class Agents:

@@ -5,14 +5,19 @@ import { age, bytes, plural } from "../format";
 import { Empty, ErrorCard, Head, StateChip } from "../parts/basics";
 import { jobsStore } from "../store/current";
 import { nowMs } from "../store/session";
-import type { NodeRow } from "../types";
+import type { NodeRow, PilotRow } from "../types";
+
+/** Pilots are not pushed: they change with the reports of the commands that ask for them. */
+const PILOTS_EVERY_MS = 5000;
 
 export function NodesPage() {
   const [nodes, setNodes] = useState<readonly NodeRow[] | null>(null);
   const [error, setError] = useState<ApiError | null>(null);
+  const [pilots, setPilots] = useState<readonly PilotRow[]>([]);
   const load = async () => {
     try {
       setNodes((await api.nodes()).items);
+      setPilots((await api.pilots()).items);
       setError(null);
     } catch (failure) {
       if (!(failure instanceof ApiError)) throw failure;
@@ -20,7 +25,11 @@ export function NodesPage() {
     }
   };
   const pushed = jobsStore.value?.nodes.value ?? null;
-  useEffect(() => void load(), []);
+  useEffect(() => {
+    void load();
+    const timer = setInterval(() => document.hidden || void load(), PILOTS_EVERY_MS);
+    return () => clearInterval(timer);
+  }, []);
   useEffect(() => {
     if (pushed !== null) setNodes(pushed);
   }, [pushed]);
@@ -45,7 +54,31 @@ export function NodesPage() {
           <NodeTable nodes={nodes ?? []} />
         )}
       </div>
+      {pilots.length > 0 && <PilotTable pilots={pilots} />}
     </main>
+  );
+}
+
+/** Agents that `penstock cluster` asked another scheduler for, and why. */
+function PilotTable({ pilots }: { pilots: readonly PilotRow[] }) {
+  return (
+    <div class="card">
+      <table data-testid="pilots">
+        <Head columns={["Pilot", "Cluster", "State", "Reason"]} />
+        <tbody>
+          {pilots.map((pilot) => (
+            <tr key={`${pilot.cluster} ${pilot.name}`}>
+              <td class="jobname">{pilot.name}</td>
+              <td>{pilot.cluster}</td>
+              <td>
+                <StateChip state={pilot.state} />
+              </td>
+              <td>{pilot.reason}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   );
 }
 
