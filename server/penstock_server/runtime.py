@@ -21,6 +21,7 @@ from penstock_server.services.nodes import Nodes
 from penstock_server.services.pilots import PilotBoard
 from penstock_server.services.reports import Reports
 from penstock_server.services.scheduling import Scheduling
+from penstock_server.services.series import Metrics
 from penstock_server.services.storage import JobStorage
 from penstock_server.services.telemetry import Telemetry
 from penstock_server.settings import Settings
@@ -56,6 +57,7 @@ class Runtime:
     reports: Reports
     attach: Attach
     storage: JobStorage
+    series: Metrics
     agents: Agents
     hub: Hub
     ingest: Ingest
@@ -131,7 +133,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     runtime = Runtime(
         settings, clock, database, meters, tokens, Held(database, clock), jobs, nodes, PilotBoard(clock), reports,
         attach,
-        JobStorage(database, clock, settings.state_dir / "snapshots"),
+        JobStorage(database, clock, settings.state_dir / "snapshots"), Metrics(database),
         agents, hub, ingest, logs, recorder, Exchanges(jobs, recorder), metrics, leases, publisher, scheduling, [],
     )  # fmt: skip
     _wire(runtime, live)

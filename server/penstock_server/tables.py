@@ -199,15 +199,47 @@ class EventRow(Base):
     detail: Mapped[str] = mapped_column(Text, default="")
 
 
+class SeriesRow(Base):
+    """A series of one attempt of a job. `first_step`: its lowest step, from which on it replaces earlier attempts'."""
+
+    __tablename__ = "series"
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    series: Mapped[str] = mapped_column(String(128), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    first_step: Mapped[int] = mapped_column(BigInteger)
+
+
 class MetricRow(Base):
     """One point of a series. The whole key makes a repeated insert harmless."""
 
-    __tablename__ = "metrics"
+    __tablename__ = "metric_points"
     job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     series: Mapped[str] = mapped_column(String(128), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     time_ns: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     step: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     value: Mapped[float]
+
+
+class TierRow(Base):
+    """The lowest and the highest point of a series within `TIERS[level]` of time: a long series in few rows.
+
+    `bucket`: number of the interval since 1970. Both points are written again and again as points come; the same
+    points in any order, any number of times, make the same row.
+    """
+
+    __tablename__ = "metric_tiers"
+    job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    series: Mapped[str] = mapped_column(String(128), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    level: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    bucket: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    low_time_ns: Mapped[int] = mapped_column(BigInteger)
+    low_step: Mapped[int] = mapped_column(BigInteger)
+    low: Mapped[float]
+    high_time_ns: Mapped[int] = mapped_column(BigInteger)
+    high_step: Mapped[int] = mapped_column(BigInteger)
+    high: Mapped[float]
 
 
 class GraphRow(Base):

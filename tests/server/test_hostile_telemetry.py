@@ -14,6 +14,7 @@ from tests.server.harness import Server
 from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import HEADER, HEADER_BYTES, Column, Frame, Kind, encode
+from penstock_server.streams.tiers import SeriesKey
 
 pytestmark = pytest.mark.asyncio
 
@@ -98,7 +99,7 @@ async def test_bad_frame_of_a_trainer_leaves_its_agent_connected(server: Server)
 async def test_metrics_that_the_database_refuses_cost_only_their_job(server: Server) -> None:
     async with server.attached() as bad, server.attached("good", pid=8) as good:
         metrics, job_id = server.runtime.metrics, bad.registered["job_id"]
-        metrics.add(job_id, "a\0b" if not server.runtime.database.is_sqlite else "auc", 2**70, 1, 0.5)
+        metrics.add(SeriesKey(job_id, "a\0b" if not server.runtime.database.is_sqlite else "auc", 1), 2**70, 1, 0.5)
         await good.frame(Kind.SCALARS, body={"step": 1, "time_ns": 1, "values": {"auc": 0.5}})
         assert list(await until_answer(lambda: series(server, good.registered["job_id"]), bool)) == ["auc"]
 

@@ -15,7 +15,7 @@ from tests.server.harness import FakeClock
 
 from penstock.protocol.frames import Column, Frame, Kind, decode_header, encode
 from penstock.protocol.stream import JobChanged
-from penstock_server.services.storage import min_max
+from penstock_server.services.series import min_max
 from penstock_server.streams.live import LiveJob
 from penstock_server.streams.logstore import LogStore, whole_characters
 from penstock_server.streams.queue import BrowserQueue

@@ -19,6 +19,8 @@ router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 MAX_LOG_BYTES = 1 << 20
 MAX_FRAMES_BYTES = 16 << 20
+MAX_ATTEMPT = (1 << 31) - 1
+ATTEMPT = "of this attempt alone; default: of each attempt the steps before those that later ones repeated"
 FRAMES = "application/vnd.penstock.frames"
 
 
@@ -99,10 +101,11 @@ async def read_job_metrics(
     job_id: str,
     names: Annotated[str | None, Query(description="comma-separated; default: all series")] = None,
     max_points: Annotated[int, Query(ge=4, le=100_000)] = 2000,
+    attempt: Annotated[int | None, Query(ge=0, le=MAX_ATTEMPT, description=ATTEMPT)] = None,
 ) -> api.Metrics:
     """Return a job's series, thinned so that extremes stay."""
     wanted = None if names is None else [name for name in names.split(",") if name]
-    return api.Metrics(series=await server.storage.metrics(job_id, wanted, max_points))
+    return api.Metrics(series=await server.series.read(job_id, wanted, max_points, attempt=attempt))
 
 
 @router.get("/jobs/{job_id}/exchange", operation_id="readJobExchange")

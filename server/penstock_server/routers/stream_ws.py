@@ -91,9 +91,9 @@ async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
 
 async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob) -> None:
     await runtime.jobs.get(message.job_id)  # raises NotFound before anything is subscribed
-    async with runtime.metrics.lock:  # no flush between the stored points and the first delta
-        subscription = browser.subscribe(message.id, message.job_id, frozenset(message.parts), message.log_offsets)
-        series = await runtime.storage.metrics(message.job_id, None, SNAPSHOT_POINTS)
+    # Points that are published from here on wait for the snapshot: no heartbeat waits for a page to be read.
+    subscription = browser.subscribe(message.id, message.job_id, frozenset(message.parts), message.log_offsets)
+    series = await runtime.series.read(message.job_id, None, SNAPSHOT_POINTS)
     job = await runtime.jobs.get(message.job_id)
     nodes = await runtime.nodes.page()
     snapshot: JobSnapshot = {
@@ -105,6 +105,7 @@ async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob)
         "nodes": [node.model_dump(mode="json") for node in nodes],
     }
     browser.queue.put_state(f"snapshot:{message.id}", snapshot)
+    subscription.begin_metrics(snapshot["metrics"])
     await _catch_up(runtime, subscription, over=job.state in TERMINAL_JOB)
 
 

@@ -1,19 +1,17 @@
-"""What is read and kept whole: metrics series, graph documents, snapshots."""
+"""What is read and kept whole: graph documents, snapshots."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.states import TERMINAL_JOB
 from penstock.protocol.stream import StreamGraph
@@ -23,10 +21,9 @@ from penstock_server.instruments import Instruments
 from penstock_server.problems import NotFound, Problem
 from penstock_server.schemas import api
 from penstock_server.services.jobs import job_row
-from penstock_server.tables import GraphRow, JobGraphRow, JobRow, MetricRow, NodeRow, ReplicaRow, SnapshotRow
+from penstock_server.tables import GraphRow, JobGraphRow, JobRow, NodeRow, ReplicaRow, SnapshotRow
 
 _GZIP = b"\x1f\x8b"
-PART_ROWS = 1000
 
 
 class JobStorage:
@@ -34,15 +31,6 @@ class JobStorage:
 
     def __init__(self, database: Database, clock: Clock, snapshots: Path) -> None:
         self._db, self._clock, self._snapshots = database, clock, snapshots
-
-    async def metrics(self, job_id: str, names: Collection[str] | None, max_points: int) -> dict[str, api.Series]:
-        """Return a job's series, each thinned to at most `max_points` that keep its extremes."""
-        async with self._db.read() as session:
-            await job_row(session, job_id)
-            if names is None:
-                found = select(MetricRow.series).where(MetricRow.job_id == job_id).distinct()
-                names = sorted((await session.execute(found)).scalars())
-            return {name: await _series(session, job_id, name, max_points) for name in names}
 
     async def count(self, meters: Instruments) -> None:
         """Set the gauges that count rows: jobs that have not ended, and nodes, by state."""
@@ -134,41 +122,3 @@ async def _receive(body: AsyncIterator[bytes], file: BinaryIO) -> tuple[str, int
     if size == 0:
         raise Problem(422, "not_gzip", "the body is empty; send a tar.gz of the workdir")
     return digest.hexdigest(), size
-
-
-async def _series(session: AsyncSession, job_id: str, name: str, max_points: int) -> api.Series:
-    points = (
-        select(MetricRow.step, MetricRow.time_ns, MetricRow.value)
-        .where(MetricRow.job_id == job_id, MetricRow.series == name)
-        .order_by(MetricRow.time_ns, MetricRow.step)
-        .execution_options(yield_per=PART_ROWS)
-    )
-    step: list[int] = []
-    time_ns: list[int] = []
-    value: list[float] = []
-    # In parts, between which the event loop goes on: a series may have a million points.
-    async for part in (await session.stream(points)).partitions():
-        step.extend(row.step for row in part)
-        time_ns.extend(row.time_ns for row in part)
-        value.extend(row.value for row in part)
-    kept = await asyncio.to_thread(min_max, value, max_points)
-    return api.Series(step=[step[i] for i in kept], time_ns=[time_ns[i] for i in kept], value=[value[i] for i in kept])
-
-
-def min_max(values: Sequence[float], max_points: int) -> list[int]:
-    """Return ascending indices of at most `max_points` values: first, last, and each bucket's extremes.
-
-    All indices if there are no more values than that. `max_points` below 4 counts as 4.
-    """
-    n = len(values)
-    limit = max(4, max_points)
-    if n <= limit:
-        return list(range(n))
-    buckets = (limit - 2) // 2
-    chosen = {0, n - 1}
-    for b in range(buckets):
-        start, stop = 1 + b * (n - 2) // buckets, 1 + (b + 1) * (n - 2) // buckets
-        if start < stop:
-            chosen.add(min(range(start, stop), key=values.__getitem__))
-            chosen.add(max(range(start, stop), key=values.__getitem__))
-    return sorted(chosen)

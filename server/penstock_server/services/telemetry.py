@@ -21,6 +21,7 @@ from penstock_server.streams.hub import Hub
 from penstock_server.streams.ingest import StreamSource
 from penstock_server.streams.live import Live
 from penstock_server.streams.metricswriter import MetricsWriter
+from penstock_server.streams.tiers import SeriesKey
 from penstock_server.tables import GraphRow, JobGraphRow, JobRow, ReplicaRow
 
 MAX_SERIES_NAME = 96
@@ -47,8 +48,9 @@ class Telemetry:
             return None
         row, attempt = found
         return StreamSource(
-            stream, row.id, row.job_id, row.epoch, row.role, row.index, row.node_id, current=row.attempt == attempt
-        )
+            stream, row.id, row.job_id, row.epoch, row.role, row.index, row.node_id, row.attempt,
+            current=row.attempt == attempt,
+        )  # fmt: skip
 
     async def on_frame(self, source: StreamSource, frame: Frame) -> None:
         """Apply one frame."""
@@ -94,7 +96,7 @@ class Telemetry:
         self._metrics.touch(source.job_id)
 
     def _put(self, source: StreamSource, name: str, step: int, time_ns: int, value: float) -> None:
-        self._metrics.add(source.job_id, name + source.suffix, step, time_ns, value)
+        self._metrics.add(SeriesKey(source.job_id, name + source.suffix, source.attempt), step, time_ns, value)
         if not source.suffix:
             latest = self._live.of(source.job_id).latest
             latest[name] = value

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.protocol.frames import Header, Kind
 from penstock.protocol.stream import EventAdded, GraphUsed, JobChanged, NodesChanged, Points, StreamGraph
-from penstock_server.streams.queue import BrowserQueue, LogWish
+from penstock_server.streams.queue import BrowserQueue, LogWish, append_points
 
 RING_BYTES = 1 << 20
 MAX_RINGS = 64
@@ -35,6 +35,25 @@ class Subscription:
     log_offsets: dict[str, int] = field(default_factory=dict)
     ready: bool = False
     num_lost: int = 0
+    held: dict[str, Points] | None = field(default_factory=dict)
+    """Points that wait until the snapshot is read."""
+
+    def put_metrics(self, points: Mapping[str, Points]) -> None:
+        """Queue points that are stored by now, or hold them."""
+        if self.held is None:
+            self.queue.put_metrics(self.id, points)
+        else:
+            append_points(self.held, points)
+
+    def begin_metrics(self, snapshot: Mapping[str, Points]) -> None:
+        """Queue what came while the snapshot was read and is not in it, and from now on what comes."""
+        held, self.held = self.held or {}, None
+        fresh = {
+            name: _without(points, snapshot[name]) if name in snapshot else points for name, points in held.items()
+        }
+        fresh = {name: points for name, points in fresh.items() if points["step"]}
+        if fresh:
+            self.queue.put_metrics(self.id, fresh)
 
 
 @dataclass(slots=True)
@@ -119,7 +138,7 @@ class Hub:
         """Send points that are in the database by now."""
         for sub in self._of_job.get(job_id, ()):
             if "metrics" in sub.parts:
-                sub.queue.put_metrics(sub.id, points)
+                sub.put_metrics(points)
 
     def publish_log(self, job_id: str, replica_id: str) -> None:
         """Publish that a log has grown; each follower reads on from where it is."""
@@ -177,6 +196,13 @@ class Hub:
     def drop(self, job_id: str) -> None:
         """Forget the newest frames of a job that ended; its segments have them."""
         self._recent.pop(job_id, None)
+
+
+def _without(points: Points, known: Points) -> Points:
+    seen = set(zip(known["time_ns"], known["step"], strict=True))
+    columns = zip(points["step"], points["time_ns"], points["value"], strict=True)
+    kept = [point for point in columns if (point[1], point[0]) not in seen]
+    return Points(step=[p[0] for p in kept], time_ns=[p[1] for p in kept], value=[p[2] for p in kept])
 
 
 def offer(subscription: Subscription, header: Header | None, content: bytes | StreamGraph) -> None:

@@ -34,6 +34,7 @@ class StreamSource:
     role: str
     index: int
     node_id: str | None
+    attempt: int
     current: bool
 
     @property

@@ -1,18 +1,18 @@
 """Metric points and newest figures on their way into the database: gathered, written in one go, then published.
 
-Points are published after they are stored, under the lock that a subscriber's snapshot takes: so a page
-gets each point once, in its snapshot or as a delta. When the database is unreachable, the write is retried and nothing
-is dropped. When it refuses what it is given, each job is written by itself, and only a job that is refused again
-loses its points of this flush; they are counted.
+Points are stored with the tiers that long series are read from (`tiers`), and published after that. When the database
+is unreachable, the write is retried and nothing is dropped. When it refuses what it is given, each job is written by
+itself, and only a job that is refused again loses its points of this flush; they are counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import structlog
-from sqlalchemy import update
+from sqlalchemy import case, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.protocol.stream import Points
@@ -20,7 +20,8 @@ from penstock_server.db import Database, DatabaseAway, TakenOver
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.live import Live
-from penstock_server.tables import JobRow, MetricRow
+from penstock_server.streams.tiers import MAX_REMEMBERED, SeriesKey, Summary, Tier
+from penstock_server.tables import JobRow, MetricRow, SeriesRow, TierRow
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +29,9 @@ SETTLE_S = 2.0
 """How long an answer to a heartbeat waits for the database: longer would be taken for a dead connection."""
 _AWAY = (DatabaseAway, TakenOver, OSError, TimeoutError, asyncio.CancelledError)
 """What a database raises that is unreachable, busy or full; the same write may go well later."""
+_NEVER = 1 << 63
+_Gathered = dict[str, dict[SeriesKey, Points]]
+_Insert = sqlite.Insert | postgresql.Insert
 
 
 class MetricsWriter:
@@ -35,15 +39,17 @@ class MetricsWriter:
 
     def __init__(self, database: Database, hub: Hub, live: Live, instruments: Instruments) -> None:
         self._db, self._hub, self._live, self._instruments = database, hub, live, instruments
-        self._points: dict[str, dict[str, Points]] = {}
+        self._points: dict[str, dict[SeriesKey, Points]] = {}
+        self._summary = Summary()
+        self._first_steps: dict[SeriesKey, int] = {}  # stored ones; forgotten ones are written again
         self._touched: set[str] = set()
         self.lock = asyncio.Lock()
         self._next: asyncio.Task[bool] | None = None  # a flush that waits for its turn: it will write what comes now
         self.on_stored: Callable[[set[str]], None] = lambda job_ids: None
 
-    def add(self, job_id: str, series: str, step: int, time_ns: int, value: float) -> None:
+    def add(self, key: SeriesKey, step: int, time_ns: int, value: float) -> None:
         """Take one finite point."""
-        columns = self._points.setdefault(job_id, {}).setdefault(series, Points(step=[], time_ns=[], value=[]))
+        columns = self._points.setdefault(key.job_id, {}).setdefault(key, Points(step=[], time_ns=[], value=[]))
         columns["step"].append(step)
         columns["time_ns"].append(time_ns)
         columns["value"].append(value)
@@ -65,7 +71,8 @@ class MetricsWriter:
                 self._take_back(points, touched)
                 raise
             for job_id, series in points.items():
-                self._hub.publish_metrics(job_id, series)
+                for key, columns in series.items():
+                    self._hub.publish_metrics(job_id, {key.series: columns})
         self.on_stored(touched)
         return touched
 
@@ -93,7 +100,7 @@ class MetricsWriter:
             return True
         return False
 
-    async def _store(self, points: dict[str, dict[str, Points]], touched: set[str]) -> dict[str, dict[str, Points]]:
+    async def _store(self, points: _Gathered, touched: set[str]) -> _Gathered:
         """Write; return what is in the database now."""
         try:
             await self._write(points, touched)
@@ -116,17 +123,26 @@ class MetricsWriter:
                 log.exception("metrics of a job dropped", job=job_id, rows=rows)
         return stored
 
-    async def _write(self, points: dict[str, dict[str, Points]], touched: set[str]) -> None:
+    async def _write(self, points: _Gathered, touched: set[str]) -> None:
+        series = {key: columns for mine in points.values() for key, columns in mine.items()}
         rows = [
-            {"job_id": job_id, "series": name, "step": step, "time_ns": time_ns, "value": value}
-            for job_id, series in points.items()
-            for name, c in series.items()
+            {**key._asdict(), "step": step, "time_ns": time_ns, "value": value}
+            for key, c in series.items()
             for step, time_ns, value in zip(c["step"], c["time_ns"], c["value"], strict=True)
         ]
+        firsts = {
+            key: first for key, c in series.items() if (first := min(c["step"])) < self._first_steps.get(key, _NEVER)
+        }
+        tiers = self._summary.of(series)
         async with self._db.write() as tx:
+            insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
             if rows:
-                insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
                 await tx.session.execute(insert(MetricRow).on_conflict_do_nothing(), rows)
+            if firsts:
+                found = [{**key._asdict(), "first_step": step} for key, step in firsts.items()]
+                await tx.session.execute(_first_step(insert(SeriesRow)), found)
+            if tiers:
+                await tx.session.execute(_widen(insert(TierRow)), [_tier_row(tier) for tier in tiers])
             for job_id in sorted(touched):
                 live = self._live.get(job_id)
                 if live is not None:
@@ -134,12 +150,51 @@ class MetricsWriter:
                     if live.progress is not None:
                         values["progress"] = live.progress
                     await tx.session.execute(update(JobRow).where(JobRow.id == job_id).values(**values))
+        self._summary.stored(tiers)
+        if len(self._first_steps) > MAX_REMEMBERED:
+            self._first_steps.clear()
+        self._first_steps.update(firsts)
         self._instruments.metric_points.inc(len(rows))
 
-    def _take_back(self, points: dict[str, dict[str, Points]], touched: set[str]) -> None:
+    def _take_back(self, points: _Gathered, touched: set[str]) -> None:
         newer, self._points = self._points, points
         self._touched |= touched
-        for job_id, series in newer.items():
-            for name, columns in series.items():
+        for series in newer.values():
+            for key, columns in series.items():
                 for step, time_ns, value in zip(columns["step"], columns["time_ns"], columns["value"], strict=True):
-                    self.add(job_id, name, step, time_ns, value)
+                    self.add(key, step, time_ns, value)
+
+
+def _tier_row(tier: Tier) -> dict[str, Any]:
+    low, high = tier.extremes.low, tier.extremes.high
+    return {
+        **tier.key._asdict(),
+        "level": tier.level,
+        "bucket": tier.bucket,
+        "low": low.value,
+        "low_time_ns": low.time_ns,
+        "low_step": low.step,
+        "high": -high.negated,
+        "high_time_ns": high.time_ns,
+        "high_step": high.step,
+    }
+
+
+def _first_step(insert: _Insert) -> _Insert:
+    lower = case(
+        (insert.excluded.first_step < SeriesRow.first_step, insert.excluded.first_step), else_=SeriesRow.first_step
+    )
+    return insert.on_conflict_do_update(index_elements=["job_id", "series", "attempt"], set_={"first_step": lower})
+
+
+def _widen(insert: _Insert) -> _Insert:
+    """Have a row that is there keep whichever extremes are further out, as `tiers.Extremes.joined` does."""
+    new = insert.excluded
+    values: dict[str, Any] = {}
+    for end, sign in (("low", 1), ("high", -1)):
+        names = (end, f"{end}_time_ns", f"{end}_step")
+        ours, theirs = ([getattr(row, name) for name in names] for row in (TierRow, new))
+        is_further = tuple_(theirs[0] * sign, *theirs[1:]) < tuple_(ours[0] * sign, *ours[1:])
+        values |= {name: case((is_further, b), else_=a) for name, a, b in zip(names, ours, theirs, strict=True)}
+    key = ["job_id", "series", "attempt", "level", "bucket"]
+    return insert.on_conflict_do_update(index_elements=key, set_=values)

@@ -46,6 +46,15 @@ class _Waiting(NamedTuple):
     subscription: int
 
 
+def append_points(waiting: dict[str, Points], points: Mapping[str, Points]) -> None:
+    """Append points to those of the same series."""
+    for name, series in points.items():
+        mine = waiting.setdefault(name, Points(step=[], time_ns=[], value=[]))
+        mine["step"] += series["step"]
+        mine["time_ns"] += series["time_ns"]
+        mine["value"] += series["value"]
+
+
 @dataclass(slots=True)
 class BrowserQueue:
     """The queue of one browser connection. `wake` is called whenever something new waits."""
@@ -82,12 +91,7 @@ class BrowserQueue:
 
     def put_metrics(self, subscription: int, points: Mapping[str, Points]) -> None:
         """Queue points behind those that wait."""
-        mine = self._metrics.setdefault(subscription, {})
-        for name, series in points.items():
-            waiting = mine.setdefault(name, Points(step=[], time_ns=[], value=[]))
-            waiting["step"] += series["step"]
-            waiting["time_ns"] += series["time_ns"]
-            waiting["value"] += series["value"]
+        append_points(self._metrics.setdefault(subscription, {}), points)
         self.wake()
 
     def put_log(self, wish: LogWish) -> None:
