@@ -24,12 +24,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--database-url", help="postgresql://… instead of SQLite in the state folder")
     parser.add_argument("--static-dir", type=Path, help="folder of the built dashboard")
     parser.add_argument("--log-format", choices=["console", "json"])
+    parser.add_argument("--tls-cert", type=Path, help="certificate chain (PEM): the server speaks HTTPS")
+    parser.add_argument("--tls-key", type=Path, help="private key of --tls-cert (PEM)")
+    parser.add_argument(
+        "--insecure", action="store_true", default=None, help="serve plain HTTP although other machines reach --host"
+    )
     given: dict[str, Any] = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
     try:
         settings = Settings(**given)
     except ValidationError as error:
         for item in error.errors():
-            print(f"penstock server: setting {'.'.join(map(str, item['loc']))}: {item['msg']}", file=sys.stderr)
+            name = ".".join(map(str, item["loc"])) or "of TLS"
+            print(f"penstock server: setting {name}: {item['msg']}", file=sys.stderr)
         return EXIT_USAGE
     return serve(settings)
 

@@ -8,7 +8,10 @@ browser that we support sends an Origin with those, so a missing one is refused.
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from collections.abc import Collection
+from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
@@ -25,6 +28,23 @@ def origin_allowed(origin: str | None, *, scheme: str, host: str | None, extra: 
         return False
     own = {"ws": "http", "wss": "https"}.get(scheme, scheme)
     return origin in extra or (host is not None and origin == f"{own}://{host}")
+
+
+def host_allowed(host: str | None, *, own: str, extra: Collection[str]) -> bool:
+    """Whether a request that names `host` may be meant for this server.
+
+    A page of another site can have its own name resolve to this machine, and then reads what the server answers: so a
+    name has to be known. An address is no name, and programs that send no Host are no browsers.
+    """
+    if not host:
+        return True
+    name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        known = {"localhost", own, socket.gethostname(), *extra}
+        return name in {one.lower() for one in known}
+    return True
 
 
 async def guard(conn: HTTPConnection) -> None:

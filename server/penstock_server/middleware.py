@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from urllib.parse import urlsplit
 
 import structlog
 from fastapi import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from penstock.version import __version__
+from penstock_server.guard import host_allowed
 from penstock_server.problems import response
 from penstock_server.runtime import Runtime
 from penstock_server.uuid7 import uuid7
@@ -32,6 +35,20 @@ _SECURITY: tuple[tuple[bytes, bytes], ...] = (
 )
 
 
+async def _misdirected(scope: Scope, receive: Receive, send: Send) -> None:
+    answer = response(
+        HTTPConnection(scope),
+        421,
+        "unknown_host",
+        "the request names a host that is not this server's",
+        hint="add the name to PENSTOCK_SERVER_ALLOWED_HOSTS, a JSON list",
+    )
+    if scope["type"] == "websocket":
+        await WebSocket(scope, receive, send).send_denial_response(answer)
+    else:
+        await answer(scope, receive, send)
+
+
 class Envelope:
     """The outermost layer."""
 
@@ -47,10 +64,21 @@ class Envelope:
         request_id = given.decode() if _REQUEST_ID.match(given) else uuid7()
         scope["penstock.request_id"] = request_id
         with structlog.contextvars.bound_contextvars(request_id=request_id):
-            if scope["type"] == "websocket":
+            if b"authorization" not in headers and not self._is_meant(scope, headers):
+                await _misdirected(scope, receive, send)
+            elif scope["type"] == "websocket":
                 await self._app(scope, receive, send)
             else:
                 await self._http(scope, receive, send, request_id)
+
+    def _is_meant(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        settings = scope["app"].state.runtime.settings
+        names = [urlsplit(origin).hostname or "" for origin in settings.allowed_origins]
+        given = headers.get(b"host", b"").decode("latin-1")
+        try:
+            return host_allowed(given, own=settings.host, extra=[*settings.allowed_hosts, *names])
+        except ValueError:  # brackets that are no address
+            return False
 
     async def _http(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         status, started = 500, time.perf_counter()

@@ -11,14 +11,17 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import structlog
 import uvicorn
 
-from penstock.compat.uvicorn import SignalFreeServer, WebSocketProtocol
+from penstock.compat.uvicorn import HttpProtocol, SignalFreeServer, WebSocketProtocol
 from penstock.errors import PenstockError, Unavailable
-from penstock.machine.network import family_of
+from penstock.machine.network import family_of, only_loopback
 from penstock.protocol.frames import MAX_FRAME_BYTES
+from penstock_server.admission import BACKLOG, AcceptErrors, Admission, room_for_connections
 from penstock_server.app import app_of
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
@@ -26,6 +29,7 @@ from penstock_server.statedir import write_address
 
 EXIT_OK, EXIT_UNAVAILABLE = 0, 6
 _STOP_S = 5
+MAX_HEAD_BYTES = 64 << 10
 
 log = structlog.get_logger(__name__)
 
@@ -34,12 +38,23 @@ def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. A cause that a person can mend is one line on stderr."""
     configure_logging(settings)
     try:
+        check_exposure(settings)
         with _bound(settings) as listener:
             asyncio.run(_serve(settings, listener))
     except PenstockError as error:
         print(f"penstock server: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
     return EXIT_OK
+
+
+def check_exposure(settings: Settings) -> None:
+    """Raise Unavailable if tokens would cross a network in clear text, and nobody said that they may."""
+    if settings.tls_cert is not None or settings.insecure or only_loopback(settings.host):
+        return
+    raise Unavailable(
+        f"{settings.host} can be reached from other machines, and without TLS whoever is on the way reads every token. "
+        "Give --tls-cert and --tls-key; or, if the network is trusted or a proxy has the TLS, --insecure."
+    )
 
 
 @contextmanager
@@ -69,13 +84,20 @@ def _cannot_listen(settings: Settings, error: Exception) -> Unavailable:
 
 def make_server(runtime: Runtime) -> uvicorn.Server:
     """Return a server over an open runtime; it takes no signals by itself."""
+    settings = runtime.settings
+    admission = Admission(settings.request_head_s, room_for_connections())
     config = uvicorn.Config(
         app_of(runtime),
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
+        http=cast("type[asyncio.Protocol]", partial(HttpProtocol, admission)),  # called, and nothing else
         ws=WebSocketProtocol,
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
         ws_per_message_deflate=False,
         ws_max_size=MAX_FRAME_BYTES + (1 << 20),
         timeout_graceful_shutdown=_STOP_S,
@@ -84,10 +106,12 @@ def make_server(runtime: Runtime) -> uvicorn.Server:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
+    asyncio.get_running_loop().set_exception_handler(AcceptErrors())
     async with open_runtime(settings) as runtime:
         server = make_server(runtime)
         host, port = listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if settings.tls_cert is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         write_address(settings.state_dir, url)
         log.info("server listens", url=url, state_dir=str(settings.state_dir))
         _stop_on_signals(server)

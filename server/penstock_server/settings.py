@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -25,6 +25,14 @@ class Settings(BaseSettings):
     allowed_origins: list[str] = Field(
         default_factory=list, description="further origins a browser may use, e.g. https://penstock.example.org"
     )
+    allowed_hosts: list[str] = Field(
+        default_factory=list,
+        description="further names of this server that a browser may use, e.g. penstock.example.org",
+    )
+    tls_cert: Path | None = Field(None, description="certificate chain (PEM); with it the server speaks HTTPS")
+    tls_key: Path | None = Field(None, description="private key of tls_cert (PEM)")
+    insecure: bool = Field(False, description="serve plain HTTP although other machines can reach the address")
+    request_head_s: float = Field(10.0, gt=0, description="how long a connection may take for the head of a request")
 
     lease_ttl_s: float = Field(15.0, gt=0)
     grace_s: float = Field(60.0, ge=0, description="how long replicas outlive a lost lease")
@@ -44,6 +52,12 @@ class Settings(BaseSettings):
 
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Settings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key are given together, or neither")
+        return self
 
     @property
     def url(self) -> str:

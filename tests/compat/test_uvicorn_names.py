@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,11 @@ class Application:
 
 
 @asynccontextmanager
-async def serving(application: Application) -> AsyncIterator[int]:
+async def serving(application: Application, **options: Any) -> AsyncIterator[int]:
     """Serve on a free port of this host until the block ends."""
     config = uvicorn.Config(
         application, lifespan="off", log_config=None, ws=private.WebSocketProtocol, ws_per_message_deflate=False,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=1, **options,
     )  # fmt: skip
     server = private.SignalFreeServer(config)
     with socket.socket() as listener:
@@ -100,7 +101,50 @@ async def _signals_stay_those_of_the_process() -> None:
     assert application.handlers == before
 
 
+class Admission:
+    """Notes what connections report."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[object, ...]] = []
+
+    def opened(self, connection: private.HttpProtocol, num_open: int) -> None:
+        self.seen.append(("opened", num_open))
+
+    def closed(self, connection: private.HttpProtocol) -> None:
+        self.seen.append(("closed",))
+
+    def received(self, connection: private.HttpProtocol, *, waits: bool, sends: bool, num_bytes: int) -> None:
+        self.seen.append((waits, sends, num_bytes))
+        if num_bytes == len(_BODY[1]):
+            connection.end()
+
+
+_BODY = (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\n", b"ab")
+
+
+async def _connections_report_what_peers_send() -> None:
+    admission = Admission()
+    application = Application(b"hello")
+    async with serving(application, http=partial(private.HttpProtocol, admission)) as port:
+        async with connect(f"ws://127.0.0.1:{port}/") as websocket:
+            assert await websocket.recv() == b"hello"
+            assert admission.seen[0] == ("opened", 1) and admission.seen[-1] == ("closed",)
+        admission.seen.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with suppress(OSError):
+            for part in (b"POST", _BODY[0][4:], _BODY[1]):
+                writer.write(part)
+                await writer.drain()
+                await asyncio.sleep(0.05)
+            assert await reader.read() in (b"", b"Internal Server Error")
+        writer.close()
+    states = [entry[:2] for entry in admission.seen if len(entry) == 3]
+    assert states[0] == (True, False) and (False, True) in states
+    assert admission.seen[-1] == ("closed",)
+
+
 CONTRACTS = {
+    "HttpProtocol": _connections_report_what_peers_send,
     "WebSocketProtocol": _a_stalled_peer_holds_up_data_and_no_end,
     "SignalFreeServer": _signals_stay_those_of_the_process,
 }

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,13 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def serving(state_dir: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Start a server in which torch cannot be imported; yield it and its address."""
+def serving(
+    state_dir: Path, *arguments: str, before: Sequence[str] = (), **environ: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Start a server in which torch cannot be imported; yield it and its address. `before`: a command that runs it."""
     log = state_dir.with_suffix(".log").open("wb")
-    process = subprocess.Popen(command(state_dir, "--port", "0", *arguments), stderr=log, env=environment())
+    line = [*before, *command(state_dir, "--port", "0", *arguments)]
+    process = subprocess.Popen(line, stderr=log, env={**environment(), **environ})
     try:
         yield process, _address(process, state_dir)
     finally:

@@ -19,6 +19,9 @@ def up(
     port: Port = 7080,
     state_dir: StateDir = None,
     no_agent: Annotated[bool, typer.Option("--no-agent", help="start the server alone")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="serve plain HTTP although other machines can reach --host")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run a server and a local agent until stopped (Ctrl-C or SIGTERM); that ends all running jobs' processes too."""
@@ -29,7 +32,9 @@ def up(
     try:
         with (
             stopped_by_signal(),
-            Stack(state_dir or home(), host=host, port=port, agent=not no_agent, environ=os.environ) as stack,
+            Stack(
+                state_dir or home(), host=host, port=port, agent=not no_agent, environ=os.environ, insecure=insecure
+            ) as stack,
         ):
             link = stack.login_link()
             emit_json({"url": stack.url, "login_link": link}) if json else print(f"Penstock: {link}", flush=True)

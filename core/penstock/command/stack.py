@@ -51,11 +51,14 @@ class Stack:
     Both run in `environ`, without the address and the token that are for commands.
     """
 
-    def __init__(self, state_dir: Path, *, host: str, port: int, agent: bool, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, state_dir: Path, *, host: str, port: int, agent: bool, environ: Mapping[str, str], insecure: bool = False
+    ) -> None:
         self._state_dir = state_dir
         self._host = host
         self._port = port
         self._with_agent = agent
+        self._options = ["--insecure"] if insecure else []
         self._server: group.LoggedGroup | None = None
         self._agent: group.LoggedGroup | None = None
         self._environ = {name: value for name, value in environ.items() if name not in (URL.name, TOKEN.name)}
@@ -79,7 +82,7 @@ class Stack:
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         server_dir = self._state_dir / "server"
         argv = ["-m", "penstock_server", "--host", self._host, "--port", str(self._port), "--state-dir"]
-        self._server = self._child("server", [*argv, str(server_dir)], {})
+        self._server = self._child("server", [*argv, str(server_dir), *self._options], {})
         self.url = self._until_ready(self._server, server_dir)
         token_file = server_dir / "admin.token"
         self.client = Client(self.url, token=token_file.read_text(encoding="utf-8").strip())

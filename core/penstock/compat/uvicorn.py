@@ -6,14 +6,71 @@ torch. Imported by `penstock_server` alone: the library runs without uvicorn's p
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
+import h11
 import uvicorn
+from uvicorn.protocols.http import h11_impl as _h11
 from uvicorn.protocols.websockets import websockets_sansio_impl as _sansio
 
 _LINGER_S = 10.0
+
+
+class _Admission(Protocol):
+    """Which connections may stay. `sends`: part of a request has come, and more has to."""
+
+    def opened(self, connection: HttpProtocol, num_open: int) -> None: ...
+
+    def closed(self, connection: HttpProtocol) -> None: ...
+
+    def received(self, connection: HttpProtocol, *, waits: bool, sends: bool, num_bytes: int) -> None: ...
+
+
+class HttpProtocol(_h11.H11Protocol):
+    """Reports to an admission what its peer has sent; uvicorn waits for the rest of a request for ever.
+
+    Its first argument is given with `functools.partial`. A connection that becomes a websocket is reported as closed.
+    """
+
+    def __init__(self, admission: _Admission, **options: Any) -> None:
+        super().__init__(**options)
+        self._admission = admission
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin with a connection that has sent nothing."""
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        self._admission.opened(self, len(self.connections))
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the peer."""
+        super().data_received(data)
+        self._report(len(data))
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request."""
+        super().on_response_complete()
+        self._report(0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._admission.closed(self)
+        super().connection_lost(exc)
+
+    def end(self) -> None:
+        """Close the connection without an answer."""
+        self.transport.abort()
+
+    def _report(self, num_bytes: int) -> None:
+        if self not in self.connections:  # it is a websocket by now
+            self._admission.closed(self)
+            return
+        state = self.conn.their_state
+        waits, sends = state is h11.IDLE, state is h11.SEND_BODY
+        self._admission.received(self, waits=waits, sends=sends, num_bytes=num_bytes)
 
 
 class WebSocketProtocol(_sansio.WebSocketsSansIOProtocol):

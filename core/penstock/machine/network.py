@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 
@@ -24,6 +25,15 @@ def family_of(host: str) -> socket.AddressFamily:
         reason = f"{host} has IPv6 addresses alone, and this machine has no IPv6: {capability('ipv6').detail}"
         raise OSError(errno.EAFNOSUPPORT, reason)
     return socket.AF_INET6
+
+
+def only_loopback(host: str) -> bool:
+    """Whether nothing but this machine reaches what listens at `host`. A name that does not resolve counts as such."""
+    try:
+        found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return True
+    return all(ipaddress.ip_address(info[4][0]).is_loopback for info in found)
 
 
 @probe("ipv6", fallback="IPv4")
