@@ -19,7 +19,7 @@ from penstock_server.services.series import min_max
 from penstock_server.streams.live import LiveJob
 from penstock_server.streams.logstore import LogStore, whole_characters
 from penstock_server.streams.queue import BrowserQueue
-from penstock_server.streams.recorder import Recorder
+from penstock_server.streams.recorder import MAX_FILES, MAX_READ, Recorder
 from penstock_server.streams.segments import MAGIC, Segments
 
 
@@ -44,7 +44,7 @@ def test_frames_are_read_back_after_a_restart_in_order(tmp_path: Path) -> None:
     write(store, frames)
     store.close()
     again = segments(tmp_path)
-    assert len(list(tmp_path.glob("*.seg"))) > 1
+    assert num_files(tmp_path, "*.seg") > 1
     assert list(again.read(again.entries)) == frames
     chosen = again.select(stream=1, kinds={Kind.OP_SUMS}, after_seq=57, limit_bytes=1 << 20)
     assert [entry.seq for entry in chosen] == [58, 59]
@@ -155,6 +155,52 @@ def test_foreign_file_is_left_alone(tmp_path: Path) -> None:
     assert store.entries == []
     write(store, [frame(0)])
     assert (tmp_path / "000001.seg").read_bytes().startswith(b"something else")
+
+
+def num_files(folder: Path, pattern: str) -> int:
+    return len(list(folder.glob(pattern)))
+
+
+@pytest.mark.asyncio
+async def test_more_recording_jobs_than_files_do_not_thrash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    whole = Segments.__init__
+
+    def counted(self: Segments, folder: Path, **given: int) -> None:
+        opened.append(folder)
+        whole(self, folder, **given)
+
+    monkeypatch.setattr(Segments, "__init__", counted)
+    recorder = Recorder(tmp_path, segment_bytes=1 << 16, quota_bytes=1 << 24)
+    num_jobs = MAX_FILES + 40
+    for seq in range(5):
+        for job in range(num_jobs):
+            data = frame(seq, stream=job)
+            await recorder.append(f"job{job}", decode_header(data), data)
+    assert len(opened) == num_jobs  # each was looked at once
+    assert num_files(tmp_path, "*/segments/*.seg") == num_jobs
+    for job in (0, num_jobs - 1):
+        assert [decode_header(one).seq for one in await recorder.last(f"job{job}", {Kind.OP_SUMS}, 1 << 20)] == [
+            *range(5)
+        ]
+    for job in range(num_jobs):
+        recorder.release(f"job{job}")
+    data = frame(9, stream=0)
+    await recorder.append("job0", decode_header(data), data)
+    assert num_files(tmp_path, "job0/segments/*.seg") == 2
+    recorder.close()
+
+
+@pytest.mark.asyncio
+async def test_reading_many_ended_jobs_closes_none_that_is_recorded(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, segment_bytes=1 << 16, quota_bytes=1 << 24)
+    for seq in range(2):
+        data = frame(seq)
+        await recorder.append("live", decode_header(data), data)
+        for job in range(MAX_READ + 5):
+            assert await recorder.last(f"ended{job}", {Kind.OP_SUMS}, 1 << 20) == []
+    assert num_files(tmp_path, "live/segments/*.seg") == 1
+    recorder.close()
 
 
 @given(st.binary(min_size=1, max_size=80), st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=30))

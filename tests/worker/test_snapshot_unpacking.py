@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,36 @@ def test_a_cached_snapshot_is_fetched_once_unless_damaged(tmp_path: Path) -> Non
     assert calls == [sha]
     path.write_bytes(b"broken")
     assert cache.fetch(sha).read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_bomb_in_a_header_is_refused_before_it_is_read(tmp_path: Path, kind: bytes) -> None:
+    size = 64 << 20
+    with gzip.open(tmp_path / "s.tar.gz", "wb", compresslevel=1) as file:
+        file.write(member("header", kind=kind, size=size).tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(size >> 20):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpecError, match="describes a file with"):
+            snapshots.unpack(tmp_path / "s.tar.gz", tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_headers_without_end_are_refused(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "s.tar.gz", "wb") as file:
+        for _ in range(3000):  # each is read within the reading of the one before it
+            file.write(member("header", kind=tarfile.XGLTYPE, size=512).tobuf(tarfile.USTAR_FORMAT))
+            file.write(b"12 path=name\n".ljust(512, b"\0"))
+    with pytest.raises(SpecError, match="cannot be unpacked"):
+        snapshots.unpack(tmp_path / "s.tar.gz", tmp_path)
+
+
+def test_long_names_are_unpacked(tmp_path: Path) -> None:
+    name = "/".join(["d" * 120] * 4) + "/ünïcode.txt"
+    target = tmp_path / "work"
+    target.mkdir()
+    snapshots.unpack(archive(tmp_path / "s.tar.gz", member(name, size=3)), target)
+    assert (target / name).read_bytes() == b"xxx"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,9 @@ from penstock.errors import PeerError, SpecError
 
 MAX_UNPACKED_BYTES = 1 << 30
 MAX_MEMBERS = 100_000
+MAX_STREAM_BYTES = 2 * MAX_UNPACKED_BYTES
+MAX_HEADER_BYTES = 64 << 10
+"""Of what describes one member: tarfile reads it whole, before anything of it is known. Contents come in less."""
 
 
 class SnapshotCache:
@@ -34,6 +40,33 @@ class SnapshotCache:
         return path
 
 
+class _Bounded(io.RawIOBase):
+    """A decompressed stream for tarfile. Raises SpecError for a read that no honest archive makes."""
+
+    def __init__(self, content: gzip.GzipFile) -> None:
+        super().__init__()
+        self._content = content
+
+    def read(self, size: int = -1) -> bytes:
+        """Read up to `size` bytes; tarfile asks for what a header says."""
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise SpecError(
+                f"the snapshot describes a file with {size} bytes; expected at most {MAX_HEADER_BYTES}. "
+                "Was it made by 'penstock submit'?"
+            )
+        return self._content.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place of the stream, at the cost of decompressing what lies before it."""
+        if offset > MAX_STREAM_BYTES:
+            raise SpecError(f"the snapshot unpacks to more than {MAX_STREAM_BYTES >> 20} MiB")
+        return self._content.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the place in the stream."""
+        return self._content.tell()
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, lower-case hex."""
     with path.open("rb") as file:
@@ -46,7 +79,7 @@ def unpack(archive: Path, target: Path) -> None:
     Raises SpecError if the archive is damaged, unsafe or too large; `target` may then hold a part of it.
     """
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with gzip.open(archive) as content, tarfile.open(fileobj=_Bounded(content), mode="r:") as tar:
             size = count = 0
             for member in tar:
                 size, count = size + member.size, count + 1
@@ -56,5 +89,6 @@ def unpack(archive: Path, target: Path) -> None:
                         "leave data out of the workdir (.penstockignore)"
                     )
                 tar.extract(member, target, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+                member.pax_headers.clear()  # the archive keeps its members, and they these
+    except (tarfile.TarError, EOFError, OSError, RecursionError, zlib.error) as error:
         raise SpecError(f"the snapshot cannot be unpacked: {error}") from error

@@ -1,4 +1,8 @@
-"""Segment files by job, opened when needed. A disk that fails costs the recording, never the live view."""
+"""Segment files by job, opened when needed. A disk that fails costs the recording, never the live view.
+
+A job that is being recorded keeps its index until it ends, however many there are: to read it again costs a pass over
+all of its files. Of the others, and of open files, the ones used last are kept.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,10 @@ from penstock_server.streams.segments import Segments
 log = structlog.get_logger(__name__)
 
 
-MAX_OPEN = 64
+MAX_READ = 64
+"""Indices of jobs that are not being recorded."""
+MAX_FILES = 64
+"""Files open for writing; a job beyond them costs an open and a close for each run of frames."""
 
 
 class Recorder:
@@ -25,7 +32,9 @@ class Recorder:
 
     def __init__(self, root: Path, *, segment_bytes: int, quota_bytes: int) -> None:
         self._root, self._segment_bytes, self._quota_bytes = root, segment_bytes, quota_bytes
-        self._jobs: dict[str, Segments] = {}
+        self._jobs: dict[str, Segments] = {}  # by last use
+        self._writing: dict[str, None] = {}  # jobs with an open file, by last use
+        self._recorded: set[str] = set()
         self._opening: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._waiting: Counter[str] = Counter()  # calls of `_of` by job
         self._ended: set[str] = set()  # to be released when no call of `_of` is left
@@ -34,7 +43,12 @@ class Recorder:
     async def append(self, job_id: str, header: Header, frame: bytes) -> None:
         """Append a frame to its job's recording."""
         try:
-            (self._jobs.get(job_id) or await self._of(job_id)).append(header, frame)
+            segments = self._jobs.get(job_id) if job_id in self._recorded else None
+            (segments or await self._of(job_id, records=True)).append(header, frame)
+            self._writing.pop(job_id, None)
+            self._writing[job_id] = None
+            if len(self._writing) > MAX_FILES:
+                self._pause(next(iter(self._writing)))
         except OSError:
             if job_id not in self._failed:
                 self._failed.add(job_id)
@@ -68,7 +82,14 @@ class Recorder:
         else:
             self._close(job_id)
 
+    def _pause(self, job_id: str) -> None:
+        del self._writing[job_id]
+        if job_id in self._jobs:
+            self._jobs[job_id].pause()
+
     def _close(self, job_id: str) -> None:
+        self._recorded.discard(job_id)
+        self._writing.pop(job_id, None)
         segments = self._jobs.pop(job_id, None)
         if segments is not None:
             segments.close()
@@ -78,11 +99,14 @@ class Recorder:
         for job_id in list(self._jobs):
             self._close(job_id)
 
-    async def _of(self, job_id: str) -> Segments:
+    async def _of(self, job_id: str, *, records: bool = False) -> Segments:
         """Return a job's recording. Its files, which may be hundreds of MiB, are read beside the event loop."""
         self._waiting[job_id] += 1
         try:
-            return await self._opened(job_id)
+            found = await self._opened(job_id)
+            if records:
+                self._recorded.add(job_id)
+            return found
         finally:
             self._waiting -= Counter([job_id])  # drops a count of zero
             if job_id in self._ended and job_id not in self._waiting:
@@ -97,7 +121,10 @@ class Recorder:
                 found = await asyncio.to_thread(
                     Segments, folder, segment_bytes=self._segment_bytes, quota_bytes=self._quota_bytes
                 )
-                while len(self._jobs) >= MAX_OPEN:
-                    self._close(next(iter(self._jobs)))
-                self._jobs[job_id] = found
+                others = [one for one in self._jobs if one not in self._recorded]
+                for one in others[: max(0, len(others) - MAX_READ + 1)]:
+                    self._close(one)
+            else:
+                del self._jobs[job_id]
+            self._jobs[job_id] = found
             return found

@@ -54,6 +54,7 @@ class Segments:
         self._sizes: dict[int, int] = {}
         self.entries: list[SegmentEntry] = []
         self._fd: int | None = None
+        self._paused = False
         self._current = 0
         for path in sorted(folder.glob("*.seg")) if folder.is_dir() else ():
             self._current = max(self._current, int(path.stem))
@@ -63,6 +64,8 @@ class Segments:
     def append(self, header: Header, frame: bytes) -> SegmentEntry:
         """Append one frame. Raises OSError when the disk does."""
         needed = RECORD.size + len(frame)
+        if self._paused:
+            self._resume()
         if self._fd is None or self._sizes[self._current] + needed > self._segment_bytes:
             self._begin()
         assert self._fd is not None
@@ -142,9 +145,22 @@ class Segments:
 
     def close(self) -> None:
         """Close the file that is being written; the next append begins a new one."""
+        self.pause()
+        self._paused = False
+
+    def pause(self) -> None:
+        """Close the file that is being written; the next append opens it again."""
         if self._fd is not None:
             os.close(self._fd)
-            self._fd = None
+            self._fd, self._paused = None, True
+
+    def _resume(self) -> None:
+        path, self._paused = self._path(self._current), False
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if os.fstat(fd).st_size == self._sizes[self._current]:
+            self._fd = fd
+        else:  # not ours alone: a new file is safe
+            os.close(fd)
 
     def _begin(self) -> None:
         self.close()
