@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
@@ -37,6 +38,7 @@ log = structlog.get_logger(__name__)
 def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. A cause that a person can mend is one line on stderr."""
     configure_logging(settings)
+    os.umask(0o077)  # the database, logs and telemetry are for nobody else
     try:
         check_exposure(settings)
         with _bound(settings) as listener:

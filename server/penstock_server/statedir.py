@@ -14,6 +14,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from penstock.errors import Unavailable
+from penstock.process.private import make_private
+
+FILES = frozenset({"server.lock", "server.json", "admin.token", "pepper.key", "penstock.db", "jobs", "snapshots"})
+"""Of these one is there in a folder that a server used before."""
 
 
 @contextmanager
@@ -22,7 +26,7 @@ def locked(folder: Path) -> Iterator[Path]:
     path = folder / "server.lock"
     lock = FileLock(path, mode=0o600, blocking=False, thread_local=False)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder, FILES)
         lock.acquire()
     except Timeout as error:
         raise Unavailable(
@@ -30,11 +34,15 @@ def locked(folder: Path) -> Iterator[Path]:
             "Stop that one, or name another folder with --state-dir."
         ) from error
     except OSError as error:
+        if isinstance(error, PermissionError) and not error.filename:
+            raise Unavailable(str(error)) from error
         raise Unavailable(
             f"cannot use the state folder {folder}: {error.strerror}. Name another with --state-dir."
         ) from error
     try:
         path.write_text(f"{os.getpid()}\n")
+        for file in folder.glob("penstock.db*"):  # a server of before may have made it when others could look in
+            file.chmod(0o600)
         yield folder
     finally:
         lock.release()

@@ -110,9 +110,9 @@ class Server:
                     reader.cancel()
 
     @asynccontextmanager
-    async def browser(self) -> AsyncIterator[FakeBrowser]:
+    async def browser(self, token: str | None = None) -> AsyncIterator[FakeBrowser]:
         """Connect a browser that reads everything."""
-        async with self.connect("/api/v1/stream", self.admin) as ws:
+        async with self.connect("/api/v1/stream", token or self.admin) as ws:
             browser = FakeBrowser(ws)
             async with asyncio.TaskGroup() as group:
                 reader = group.create_task(browser.read())

@@ -19,9 +19,13 @@ from filelock import FileLock, Timeout
 
 from penstock.client import AuthError, Conflict
 from penstock.errors import PenstockError, SpecError, Unavailable
+from penstock.process.private import make_private
 from penstock.settings import JOIN_TOKEN
 from penstock_worker import identity, lease, pilot
 from penstock_worker.agent import Agent, Settings
+
+FILES = frozenset({"node.json", "agent.lock", "lease.json", "replicas", "snapshots"})
+"""Of these one is there in a folder that an agent used before."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,12 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     state_dir: Path = arguments.state_dir.expanduser().absolute()
+    hidden = tuple(path.expanduser().absolute() for path in arguments.hide)
     status = 0
     try:
         terms = _terms(arguments)
         with _only_one(state_dir):
             identity = _identity(arguments, state_dir)
-            asyncio.run(_serve(Agent(identity, Settings(state_dir, arguments.grace_s, terms))))
+            asyncio.run(_serve(Agent(identity, Settings(state_dir, arguments.grace_s, terms, hidden))))
     except* PenstockError as group:  # the agent's task group wraps what its tasks raise
         error = _first(group)
         print(f"penstock agent: {error}", file=sys.stderr)
@@ -53,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--once", action="store_true", help="take one job, and leave when it is over")
     parser.add_argument("--ttl", type=_positive, metavar="S", help="leave after so many seconds: drain, then preempt")
     parser.add_argument("--drain", type=_positive, metavar="S", help="of them, how many to take no new job in")
+    parser.add_argument(
+        "--hide", type=Path, action="append", default=[], help="a path that jobs do not see, such as a server's state"
+    )
     return parser
 
 
@@ -86,7 +94,10 @@ def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identi
 @contextmanager
 def _only_one(state_dir: Path) -> Iterator[None]:
     """Hold the state folder's lock. Raises Conflict if another agent has it."""
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        make_private(state_dir, FILES)
+    except PermissionError as error:
+        raise SpecError(str(error)) from error
     path = state_dir / "agent.lock"
     try:
         with FileLock(path, blocking=False):

@@ -43,7 +43,7 @@ from penstock.settings import NODE_ADDRESS
 from penstock.version import __version__
 from penstock_worker import lease, messages, pilot, ports, statedirs
 from penstock_worker.background import in_thread
-from penstock_worker.identity import Identity
+from penstock_worker.identity import FILE, Identity
 from penstock_worker.outgoing import Outgoing
 from penstock_worker.reconcile import Forget, Life, Observed, Start, Stop, reconcile
 from penstock_worker.replica import Replica, load
@@ -64,11 +64,13 @@ class Settings:
     """`grace_s`: overrides the server's grace (for tests and for nodes that must stop sooner).
 
     `pilot`: of an agent that another scheduler runs for a while.
+    `hidden`: what replicas are not to see, besides the node's token.
     """
 
     state_dir: Path
     grace_s: float | None = None
     pilot: pilot.Terms | None = None
+    hidden: tuple[Path, ...] = ()
 
 
 class Agent:
@@ -169,7 +171,7 @@ class Agent:
                 case Start(desired):
                     replica = self._replica(desired)
                     self._replicas[desired.replica_id] = replica
-                    self._watch(replica, replica.run(self._cache, self._lease_path, self._lease.end))
+                    self._watch(replica, self._run(replica))
                 case Stop(replica_id):
                     self._replicas[replica_id].stop()
                 case Forget(replica_id):
@@ -177,6 +179,10 @@ class Agent:
                     self._work.pop(replica_id, None)
 
         self._remove_state()
+
+    def _run(self, replica: Replica) -> Coroutine[None, None, None]:
+        hidden = (*self._settings.hidden, self._settings.state_dir / FILE)
+        return replica.run(self._cache, self._lease_path, self._lease.end, hidden=hidden)
 
     def _remove_state(self) -> None:
         """Remove what pservers of jobs that are over left here, beside the event loop: it may be much."""

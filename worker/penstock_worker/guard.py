@@ -26,12 +26,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.process import proc
+from penstock.process.hiding import hide
 from penstock_worker import lease
 
 ORDER, STARTED, EXIT, LOG, LOCK = "guard-order.json", "guard.json", "exit.json", "log", "guard.lock"
@@ -43,7 +44,10 @@ SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to run. `lease`: path of the lease file, or ''; `lease_end`: boot time of its end, until it is read."""
+    """What to run. `lease`: path of the lease file, or ''; `lease_end`: boot time of its end, until it is read.
+
+    `hidden`: paths that it is not to see.
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -51,6 +55,7 @@ class Order:
     stop_grace_s: float
     lease: str
     lease_end: float
+    hidden: list[str] = field(default_factory=list)
 
 
 class Phase(Enum):
@@ -235,9 +240,10 @@ def _spawn(order: Order, log: Path) -> tuple[int, Outcome | None]:
         return 0, Outcome(127, detail=wrong)
     reader, writer = os.pipe()  # closed by a successful exec
     end_with_guard = proc.end_with_parent(signal.SIGKILL)  # without the guard nothing heeds the lease
+    without_secrets = hide(order.hidden) if order.hidden else None
     pid = os.fork()
     if pid == 0:
-        _become(order, log, writer, end_with_guard)
+        _become(order, log, writer, end_with_guard, without_secrets)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         failed = pipe.read()
@@ -258,7 +264,13 @@ def _unusable(order: Order) -> str:
     return ""
 
 
-def _become(order: Order, log: Path, writer: int, end_with_guard: Callable[[], None]) -> NoReturn:
+def _become(
+    order: Order,
+    log: Path,
+    writer: int,
+    end_with_guard: Callable[[], None],
+    without_secrets: Callable[[], str] | None,
+) -> NoReturn:
     """In the forked child: turn into the entrypoint, or report the error number and end."""
     try:
         os.setsid()
@@ -269,6 +281,9 @@ def _become(order: Order, log: Path, writer: int, end_with_guard: Callable[[], N
         output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        wrong = "" if without_secrets is None else without_secrets()
+        if wrong:
+            os.write(2, f"penstock: this job can read the files of its agent and server: {wrong}\n".encode())
         os.chdir(order.cwd)
         os.execvpe(order.argv[0], order.argv, order.env)
     except OSError as error:

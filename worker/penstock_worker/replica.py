@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,15 @@ class Replica:
         self._stop_signal = signal.SIGTERM
         self._changed = changed
 
-    async def run(self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float) -> None:
+    async def run(
+        self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float, *, hidden: Sequence[Path] = ()
+    ) -> None:
         """Prepare, start and watch a new replica until it has ended. Never raises for what the job did.
 
         Cancelled before there is a guard, the replica has ended; later, it goes on and only the watching ends.
         """
         try:
-            await self._prepare(cache, lease_path, lease_end)
+            await self._prepare(cache, lease_path, lease_end, hidden)
         except asyncio.CancelledError:
             await self._end(_exit("KILLED", None, NEVER_STARTED))
             raise
@@ -102,7 +104,9 @@ class Replica:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         await self._end(_exit("EXITED", PREPARE_FAILED, detail))
 
-    async def _prepare(self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float) -> None:
+    async def _prepare(
+        self, cache: snapshots.SnapshotCache, lease_path: Path, lease_end: float, hidden: Sequence[Path]
+    ) -> None:
         work = self.folder / WORK
         work.mkdir(mode=0o700, parents=True)
         self.folder.chmod(0o700)
@@ -136,6 +140,7 @@ class Replica:
             "stop_grace_s": self.desired.stop_grace_s,
             "lease": str(lease_path) if self.desired.on_disconnect == "stop" else "",
             "lease_end": lease_end,
+            "hidden": [str(path) for path in hidden],
         }
         lease.write_json(self.folder / guard.ORDER, order)
 

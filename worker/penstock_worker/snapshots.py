@@ -89,6 +89,6 @@ def unpack(archive: Path, target: Path) -> None:
                         "leave data out of the workdir (.penstockignore)"
                     )
                 tar.extract(member, target, filter="data")
-                member.pax_headers.clear()  # the archive keeps its members, and they these
+                member.pax_headers = {}  # the archive keeps its members, and they these
     except (tarfile.TarError, EOFError, OSError, RecursionError, zlib.error) as error:
         raise SpecError(f"the snapshot cannot be unpacked: {error}") from error

@@ -93,6 +93,7 @@ class Stack:
 
     def _start_agent(self) -> None:
         argv = ["-m", "penstock_worker", "--url", self.url, "--state-dir", str(self._state_dir / "agent")]
+        argv += ["--hide", str(self._state_dir / "server")]
         kept = self._state_dir / "agent" / "node.json"
         secrets = {JOIN_TOKEN.name: self.client.join_token()["token"]}
         if kept.exists() and json.loads(kept.read_text(encoding="utf-8"))["url"] == self.url:

@@ -14,6 +14,7 @@ from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.deps import Asker, PageSize, PageToken, Server
 from penstock_server.schemas import api
 from penstock_server.services.pages import DEFAULT_SIZE
+from penstock_server.services.views import for_reader
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
@@ -40,20 +41,22 @@ async def submit_job(
 @scoped("read")
 async def list_jobs(
     server: Server,
+    asker: Asker,
     state: JobState | None = None,
     name: str | None = None,
     page_size: PageSize = DEFAULT_SIZE,
     page_token: PageToken = None,
 ) -> api.Page[api.Job]:
     """List jobs, newest first."""
-    return await server.jobs.page(state=state, name=name, size=page_size, token=page_token)
+    page = await server.jobs.page(state=state, name=name, size=page_size, token=page_token)
+    return api.Page(items=[for_reader(job, asker) for job in page.items], next_page_token=page.next_page_token)
 
 
 @router.get("/jobs/{job_id}", operation_id="getJob")
 @scoped("read")
-async def get_job(server: Server, job_id: str) -> api.Job:
-    """Return one job."""
-    return await server.jobs.get(job_id)
+async def get_job(server: Server, asker: Asker, job_id: str) -> api.Job:
+    """Return one job. Values of `env` that look like secrets are masked; all of them without the scope `submit`."""
+    return for_reader(await server.jobs.get(job_id), asker)
 
 
 @router.post("/jobs/{job_id}:cancel", status_code=202, operation_id="cancelJob")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from penstock.errors import PeerError
@@ -22,6 +24,8 @@ from penstock_server.auth.principal import scoped
 from penstock_server.guard import principal_of
 from penstock_server.routers.deps import runtime_of
 from penstock_server.runtime import Runtime
+from penstock_server.schemas import api
+from penstock_server.secrecy import SEES_ENV, without_env
 from penstock_server.streams.browser import MAX_REPLAY_BYTES, Browser, SlowBrowser, replay
 from penstock_server.streams.hub import SHOWN, Subscription
 from penstock_server.streams.queue import SLOW, LogWish
@@ -39,7 +43,8 @@ async def stream(socket: WebSocket) -> None:
     """Serve one browser until it leaves or is too slow."""
     runtime = runtime_of(socket)
     await socket.accept()
-    browser = Browser(socket, runtime.settings, runtime.clock, hub=runtime.hub, logs=runtime.logs)
+    sees_env = principal_of(socket).may(SEES_ENV)
+    browser = Browser(socket, runtime.settings, runtime.clock, hub=runtime.hub, logs=runtime.logs, sees_env=sees_env)
     runtime.meters.browsers.inc()
     try:
         with runtime.held.by(principal_of(socket).token_id) as void:
@@ -81,7 +86,7 @@ async def _follow_jobs(runtime: Runtime, browser: Browser, number: int) -> None:
     snapshot: JobsSnapshot = {
         "type": "snapshot",
         "id": number,
-        "jobs": [job.model_dump(mode="json") for job in jobs],
+        "jobs": [_shown(browser, job) for job in jobs],
         "nodes": [node.model_dump(mode="json") for node in nodes],
         "total": total,
         "more": total > len(jobs),
@@ -99,7 +104,7 @@ async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob)
     snapshot: JobSnapshot = {
         "type": "snapshot",
         "id": message.id,
-        "job": job.model_dump(mode="json"),
+        "job": _shown(browser, job),
         "metrics": {name: Points(step=one.step, time_ns=one.time_ns, value=one.value) for name, one in series.items()},
         "graphs": await runtime.storage.current_graphs(message.job_id),
         "nodes": [node.model_dump(mode="json") for node in nodes],
@@ -107,6 +112,11 @@ async def _follow_job(runtime: Runtime, browser: Browser, message: SubscribeJob)
     browser.queue.put_state(f"snapshot:{message.id}", snapshot)
     subscription.begin_metrics(snapshot["metrics"])
     await _catch_up(runtime, subscription, over=job.state in TERMINAL_JOB)
+
+
+def _shown(browser: Browser, job: api.Job) -> dict[str, Any]:
+    view = job.model_dump(mode="json")
+    return view if browser.sees_env else without_env(view)
 
 
 async def _catch_up(runtime: Runtime, subscription: Subscription, *, over: bool) -> None:

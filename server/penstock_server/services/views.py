@@ -10,8 +10,11 @@ from pydantic import BaseModel
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from penstock.protocol.environment import is_secret
 from penstock.protocol.states import LIVE_REPLICA, JobState
+from penstock_server.auth.principal import Principal
 from penstock_server.schemas import api
+from penstock_server.secrecy import MASK, SEES_ENV
 from penstock_server.streams.live import Live, LiveJob
 from penstock_server.tables import EventRow, JobRow, NodeRow, ReplicaRow
 
@@ -67,12 +70,22 @@ async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api
     ]
 
 
+def for_reader(job: api.Job, asker: Principal) -> api.Job:
+    """Return a job as its reader may see it: the values of `env` are for those who may submit jobs."""
+    if asker.may(SEES_ENV):
+        return job
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"env": dict.fromkeys(job.spec.env, MASK)})})
+
+
 def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None) -> api.Job:
+    # What looks like a secret nobody gets back, whoever sent it: it is for the job alone.
+    env = {name: MASK if is_secret(name, value) else value for name, value in row.spec.get("env", {}).items()}
     progress = now.progress if now is not None and now.progress is not None else row.progress
     ended = row.finished_at is not None
     return api.Job.model_validate(
         {
             **columns(api.Job, row),
+            "spec": {**row.spec, "env": env},
             "restarts_left": max(0, row.spec.get("restart", {}).get("max_restarts", 0) - row.restarts),
             "next_attempt_at": row.next_attempt_at if row.state == JobState.RECOVERING else None,
             "progress": progress,

@@ -45,7 +45,10 @@ class SlowBrowser(Exception):
 class Browser:
     """Subscriptions and sender of one connection. Publishing to it never waits for it."""
 
-    def __init__(self, socket: Socket, settings: Settings, clock: Clock, *, hub: Hub, logs: LogStore) -> None:
+    def __init__(
+        self, socket: Socket, settings: Settings, clock: Clock, *, hub: Hub, logs: LogStore, sees_env: bool = False
+    ) -> None:
+        self.sees_env = sees_env
         self._socket, self._hub, self._logs = socket, hub, logs
         self._wake, self._slow = asyncio.Event(), asyncio.Event()
         self._subscriptions: dict[int, Subscription] = {}
@@ -65,7 +68,7 @@ class Browser:
             raise PeerError(f"subscription {number} exists already")
         if len(self._subscriptions) >= MAX_SUBSCRIPTIONS:
             raise PeerError(f"more than {MAX_SUBSCRIPTIONS} subscriptions on one connection")
-        made = Subscription(number, job_id, parts, self.queue, dict(log_offsets))
+        made = Subscription(number, job_id, parts, self.queue, dict(log_offsets), sees_env=self.sees_env)
         self._subscriptions[number] = made
         self._hub.add(made)
         return made

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.protocol.frames import Header, Kind
 from penstock.protocol.stream import EventAdded, GraphUsed, JobChanged, NodesChanged, Points, StreamGraph
+from penstock_server.secrecy import without_env
 from penstock_server.streams.queue import BrowserQueue, LogWish, append_points
 
 RING_BYTES = 1 << 20
@@ -35,6 +36,7 @@ class Subscription:
     log_offsets: dict[str, int] = field(default_factory=dict)
     ready: bool = False
     num_lost: int = 0
+    sees_env: bool = False
     held: dict[str, Points] | None = field(default_factory=dict)
     """Points that wait until the snapshot is read."""
 
@@ -113,9 +115,11 @@ class Hub:
 
     def publish_job(self, job_id: str, view: dict[str, Any]) -> None:
         """Send a job's newest state."""
+        masked = without_env(view)
         for sub in [*self._of_list, *self._of_job.get(job_id, ())]:
             if "state" in sub.parts:
-                sub.queue.put_state(f"job:{sub.id}:{job_id}", JobChanged(type="job", id=sub.id, job=view))
+                shown = view if sub.sees_env else masked
+                sub.queue.put_state(f"job:{sub.id}:{job_id}", JobChanged(type="job", id=sub.id, job=shown))
 
     @property
     def lists_followed(self) -> bool:

@@ -1,0 +1,28 @@
+"""Folders that no other user may look into. Standard library only."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Set
+from pathlib import Path
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def make_private(folder: Path, ours: Set[str]) -> None:
+    """Create `folder` with mode 0700, or take the rights of others away from one that is there.
+
+    Only from an empty one, or one that holds something of `ours`: a folder that is used for other things, such as /tmp,
+    stays as it is. Raises PermissionError then, and OSError if that cannot be done.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not mode & OTHERS:
+        return
+    names = {path.name for path in folder.iterdir()}
+    if names and names.isdisjoint(ours):
+        raise PermissionError(
+            f"{folder} can be read by other users (mode {mode:04o}) and is used for other things; it would hold "
+            f"secrets. Name an own folder with --state-dir, or run 'chmod 700 {folder}'."
+        )
+    folder.chmod(mode & ~OTHERS)
