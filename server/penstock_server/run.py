@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. A cause that a person can mend is one line on stderr."""
     configure_logging(settings)
-    os.umask(0o077)  # the database, logs and telemetry are for nobody else
+    os.umask(0o077)  # the database, logs and telemetry are for no other user
     try:
         check_exposure(settings)
         with _bound(settings) as listener:
@@ -50,11 +50,11 @@ def serve(settings: Settings) -> int:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Raise Unavailable if tokens would cross a network in clear text, and nobody said that they may."""
+    """Raise Unavailable if tokens would cross a network in clear text without `insecure`."""
     if settings.tls_cert is not None or settings.insecure or only_loopback(settings.host):
         return
     raise Unavailable(
-        f"{settings.host} can be reached from other machines, and without TLS whoever is on the way reads every token. "
+        f"{settings.host} can be reached from other machines, and without TLS what is on the way can read every token. "
         "Give --tls-cert and --tls-key; or, if the network is trusted or a proxy has the TLS, --insecure."
     )
 

@@ -126,7 +126,9 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     attach = Attach(database, clock, Leases(settings.lease_ttl_s, grace_s), logs.tail, grace_s=grace_s)
     metrics = MetricsWriter(database, hub, live, meters)
     telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub)
-    ingest = Ingest(telemetry.find, telemetry.on_frame, hub=hub, recorder=recorder, logs=logs, meters=meters)
+    ingest = Ingest(
+        telemetry.find, telemetry.on_frame, metrics.lose, hub=hub, recorder=recorder, logs=logs, meters=meters
+    )
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
     publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
     scheduling = Scheduling(database, clock, agents)

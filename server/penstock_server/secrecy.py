@@ -7,7 +7,7 @@ from typing import Any
 
 MASK = "***"
 SEES_ENV = frozenset({"submit"})
-"""Scopes whose holders see the values of a job's variables; what looks like a secret nobody sees."""
+"""Scopes whose holders see the values of a job's variables; what looks like a secret is never shown."""
 
 
 def without_env(view: Mapping[str, Any]) -> dict[str, Any]:

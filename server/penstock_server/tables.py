@@ -56,6 +56,7 @@ class JobRow(Base):
 
     `attempt`: number of the latest attempt, 0 before the first. A trainer that is started again within an attempt gets
     a new epoch too, so epochs run ahead of attempts. `next_attempt_at`: before this a job that recovers is not placed.
+    `lost`: telemetry that never came, whole frames ("FRAMES") or rows by kind of frame.
     """
 
     __tablename__ = "jobs"
@@ -78,6 +79,7 @@ class JobRow(Base):
     progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     eta_s: Mapped[float | None]
     latest: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    lost: Mapped[dict[str, Any]] = mapped_column(default=dict)
     version: Mapped[int] = mapped_column(default=1)
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - a ClassVar would clash with the base class
 

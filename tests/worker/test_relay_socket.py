@@ -17,6 +17,7 @@ from penstock.protocol.frames import Frame, Kind, encode
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.relay import MAX_SOCKET_PATH, Relay, socket_path
 from penstock_worker.replica import Replica
+from penstock_worker.spool import Spool
 
 
 def prefixed(payload: bytes) -> bytes:
@@ -27,7 +28,7 @@ class Listening:
     def __init__(self, path: Path, *, limit_bytes: int) -> None:
         self.woken = asyncio.Event()
         self.frames = FrameBuffer(stream=7, epoch=1, limit_bytes=limit_bytes)
-        self.relay = Relay(path, self.frames, stream=7, epoch=1, wake=self.woken.set)
+        self.relay = Relay(path, self.frames, Spool(path.with_name("spool")), stream=7, epoch=1, wake=self.woken.set)
 
 
 @pytest_asyncio.fixture
@@ -49,7 +50,8 @@ def test_a_socket_moves_elsewhere_if_its_folders_path_is_long(tmp_path: Path) ->
 @pytest.mark.asyncio
 async def test_the_socket_is_private_and_replaces_a_stale_one(listening: Listening) -> None:
     assert stat.S_IMODE(listening.relay.path.stat().st_mode) == 0o600
-    again = Relay(listening.relay.path, listening.frames, stream=7, epoch=1, wake=lambda: None)
+    spool = Spool(listening.relay.path.with_name("spool"))
+    again = Relay(listening.relay.path, listening.frames, spool, stream=7, epoch=1, wake=lambda: None)
     await again.open()
     assert again.path.is_socket()
     await again.close()

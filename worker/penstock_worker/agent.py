@@ -400,6 +400,8 @@ class Agent:
                     self._desired[order.replica_id] = self._refuse(order)
             case LeaseRenewed(ttl_s=ttl_s, stored=stored):
                 sent_at = outgoing.heartbeat_answered(stored=stored)
+                for replica in self._replicas.values():
+                    replica.trim_spool()
                 self._drain_confirmed = self._drain_confirmed or self._drain_sent
                 if sent_at is not None:
                     self._renew(sent_at + ttl_s)

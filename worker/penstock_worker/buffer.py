@@ -102,6 +102,11 @@ class FrameBuffer:
             _, held = self._sent.popleft()
             self._waiting.outside_bytes -= len(held.payload)
 
+    def unconfirmed(self) -> list[bytes]:
+        """Return the frames that are sent again over a new connection, oldest first."""
+        waiting = [entry.item.payload for entry in self._waiting if entry.kind in AGAIN]
+        return [held.payload for _, held in self._sent] + waiting
+
     def rewind(self) -> None:
         """Put what was sent and never confirmed back in front: the connection is a new one."""
         while self._sent:

@@ -1,4 +1,4 @@
-"""The telemetry socket of one replica: length-prefixed frames in, nothing back.
+"""The telemetry socket of one replica: length-prefixed frames in, the number of the newest frame on disk back.
 
 Only the 48-byte header of a frame is read. A frame of another stream or epoch is refused and counted; bytes that are no
 frame end that connection. The trainer is never made to wait: while the buffer is full nothing is read, the kernel's
@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import PeerError
-from penstock.protocol.frames import MAX_FRAME_BYTES, decode_header
-from penstock_worker.buffer import FrameBuffer
+from penstock.protocol.frames import MAX_FRAME_BYTES, SPOOLED, decode_header
+from penstock_worker.buffer import AGAIN, FrameBuffer
+from penstock_worker.spool import Spool
 
 LENGTH = struct.Struct("<I")
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes, its end included
@@ -43,6 +44,15 @@ def socket_path(folder: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}" / f"{name}.sock"
 
 
+def _answer(connection: socket.socket, seq: int) -> None:
+    """Send the number of a frame that is on disk. A process that reads none, or has ended, gets none.
+
+    Not by the stream: a write that fails would end it, with the frames that were not read yet.
+    """
+    with contextlib.suppress(OSError):
+        connection.send(SPOOLED.pack(seq), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
 class Relay:
     """Listens on `path` and fills `frames`. `wake` is called when there is something to send.
 
@@ -50,10 +60,14 @@ class Relay:
     connections are still read.
     """
 
-    def __init__(self, path: Path, frames: FrameBuffer, *, stream: int, epoch: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, frames: FrameBuffer, spool: Spool, *, stream: int, epoch: int, wake: Callable[[], None]
+    ) -> None:
         self.path = path
         self.refused = 0
+        self._complete = True
         self._frames = frames
+        self._spool = spool
         self._stream = stream
         self._epoch = epoch
         self._wake = wake
@@ -128,7 +142,9 @@ class Relay:
                 (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 if size > MAX_FRAME_BYTES:
                     raise PeerError(f"a telemetry frame of {size} bytes is larger than {MAX_FRAME_BYTES}")
-                self._take(await reader.readexactly(size))
+                seq = self._take(await reader.readexactly(size))
+                if seq is not None:
+                    _answer(connection, seq)
                 while self._frames.full:  # noqa: ASYNC110 the buffer knows no event loop, and this is rare
                     await asyncio.sleep(FULL_WAIT_S)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -137,11 +153,25 @@ class Relay:
             _log.warning("telemetry connection on %s closed: %s", self.path, error)
         finally:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
-    def _take(self, payload: bytes) -> None:
+    def recall(self) -> None:
+        """Take what a former agent of this replica had not sent, or was not confirmed to have sent."""
+        for payload in self._spool.load():
+            header = decode_header(payload)
+            self._frames.push(header, payload)
+
+    def _take(self, payload: bytes) -> int | None:
+        """Take a frame; return its number if its sender may forget it and all before it."""
         header = decode_header(payload)
         if header.stream != self._stream or header.epoch != self._epoch:
             self.refused += 1
-            return
+            return None
         self._frames.push(header, payload)
         self._wake()
+        if header.kind not in AGAIN:
+            return None
+        if not self._spool.append(payload):
+            self._complete = False  # what its sender keeps begins with this one
+        return header.seq if self._complete else None

@@ -34,8 +34,9 @@ from penstock_worker import guard, lease, ports, relay, snapshots, statedirs
 from penstock_worker.background import in_thread
 from penstock_worker.buffer import FrameBuffer
 from penstock_worker.logtail import LogTail
+from penstock_worker.spool import Spool
 
-REPLICA, WORK = "replica.json", "work"
+REPLICA, WORK, SPOOL = "replica.json", "work", "spool"
 NEVER_STARTED = "stopped before it was started"
 PREPARE_FAILED = 125  # exit code when the replica could not even be prepared
 POLL_S = 0.02
@@ -68,8 +69,9 @@ class Replica:
         self.preempted_by = ""  # why its node leaves, if it is ended for that
         self.log = LogTail(folder / guard.LOG)
         self.frames = FrameBuffer(stream=desired.stream, epoch=desired.epoch)
+        self._spool = Spool(folder / SPOOL)
         self.relay = relay.Relay(
-            relay.socket_path(folder), self.frames, stream=desired.stream, epoch=desired.epoch, wake=wake
+            relay.socket_path(folder), self.frames, self._spool, stream=desired.stream, epoch=desired.epoch, wake=wake
         )
         self._guard: int | None = None
         self._process: ProcessGroup | None = None
@@ -202,6 +204,10 @@ class Replica:
             self.draining = False
             self._changed()
 
+    def trim_spool(self) -> None:
+        """Take from the disk what the server has stored."""
+        self._spool.trim(self.frames.unconfirmed())
+
     def _set(self, report: ReplicaReport) -> None:
         self.report = report
         self._changed()
@@ -222,11 +228,13 @@ class Replica:
     def forget(self) -> None:
         """Remove the folder. Only for a replica that has ended."""
         self.relay.abandon()
+        self._spool.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     async def adopt(self) -> bool:
         """Take over what a former agent of this folder started. False if it had not come to a guard yet."""
         started = _read(self.folder / guard.STARTED)
+        self.relay.recall()
         if (self.folder / guard.EXIT).exists():
             await self._end(self._read_exit())
             return True

@@ -43,6 +43,7 @@ HEADER = struct.Struct("<HBBBBHIIQqQII")
 DESCRIPTOR = struct.Struct("<BBHI")
 HEADER_BYTES = HEADER.size
 MAX_FRAME_BYTES = 4 << 20
+SPOOLED = struct.Struct("<Q")  # from an agent to a process: the seq of the newest frame that it has on disk
 FLAG_WHOLE_STEP = 1
 
 

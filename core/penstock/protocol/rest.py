@@ -14,6 +14,7 @@ class Job(TypedDict):
     id: str
     kind: str
     latest: dict[str, float]
+    lost: dict[str, int]
     name: str
     next_attempt_at: str | None
     progress: Progress | None

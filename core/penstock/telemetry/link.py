@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.errors import PeerError, Unavailable
 from penstock.protocol.attach import REGISTERED, STORED, Heartbeat, Register, Registered
 from penstock.protocol.contract import Attached, Managed
+from penstock.protocol.frames import SPOOLED
 from penstock.protocol.wire import parse
 from penstock.telemetry.outbox import Parcel
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 OPEN_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
+LINGER_S = 0.5
 
 
 class Link(Protocol):
@@ -73,14 +75,18 @@ class ProcessIdentity:
 
 
 class UnixLink:
-    """Length-prefixed frames to the agent; nothing comes back."""
+    """Length-prefixed frames to the agent; back comes the number of the newest one that it has on disk.
+
+    An older agent sends nothing: then the newest figures are sent again over the next connection, which is harmless.
+    """
 
     idle_s = 60.0
-    confirms = False
-    stored_seq = -1
+    confirms = True
 
     def __init__(self, managed: Managed) -> None:
         self.stream, self.epoch = managed.stream, managed.epoch
+        self.stored_seq = -1
+        self._answer = b""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(managed.socket)
@@ -91,13 +97,39 @@ class UnixLink:
     def send(self, item: Parcel) -> None:
         try:
             self._socket.sendall(item.data)
+            self._read_all()
         except OSError as error:
             raise Unavailable(f"the agent's telemetry socket closed: {error}") from error
 
     def idle(self) -> None:
-        """Nothing is due."""
+        """Read what the agent has on disk."""
+        try:
+            self._read_all()
+        except OSError as error:
+            raise Unavailable(f"the agent's telemetry socket closed: {error}") from error
+
+    def _read_all(self) -> None:
+        try:
+            part = self._socket.recv(4096, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        if not part:
+            raise ConnectionResetError("it was closed by the agent")
+        self._answer += part
+        whole = len(self._answer) - len(self._answer) % SPOOLED.size
+        if whole:
+            (self.stored_seq,) = SPOOLED.unpack(self._answer[whole - SPOOLED.size : whole])
+            self._answer = self._answer[whole:]
 
     def close(self) -> None:
+        """Close once the agent has read everything, or after `LINGER_S`: answers left unread would reset its side."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(LINGER_S)
+            while self._socket.recv(4096):
+                pass
+        except OSError:
+            pass  # closed by the agent, or it does not read
         self._socket.close()
 
 

@@ -1,8 +1,8 @@
 """The thread that sends: it owns the connection, and redials with growing pauses. Training never waits for it.
 
 The outbox is shared with the drain thread under one condition. A frame whose sending failed is sent again on the next
-connection. Of a server, so are figures that it has not confirmed as stored; on a Unix socket nothing comes back, and
-frames that the kernel had taken and a dying agent had not read are lost: a hole in the sequence numbers.
+connection. So are figures that a server has not confirmed as stored, or an agent as written to its disk: those that the
+kernel had taken and a dying agent had not read. Other frames of these are lost: a hole in the sequence numbers.
 """
 
 from __future__ import annotations

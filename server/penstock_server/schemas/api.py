@@ -92,6 +92,9 @@ class Job(Answer):
     progress: Progress | None
     eta_s: float | None
     latest: dict[str, float]
+    lost: dict[str, int] = Field(
+        description="telemetry that never came: whole frames (FRAMES), or rows that were dropped, by kind of frame"
+    )
     why: str
     replicas: list[Replica]
     version: int

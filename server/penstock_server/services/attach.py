@@ -124,7 +124,7 @@ class Attach:
         spec = JobSpec(name=name, entrypoint=["(attached)"], mode="command")
         row = JobRow(
             id=uuid7(), name=name, kind="attached", state=JobState.CREATED.value, spec=spec.model_dump(mode="json"),
-            epoch=1, attempt=1, restarts=0, reason="", reason_detail="", why="", latest={}, created_at=now,
+            epoch=1, attempt=1, restarts=0, reason="", reason_detail="", why="", latest={}, lost={}, created_at=now,
             state_at=now,
         )  # fmt: skip
         created(tx, row, at=now)

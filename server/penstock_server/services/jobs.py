@@ -170,6 +170,7 @@ class Jobs:
             created_at=now,
             state_at=now,
             latest={},
+            lost={},
             reason="",
             reason_detail="",
             epoch=0,

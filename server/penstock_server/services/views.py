@@ -78,7 +78,7 @@ def for_reader(job: api.Job, asker: Principal) -> api.Job:
 
 
 def _job_view(row: JobRow, replicas: Sequence[ReplicaRow], now: LiveJob | None) -> api.Job:
-    # What looks like a secret nobody gets back, whoever sent it: it is for the job alone.
+    # What looks like a secret is not given back, even to who sent it: it is for the job alone.
     env = {name: MASK if is_secret(name, value) else value for name, value in row.spec.get("env", {}).items()}
     progress = now.progress if now is not None and now.progress is not None else row.progress
     ended = row.finished_at is not None

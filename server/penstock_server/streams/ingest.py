@@ -7,7 +7,7 @@ documents, progress and logs are few, and are.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -16,7 +16,7 @@ from penstock.errors import PeerError
 from penstock.protocol.frames import Column, Frame, Header, Kind, decode, decode_header
 from penstock_server.db import DatabaseAway, TakenOver
 from penstock_server.instruments import Instruments
-from penstock_server.streams.hub import SHOWN, Hub
+from penstock_server.streams.hub import LOST, SHOWN, Hub
 from penstock_server.streams.logstore import LogStore
 from penstock_server.streams.recorder import Recorder
 
@@ -59,15 +59,25 @@ class FrameSender:
 
 FindSource = Callable[[int], Awaitable[StreamSource | None]]
 OnFrame = Callable[[StreamSource, Frame], Awaitable[None]]
+OnLost = Callable[[str, Mapping[str, int]], None]
+"""Takes a job, and how much of what kind its processes could not deliver."""
 
 
 class Ingest:
     """The way of a frame through the server. Sources are looked up once and kept until their job changes."""
 
     def __init__(
-        self, find: FindSource, on_frame: OnFrame, *, hub: Hub, recorder: Recorder, logs: LogStore, meters: Instruments
+        self,
+        find: FindSource,
+        on_frame: OnFrame,
+        on_lost: OnLost,
+        *,
+        hub: Hub,
+        recorder: Recorder,
+        logs: LogStore,
+        meters: Instruments,
     ) -> None:
-        self._find, self._on_frame = find, on_frame
+        self._find, self._on_frame, self._on_lost = find, on_frame, on_lost
         self._hub, self._recorder, self._logs, self._meters = hub, recorder, logs, meters
         self._sources: dict[int, StreamSource] = {}
         self._next_seq: dict[int, int] = {}
@@ -119,6 +129,8 @@ class Ingest:
         if header.kind in SHOWN:
             await self._recorder.append(source.job_id, header, data)
             self._hub.publish_frame(source.job_id, header, data)
+            if header.kind is Kind.GAP:
+                self._on_lost(source.job_id, _dropped(decode(data)))
             return header
         frame = decode(data)
         if header.kind is Kind.LOG:
@@ -144,12 +156,19 @@ class Ingest:
         if lost > 0 and header.kind is not Kind.GAP:  # a GAP reports what lies before it
             self._meters.lost.inc(lost)
             self._hub.publish_lost(source.job_id, lost)
+            self._on_lost(source.job_id, {LOST: lost})
 
     async def _look_up(self, stream: int) -> StreamSource | None:
         source = await self._find(stream)
         if source is not None:
             self._sources[stream] = source
         return source
+
+
+def _dropped(gap: Frame) -> dict[str, int]:
+    """Return the rows that a GAP counts, by kind. What is no count of a kind is left out."""
+    body = gap.body if isinstance(gap.body, dict) else {}
+    return {kind.name: rows for kind in Kind if isinstance(rows := body.get(kind.name), int) and 0 < rows < 1 << 53}
 
 
 def _refusal(sender: FrameSender, source: StreamSource | None, header: Header) -> str | None:

@@ -8,15 +8,15 @@ itself, and only a job that is refused again loses its points of this flush; the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import structlog
-from sqlalchemy import case, tuple_, update
+from sqlalchemy import case, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from penstock.protocol.stream import Points
-from penstock_server.db import Database, DatabaseAway, TakenOver
+from penstock_server.db import Database, DatabaseAway, TakenOver, Tx
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.live import Live
@@ -40,6 +40,7 @@ class MetricsWriter:
     def __init__(self, database: Database, hub: Hub, live: Live, instruments: Instruments) -> None:
         self._db, self._hub, self._live, self._instruments = database, hub, live, instruments
         self._points: dict[str, dict[SeriesKey, Points]] = {}
+        self._lost: dict[str, dict[str, int]] = {}
         self._summary = Summary()
         self._first_steps: dict[SeriesKey, int] = {}  # stored ones; forgotten ones are written again
         self._touched: set[str] = set()
@@ -57,6 +58,13 @@ class MetricsWriter:
     def touch(self, job_id: str) -> None:
         """Have a job's newest figures written with the next flush."""
         self._touched.add(job_id)
+
+    def lose(self, job_id: str, amounts: Mapping[str, int]) -> None:
+        """Count telemetry of a job that never came; written with the next flush."""
+        lost = self._lost.setdefault(job_id, {})
+        for kind, rows in amounts.items():
+            lost[kind] = lost.get(kind, 0) + rows
+        self.touch(job_id)
 
     async def flush(self) -> set[str]:
         """Write what was gathered; return the jobs whose figures changed."""
@@ -143,6 +151,9 @@ class MetricsWriter:
                 await tx.session.execute(_first_step(insert(SeriesRow)), found)
             if tiers:
                 await tx.session.execute(_widen(insert(TierRow)), [_tier_row(tier) for tier in tiers])
+            lost = {job_id: dict(self._lost[job_id]) for job_id in touched if job_id in self._lost}
+            for job_id, amounts in sorted(lost.items()):
+                await _add_lost(tx, job_id, amounts)
             for job_id in sorted(touched):
                 live = self._live.get(job_id)
                 if live is not None:
@@ -151,10 +162,18 @@ class MetricsWriter:
                         values["progress"] = live.progress
                     await tx.session.execute(update(JobRow).where(JobRow.id == job_id).values(**values))
         self._summary.stored(tiers)
+        for job_id, amounts in lost.items():
+            self._forget_lost(job_id, amounts)
         if len(self._first_steps) > MAX_REMEMBERED:
             self._first_steps.clear()
         self._first_steps.update(firsts)
         self._instruments.metric_points.inc(len(rows))
+
+    def _forget_lost(self, job_id: str, written: Mapping[str, int]) -> None:
+        left = {kind: rows - written.get(kind, 0) for kind, rows in self._lost.pop(job_id).items()}
+        if any(left.values()):
+            self._lost[job_id] = left  # counted while it was written
+            self._touched.add(job_id)
 
     def _take_back(self, points: _Gathered, touched: set[str]) -> None:
         newer, self._points = self._points, points
@@ -163,6 +182,12 @@ class MetricsWriter:
             for key, columns in series.items():
                 for step, time_ns, value in zip(columns["step"], columns["time_ns"], columns["value"], strict=True):
                     self.add(key, step, time_ns, value)
+
+
+async def _add_lost(tx: Tx, job_id: str, amounts: Mapping[str, int]) -> None:
+    found = (await tx.session.execute(select(JobRow.lost).where(JobRow.id == job_id))).scalar_one_or_none() or {}
+    total = {kind: found.get(kind, 0) + amounts.get(kind, 0) for kind in sorted({*found, *amounts})}
+    await tx.session.execute(update(JobRow).where(JobRow.id == job_id).values(lost=total))
 
 
 def _tier_row(tier: Tier) -> dict[str, Any]:
