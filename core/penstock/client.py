@@ -133,6 +133,11 @@ class Client:
         params = {"replica_id": replica_id, "offset": offset, "limit": limit}
         return cast(LogPiece, self._json("GET", f"/jobs/{_segment(job_id)}/logs", params=params))
 
+    def replicas(self, job_id: str, *, attempt: int) -> list[Replica]:
+        """Return the replicas of one attempt of a job, oldest first."""
+        found = self._pages("/replicas", {"job_id": job_id, "attempt": str(attempt)})
+        return [cast(Replica, one) for one in found][::-1]
+
     def metrics(self, job_id: str, *names: str, max_points: int = 2000) -> dict[str, Series]:
         """Return metric series; names that the job does not have are left out."""
         params = {"names": ",".join(names), "max_points": max_points}

@@ -42,6 +42,12 @@ class DatabaseAway(Unavailable):
     code = "database_away"
 
 
+class DatabaseDamaged(DatabaseAway):
+    """The file of the database is not what it was."""
+
+    code = "database_damaged"
+
+
 class TakenOver(Unavailable):
     """Another server has this database now. This one may write nothing more, and ends."""
 
@@ -225,6 +231,7 @@ class Database:
         await self.engine.dispose()
 
 
+_DAMAGED = ("file is not a database", "disk image is malformed")
 _FULL = ("disk is full", "No space left on device", "disk quota")
 
 
@@ -236,6 +243,11 @@ def _away_as_such() -> Iterator[None]:
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         raise _away(error) from error
     except DBAPIError as error:
+        if any(text in str(error.orig) for text in _DAMAGED):
+            raise DatabaseDamaged(
+                f"the database is damaged: {error.orig}. Stop the server, and put a backup of it in its place, or move "
+                "it away to begin with an empty one."
+            ) from error
         if error.connection_invalidated or any(text in str(error.orig) for text in _FULL):
             raise _away(error) from error
         raise
@@ -309,10 +321,16 @@ async def _run(database: Database, action: Callable[[Config], None]) -> None:
         config.attributes["connection"] = connection
         action(config)
 
-    async with database.engine.execution_options(penstock_write=True).connect() as connection, connection.begin():
-        if not database.is_sqlite:
-            await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_KEY})
-        await connection.run_sync(on_connection)
+    writing = database.engine.execution_options(penstock_write=True)
+    with _away_as_such():
+        async with writing.connect() as connection, connection.begin():
+            await _migrate(database, connection, on_connection)
+
+
+async def _migrate(database: Database, connection: AsyncConnection, action: Callable[[Connection], None]) -> None:
+    if not database.is_sqlite:
+        await connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_KEY})
+    await connection.run_sync(action)
 
 
 async def next_numbers(tx: Tx, name: str, count: int) -> int:

@@ -55,6 +55,8 @@ async def guard(conn: HTTPConnection) -> None:
     runtime: Runtime = conn.app.state.runtime
     principal = await _authenticate(conn, runtime)
     if principal is None:
+        if "authorization" in conn.headers or runtime.tokens.cookie in conn.cookies:
+            count_wrong(conn, runtime)
         raise Problem(
             401,
             "unauthenticated",
@@ -68,6 +70,12 @@ async def guard(conn: HTTPConnection) -> None:
         wanted = " or ".join(sorted(needed)) or "none that can be given"
         raise Problem(403, "forbidden", f"token {principal.name!r} lacks the scope that this needs: {wanted}")
     conn.state.principal = principal
+
+
+def count_wrong(conn: HTTPConnection, runtime: Runtime) -> None:
+    """Count a secret that opens nothing; raise a problem (429) for a peer that has sent too many."""
+    if runtime.wrong.note(conn.client.host if conn.client else "", runtime.clock.monotonic()):
+        raise Problem(429, "too_many_wrong_secrets", "too many wrong tokens or codes came from this address; wait")
 
 
 async def _authenticate(conn: HTTPConnection, runtime: Runtime) -> Principal | None:

@@ -99,7 +99,7 @@ def response(
         errors=errors,
         request_id=conn.scope.get("penstock.request_id"),
     )
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "5"}}.get(status)
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "5"}}.get(status)
     return JSONResponse(body.model_dump(exclude_none=True), status, headers, media_type=MEDIA_TYPE)
 
 

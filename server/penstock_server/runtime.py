@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from penstock.protocol.states import TERMINAL_JOB
 from penstock_server.auth.tokens import Held, Tokens
+from penstock_server.auth.wrong import WrongSecrets
 from penstock_server.clock import Clock, SystemClock
 from penstock_server.db import Database, Effects, upgrade
 from penstock_server.instruments import Instruments
@@ -50,6 +51,7 @@ class Runtime:
     database: Database
     meters: Instruments
     tokens: Tokens
+    wrong: WrongSecrets
     held: Held
     jobs: Jobs
     nodes: Nodes
@@ -133,8 +135,8 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
     scheduling = Scheduling(database, clock, agents)
     runtime = Runtime(
-        settings, clock, database, meters, tokens, Held(database, clock), jobs, nodes, PilotBoard(clock), reports,
-        attach,
+        settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, nodes,
+        PilotBoard(clock), reports, attach,
         JobStorage(database, clock, settings.state_dir / "snapshots"), Metrics(database),
         agents, hub, ingest, logs, recorder, Exchanges(jobs, recorder), metrics, leases, publisher, scheduling, [],
     )  # fmt: skip

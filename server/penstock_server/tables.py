@@ -60,10 +60,11 @@ class JobRow(Base):
     """
 
     __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_name_id", "name", "id"), Index("ix_jobs_state_id", "state", "id"))
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
-    name: Mapped[str] = mapped_column(index=True)
+    name: Mapped[str]
     kind: Mapped[str] = mapped_column(String(16))
-    state: Mapped[str] = mapped_column(String(16), index=True)
+    state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(String(32), default="")
     reason_detail: Mapped[str] = mapped_column(Text, default="")
     why: Mapped[str] = mapped_column(Text, default="")
@@ -138,6 +139,7 @@ class ReplicaRow(Base):
     __table_args__ = (
         Index("ix_replicas_job_id_attempt", "job_id", "attempt"),
         Index("ix_replicas_node_id_state", "node_id", "state"),
+        Index("ix_replicas_state_job_id", "state", "job_id"),
     )
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     job_id: Mapped[str] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
@@ -190,11 +192,12 @@ class EventRow(Base):
     """One change of state, written in the same transaction as the change."""
 
     __tablename__ = "events"
+    __table_args__ = (Index("ix_events_job_id_id", "job_id", "id"),)
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     at: Mapped[datetime]
     kind: Mapped[str] = mapped_column(String(16))
     subject: Mapped[str] = mapped_column(_ID, index=True)
-    job_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    job_id: Mapped[str | None] = mapped_column(_ID, ForeignKey("jobs.id", ondelete="CASCADE"))
     from_state: Mapped[str | None] = mapped_column(String(16))
     to_state: Mapped[str] = mapped_column(String(16))
     reason: Mapped[str] = mapped_column(String(64), default="")

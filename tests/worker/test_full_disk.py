@@ -83,3 +83,18 @@ def test_a_log_that_the_server_cannot_store_is_sent_again(tmp_path: Path) -> Non
     assert log.next_chunk() == (4, b"two\n")
     log.ack(8)
     assert (log.drained, log.settled) == (True, True)
+
+
+def test_a_flood_of_lines_leaves_the_disk_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock_worker.logtail.KEPT_BYTES", 100)
+    log = LogTail(tmp_path / "log")
+    with (tmp_path / "log").open("ab", buffering=0) as file:
+        file.write(b"x" * 90)
+        assert log.next_chunk() is not None
+        log.ack(90, full=True)
+        assert (log.next_chunk(), log.drained, log.settled) == (None, True, True)
+        file.write(b"x" * 90)
+        assert log.next_chunk() is None
+        assert (tmp_path / "log").stat().st_size == 0
+        file.write(b"again")
+    assert (tmp_path / "log").read_bytes() == b"again"

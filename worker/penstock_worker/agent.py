@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class Agent:
     def __init__(self, identity: Identity, settings: Settings) -> None:
         self._identity = identity
         self._settings = settings
+        self._instance = secrets.token_hex(8)
         self._lease_path = settings.state_dir / "lease.json"
         self._lease = lease.read(self._lease_path) or lease.Lease(lease.now(), settings.grace_s or 0.0)
         self._cache = SnapshotCache(settings.state_dir / "snapshots", self._download)
@@ -337,6 +339,7 @@ class Agent:
                 address=address,
                 ports=offered,
                 findings=self._findings,
+                instance=self._instance,
                 pilot=self._pilot_terms(),
             ).encode()
         )
@@ -405,8 +408,8 @@ class Agent:
                 self._drain_confirmed = self._drain_confirmed or self._drain_sent
                 if sent_at is not None:
                     self._renew(sent_at + ttl_s)
-            case LogAck(replica_id=replica_id, log_offset=offset):
-                outgoing.log_acked(replica_id, offset)
+            case LogAck(replica_id=replica_id, log_offset=offset, full=full):
+                outgoing.log_acked(replica_id, offset, full=full)
             case Welcome():
                 raise PeerError("the server sent a second welcome")
         self._on_change()

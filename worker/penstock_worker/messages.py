@@ -86,6 +86,7 @@ def hello(
     address: str = "",
     ports: Sequence[int] = (),
     findings: Sequence[Finding] = (),
+    instance: str = "",
     pilot: PilotTerms | None = None,
 ) -> Hello:
     """Return the agent's first message: what runs here, how the node is reached, which ports pservers may get.
@@ -102,6 +103,7 @@ def hello(
             address=address,
             ports=list(ports),
             findings=[MachineFinding.model_validate(one) for one in found],
+            instance=instance,
             pilot=pilot,
         )
     except ValidationError as error:

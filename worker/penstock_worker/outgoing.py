@@ -122,7 +122,7 @@ class Outgoing:
                 self._sources[replica_id].frames.confirm(mark)
         return heartbeat.at
 
-    def log_acked(self, replica_id: str, offset: int) -> None:
-        """Note what the server holds of a log."""
+    def log_acked(self, replica_id: str, offset: int, *, full: bool = False) -> None:
+        """Note what the server holds of a log, and whether it takes more."""
         if replica_id in self._sources:
-            self._sources[replica_id].log.ack(offset)
+            self._sources[replica_id].log.ack(offset, full=full)

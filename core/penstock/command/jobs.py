@@ -15,7 +15,17 @@ import typer
 
 from penstock.command import follow
 from penstock.command.options import Env, JobName, Json, NoEnv, Timeout, Token, Url
-from penstock.command.output import describe, duration, emit_json, emit_table, is_over, label, note, why_in_a_line
+from penstock.command.output import (
+    describe,
+    duration,
+    emit_json,
+    emit_table,
+    is_over,
+    label,
+    note,
+    printable,
+    why_in_a_line,
+)
 from penstock.command.profile import connect
 from penstock.errors import SpecError, Unavailable
 from penstock.protocol.exchange import Cell, Sums
@@ -87,7 +97,7 @@ def show_job(job: JobName, url: Url = None, token: Token = None, json: Json = Fa
         return
     print(f"{found['id']}  {_attempts(found)}\n{describe(found)}")
     if not describe(found).endswith(found["why"]):
-        print(found["why"])
+        print(printable(found["why"]))
     rows = [[label(r), r["state"], r["host"] or "-", str(r["pid"] or "-"), _outcome(r)] for r in found["replicas"]]
     emit_table(["REPLICA", "STATE", "HOST", "PID", "ENDED"], rows, empty="no replicas yet")
 
@@ -114,6 +124,9 @@ def logs(
     replica: Annotated[
         str | None, typer.Option("--replica", help="only this one: an id, or role and index such as trainer/0")
     ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="of an earlier attempt (default: the newest)")
+    ] = None,
     url: Url = None,
     token: Token = None,
     json: Json = False,
@@ -125,6 +138,8 @@ def logs(
         away = follow.Away()
         while True:
             try:
+                if attempt is not None:
+                    found = {**found, "replicas": client.replicas(found["id"], attempt=attempt)}
                 chosen = _chosen(found, replica, follow_on)
                 # Looked at before the logs are read: what is over has written its last line, so what came is all.
                 over = is_over(found)

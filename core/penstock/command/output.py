@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from penstock.protocol.states import TERMINAL_JOB
 
 if TYPE_CHECKING:
     from penstock.protocol.rest import Job, Replica
+
+
+_STEERING = frozenset({"Cc", "Cf", "Co", "Cs"})
 
 
 def emit_json(value: Any) -> None:
@@ -23,6 +27,7 @@ def emit_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, empty: s
     if not rows:
         note(empty)
         return
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     for row in [header, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -30,7 +35,12 @@ def emit_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, empty: s
 
 def note(text: str) -> None:
     """Print a message for people."""
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Spell out what would steer a terminal or reorder its text: names and reasons are other people's."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in _STEERING else ascii(c)[1:-1] for c in text)
 
 
 def duration(seconds: float) -> str:
@@ -53,7 +63,7 @@ def describe(job: Job) -> str:
     parts = [f"{job['name']}: {job['state']}", *figures(job)]
     if is_over(job) or job["progress"] is None:
         parts.append(why_in_a_line(job))
-    return " · ".join(part for part in parts if part)
+    return printable(" · ".join(part for part in parts if part))
 
 
 def why_in_a_line(job: Job) -> str:

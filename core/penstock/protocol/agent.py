@@ -65,6 +65,7 @@ class Hello(Message):
     ports: Annotated[list[Annotated[int, Field(ge=1, le=65535)]], Field(max_length=4096)] = Field(default_factory=list)
     findings: Annotated[list[MachineFinding], Field(max_length=MAX_FINDINGS)] = Field(default_factory=list)
     pilot: PilotTerms | None = None
+    instance: _Label = Field("", description="of this run of the agent: two of one node are a copy of its identity")
 
 
 class Heartbeat(Message):
@@ -200,11 +201,12 @@ class DesiredSet(Message):
 
 
 class LogAck(Message):
-    """The server holds this replica's log up to `log_offset`."""
+    """The server holds this replica's log up to `log_offset`. `full`: it takes no more of it."""
 
     type: Literal["ack"] = "ack"
     replica_id: str
     log_offset: int
+    full: bool = False
 
 
 FromServer = Welcome | LeaseRenewed | DesiredSet | LogAck

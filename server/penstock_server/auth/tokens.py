@@ -17,7 +17,7 @@ from penstock_server.auth.principal import Principal
 from penstock_server.auth.secrets import TokenKind, keyed_hash, load_pepper, new_secret, write_private
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
-from penstock_server.problems import NotFound
+from penstock_server.problems import Conflict, NotFound
 from penstock_server.tables import TokenRow
 from penstock_server.uuid7 import uuid7
 
@@ -119,8 +119,9 @@ class Tokens:
         return await self.take(tx, "join", secret) is not None
 
     async def revoke(self, token_id: str) -> None:
-        """Revoke one token for good. Raises NotFound."""
+        """Revoke one token for good. Raises NotFound, or Conflict if no administrator would be left."""
         async with self._db.write() as tx:
+            await self._keep_an_administrator(tx, token_id)
             statement = (
                 update(TokenRow)
                 .where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
@@ -129,6 +130,20 @@ class Tokens:
             result = cast("CursorResult[object]", await tx.session.execute(statement))
             if result.rowcount == 0:
                 raise NotFound("token", token_id)
+
+    async def _keep_an_administrator(self, tx: Tx, token_id: str) -> None:
+        is_valid = (
+            TokenRow.revoked_at.is_(None),
+            or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > self._clock.now()),
+        )
+        rows = (await tx.session.execute(select(TokenRow).where(TokenRow.kind == "user", *is_valid))).scalars()
+        lasting = {row.id for row in rows if "admin" in row.scopes}
+        if lasting == {token_id}:
+            raise Conflict(
+                "last_admin_token",
+                "this is the last token of an administrator; without it nobody could make another",
+                hint="make another one first: penstock token create NAME --scope admin",
+            )
 
     async def revoke_node(self, tx: Tx, node_id: str) -> None:
         """Revoke every token of a node, because it joins again."""

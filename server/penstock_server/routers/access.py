@@ -9,7 +9,7 @@ from penstock.errors import Bug
 from penstock_server.auth.principal import authenticated, scoped, unauthenticated
 from penstock_server.auth.secrets import TokenKind
 from penstock_server.auth.tokens import LOGIN_S, SESSION_S, Minted
-from penstock_server.guard import origin_allowed
+from penstock_server.guard import count_wrong, origin_allowed
 from penstock_server.problems import Problem
 from penstock_server.routers.deps import Asker, Server
 from penstock_server.schemas import api
@@ -84,6 +84,7 @@ async def open_session(server: Server, request: Request, response: Response, bod
         raise Problem(403, "foreign_origin", f"a page of {origin!r} may not log in here")
     async with server.database.write() as tx:
         if await server.tokens.take(tx, "login", body.code) is None:
+            count_wrong(request, server)
             raise Problem(
                 401,
                 "login_code_refused",

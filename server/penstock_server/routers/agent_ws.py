@@ -75,6 +75,7 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
     sender = FrameSender(node_id=link.node_id)
     while (message := await receive(socket)) is not None:
         runtime.leases.renew(link.node_id)
+        link.heard_at = runtime.clock.monotonic()
         if isinstance(message, bytes):
             await runtime.ingest.offer(sender, message)
         else:
@@ -83,7 +84,8 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
 
 async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
     link.stays_until(hello.pilot)
-    runtime.agents.connect(link)
+    link.instance, link.heard_at = hello.instance, runtime.clock.monotonic()
+    runtime.agents.connect(link, alive_s=runtime.settings.lease_ttl_s)
     link.missing = await runtime.reports.hello(link.node_id, hello)
     runtime.leases.connected(link.node_id)
     offsets = await runtime.log_offsets(link.node_id)
@@ -138,6 +140,6 @@ async def _log(runtime: Runtime, link: AgentLink, message: LogBytes) -> None:
         content = base64.b64decode(message.text_b64, validate=True)
     except binascii.Error as error:
         raise PeerError(f"text_b64 of a log message is no base64: {error}") from error
-    offset = runtime.ingest.take_log(job_id, message.replica_id, message.offset, content)
-    ack = LogAck(replica_id=message.replica_id, log_offset=offset)
+    taken = runtime.ingest.take_log(job_id, message.replica_id, message.offset, content)
+    ack = LogAck(replica_id=message.replica_id, log_offset=taken.next_offset, full=taken.full)
     link.outbox.put(f"ack:{message.replica_id}", ack.fields())

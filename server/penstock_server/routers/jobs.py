@@ -165,11 +165,12 @@ async def list_replicas(
     server: Server,
     role: Role | None = None,
     job_id: str | None = None,
+    attempt: Annotated[int | None, Query(ge=0, le=MAX_ATTEMPT)] = None,
     page_size: PageSize = DEFAULT_SIZE,
     page_token: PageToken = None,
 ) -> api.Page[api.Replica]:
     """List registered trainers and pservers of all attempts, newest first."""
-    return await server.jobs.replicas(role=role, job_id=job_id, size=page_size, token=page_token)
+    return await server.jobs.replicas(role=role, job_id=job_id, attempt=attempt, size=page_size, token=page_token)
 
 
 @replicas.get("/graphs/{graph_hash}", operation_id="getGraph", tags=["graphs"], response_class=Response)

@@ -8,7 +8,8 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import FileResponse
 
 from penstock_server.auth.principal import scoped, unauthenticated
-from penstock_server.problems import NotFound
+from penstock_server.guard import count_wrong
+from penstock_server.problems import NotFound, Problem
 from penstock_server.routers.deps import Server
 from penstock_server.schemas import api
 
@@ -25,9 +26,14 @@ async def list_nodes(server: Server) -> api.Page[api.Node]:
 
 @router.post("/nodes", status_code=201, operation_id="joinNode")
 @unauthenticated  # the join token in the body is what opens it, once
-async def join_node(server: Server, body: api.NodeJoin) -> api.NodeJoined:
+async def join_node(server: Server, request: Request, body: api.NodeJoin) -> api.NodeJoined:
     """Turn a join token into a node's identity."""
-    return await server.nodes.join(body)
+    try:
+        return await server.nodes.join(body)
+    except Problem as problem:
+        if problem.status == 401:
+            count_wrong(request, server)
+        raise
 
 
 @router.post("/nodes/{node_id}:cordon", status_code=202, operation_id="cordonNode")

@@ -11,6 +11,8 @@ from penstock.identity import Role
 from penstock.protocol.jobspec import JobSpec, SubmittedSpec, Text
 from penstock.protocol.states import JobState, NodeState, ReplicaState
 
+MAX_EXPIRY_S = 10 * 365 * 86400.0
+
 
 def iso(value: datetime) -> str:
     """Return ISO 8601 in UTC with microseconds."""
@@ -262,7 +264,7 @@ class TokenRequest(Request):
 
     name: Annotated[Text, Field(min_length=1, max_length=255)]
     scopes: Annotated[list[Literal["read", "submit", "admin", "attach"]], Field(min_length=1)]
-    expires_in_s: Annotated[float, Field(gt=0)] | None = None
+    expires_in_s: Annotated[float, Field(gt=0, le=MAX_EXPIRY_S)] | None = None
 
 
 class Token(Answer):

@@ -25,6 +25,7 @@ from penstock_server.streams.live import Live
 from penstock_server.tables import EventRow, IdempotencyRow, JobRow, ReplicaRow, SnapshotRow
 from penstock_server.uuid7 import uuid7
 
+ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
 KEY_LIFE = timedelta(hours=24)
 
 
@@ -80,7 +81,7 @@ class Jobs:
     async def newest(self, limit: int) -> tuple[list[api.Job], int]:
         """Return the newest jobs and every job that has not ended, and how many jobs there are in all."""
         newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
-        active = JobRow.state.not_in([s.value for s in TERMINAL_JOB])
+        active = JobRow.state.in_(ACTIVE)
         statement = select(JobRow).where(active | JobRow.id.in_(newest)).order_by(JobRow.id.desc())
         async with self._db.read() as session:
             total = (await session.execute(select(func.count()).select_from(JobRow))).scalar_one()
@@ -116,7 +117,7 @@ class Jobs:
         return api.Page(items=[event_view(row) for row in rows[:size]], next_page_token=more)
 
     async def replicas(
-        self, *, role: str | None, job_id: str | None, size: int, token: str | None
+        self, *, role: str | None, job_id: str | None, attempt: int | None, size: int, token: str | None
     ) -> api.Page[api.Replica]:
         """List replicas of all attempts, newest first."""
         statement = select(ReplicaRow).order_by(ReplicaRow.id.desc()).limit(size + 1)
@@ -124,6 +125,8 @@ class Jobs:
             statement = statement.where(ReplicaRow.role == role)
         if job_id is not None:
             statement = statement.where(ReplicaRow.job_id == job_id)
+        if attempt is not None:
+            statement = statement.where(ReplicaRow.attempt == attempt)
         after = from_token(token)
         if after is not None:
             statement = statement.where(ReplicaRow.id < after)

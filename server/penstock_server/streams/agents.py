@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.protocol.agent import PilotTerms
+from penstock_server.problems import Conflict
 from penstock_server.streams.socket import Outbox
 
 REPLACED = 4409
@@ -16,6 +17,7 @@ class AgentLink:
 
     `greeted`: it got its welcome, before which it takes no other message. `once`, `ends_at`, `leaving`: of a pilot,
     that it takes one job, when its time for jobs is over (on the monotonic clock), and why it drains.
+    `instance`: of the agent's run; `heard_at`: when its last message came.
     """
 
     node_id: str
@@ -26,6 +28,8 @@ class AgentLink:
     once: bool = False
     ends_at: float | None = None
     leaving: str = ""
+    instance: str = ""
+    heard_at: float = 0.0
 
     def stays_until(self, terms: PilotTerms | None) -> None:
         """Note the terms of an agent that has connected just now."""
@@ -40,10 +44,17 @@ class Agents:
     def __init__(self) -> None:
         self._links: dict[str, AgentLink] = {}
 
-    def connect(self, link: AgentLink) -> None:
-        """Take a new connection; the node's old one, if any, is closed."""
+    def connect(self, link: AgentLink, *, alive_s: float) -> None:
+        """Take a new connection; the node's old one, if any, is closed.
+
+        Unless that is another agent's that sent a message within `alive_s`: a node's identity was copied then,
+        and the two would replace each other for ever. Raises Conflict.
+        """
         old = self._links.get(link.node_id)
         if old is not None:
+            is_other = bool(old.instance and link.instance) and old.instance != link.instance
+            if is_other and link.heard_at - old.heard_at < alive_s:
+                raise Conflict("node_in_use", "another agent is this node: its node.json was copied; join by a token")
             old.outbox.close(REPLACED, "another connection of this node replaced this one")
         self._links[link.node_id] = link
 

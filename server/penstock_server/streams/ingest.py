@@ -17,7 +17,7 @@ from penstock.protocol.frames import Column, Frame, Header, Kind, decode, decode
 from penstock_server.db import DatabaseAway, TakenOver
 from penstock_server.instruments import Instruments
 from penstock_server.streams.hub import LOST, SHOWN, Hub
-from penstock_server.streams.logstore import LogStore
+from penstock_server.streams.logstore import Appended, LogStore
 from penstock_server.streams.recorder import Recorder
 
 log = structlog.get_logger(__name__)
@@ -142,12 +142,12 @@ class Ingest:
             await self._recorder.append(source.job_id, header, data)
         return header
 
-    def take_log(self, job_id: str, replica_id: str, offset: int, content: bytes) -> int:
-        """Store bytes of a log; return the offset to acknowledge."""
+    def take_log(self, job_id: str, replica_id: str, offset: int, content: bytes) -> Appended:
+        """Store bytes of a log; return what to acknowledge."""
         appended = self._logs.append(job_id, replica_id, offset, content)
         if appended.grew:
             self._hub.publish_log(job_id, replica_id)
-        return appended.next_offset
+        return appended
 
     def _count_lost(self, source: StreamSource, header: Header) -> None:
         expected = self._next_seq.get(source.stream, header.seq)  # the first one seen may follow a restart of ours

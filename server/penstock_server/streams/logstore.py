@@ -20,10 +20,11 @@ TAIL_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """`next_offset`: what to acknowledge. `grew`: whether subscribers have something to read."""
+    """`next_offset`: what to acknowledge. `grew`: subscribers have something to read. `full`: it takes no more."""
 
     next_offset: int
     grew: bool
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class LogStore:
         path = self._path(job_id, replica_id)
         size = self.size(job_id, replica_id)
         if size >= self._quota:
-            return Appended(max(size, offset + len(content)), grew=False)
+            return Appended(max(size, offset + len(content)), grew=False, full=True)
         if offset > size or offset + len(content) <= size:
             return Appended(size, grew=False)
         fresh = content[size - offset :]
@@ -61,7 +62,7 @@ class LogStore:
             written = self.size(job_id, replica_id)
             log.warning("log not stored yet", job=job_id, replica=replica_id, offset=written, error=str(error))
             return Appended(written, grew=written > size)
-        return Appended(offset + len(content), grew=True)
+        return Appended(offset + len(content), grew=True, full=size + len(kept) >= self._quota)
 
     def size(self, job_id: str, replica_id: str) -> int:
         """Return the bytes kept of a replica's log."""
