@@ -141,7 +141,7 @@ class Tokens:
         if lasting == {token_id}:
             raise Conflict(
                 "last_admin_token",
-                "this is the last token of an administrator; without it nobody could make another",
+                "this is the last token of an administrator; without it there is no way to make another",
                 hint="make another one first: penstock token create NAME --scope admin",
             )
 
