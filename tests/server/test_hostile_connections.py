@@ -113,10 +113,10 @@ def test_a_name_that_is_none_of_a_server_is_refused(host: str) -> None:
 @pytest.mark.asyncio
 async def test_a_foreign_host_gets_no_answer(sqlite_server: Server) -> None:
     async with httpx.AsyncClient(base_url=sqlite_server.url) as client:
-        for path in ("/", "/healthz", "/api/v1/jobs"):
+        for path in ("/", "/healthz/", "/api/v1/jobs"):
             answer = await client.get(path, headers={"Host": "evil.example"})
             assert (answer.status_code, answer.json()["code"]) == (421, "unknown_host")
-        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/healthz", headers={"Host": "probe.example"})).status_code == 200
     named = await sqlite_server.http.get("/api/v1/jobs", headers={"Host": "proxy.example"})  # it shows a token
     assert named.status_code == 200
 
