@@ -130,7 +130,7 @@ def test_the_guard_loads_the_standard_library_only() -> None:
         "set(sys.modules) - before if one.partition('.')[0] not in sys.stdlib_module_names))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    parts = ("", ".log", ".openmp", ".process", ".process.proc", ".process.signals", ".version")
+    parts = ("", ".log", ".openmp", ".process", ".process.hiding", ".process.proc", ".process.signals", ".version")
     library = [f"penstock{part}" for part in parts]
     worker = ["penstock_worker", "penstock_worker.guard", "penstock_worker.lease"]
     assert result.stdout.split() == [*library, *worker]
