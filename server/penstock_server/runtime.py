@@ -38,7 +38,7 @@ from penstock_server.streams.recorder import Recorder
 SCHEDULE_EVERY_S = 5.0
 PUBLISH_EVERY_S = 60.0
 KEEP_EVERY_S = 1.0
-SCHEDULE_REST_S = 0.02
+SCHEDULE_REST_S = 0.1
 PUBLISH_REST_S = 0.01
 
 

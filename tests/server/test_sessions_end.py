@@ -72,3 +72,22 @@ async def test_two_servers_of_one_host_keep_both_sessions(tmp_path: Path) -> Non
         for server in (one, two):
             async with httpx.AsyncClient(timeout=LIMIT_S, base_url=server.url, cookies=jar) as browser:
                 assert (await browser.get("/api/v1/me")).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_a_known_token_costs_no_query_and_ends_at_once(sqlite_server: Server) -> None:
+    tokens, looked = sqlite_server.runtime.tokens, []
+    secret = await sqlite_server.token("read")
+    made = (await sqlite_server.http.get("/api/v1/tokens")).json()["items"][-1]
+    glance = sqlite_server.runtime.database.glance
+
+    def counted() -> Any:
+        looked.append(1)
+        return glance()
+
+    sqlite_server.runtime.database.glance = counted  # type: ignore[method-assign]
+    assert [await tokens.bearer(secret) is not None for _ in range(3)] == [True] * 3
+    assert len(looked) == 1
+    await tokens.revoke(made["id"])
+    assert await tokens.bearer(secret) is None
+    assert await tokens.session(secret) is None

@@ -25,7 +25,9 @@ ADMIN_FILE = "admin.token"
 SESSION_S = 7 * 24 * 3600.0
 LOGIN_S = 300.0
 _BEARERS: frozenset[TokenKind] = frozenset({"user", "node"})
+_LASTING = _BEARERS | {"session"}
 _LAST_USED_EVERY_S = 60.0
+MAX_KNOWN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Minted:
 
 
 class Tokens:
-    """All tokens of one server. Cost of a lookup: one indexed read."""
+    """All tokens of one server. Cost of a lookup: one indexed read, the first time."""
 
     def __init__(self, database: Database, clock: Clock, state_dir: Path) -> None:
         self._db, self._clock, self._state_dir = database, clock, state_dir
@@ -45,6 +47,8 @@ class Tokens:
         # Browsers send a host's cookies to every port of it: servers that share a host need names of their own.
         self.cookie = f"penstock_session_{keyed_hash(self._pepper, 'cookie')[:8]}"
         self._noted: dict[str, float] = {}
+        self._known: dict[str, TokenRow] = {}  # by hash, as they were when they were looked up
+        self._version = 0
 
     async def ensure_admin(self) -> Path:
         """Make the administrator's token at the first start; return the file that holds it.
@@ -130,6 +134,7 @@ class Tokens:
             result = cast("CursorResult[object]", await tx.session.execute(statement))
             if result.rowcount == 0:
                 raise NotFound("token", token_id)
+        self.forget()
 
     async def _keep_an_administrator(self, tx: Tx, token_id: str) -> None:
         is_valid = (
@@ -146,7 +151,7 @@ class Tokens:
             )
 
     async def revoke_node(self, tx: Tx, node_id: str) -> None:
-        """Revoke every token of a node, because it joins again."""
+        """Revoke every token of a node, because it joins again. The caller calls `forget` after the commit."""
         statement = update(TokenRow).where(TokenRow.node_id == node_id, TokenRow.revoked_at.is_(None))
         await tx.session.execute(statement.values(revoked_at=self._clock.now()))
 
@@ -159,12 +164,24 @@ class Tokens:
         return Principal(row.id, kind, row.name, frozenset(row.scopes), row.node_id, by_cookie)
 
     async def _find(self, secret: str, kinds: Collection[TokenKind]) -> TokenRow | None:
-        statement = select(TokenRow).where(TokenRow.hash == keyed_hash(self._pepper, secret))
-        async with self._db.glance() as session:
-            row = (await session.execute(statement)).scalar_one_or_none()
+        hashed = keyed_hash(self._pepper, secret)
+        row = self._known.get(hashed)
+        if row is None:
+            version = self._version
+            async with self._db.glance() as session:
+                row = (await session.execute(select(TokenRow).where(TokenRow.hash == hashed))).scalar_one_or_none()
+            if row is not None and row.kind in _LASTING and version == self._version:
+                self._known[hashed] = row
+                if len(self._known) > MAX_KNOWN:
+                    del self._known[next(iter(self._known))]
         if row is None or row.kind not in kinds or not _valid(row, self._clock.now()):
             return None
         return row
+
+    def forget(self) -> None:
+        """Look every token up again: some were revoked just now. No other process writes to this database."""
+        self._known.clear()
+        self._version += 1
 
     async def _note_use(self, token_id: str) -> None:
         now = self._clock.monotonic()
