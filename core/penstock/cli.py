@@ -41,6 +41,8 @@ def root(
 
 app.command("up")(serve.up)
 app.command("demo")(serve.demo)
+app.command("backup")(serve.backup)
+app.command("restore")(serve.restore)
 app.command("submit")(jobs.submit)
 app.command("jobs")(jobs.list_jobs)
 app.command("job")(jobs.show_job)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock_server import backup
 from penstock_server.run import serve
 from penstock_server.settings import Settings
 
@@ -16,7 +17,10 @@ EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the server with settings from the environment and, over them, the command line."""
+    """Run the server with settings from the environment and, over them, the command line; or `backup`, `restore`."""
+    given_arguments = sys.argv[1:] if argv is None else argv
+    if given_arguments[:1] in (["backup"], ["restore"]):
+        return backup.main(given_arguments)
     parser = argparse.ArgumentParser(prog="python -m penstock_server", description="Penstock's control plane")
     parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (default 7080; 0: any free one)")
@@ -29,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--insecure", action="store_true", default=None, help="serve plain HTTP although other machines reach --host"
     )
-    given: dict[str, Any] = {k: v for k, v in vars(parser.parse_args(argv)).items() if v is not None}
+    given: dict[str, Any] = {k: v for k, v in vars(parser.parse_args(given_arguments)).items() if v is not None}
     try:
         settings = Settings(**given)
     except ValidationError as error:

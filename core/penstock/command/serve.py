@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -42,6 +43,31 @@ def up(
             stack.serve()
     except Stopped as signal:
         note(f"stopped by {signal}")
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="where the backup is written")],
+    state_dir: StateDir = None,
+    without_telemetry: Annotated[
+        bool, typer.Option("--without-telemetry", help="leave recorded frames out, which are most of it")
+    ] = False,
+) -> None:
+    """Write a backup of this machine's server, which may run meanwhile. It holds secrets: keep it as such."""
+    _run_server("backup", file, state_dir, ["--without-telemetry"] if without_telemetry else [])
+
+
+def restore(file: Annotated[Path, typer.Argument(help="a backup")], state_dir: StateDir = None) -> None:
+    """Make a backup a server's state again, in a folder that is new or empty."""
+    _run_server("restore", file, state_dir, [])
+
+
+def _run_server(action: str, file: Path, state_dir: Path | None, options: list[str]) -> NoReturn:
+    from penstock.command.profile import home
+
+    folder = (state_dir or home()) / "server"
+    sys.stdout.flush()
+    line = [sys.executable, "-m", "penstock_server", action, str(file), "--state-dir", str(folder), *options]
+    os.execve(sys.executable, line, dict(os.environ))
 
 
 def demo(
