@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,11 +46,11 @@ class Job:
 
     def __init__(
         self, mode: PsMode, *, trainers: int = 1, by_python: bool = False, stored: list[TorchStorage] | None = None,
-        **settings: Any,
+        state_dir: Path | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         self.storages = storages(mode) if stored is None else stored
         self.servers = [
-            ParameterServer(ServerSettings("127.0.0.1:0", i, trainers, mode), storage)
+            ParameterServer(ServerSettings("127.0.0.1:0", i, trainers, mode, state_dir=state_dir), storage)
             for i, storage in enumerate(self.storages)
         ]
         for server in self.servers:

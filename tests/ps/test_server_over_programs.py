@@ -208,3 +208,27 @@ def test_updates_have_at_most_as_many_threads_as_set(
     scope.prepared[program := fluid.Program()] = storage
     server.serve_program(program, scope)
     assert seen == [expected, expected]
+
+
+def test_a_staged_update_is_the_update_to_the_bit() -> None:
+    apart, whole = storage_of("sync"), storage_of("sync")
+    dense = [b for b in whole.blocks() if b != "table"]
+    for seed in range(3):
+        random = torch.Generator().manual_seed(seed)
+        gradients = {b: Gradient(torch.randn(whole.value(b).shape, generator=random)) for b in dense}
+        before = everything(apart)
+        staged = {block: apart.stage(block, gradient) for block, gradient in gradients.items()}
+        assert everything(apart) == before, "nothing is changed"
+        for storage in (apart, whole):
+            storage.begin_round()
+        for block, gradient in gradients.items():
+            if seed == 1:  # the round was another one
+                apart.update(block, gradient)
+            else:
+                apart.take_staged(block)
+            whole.update(block, gradient)
+            value = staged[block]
+            assert value is not None
+            assert torch.equal(value, whole.value(block))
+        assert everything(apart) == everything(whole)
+    assert apart.stage("table", Gradient(torch.ones(1, WIDTH), torch.tensor([1]))) is None

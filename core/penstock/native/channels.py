@@ -14,6 +14,7 @@ from penstock.native import check_built
 check_built("_ps")
 
 from penstock.native._ps import (  # noqa: E402 - a library built for another torch must not be loaded
+    AHEAD,
     LOOK_UP,
     NUM_CHANNELS,
     STEP,
@@ -35,6 +36,7 @@ from penstock.native._ps import (  # noqa: E402 - a library built for another to
 )
 
 __all__ = [
+    "AHEAD",
     "LOOK_UP",
     "NUM_CHANNELS",
     "STEP",

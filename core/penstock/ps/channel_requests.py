@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from penstock.errors import PeerError
-from penstock.native.channels import LOOK_UP, STEP, Answers, Block, Request, Traffic
+from penstock.native.channels import AHEAD, LOOK_UP, STEP, Answers, Block, Request, Traffic
 from penstock.ps.dispatcher import Dispatcher, Response
+from penstock.ps.early import EarlyAnswers
 from penstock.ps.requests import Requests, sender_of
 from penstock.ps.rounds.messages import Pull, Refuse, Step, TrainerIncarnation
 from penstock.ps.state import ServerState, use_cores_for
@@ -30,6 +31,8 @@ class ChannelRequests:
         self._state, self._dispatcher, self._requests = state, dispatcher, requests
         self._names = list(state.specs)
         self._fitting: set[tuple[str, bool]] = set()  # (block, is dense): gradients that its update takes
+        self._early = EarlyAnswers(state, dispatcher, self._names)
+        self.in_parts = self._early.is_possible
         self.traffic = Traffic(
             [Block(name, spec.dtype, list(spec.shape), is_table=spec.is_table) for name, spec in state.specs.items()]
         )
@@ -50,9 +53,13 @@ class ChannelRequests:
 
     def answer(self, request: Request, channel: Answers) -> None:
         """Answer one request. Raises PenstockError, which refuses it."""
+        if request.kind == AHEAD:
+            self._early.arrived(request, channel)
+            return  # has no answer
         sender = sender_of(request.trainer, request.epoch)
+        early: list[int] = []
         if request.kind == STEP:
-            response = self._step(request, sender, channel)
+            response, early = self._step(request, sender, channel)
         elif request.kind == LOOK_UP:
             response = self._look_up(request, sender, channel)
         else:
@@ -61,10 +68,31 @@ class ChannelRequests:
         if isinstance(answer, Refuse):
             channel.refuse(answer.reason, answer.rejoin, deadline)
         else:
-            channel.answer(answer.round, response.staleness, deadline)
+            channel.answer(answer.round, response.staleness, deadline, early)
 
-    def _step(self, request: Request, sender: TrainerIncarnation, channel: Answers) -> Response:
-        """Take pushes, in sync mode wait for the round, and read."""
+    def closed(self, channel: Answers) -> None:
+        """A channel has ended."""
+        self._early.closed(channel)
+
+    def _step(self, request: Request, sender: TrainerIncarnation, channel: Answers) -> tuple[Response, list[int]]:
+        """Take pushes, in sync mode wait for the round, and read. Return which values were sent early, and hold."""
+        try:
+            response = self._pushed(request, sender)
+        finally:
+            sent = self._early.end(request.trainer, channel)
+        reads = request.reads()
+        if isinstance(response.answer, Refuse) or not reads:
+            return response, []
+        # Locks are enough: a round is applied under those of all blocks, so it is read whole or not at all.
+        names = [self._names[block] for block in reads]
+        with self._requests.reading(names, sender.trainer):
+            taken = self._state.staging.taken(request.round) if sent else {}
+            early = [b for b in reads if b in sent and sent[b] == taken.get(self._names[b])]
+            rest = [b for b in reads if b not in early]
+            channel.stage(rest, [self._state.storage.value(self._names[b]) for b in rest])
+        return response, early
+
+    def _pushed(self, request: Request, sender: TrainerIncarnation) -> Response:
         state, number = self._state, request.round
         reads = request.reads()
         gradients = {
@@ -77,16 +105,9 @@ class ChannelRequests:
                 self._fitting.add((block, gradient.rows is None))
         # Not copied: the request is answered when they are applied, or refused when they are released.
         payloads = {block: state.payloads.hold(gradient, copied=False) for block, gradient in gradients.items()}
-        response = self._dispatcher.dispatch(
+        return self._dispatcher.dispatch(
             lambda ticket: Step(ticket, sender, number, payloads, bool(reads)), payloads=payloads.values()
         )
-        if isinstance(response.answer, Refuse) or not reads:
-            return response
-        # Locks are enough: a round is applied under those of all blocks, so it is read whole or not at all.
-        names = [self._names[block] for block in reads]
-        with self._requests.reading(names, sender.trainer):
-            channel.stage(reads, [state.storage.value(name) for name in names])
-        return response
 
     def _look_up(self, request: Request, sender: TrainerIncarnation, channel: Answers) -> Response:
         number = request.round

@@ -78,6 +78,11 @@ class Dispatcher:
         with self._lock:
             yield
 
+    def expected(self, round: int) -> tuple[int, ...]:
+        """Return the trainers that an open round waits for, ascending; none if it is not open."""
+        with self._lock:
+            return self.machine.expected(round)
+
     def dispatch(self, make: Callable[[Ticket], TrainerRequest], *, payloads: Collection[Payload] = ()) -> Response:
         """Pass a request to the machine, and wait for its answer. `payloads`: of pushes. Raises what `stop` decides."""
         inbox: Inbox = SimpleQueue()

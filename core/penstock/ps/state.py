@@ -48,6 +48,7 @@ from penstock.ps.rounds.messages import (
     Refuse,
 )
 from penstock.ps.settings import ServerSettings
+from penstock.ps.staging import Staging
 from penstock.ps.storage import BlockLocks, Gradient, Storage, describe
 from penstock.ps.wire import MAX_TENSORS, ROWS, VALUES, Message, Value, WireTensor, to_wire
 
@@ -140,6 +141,7 @@ class ServerState:
         self.locks = BlockLocks(list(self.specs))
         self.payloads, self.counters = Payloads(), Counters()
         self.applied = AppliedIndex(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
+        self.staging = Staging(storage, self.applied)
         self.log = WriteAheadLog(None)
         self.goes_on = self.is_torn = False
 
@@ -252,7 +254,11 @@ class Updates:
     def _close(self, work: Close) -> Applied | FailedRound:
         done: Applied | FailedRound = Applied(work.round)
         with self.state.locks.all():
-            merged = self._merged(work)
+            contributed = {
+                b: [self.state.payloads.gradient(p) for p in found] for b, found in work.contributions.items()
+            }
+            staged = self.state.staging.fitting(work.round, contributed, work.members)
+            merged = self._merged(work, contributed, staged)
             try:
                 for block, gradient in merged.items():
                     self._check(block, gradient)
@@ -261,20 +267,22 @@ class Updates:
             except PenstockError as error:
                 done = FailedRound(work.round, str(error))
             else:
-                self._log_and_apply(work, merged)
+                self._log_and_apply(work, merged, list(staged))
+            self.state.staging.drop()
         for payloads in work.contributions.values():
             for payload in payloads:
                 self.state.payloads.release(payload)
         return done
 
-    def _log_and_apply(self, work: Close, merged: dict[str, Gradient]) -> None:
+    def _log_and_apply(self, work: Close, merged: dict[str, Gradient], staged: list[str]) -> None:
         tensors = _tensors(merged) if self.state.log.is_kept else []
         sequence = (
             self.state.log.append(Message("round", {"round": work.round}, tensors)) if self.state.log.is_kept else -1
         )
         try:
             self.state.storage.begin_round()
-            self._update(merged)
+            self.state.staging.take(staged)
+            self._update({block: gradient for block, gradient in merged.items() if block not in staged})
         except BaseException:
             self.state.is_torn = True
             if self.state.log.is_kept:  # every start would fail over it again
@@ -286,15 +294,17 @@ class Updates:
         self.state.storage.check(block, gradient)
         self.state.storage.check_room(block, gradient)
 
-    def _merged(self, work: Close) -> dict[str, Gradient]:
-        out: dict[str, Gradient] = {}
-        contributed = {b: [self.state.payloads.gradient(p) for p in found] for b, found in work.contributions.items()}
+    def _merged(
+        self, work: Close, contributed: dict[str, list[Gradient]], staged: dict[str, Gradient]
+    ) -> dict[str, Gradient]:
+        out = dict(staged)
 
         def merge(block: str) -> None:
             gradients = contributed[block]
             out[block] = mean(gradients, len(work.members), self.state.specs[block].shape)
 
-        self._each(merge, contributed, contributed.values())
+        rest = {block: gradients for block, gradients in contributed.items() if block not in staged}
+        self._each(merge, rest, rest.values())
         merges = {(f"trainer {g.trainer}", block) for block, gradients in contributed.items() for g in gradients}
         self.state.counters.add_merges(merges)
         return {block: out[block] for block in work.contributions}

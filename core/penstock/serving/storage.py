@@ -26,6 +26,7 @@ from penstock.ps.storage import Gradient
 from penstock.scope import Scope, tensor_of
 from penstock.serving.blocks import PreparedBlock, TableBlock
 from penstock.serving.plans import BlockUpdate, UpdatePlans
+from penstock.serving.staged import StagedUpdates
 from penstock.transpile.pserver import Served, ServerDescription, describe, pulled_name
 from penstock.transpile.tables import is_scratch, is_state
 
@@ -58,12 +59,14 @@ class ProgramStorage:
             is_table = any(op.type == SPARSE_TABLE for op in own)
             made = _Table(program, scope, served, own, clock) if is_table else _Dense(program, scope, served, own)
             self._blocks[served.name] = made
-        updates = [b.update_of() for b in self._blocks.values() if isinstance(b, _Dense)]
-        self._plans = UpdatePlans([u for u in updates if u is not None], num_threads=usable_cores())
+        updates = [u for b in self._blocks.values() if (u := b.update_of()) is not None]
+        self._plans = UpdatePlans(updates, num_threads=usable_cores())
         round_operators = operators.get(description.round_block, []) if description.round_block else []
         self._numbers = _persistables(program, scope, round_operators)
         self._round = PreparedBlock(program, round_operators, self._numbers)
         self._round_lock = threading.Lock()
+        others = [name for b in self._blocks.values() if b.update_of() is None for name in b.kept()]
+        self._staged = StagedUpdates(program, updates, round_operators, self._numbers, others, self._round_lock)
 
     def limit_threads(self, most: int) -> None:
         """Update with at most so many threads, if there are as many cores. Before serving."""
@@ -80,6 +83,22 @@ class ProgramStorage:
         """Run the round block: learning-rate schedule and step counters."""
         with self._round_lock:
             self._round.run({})
+            self._staged.changed()
+
+    def stage(self, block: str, gradient: Gradient) -> torch.Tensor | None:
+        """Return what a dense block will be after the next round with this gradient; None where it cannot be said.
+
+        Raises PeerError, OperatorError.
+        """
+        found = self._found(block)
+        if not isinstance(found, _Dense) or block not in self._staged or gradient.rows is not None:
+            return None
+        return self._staged.run(block, found.fed(gradient))
+
+    def take_staged(self, block: str) -> None:
+        """Apply what was staged of a block last."""
+        with self._found(block).lock:
+            self._staged.take(block)
 
     def check(self, block: str, gradient: Gradient) -> None:
         """Raise PeerError for a gradient that its block's update does not take."""
@@ -152,6 +171,7 @@ class ProgramStorage:
                 for number, tensor in self._numbers.items():
                     if number in tensors:
                         tensor.copy_(tensors[number])
+                self._staged.changed()
             return
         for block in self._blocks.values():
             if block.served.parameter == parameter:
@@ -211,8 +231,16 @@ class _Dense:
             return None
         return BlockUpdate(self.served.name, self._operators, self._kept, self._fed)
 
+    def kept(self) -> Sequence[str]:
+        return list(self._kept)
+
     def check(self, gradient: Gradient) -> None:
         self._checked(gradient)
+
+    def fed(self, gradient: Gradient) -> Tensors:
+        """Return what an update is fed. Raises PeerError."""
+        fed, _ = self._checked(gradient)
+        return fed
 
     def update(self, gradient: Gradient) -> None:
         fed, symbols = self._checked(gradient)
@@ -316,6 +344,12 @@ class _Table:
         self._numbers = _persistables(program, scope, operators)
         self._block = TableBlock(program, operators, self._numbers, clock=clock)
         self.table = self._block.table
+
+    def kept(self) -> Sequence[str]:
+        return list(self._numbers)
+
+    def update_of(self) -> BlockUpdate | None:
+        return None
 
     def check(self, gradient: Gradient) -> None:
         self._checked(gradient)

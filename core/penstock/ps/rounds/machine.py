@@ -308,6 +308,10 @@ class RoundMachine:
         """The open round; 0 where there are none."""
         return 0
 
+    def expected(self, round: int) -> tuple[int, ...]:
+        """Trainers without which `round` cannot be closed as things are, ascending; none if it is not open."""
+        return ()
+
     def waits_for(self) -> list[int]:
         """Stragglers: trainers for which others wait in the open round."""
         return []

@@ -130,6 +130,12 @@ class SyncRounds(RoundMachine):
             return []
         return sorted(self._waited_for() - self._reached.keys())
 
+    def expected(self, round: int) -> tuple[int, ...]:
+        """The trainers of the open round, once all have joined."""
+        if round != self.round or self._closing or not self.members.started:
+            return ()
+        return tuple(sorted(self._waited_for()))
+
     def _waited_for(self) -> set[int]:
         return self.members.participants(self.round) - self.meetings.waiting
 

@@ -59,15 +59,22 @@ What it raises refuses the request, except Unavailable: that breaks the connecti
 
 
 class ChannelHandler(Protocol):
-    """Answers requests over channels; `traffic` counts what goes over them."""
+    """Answers requests over channels; `traffic` counts what goes over them.
+
+    `in_parts`: it takes each message ahead of a step, where bodies go through the connection.
+    """
 
     traffic: Traffic
+    in_parts: bool
 
     def open(self, message: Message) -> Message:
         """Answer the request to make its connection a channel. What it raises refuses that."""
 
     def answer(self, request: Request, channel: Answers) -> None:
         """Answer one request; runs on the channel's thread. What it raises is as with `Handler`."""
+
+    def closed(self, channel: Answers) -> None:
+        """A channel has ended."""
 
 
 MAX_UNKNOWN = 64
@@ -227,7 +234,7 @@ class LineServer:
             is_late = self._closed.is_set()
         try:
             while not is_late:
-                request = self._next(channel)
+                request = self._next(channel, in_parts=handler.in_parts and not self._shares)
                 try:
                     handler.answer(request, channel)
                 except Unavailable:
@@ -242,12 +249,13 @@ class LineServer:
         finally:
             with self._lock:
                 self._lines.discard(channel)
+            handler.closed(channel)
             channel.close()
 
-    def _next(self, channel: Answers) -> Request:
+    def _next(self, channel: Answers, *, in_parts: bool) -> Request:
         """Receive a request. Logs a warning for the first that is malformed: every step of its sender may be."""
         try:
-            return channel.receive()
+            return channel.receive(in_parts=in_parts)
         except PeerError as error:
             text = f"a channel is closed, since what a trainer sent over it is malformed: {error}"
             warn_once(_log, text, self, about="malformed")

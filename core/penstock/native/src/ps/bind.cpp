@@ -20,6 +20,7 @@
 #include "ps/geo_bind.h"
 #include "ps/message.h"
 #include "ps/operators.h"
+#include "ps/outbox.h"
 #include "ps/session.h"
 
 namespace py = pybind11;
@@ -57,9 +58,12 @@ class Request {
     if (next.kind == Kind::kAhead) {
       if (num_ahead_++ > 0 && !is_same) throw Malformed("what was sent ahead of a step is not of one trainer");
       if (next.parts.empty()) throw Malformed("nothing was sent ahead of a step");
-      for (Part& part : next.parts) add_ahead(std::move(part));
-      message_.trainer = next.trainer;
-      message_.epoch = next.epoch;
+      check_reads(next);
+      newest_ = message_.parts.size();
+      std::vector<Part> parts = std::exchange(message_.parts, {});
+      std::swap(parts, next.parts);
+      message_ = std::move(next);
+      for (Part& part : parts) add_ahead(std::move(part));
       return false;
     }
     if (num_ahead_ != (next.kind == Kind::kStep ? next.number : 0) || (num_ahead_ > 0 && !is_same)) {
@@ -102,19 +106,32 @@ class Request {
     return {message_.parts[0].block, checked_rows(message_.parts[0], block_of(message_.parts[0]))};
   }
 
-  // Each block once: what is answered is then not more than all blocks, whatever the request is.
+  // Of kAhead: what the newest message has brought, which `gradients` will have too.
+  std::vector<Gradient> newest() const {
+    std::vector<Gradient> out;
+    for (std::size_t i = newest_; i < message_.parts.size(); ++i) {
+      out.emplace_back(message_.parts[i].block, tensor_of(message_.parts[i]), std::nullopt);
+    }
+    return out;
+  }
+
   std::vector<std::uint32_t> reads() const {
+    check_reads(message_);
+    return message_.reads;
+  }
+
+ private:
+  // Each block once: what is answered is then not more than all blocks, whatever the request is.
+  void check_reads(const Message& message) const {
     std::vector<bool> is_read(blocks_->size());
-    for (const std::uint32_t block : message_.reads) {
+    for (const std::uint32_t block : message.reads) {
       if (block >= blocks_->size() || (*blocks_)[block].is_table)
         throw Malformed("a step reads what is no block with values");
       if (is_read[block]) throw Malformed("a step reads '" + (*blocks_)[block].name + "' twice");
       is_read[block] = true;
     }
-    return message_.reads;
   }
 
- private:
   // At most one gradient of each block, so that what waits for a step is not more than the blocks.
   void add_ahead(Part part) {
     const Block& block = block_of(part);
@@ -167,6 +184,7 @@ class Request {
   std::shared_ptr<const std::vector<Block>> blocks_;
   Message message_;
   std::int64_t num_ahead_ = 0;
+  std::size_t newest_ = 0;  // the first part of the newest message
 };
 
 // The blocks of a server by their numbers, and what went over its channels, by trainer and block. Thread-safe.
@@ -213,15 +231,33 @@ class Traffic {
 class Answers {
  public:
   Answers(int descriptor, std::shared_ptr<Traffic> traffic, bool shares)
-      : channel_(descriptor, shares), traffic_(std::move(traffic)) {}
+      : channel_(std::make_shared<Channel>(descriptor, shares)), traffic_(std::move(traffic)) {}
 
-  std::unique_ptr<Request> receive() {
+  // `in_parts`: each message ahead of a step is returned too, as the request that the step will be.
+  std::shared_ptr<Request> receive(bool in_parts) {
     const py::gil_scoped_release released;
-    auto request = std::make_unique<Request>(traffic_->blocks());
-    while (!request->take(channel_.receive(std::numeric_limits<double>::infinity()))) continue;
-    trainer_ = request->message().trainer;
-    if (trainer_ >= 0 && trainer_ < kMaxTrainers) traffic_->received(trainer_, request->message());
-    return request;
+    if (open_ == nullptr) open_ = std::make_shared<Request>(traffic_->blocks());
+    bool is_whole = false;
+    do {
+      is_whole = open_->take(channel_->receive(std::numeric_limits<double>::infinity()));
+    } while (!is_whole && !in_parts);
+    if (!is_whole) return open_;
+    trainer_ = open_->message().trainer;
+    if (counts(trainer_)) traffic_->received(trainer_, open_->message());
+    return std::exchange(open_, nullptr);
+  }
+
+  // From any thread, between the first message ahead of a step and its answer: the value of one block, which does not
+  // change. Sent in the background, before the answer.
+  void send_early(std::int64_t trainer, std::int64_t round, std::uint32_t block, const at::Tensor& value,
+                  double limit_s) {
+    const py::gil_scoped_release released;
+    const at::Tensor whole = value.contiguous().detach();  // without Python's object, which only its lock may free
+    Message message{.kind = Kind::kEarly, .round = round};
+    message.parts.push_back(described_as(block, whole.scalar_type(), whole.sizes().vec()));
+    message.parts[0].data = static_cast<const char*>(whole.const_data_ptr());
+    if (counts(trainer)) traffic_->sent(trainer, message);
+    early_.send(channel_, std::move(message), {whole}, limit_s);
   }
 
   // Copies tensors to where the answer's body is taken from: they may change when this returns.
@@ -236,7 +272,7 @@ class Answers {
       part.data = static_cast<const char*>(tensor.const_data_ptr());
       answer_.parts.push_back(std::move(part));
     }
-    channel_.stage(bytes_of(answer_));
+    channel_->stage(bytes_of(answer_));
   }
 
   // The same for rows of a table [height, ...]: gathered straight into it. `ids` are checked.
@@ -249,14 +285,16 @@ class Answers {
     const Part& part = answer_.parts[0];
     const std::int64_t row_bytes = static_cast<std::int64_t>(part.num_bytes) / std::max<std::int64_t>(1, ids.numel());
     const ops::RowGather gather{static_cast<const char*>(table.const_data_ptr()), row_bytes, -1, row_bytes};
-    ops::gather_rows(gather, ids.const_data_ptr<std::int64_t>(), channel_.room(part.num_bytes), 0, ids.numel());
+    ops::gather_rows(gather, ids.const_data_ptr<std::int64_t>(), channel_->room(part.num_bytes), 0, ids.numel());
   }
 
-  void answer(std::int64_t round, std::int64_t staleness, double deadline) {
+  // `early`: blocks whose values have been sent early, and hold.
+  void answer(std::int64_t round, std::int64_t staleness, double deadline, std::vector<std::uint32_t> early) {
     const py::gil_scoped_release released;
     answer_.kind = Kind::kAnswer;
     answer_.round = round;
     answer_.number = staleness;
+    answer_.reads = std::move(early);
     traffic_->sent(trainer_, answer_);
     send(deadline);
   }
@@ -267,13 +305,13 @@ class Answers {
     answer_.kind = Kind::kRefuse;
     answer_.number = rejoin ? 1 : 0;
     answer_.text = reason;
-    channel_.stage({});
+    channel_->stage({});
     send(deadline);
   }
 
-  void break_off() { channel_.break_off(); }
-  void stop_receiving() { channel_.stop_receiving(); }
-  std::string take_why() { return channel_.take_why(); }
+  void break_off() { channel_->break_off(); }
+  void stop_receiving() { channel_->stop_receiving(); }
+  std::string take_why() { return channel_->take_why(); }
 
  private:
   static Part described_as(std::uint32_t block, at::ScalarType dtype, std::vector<std::int64_t> sizes) {
@@ -287,14 +325,19 @@ class Answers {
   }
 
   void send(double deadline) {
-    channel_.send_staged(encode(answer_), deadline);
+    if (!early_.finish()) throw Unavailable("values before an answer could not be sent");
+    channel_->send_staged(encode(answer_), deadline);
     answer_ = {};
   }
 
   static constexpr std::int64_t kMaxTrainers = std::int64_t{1} << 20;  // that are counted
 
-  Channel channel_;
+  static bool counts(std::int64_t trainer) { return trainer >= 0 && trainer < kMaxTrainers; }
+
+  std::shared_ptr<Channel> channel_;
+  Outbox early_;
   std::shared_ptr<Traffic> traffic_;
+  std::shared_ptr<Request> open_;  // of which messages ahead have come
   std::int64_t trainer_ = -1;  // who sent the request that is being answered
   Message answer_;
 };
@@ -374,12 +417,13 @@ void bind_server(py::module_& m) {
              return Block{std::move(name), dtype, std::move(sizes), is_table};
            }),
            "name"_a, "dtype"_a, "sizes"_a, py::kw_only(), "is_table"_a);
-  py::class_<Request>(m, "Request")
+  py::class_<Request, std::shared_ptr<Request>>(m, "Request")
       .def_property_readonly("kind", [](const Request& self) { return static_cast<int>(self.message().kind); })
       .def_property_readonly("trainer", [](const Request& self) { return self.message().trainer; })
       .def_property_readonly("epoch", [](const Request& self) { return self.message().epoch; })
       .def_property_readonly("round", [](const Request& self) { return self.message().round; })
       .def("gradients", &Request::gradients)
+      .def("newest", &Request::newest)
       .def("ids", &Request::ids)
       .def("reads", &Request::reads);
   py::class_<Traffic, std::shared_ptr<Traffic>>(m, "Traffic")
@@ -395,10 +439,11 @@ void bind_server(py::module_& m) {
       });
   py::class_<Answers>(m, "Answers")
       .def(py::init<int, std::shared_ptr<Traffic>, bool>(), "descriptor"_a, "traffic"_a, py::kw_only(), "shares"_a)
-      .def("receive", &Answers::receive)
+      .def("receive", &Answers::receive, py::kw_only(), "in_parts"_a = false)
+      .def("send_early", &Answers::send_early)
       .def("stage", &Answers::stage)
       .def("stage_rows", &Answers::stage_rows)
-      .def("answer", &Answers::answer)
+      .def("answer", &Answers::answer, "round"_a, "staleness"_a, "deadline"_a, "early"_a = std::vector<std::uint32_t>{})
       .def("refuse", &Answers::refuse)
       .def("shut_down", &Answers::break_off)
       .def("close", &Answers::break_off)  // the descriptor goes with the object, which no thread uses then
@@ -427,6 +472,7 @@ void translate(std::exception_ptr thrown) {
 PYBIND11_MODULE(_ps, m) {
   using namespace penstock::ps;
   py::register_exception_translator(&translate);
+  m.attr("AHEAD") = static_cast<int>(Kind::kAhead);
   m.attr("LOOK_UP") = static_cast<int>(Kind::kLookUp);
   m.attr("STEP") = static_cast<int>(Kind::kStep);
   bind_server(m);

@@ -5,7 +5,8 @@
 // REGION   a descriptor comes with the prefix: from now on the sender's region
 //
 // A message is received whole, or the connection is broken: there is no resynchronisation within a stream. One user at
-// a time, except `break_off`. No Python, no interpreter lock.
+// a time, except `break_off`; where memory is not shared, one that sends and one that receives. No Python, no
+// interpreter lock.
 #pragma once
 
 #include <sys/uio.h>

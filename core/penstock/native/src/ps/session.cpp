@@ -54,7 +54,7 @@ bool Session::arm(std::size_t at, std::array<std::shared_ptr<Channel>, kNumLines
   const std::lock_guard guard(arming_);
   for (std::size_t i = 0; i < kNumLines; ++i) server.lines[i].channel = std::move(channels[i]);
   server.answer.reset();
-  server.answered = {};
+  server.answered.clear();
   if (server.blocks.empty()) {
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       server.numbers.emplace(blocks[i], static_cast<std::uint32_t>(i));
@@ -247,7 +247,7 @@ std::int64_t Session::address(Sent& out) {
   for (std::size_t at = 0; at < servers_.size(); ++at) {
     Server& server = *servers_[at];
     server.answer.reset();
-    server.answered = {};
+    server.answered.clear();
     if (!sync_ && !out[at] && server.num_ahead == 0 && server.reads.empty()) continue;  // no barrier waits for it
     if (!sync_ && number == 0) number = next_number();
     Message& message = of(out, at, Kind::kStep).message;
@@ -272,6 +272,8 @@ bool Session::whole_step(const std::vector<Push>& pushes, const std::vector<std:
   for (const Push& push : pushes) {
     if (!(push.of->is_table ? add_rows(push, out) : add_blocks(push, out))) return false;
   }
+  if (!have_encodings(out)) return false;
+  send_dense_first(out);
   const std::int64_t number = address(out);
   if (!have_encodings(out) || !has_left(out)) return false;
   Answers answers(servers_.size());
@@ -332,7 +334,7 @@ void Session::done(std::size_t at, const Message& sent, Answer answer, std::int6
   }
   count(server, sent, answer.message);
   server.answer = std::move(answer.message);
-  server.answered = std::move(answer.received.body);
+  server.answered = std::move(answer.bodies);
 }
 
 bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, at::TensorList out) {
@@ -367,7 +369,7 @@ bool Session::read(const std::vector<std::string>& blocks, at::IntArrayRef at, a
   for (std::size_t server = 0; server < servers_.size(); ++server) {
     servers_[server]->reads.assign(reads[server].begin(), reads[server].end());
     servers_[server]->answer.reset();  // each step reads what its own round has made
-    servers_[server]->answered = {};
+    servers_[server]->answered.clear();
   }
   return whole;
 }
@@ -422,9 +424,13 @@ bool Session::await(Channel& channel, Server& server, const Message& sent, std::
   const bool is_step = sent.kind == Kind::kStep;
   const Waits::One waiting(waits_, *(is_step ? server.sums.back() : server.sums[sent.parts[0].block]));
   try {
-    answer.emplace();
-    answer->received = channel.receive(now_s() + limit_s_);
-    answer->message = decode(answer->received.head, answer->received.body);
+    if (is_step && server.inbox.is_open()) {
+      answer = server.inbox.take(now_s() + limit_s_);
+    } else {
+      Received received = channel.receive(now_s() + limit_s_);
+      answer.emplace(Answer{decode(received.head, received.body), {}});
+      answer->bodies.push_back(std::move(received.body));
+    }
     server.answered_at = now_s();
     return answer->message.kind == Kind::kAnswer;
   } catch (const std::exception&) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "ps/columns.h"
+#include "ps/inbox.h"
 #include "ps/message.h"
 #include "ps/outbox.h"
 #include "ps/rows.h"
@@ -52,7 +53,7 @@ struct Server {
   std::vector<std::unique_ptr<Sums>> sums;  // of each block, then of none
   std::vector<std::uint32_t> reads;         // what steps read
   std::optional<Message> answer;            // of the last step, for the reads that follow
-  Body answered;                            // what it looks at
+  std::vector<Body> answered;               // what it looks at
   std::atomic<std::int64_t> round{0};       // the open one, in sync mode
   std::atomic<std::int64_t> acknowledged{0};
   std::atomic<double> sent_at{0}, answered_at{0};
@@ -60,6 +61,7 @@ struct Server {
   std::unordered_map<std::uint32_t, std::pair<const void*, std::size_t>> ahead;
   std::int64_t num_ahead = 0;  // messages
   Outbox outbox;
+  Inbox inbox;  // open from the first message ahead to the step's answer, if the server may answer early
 };
 
 // Where a variable's blocks, or the parts of a table, are.
@@ -124,10 +126,6 @@ class Session {
     std::vector<at::Tensor> kept;  // what its parts look at
   };
   using Sent = std::vector<std::optional<Outgoing>>;  // by server
-  struct Answer {
-    Received received;
-    Message message;
-  };
   using Answers = std::vector<std::optional<Answer>>;  // by server
   struct Line {                                        // of one server, while it is used and its answer looked at
     std::unique_lock<std::mutex> held;
@@ -137,6 +135,8 @@ class Session {
 
   bool whole_step(const std::vector<Push>& pushes, const std::vector<std::int64_t>& ahead,
                   std::unique_lock<std::recursive_mutex>& one_at_a_time);
+  void send_ahead_to(std::size_t at, Outgoing out);
+  void send_dense_first(Sent& out);
   bool has_left(const Sent& out);
   bool add_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at, const std::vector<at::Tensor>& values,
                  Sent& out);

@@ -1,10 +1,18 @@
 // What a session sends of a step before it is all there.
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "ps/session.h"
 #include "ps/tensors.h"
 
 namespace penstock::ps {
+namespace {
+
+// Of the dense gradients of a step, and of what else it has: less is not worth a message of its own.
+constexpr std::size_t kApart = std::size_t{64} << 10;
+
+}  // namespace
 
 // False: nothing may be sent.
 bool Session::add_ahead(const std::vector<std::string>& blocks, at::IntArrayRef at,
@@ -32,13 +40,46 @@ std::int64_t Session::send_ahead(const std::vector<std::string>& blocks, at::Int
   std::int64_t sent = 0;
   for (std::size_t to = 0; to < out.size(); ++to) {
     if (!out[to]) continue;
-    Server& server = *servers_[to];
-    for (const Part& part : out[to]->message.parts) server.ahead[part.block] = {part.data, part.num_bytes};
-    ++server.num_ahead;
-    server.outbox.send(server.lines[0].channel, std::move(out[to]->message), std::move(out[to]->kept), limit_s_);
+    send_ahead_to(to, *std::move(out[to]));
     if (sent == 0) ahead_.push_back(sent = next_number());
   }
   return sent;
+}
+
+// In sync mode the server is asked for the values of blocks as soon as it has them: it may then answer in parts.
+void Session::send_ahead_to(std::size_t at, Outgoing out) {
+  Server& server = *servers_[at];
+  for (const Part& part : out.message.parts) server.ahead[part.block] = {part.data, part.num_bytes};
+  if (sync_) {
+    out.message.round = server.round;
+    out.message.reads = server.reads;
+    if (server.num_ahead == 0 && !server.reads.empty()) {
+      server.inbox.begin(server.lines[0].channel, out.message.round);
+    }
+  }
+  ++server.num_ahead;
+  server.outbox.send(server.lines[0].channel, std::move(out.message), std::move(out.kept), limit_s_);
+}
+
+// The rest of a step's dense gradients leave before its rows, so that they are answered while those travel.
+void Session::send_dense_first(Sent& out) {
+  for (std::size_t at = 0; at < out.size(); ++at) {
+    Server& server = *servers_[at];
+    if (!sync_ || !out[at] || server.local || server.lines[0].channel->shares() || server.reads.empty()) continue;
+    std::vector<Part>& parts = out[at]->message.parts;
+    const auto rows = std::find_if(parts.begin(), parts.end(), [](const Part& one) { return one.role == Role::kRows; });
+    std::size_t dense_bytes = 0, other_bytes = 0;
+    for (auto one = parts.begin(); one != parts.end(); ++one) {
+      (one < rows ? dense_bytes : other_bytes) += one->num_bytes;
+    }
+    if (dense_bytes < kApart || other_bytes < kApart) continue;
+    Outgoing first;
+    first.message = {.kind = Kind::kAhead, .trainer = sender_.trainer, .epoch = sender_.epoch};
+    first.message.parts.assign(std::move_iterator(parts.begin()), std::move_iterator(rows));
+    first.kept = out[at]->kept;
+    parts.erase(parts.begin(), rows);
+    send_ahead_to(at, std::move(first));
+  }
 }
 
 // What was sent ahead belongs to this step, and has left.
@@ -58,6 +99,7 @@ void Session::end_ahead(bool well) {
     if (!well) {
       disarm(at);
       server.outbox.finish();
+      server.inbox.drop();
     }
     server.num_ahead = 0;
     server.ahead.clear();
