@@ -25,8 +25,9 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -137,17 +138,45 @@ def train_of(table: SparseTable, rule: str, batches: Batches) -> Callable[[], fl
     return lambda: core_seconds(step)
 
 
-def on_threads(actions: list[Callable[[], float]]) -> float:
-    """Run all at once, each on a thread of its own; return the seconds until the last has ended."""
-    threads = [threading.Thread(target=action) for action in actions]
+class Threads:
+    """Threads that wait for work, as FBGEMM's do: to begin one for each batch is no part of a rate."""
 
-    def together() -> None:
-        for thread in threads:
+    def __init__(self, num: int) -> None:
+        self._work: list[SimpleQueue[Callable[[], object] | None]] = [SimpleQueue() for _ in range(num)]
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in self._work]
+        for thread in self._threads:
             thread.start()
-        for thread in threads:
-            thread.join()
 
-    return timed(together)
+    def _run(self, work: SimpleQueue[Callable[[], object] | None]) -> None:
+        while (action := work.get()) is not None:
+            try:
+                action()
+            except BaseException as error:  # noqa: BLE001  # raised by `seconds`
+                self._done.put(error)
+            else:
+                self._done.put(None)
+
+    def seconds(self, actions: Sequence[Callable[[], object]]) -> float:
+        """Run all at once, each on a thread of its own; return the seconds until the last has ended. Raises theirs."""
+
+        def together() -> None:
+            for work, action in zip(self._work, actions, strict=True):
+                work.put(action)
+            for error in [self._done.get() for _ in actions]:
+                if error is not None:
+                    raise error
+
+        return timed(together)
+
+    def __enter__(self) -> Threads:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for work in self._work:
+            work.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 @contextlib.contextmanager
@@ -227,11 +256,14 @@ def measure_all_cores(table: SparseTable, rows: int, rule: str, num_rounds: int,
     num_threads = len(os.sched_getaffinity(0))
     width = table.settings.width
     each = [Batches(rows, width, BATCH, seed) for seed in range(num_threads)]
-    ours: Contenders = {
-        "penstock_pull": lambda: on_threads([pull_of(table, batches) for batches in each]),
-        "penstock_train": lambda: on_threads([train_of(table, rule, batches) for batches in each]),
-    }
-    with fbgemm_contenders(rows, width, rule, BATCH * num_threads, num_threads, report) as fbgemm:
+    with (
+        Threads(num_threads) as threads,
+        fbgemm_contenders(rows, width, rule, BATCH * num_threads, num_threads, report) as fbgemm,
+    ):
+        ours: Contenders = {
+            "penstock_pull": lambda: threads.seconds([pull_of(table, batches) for batches in each]),
+            "penstock_train": lambda: threads.seconds([train_of(table, rule, batches) for batches in each]),
+        }
         samples = alternating_blocks({**ours, **fbgemm}, num_rounds)
     add_rates(samples, BATCH * num_threads, f"{rule}_{num_threads}", report)
     measure_one_push(table, rule, each[0], num_rounds, report)

@@ -20,8 +20,11 @@ PARTS = {
     "table": ("table/batch.cpp", "table/index.cpp", "table/pool.cpp", "table/table.cpp", "ops/initial.cpp"),
     "feed": ("feed/blocks.cpp", "feed/line.cpp", "feed/rows.cpp", "feed/store.cpp", "feed/stream.cpp"),
     "ring": ("ops/ring/memory.cpp", "ops/ring/ring.cpp", "ops/ring/sums.cpp"),
+    "channels": ("ps/channel.cpp", "ps/inbox.cpp", "ps/message.cpp", "ps/region.cpp"),
 }
-"""Torch-free parts, with the sources that a stress test is built with."""
+"""Parts without torch's operators, with the sources that a stress test is built with."""
+NAMES_DTYPES = frozenset({"channels"})
+"""Parts that use the dtypes of c10."""
 
 
 def sanitize(kind: str, part: str, *, seconds: float = 5.0, tests: Path = TESTS) -> str:
@@ -33,10 +36,11 @@ def sanitize(kind: str, part: str, *, seconds: float = 5.0, tests: Path = TESTS)
     checks = {"thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]}
     folder = build.build_folder() / f"stress-{kind}" / part
     sources = (*(build.SOURCES / name for name in PARTS[part]), tests / f"{part}.cpp")
-    program = build.Library("stress", sources, folder / "run-stress", ("-pthread",), ())
+    headers, links = _of_c10() if part in NAMES_DTYPES else ([], [])
+    program = build.Library("stress", sources, folder / "run-stress", ("-pthread", *links), ())
     # The loader would choose among clones of a function before the sanitizer is ready: there are none here.
     no_clones = "'-Dtarget_clones(...)='"
-    flags = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", no_clones, *build.WARNINGS]
+    flags = ["-std=c++20", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", no_clones, *build.WARNINGS, *headers]
     with build.compiled([program], folder, [*flags, *checks[kind]], checks[kind]):
         # Address randomisation beyond what thread-sanitizer can map makes it stop at random; setarch turns it off.
         setarch = shutil.which("setarch")
@@ -46,6 +50,14 @@ def sanitize(kind: str, part: str, *, seconds: float = 5.0, tests: Path = TESTS)
     if done.returncode != 0:
         raise UserError(f"the stress test failed under {kind} sanitizer with status {done.returncode}:\n{done.stdout}")
     return done.stdout
+
+
+def _of_c10() -> tuple[list[str], list[str]]:
+    """Return the flags that find c10's headers, and those that link it."""
+    from torch.utils.cpp_extension import include_paths, library_paths  # the other parts need no torch
+
+    links = [flag for path in library_paths() for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    return [f"-isystem {path}" for path in include_paths()], [*links, "-lc10"]
 
 
 def main() -> int:

@@ -11,7 +11,10 @@ from penstock import native
 from penstock.errors import UserError
 from penstock.native import build
 
-SAYS = {"engine": "4 workers: ", "table": "rounds of 4 threads", "feed": "feed: ", "ring": "runs of 1 to 4 ranks"}
+SAYS = {
+    "engine": "4 workers: ", "table": "rounds of 4 threads", "feed": "feed: ", "ring": "runs of 1 to 4 ranks",
+    "channels": "connections",
+}  # fmt: skip
 
 
 @pytest.mark.soak

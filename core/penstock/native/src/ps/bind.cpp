@@ -338,7 +338,7 @@ class Answers {
   Outbox early_;
   std::shared_ptr<Traffic> traffic_;
   std::shared_ptr<Request> open_;  // of which messages ahead have come
-  std::int64_t trainer_ = -1;  // who sent the request that is being answered
+  std::int64_t trainer_ = -1;      // who sent the request that is being answered
   Message answer_;
 };
 

@@ -125,7 +125,7 @@ class Session {
     Message message;
     std::vector<at::Tensor> kept;  // what its parts look at
   };
-  using Sent = std::vector<std::optional<Outgoing>>;  // by server
+  using Sent = std::vector<std::optional<Outgoing>>;   // by server
   using Answers = std::vector<std::optional<Answer>>;  // by server
   struct Line {                                        // of one server, while it is used and its answer looked at
     std::unique_lock<std::mutex> held;
