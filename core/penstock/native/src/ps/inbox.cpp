@@ -95,7 +95,7 @@ void Inbox::run() {
       open_->failed = failed;
     } else if (answer->message.kind == Kind::kEarly) {
       open_->early.push_back(*std::move(answer));
-      continue;  // nobody waits for it
+      continue;  // `take` waits for the answer
     } else {
       open_->last = std::move(answer);
     }

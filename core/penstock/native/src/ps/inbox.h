@@ -2,7 +2,7 @@
 //
 // A server sends values of blocks before the step's answer (Kind::kEarly). They have to be received meanwhile, or the
 // connection's window closes: a thread does it, from `begin` until the answer itself is there or receiving fails. Its
-// channel is received from by nobody else until `take` or `drop` has returned. No Python, no interpreter lock.
+// channel is received from by no other thread until `take` or `drop` has returned. No Python, no interpreter lock.
 #pragma once
 
 #include <condition_variable>
