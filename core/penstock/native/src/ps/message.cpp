@@ -44,7 +44,7 @@ class Reader {
   void take(T* to, std::size_t count) {
     const std::size_t size = count * sizeof(T);
     if (size > bytes_.size() - at_) throw Malformed("the head of a message ends too early");
-    std::memcpy(to, bytes_.data() + at_, size);
+    if (size != 0) std::memcpy(to, bytes_.data() + at_, size);
     at_ += size;
   }
 
