@@ -71,14 +71,14 @@ void serve(const std::shared_ptr<Channel>& channel) {
     while (true) {
       std::vector<std::pair<std::uint32_t, std::vector<float>>> parts;
       Message step;
-      std::thread sender;
+      std::jthread sender;  // joined when receiving fails, too
       while (true) {
         const Received received = channel->receive(kNever);
         step = decode(received.head, received.body);
         if (step.kind == Kind::kStep) break;
         parts.emplace_back(step.parts[0].block, values_of(step.parts[0]));
         if (parts.size() == kBlocks - 1) {  // while the last one, and the step, are still on their way
-          sender = std::thread([&channel, round = step.round, parts] { send_early(*channel, round, parts); });
+          sender = std::jthread([&channel, round = step.round, parts] { send_early(*channel, round, parts); });
         }
       }
       if (sender.joinable()) sender.join();
