@@ -21,6 +21,7 @@ from penstock.ps.settings import ServerSettings
 from penstock.ps.storage import Gradient
 from penstock.scope import Scope
 from penstock.serving import blocks, server
+from penstock.serving import staged as copies
 from penstock.serving import storage as stored
 from penstock.serving.storage import ProgramStorage
 from penstock.transpile.partition import Partition
@@ -208,6 +209,16 @@ def test_updates_have_at_most_as_many_threads_as_set(
     scope.prepared[program := fluid.Program()] = storage
     server.serve_program(program, scope)
     assert seen == [expected, expected]
+
+
+def test_blocks_beyond_the_memory_for_copies_are_not_staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = []
+    for limit in (1 << 20, 0):
+        monkeypatch.setattr(copies, "MOST_BYTES", limit)
+        storage = storage_of("sync")
+        dense = [b for b in storage.blocks() if b != "table"]
+        staged.append([storage.stage(b, Gradient(torch.ones(storage.value(b).shape))) is not None for b in dense])
+    assert staged == [[True] * len(dense), [False] * len(dense)]
 
 
 def test_a_staged_update_is_the_update_to_the_bit() -> None:

@@ -1,7 +1,8 @@
 """Updates of dense blocks that are computed before their round is applied: on copies of what they write.
 
 A block can be staged if its update writes nothing that another block or the round block has too. The round block
-(learning-rate schedule, counters) runs on a copy of its numbers first, once a round.
+(learning-rate schedule, counters) runs on a copy of its numbers first, once a round. Copies take `MOST_BYTES` at most:
+blocks beyond it, in the program's order, are not staged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from penstock.program.program import Program
 from penstock.serving.blocks import PreparedBlock
 from penstock.serving.plans import BlockUpdate
 
+MOST_BYTES = 1 << 28
 Tensors = dict[str, torch.Tensor]
 
 
@@ -56,11 +58,13 @@ class StagedUpdates:
         users = Counter([*numbers, *others, *(name for update in updates for name in update.bound)])
         self._written: dict[str, set[str]] = {}
         self._updates = {update.name: update for update in updates}
+        left = MOST_BYTES
         for update in updates:
             written = {program.variables[name].storage for op in update.operators for name in op.writes}
             written &= update.bound.keys()
-            if update.name in written and all(users[name] == 1 for name in written):
-                self._written[update.name] = written
+            num_bytes = sum(update.bound[name].nbytes for name in written)
+            if update.name in written and all(users[name] == 1 for name in written) and num_bytes <= left:
+                self._written[update.name], left = written, left - num_bytes
         self._ahead: Tensors | None = None  # the numbers of the round to come
         self._round: PreparedBlock | None = None
         self._is_begun = False
