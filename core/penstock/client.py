@@ -2,12 +2,14 @@
 
 Every failure is one of ours: `AuthError`, `NotFound`, `Conflict`, `SpecError` (with the server's JSON pointers),
 `Unavailable` (no server, or it is overloaded) and `PeerError` (it answers what the protocol does not allow).
-Only `submit` is tried a second time, under its key. Calls block; a `Client` may not be shared between threads.
+Only `submit` with a key is retried, a few times within two seconds. Calls block; a `Client` may not be shared between
+threads.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, cast
@@ -15,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from penstock.backoff import Backoff
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, UserError
 from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
@@ -40,6 +43,7 @@ __all__ = [
     "NotFound", "Progress", "Replica", "Series", "Snapshot", "Token", "is_loopback", "problem",
 ]  # fmt: skip
 TIMEOUT_S = 15.0
+SUBMIT_RETRIES, SUBMIT_PAUSE_S, SUBMIT_LONGEST_S = 3, 0.1, 1.0
 VERSION_TIMEOUT_S = 3.0
 UPLOAD_TIMEOUT_S = 120.0
 
@@ -108,25 +112,33 @@ class Client:
     def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> Job:
         """Submit a job. `key`: an Idempotency-Key; with one, an answer that was lost on its way costs no second job."""
         headers = {} if key is None else {"Idempotency-Key": key}
-        try:
-            return cast(Job, self._json("POST", "/jobs", json={"spec": spec}, headers=headers))
-        except Unavailable:
-            if key is None:
-                raise
-            return cast(Job, self._json("POST", "/jobs", json={"spec": spec}, headers=headers))
+        backoff = Backoff(SUBMIT_PAUSE_S, SUBMIT_LONGEST_S)
+        while True:
+            try:
+                return cast(Job, self._json("POST", "/jobs", json={"spec": spec}, headers=headers))
+            except Unavailable:
+                if key is None or backoff.attempts == SUBMIT_RETRIES:
+                    raise
+            time.sleep(backoff.wait_s())
 
     def jobs(self, *, state: str | None = None, name: str | None = None) -> Iterator[Job]:
         """Yield the jobs, newest first; pages are fetched as they are needed."""
         for item in self._pages("/jobs", {"state": state, "name": name}):
             yield cast(Job, item)
 
-    def job(self, job_id: str) -> Job:
-        """Return one job."""
-        return cast(Job, self._json("GET", f"/jobs/{_segment(job_id)}"))
+    def job(self, job_id: str, *, wait_s: float = 0.0, since: int | None = None) -> Job:
+        """Return one job. `wait_s`: once it has ended or its version is not `since` any more, or after so long."""
+        params = {} if not wait_s else {"wait": wait_s} if since is None else {"wait": wait_s, "since": since}
+        path = f"/jobs/{_segment(job_id)}"
+        return cast(Job, self._json("GET", path, params=params, timeout=TIMEOUT_S + wait_s))
 
-    def cancel(self, job_id: str) -> Job:
-        """Ask for the end of a job; a job that has ended stays as it is."""
-        return cast(Job, self._json("POST", f"/jobs/{_segment(job_id)}:cancel"))
+    def cancel(self, job_id: str, *, version: int | None = None) -> Job:
+        """Ask for the end of a job; a job that has ended stays as it is.
+
+        `version`: raises Conflict if the job is not as it was when it had this one (`If-Match`).
+        """
+        headers = {} if version is None else {"If-Match": f'"{version}"'}
+        return cast(Job, self._json("POST", f"/jobs/{_segment(job_id)}:cancel", headers=headers))
 
     def logs(self, job_id: str, replica_id: str, *, offset: int = 0, limit: int = 1 << 20) -> LogPiece:
         """Return a piece of a replica's log from a byte offset."""
@@ -288,7 +300,13 @@ def problem(answer: httpx.Response) -> PenstockError:
 
 
 def _error_class(status: int) -> type[PenstockError]:
-    known: dict[int, type[PenstockError]] = {401: AuthError, 403: AuthError, 404: NotFound, 409: Conflict}
+    known: dict[int, type[PenstockError]] = {
+        401: AuthError,
+        403: AuthError,
+        404: NotFound,
+        409: Conflict,
+        412: Conflict,
+    }
     if status in known:
         return known[status]
     if status == 429 or status >= 500:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 
 from penstock.version import __version__
-from penstock_server import problems
+from penstock_server import description, problems
 from penstock_server.clock import Clock
 from penstock_server.guard import guard
 from penstock_server.middleware import Envelope
@@ -41,12 +42,12 @@ def create_app(settings: Settings, *, clock: Clock | None = None) -> FastAPI:
             app.state.runtime = runtime
             yield
 
-    return _assemble(FastAPI(lifespan=lifespan, **_OPTIONS))
+    return _assemble(_Application(lifespan=lifespan, **_OPTIONS))
 
 
 def app_of(runtime: Runtime) -> FastAPI:
     """Return an application over a runtime that is open already."""
-    app = FastAPI(**_OPTIONS)
+    app = _Application(**_OPTIONS)
     app.state.runtime = runtime
     return _assemble(app)
 
@@ -62,10 +63,21 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """Return the description of this API. Made once."""
+        if self.openapi_schema is None:
+            runtime: Runtime | None = getattr(self.state, "runtime", None)
+            cookie = description.SESSION_COOKIE if runtime is None else runtime.tokens.cookie
+            description.complete(super().openapi(), ROUTERS, cookie=cookie)
+        assert self.openapi_schema is not None  # FastAPI's method keeps what it made
+        return self.openapi_schema
+
+
 def _assemble(app: FastAPI) -> FastAPI:
-    problem = {"model": ProblemBody, "description": "Problem (RFC 9457)"}
-    for router in ROUTERS:
-        app.include_router(router, dependencies=[Depends(guard)], responses={"4XX": problem, "5XX": problem})
+    for router in ROUTERS:  # the model stands here for its schema; `description` writes the responses anew
+        app.include_router(router, dependencies=[Depends(guard)], responses={500: {"model": ProblemBody}})
+    app.state.methods_of = partial(description.methods_of, routers=ROUTERS)
     problems.install(app)
     app.add_middleware(Envelope)
     return app

@@ -106,7 +106,7 @@ class Envelope:
                 return
             await self._limited(scope, receive, on_send, limit)
         finally:
-            route = getattr(scope.get("route"), "path", "(none)")
+            route = getattr(scope.get("route"), "path_format", "(none)")
             runtime.meters.requests.labels(scope["method"], route, str(status)).inc()
             runtime.meters.request_s.labels(route).observe(time.perf_counter() - started)
 

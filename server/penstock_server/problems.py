@@ -158,13 +158,27 @@ def _field_error(item: dict[str, Any]) -> FieldError:
 
 async def _on_http_exception(conn: Any, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}.get(error.status_code, "http_error")
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return await _answer(conn, _not_allowed(conn))
+    code = {404: "not_found", 413: "body_too_large"}.get(error.status_code, "http_error")
     detail = str(error.detail)
-    if error.status_code in (404, 405):
+    if error.status_code == HTTPStatus.NOT_FOUND:
         detail = f"{conn.scope.get('method', 'GET')} {conn.url.path}: {detail}"
     answer = response(conn, error.status_code, code, detail)
     answer.headers.update(error.headers or {})
     return await _answer(conn, answer)
+
+
+def _not_allowed(conn: HTTPConnection) -> JSONResponse:
+    """Compose a 405 with what is allowed, by all routes of the path: the framework names one route's. Or a 404."""
+    method, path = conn.scope["method"], conn.url.path
+    allowed = conn.app.state.methods_of(path)
+    if not allowed and path.startswith("/api/"):
+        return response(conn, 404, "not_found", f"{method} {path}: there is no such call; /openapi.json lists them all")
+    names = ", ".join(allowed or ("GET", "HEAD"))  # else it is the dashboard's
+    answer = response(conn, 405, "method_not_allowed", f"{method} {path}: only {names} can be used here")
+    answer.headers["Allow"] = names
+    return answer
 
 
 async def _on_os_error(conn: Any, error: Exception) -> JSONResponse:

@@ -104,7 +104,18 @@ def make_server(runtime: Runtime) -> uvicorn.Server:
         ws_max_size=MAX_FRAME_BYTES + (1 << 20),
         timeout_graceful_shutdown=_STOP_S,
     )
-    return SignalFreeServer(config)
+    return _Server(config, runtime)
+
+
+class _Server(SignalFreeServer):
+    def __init__(self, config: uvicorn.Config, runtime: Runtime) -> None:
+        super().__init__(config)
+        self._runtime = runtime
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Have requests that wait for a change answer now, then stop."""
+        self._runtime.changes.close()
+        await super().shutdown(sockets)
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:

@@ -15,6 +15,7 @@ from penstock_server.db import Database, Effects, upgrade
 from penstock_server.instruments import Instruments
 from penstock_server.pipelines import LeaseWatch, Loop, Publisher
 from penstock_server.services.attach import Attach
+from penstock_server.services.changes import Changes
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.leases import Leases
@@ -54,6 +55,7 @@ class Runtime:
     wrong: WrongSecrets
     held: Held
     jobs: Jobs
+    changes: Changes
     nodes: Nodes
     pilots: PilotBoard
     reports: Reports
@@ -119,7 +121,8 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     recorder = Recorder(jobs_dir, segment_bytes=settings.segment_bytes, quota_bytes=settings.segment_quota_bytes)
     tokens = Tokens(database, clock, settings.state_dir)
     grace_s = settings.grace_s
-    jobs = Jobs(database, clock, live, logs.tail, grace_s=grace_s)
+    changes = Changes()
+    jobs = Jobs(database, clock, live, logs.tail, changes, grace_s=grace_s)
     nodes = Nodes(database, clock, tokens)
     reports = Reports(
         database, clock, nodes, logs.tail, grace_s=grace_s, stop_patience_s=settings.stop_patience_s,
@@ -135,7 +138,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
     scheduling = Scheduling(database, clock, agents)
     runtime = Runtime(
-        settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, nodes,
+        settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
         PilotBoard(clock), reports, attach,
         JobStorage(database, clock, settings.state_dir / "snapshots"), Metrics(database),
         agents, hub, ingest, logs, recorder, Exchanges(jobs, recorder), metrics, leases, publisher, scheduling, [],
@@ -170,6 +173,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
                 runtime.recorder.release(event.subject)
         for job_id in effects.jobs:
             runtime.ingest.forget_job(job_id)
+        runtime.changes.note(effects.jobs)
         runtime.publisher.mark(effects)
         publisher.wake()
         if effects.schedule:

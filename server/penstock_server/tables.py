@@ -60,7 +60,10 @@ class JobRow(Base):
     """
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_name_id", "name", "id"), Index("ix_jobs_state_id", "state", "id"))
+    __table_args__ = (
+        Index("ix_jobs_state_id", "state", "id"),
+        Index("ix_jobs_name_id", "name", "id", postgresql_ops={"name": "varchar_pattern_ops"}),  # for LIKE 'start%'
+    )
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     name: Mapped[str]
     kind: Mapped[str] = mapped_column(String(16))

@@ -56,7 +56,7 @@ async def test_http_routes_refuse_without_credentials(sqlite_server: Server) -> 
         for method, route in http_routes():
             if (method, route.path) in OPEN:
                 continue
-            path = route.path.replace("{", "").replace("}", "")
+            path = route.path_format.replace("{", "").replace("}", "")
             for headers in ({}, {"Authorization": "Bearer psu_guess"}, guess):
                 answer = await stranger.request(method, path, headers=headers)
                 assert answer.status_code == 401, (method, path, headers, answer.text)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.protocol.rest import Job
 
-POLL_S = 0.5
+POLL_S = 0.5  # without a server
+PUSH_S = 1.0  # how long the server holds a request back; progress is no change, and is shown after this
 AWAY_S = 60.0  # a server that restarts is waited for this long
 LINE_EVERY_S = 10.0
 
@@ -61,25 +62,37 @@ def wait(
     timeout_s: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Job:
-    """Return the job once it has ended. `check` is called between looks and may raise.
+    """Return the job once it has ended. `check` is called between requests, each second or so, and may raise.
 
     Raises TimedOut, or Unavailable if the server is unreachable for more than a minute.
     """
     start = time.monotonic()
     away = Away()
+    version: int | None = None
     while True:
         check()
+        asked_at = time.monotonic()
+        left_s = float("inf") if timeout_s is None else max(0.0, timeout_s - (asked_at - start))
         try:
-            job = client.job(job_id)
+            # The first look is answered at once, the others when there is something new.
+            job = client.job(job_id, wait_s=0.0 if version is None else min(PUSH_S, left_s), since=version)
             away.answered()
             display.show(job)
             if is_over(job):
                 return job
+            pause_s = 0.0 if version is None else _pause_s(job["version"] == version, time.monotonic() - asked_at)
+            version = job["version"]
         except Unavailable as error:
             away.silent(error)
+            pause_s = POLL_S
         if timeout_s is not None and time.monotonic() - start > timeout_s:
             raise TimedOut(f"job {job_id} has not ended within {timeout_s:g} s; it goes on")
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+
+
+def _pause_s(unchanged: bool, taken_s: float) -> float:
+    """Return how long to wait before the next request. A server that stops, or knows no `wait`, answers at once."""
+    return POLL_S if unchanged and taken_s < PUSH_S / 2 else 0.0
 
 
 def display_for(*, quiet: bool = False) -> Display:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -22,7 +24,7 @@ from penstock.protocol.contract import Mode, reserved
 RetryClass = Literal["infra", "user"]
 OnDisconnect = Literal["continue", "stop"]
 
-_MEMORY = re.compile(r"^(\d+)\s*(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)?$")
+_MEMORY = r"^ *([0-9]{1,15}) *(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)? *$"
 _UNIT = {
     None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
     "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -31,7 +33,7 @@ _UNIT = {
 
 def memory_bytes(text: str) -> int:
     """Return the bytes that `text` ("2GiB", "512 MB", "1024") stands for. Raises ValueError."""
-    match = _MEMORY.match(text.strip())
+    match = re.fullmatch(_MEMORY, text)
     if match is None:
         raise ValueError(f"memory is {text!r}; write a whole number and a unit, such as '2GiB'")
     return int(match[1]) * _UNIT[match[2]]
@@ -49,20 +51,39 @@ def storable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(storable)]
+Text = Annotated[str, AfterValidator(storable), Field(json_schema_extra={"pattern": "^[^\\u0000]*$"})]
+"""Text that can be stored. The schema cannot say that it has to be UTF-8; JSON that is not is refused as such."""
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Base of what a person sends: a field that is not known is an error, and so is text or a truth for a number.
+
+    Pydantic would convert those; then the server would take what its JSON Schema forbids.
+    """
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: object, info: ValidationInfo) -> object:
+        assert info.field_name is not None  # of a field's validator
+        if cls.model_fields[info.field_name].annotation in _NUMBERS and isinstance(value, bool | str):
+            raise ValueError(f"is {value!r}; write a number")
+        return value
 
-class Resources(_Strict):
+
+_NUMBERS = (int, float, float | None)
+
+
+class Resources(Strict):
     """How many replicas of one role, and what each of them needs."""
 
     count: int = Field(1, ge=0, le=10_000, description="number of replicas")
     cpus: int = Field(1, ge=0, le=4096, description="cores of each replica; 0: it shares those of others")
     gpus: int = Field(0, ge=0, le=64, description="GPUs of each replica")
-    memory: str = Field("1GiB", description="memory of each replica, e.g. '2GiB'")
+    memory: str = Field(
+        "1GiB", description="memory of each replica, e.g. '2GiB'", json_schema_extra={"pattern": _MEMORY}
+    )
 
     @field_validator("memory")
     @classmethod
@@ -71,7 +92,7 @@ class Resources(_Strict):
         return value
 
 
-class Restart(_Strict):
+class Restart(Strict):
     """When a failed attempt is followed by another. An attempt of which nothing had started never counts.
 
     `on`: "infra", faults of machines: a lost node, a full disk, a killed process guard; "user": the script's own.
@@ -81,15 +102,33 @@ class Restart(_Strict):
     on: list[RetryClass] = ["infra"]
 
 
-class Checkpoint(_Strict):
+class Checkpoint(Strict):
     """How often a checkpoint is written, and how many are retained."""
 
     every_steps: int = Field(500, ge=1)
     keep: int = Field(3, ge=1)
 
 
-class JobSpec(_Strict):
+def _roles_by_mode(mode: JsonValue, pservers: JsonValue, *required: JsonValue) -> JsonValue:
+    trainers: JsonValue = {"properties": {"count": {"minimum": 1}}}
+    properties: JsonValue = {"mode": mode, "trainers": trainers, "pservers": pservers}
+    return {"properties": properties, "required": list(required)}
+
+
+_BY_MODE: list[JsonValue] = [
+    _roles_by_mode({"const": "pserver"}, {"properties": {"count": {"minimum": 1}}}, "mode", "pservers"),
+    _roles_by_mode(
+        {"enum": [mode for mode in get_args(Mode) if mode != "pserver"]},
+        {"properties": {"count": {"const": 0}}, "required": ["count"]},
+    ),
+]
+"""How many replicas of each role a job of a mode has, in JSON Schema. `JobSpec` checks it with messages of its own."""
+
+
+class JobSpec(Strict):
     """A job: an entrypoint, how many replicas run it in which role, and what happens on failure."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": _BY_MODE})
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
         description="lower-case letters, digits, '.', '_' and '-'; at most 63 characters"
@@ -104,7 +143,9 @@ class JobSpec(_Strict):
     mode: Mode = "local"
     trainers: Resources = Field(default_factory=lambda: Resources(count=1))
     pservers: Resources = Field(default_factory=lambda: Resources(count=0))
-    env: dict[Text, Text] = Field(default_factory=dict)
+    env: dict[Text, Text] = Field(
+        default_factory=dict, json_schema_extra={"propertyNames": {"pattern": "^[^=\\u0000]+$"}}
+    )
     restart: Restart = Field(default_factory=Restart)
     checkpoint: Checkpoint | None = None
     max_duration_s: float | None = Field(

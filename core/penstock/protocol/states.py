@@ -99,6 +99,7 @@ PREEMPTED = "preempted: "
 """How the detail of a replica begins that was ended because its node leaves."""
 
 TERMINAL_JOB = frozenset({J.SUCCEEDED, J.FAILED, J.CANCELLED})
+ACTIVE_JOB = tuple(state for state in J if state not in TERMINAL_JOB)
 TERMINAL_REPLICA = frozenset({R.EXITED, R.KILLED, R.LOST})
 LIVE_REPLICA = tuple(state for state in R if state not in TERMINAL_REPLICA)
 

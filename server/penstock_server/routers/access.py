@@ -9,9 +9,10 @@ from penstock.errors import Bug
 from penstock_server.auth.principal import authenticated, scoped, unauthenticated
 from penstock_server.auth.secrets import TokenKind
 from penstock_server.auth.tokens import LOGIN_S, SESSION_S, Minted
+from penstock_server.description import problems
 from penstock_server.guard import count_wrong, origin_allowed
 from penstock_server.problems import Problem
-from penstock_server.routers.deps import Asker, Server
+from penstock_server.routers.deps import Asker, Id, Server
 from penstock_server.schemas import api
 from penstock_server.services.views import columns
 from penstock_server.tables import TokenRow
@@ -47,9 +48,9 @@ async def list_tokens(server: Server) -> api.Items[api.Token]:
     return api.Items(items=[api.Token(**columns(api.Token, row)) for row in rows])
 
 
-@router.delete("/tokens/{token_id}", status_code=204, operation_id="revokeToken")
+@router.delete("/tokens/{token_id:id}", status_code=204, operation_id="revokeToken", responses=problems(409))
 @scoped("admin")
-async def revoke_token(server: Server, token_id: str) -> None:
+async def revoke_token(server: Server, token_id: Id) -> None:
     """Revoke a token for good."""
     await server.tokens.revoke(token_id)
 
@@ -74,7 +75,7 @@ async def create_login_code(server: Server) -> api.LoginCode:
     return api.LoginCode(code=minted.secret, expires_at=_expiry(minted))
 
 
-@router.post("/session", status_code=204, operation_id="openSession")
+@router.post("/session", status_code=204, operation_id="openSession", responses=problems(401, 403, 429))
 @unauthenticated  # the code in the body is what opens it, once
 async def open_session(server: Server, request: Request, response: Response, body: api.SessionRequest) -> None:
     """Turn a login code into a session cookie."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Query
+from fastapi import Depends, Header, Path, Query
+from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 from starlette.requests import HTTPConnection
 
 from penstock_server.auth.principal import Principal
 from penstock_server.guard import principal_of
 from penstock_server.runtime import Runtime
-from penstock_server.services.pages import DEFAULT_SIZE, MAX_SIZE
+from penstock_server.services.pages import DEFAULT_SIZE, MAX_SIZE, TOKEN
 
 
 def runtime_of(conn: HTTPConnection) -> Runtime:
@@ -20,7 +22,17 @@ def runtime_of(conn: HTTPConnection) -> Runtime:
     return runtime
 
 
+def version_of(tag: str | None) -> int | None:
+    """Return the version that an ETag stands for."""
+    return None if tag is None else int(tag.strip('"'))
+
+
 Server = Annotated[Runtime, Depends(runtime_of)]
 Asker = Annotated[Principal, Depends(principal_of)]
+Id = Annotated[str, Path(json_schema_extra={"pattern": "^[^/:]+$"})]
+ETag = Annotated[str, Field(pattern=r'^("[0-9]{1,9}"|[0-9]{1,9})$')]
+IfMatch = Annotated[ETag | SkipJsonSchema[None], Header(description="ETag of the job as the caller saw it")]
 PageSize = Annotated[int, Query(ge=1, le=MAX_SIZE, description=f"default {DEFAULT_SIZE}")]
-PageToken = Annotated[str | None, Query(description="next_page_token of the page before")]
+PageToken = Annotated[
+    str | None, Query(json_schema_extra={"pattern": TOKEN}, description="next_page_token of the page before")
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
@@ -10,14 +11,20 @@ from penstock.identity import Role
 from penstock.protocol.frames import Kind
 from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.auth.principal import scoped
+from penstock_server.description import problems
 from penstock_server.problems import NotFound, Problem
-from penstock_server.routers.deps import Asker, PageSize, PageToken, Server
+from penstock_server.routers.deps import Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
 from penstock_server.schemas import api
 from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import for_reader
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
+_KIND = "|".join(str(kind.value) for kind in Kind)
+KINDS = f"^({_KIND})(,({_KIND}))*$"
+NAME_START = "^[a-z0-9._-]{1,63}$"
+MAX_WAIT_S = 60.0
+MAX_VERSION = (1 << 31) - 1
 MAX_LOG_BYTES = 1 << 20
 MAX_FRAMES_BYTES = 16 << 20
 MAX_ATTEMPT = (1 << 31) - 1
@@ -25,7 +32,7 @@ ATTEMPT = "of this attempt alone; default: of each attempt the steps before thos
 FRAMES = "application/vnd.penstock.frames"
 
 
-@router.post("/jobs", status_code=201, operation_id="submitJob")
+@router.post("/jobs", status_code=201, operation_id="submitJob", responses=problems(409))
 @scoped("submit")
 async def submit_job(
     server: Server,
@@ -44,42 +51,55 @@ async def list_jobs(
     asker: Asker,
     state: JobState | None = None,
     name: str | None = None,
+    search: Annotated[str | None, Query(pattern=NAME_START, description="beginning of the name")] = None,
     page_size: PageSize = DEFAULT_SIZE,
     page_token: PageToken = None,
 ) -> api.Page[api.Job]:
     """List jobs, newest first."""
-    page = await server.jobs.page(state=state, name=name, size=page_size, token=page_token)
+    page = await server.jobs.page(state=state, name=name, search=search, size=page_size, token=page_token)
     return api.Page(items=[for_reader(job, asker) for job in page.items], next_page_token=page.next_page_token)
 
 
-@router.get("/jobs/{job_id}", operation_id="getJob")
+@router.get("/jobs/{job_id:id}", operation_id="getJob")
 @scoped("read")
-async def get_job(server: Server, asker: Asker, job_id: str) -> api.Job:
-    """Return one job. Values of `env` that look like secrets are masked; all of them without the scope `submit`."""
-    return for_reader(await server.jobs.get(job_id), asker)
+async def get_job(
+    server: Server,
+    asker: Asker,
+    response: Response,
+    job_id: Id,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="seconds to wait for its end, or a change")] = 0.0,
+    since: Annotated[int | None, Query(ge=0, le=MAX_VERSION, description="version that the caller has seen")] = None,
+) -> api.Job:
+    """Return one job; with `wait`, once it has ended, or its version is not `since` any more, or the time is up.
+
+    Values of `env` that look like secrets are masked; all of them without the scope `submit`.
+    """
+    job = await (server.jobs.changed(job_id, since=since, within_s=wait) if wait else server.jobs.get(job_id))
+    response.headers["ETag"] = f'"{job.version}"'
+    return for_reader(job, asker)
 
 
-@router.post("/jobs/{job_id}:cancel", status_code=202, operation_id="cancelJob")
+@router.post("/jobs/{job_id:id}:cancel", status_code=202, operation_id="cancelJob", responses=problems(409, 412))
 @scoped("submit")
-async def cancel_job(server: Server, asker: Asker, job_id: str) -> api.Job:
-    """Stop a job; one that has ended stays as it is."""
-    return await server.jobs.cancel(job_id, asker)
+async def cancel_job(server: Server, asker: Asker, job_id: Id, if_match: IfMatch = None) -> api.Job:
+    """Stop a job; one that has ended stays as it is. With If-Match, only if it is still as the caller saw it."""
+    return await server.jobs.cancel(job_id, asker, version=version_of(if_match))
 
 
-@router.get("/jobs/{job_id}/events", operation_id="listJobEvents")
+@router.get("/jobs/{job_id:id}/events", operation_id="listJobEvents")
 @scoped("read")
 async def list_job_events(
-    server: Server, job_id: str, page_size: PageSize = DEFAULT_SIZE, page_token: PageToken = None
+    server: Server, job_id: Id, page_size: PageSize = DEFAULT_SIZE, page_token: PageToken = None
 ) -> api.Page[api.Event]:
     """List a job's changes of state, oldest first."""
     return await server.jobs.events(job_id, size=page_size, token=page_token)
 
 
-@router.get("/jobs/{job_id}/logs", operation_id="readJobLog")
+@router.get("/jobs/{job_id:id}/logs", operation_id="readJobLog")
 @scoped("read")
 async def read_job_log(
     server: Server,
-    job_id: str,
+    job_id: Id,
     replica_id: str | None = None,
     offset: Annotated[int, Query(ge=0)] = 0,
     limit: Annotated[int, Query(ge=4, le=MAX_LOG_BYTES)] = 64 << 10,
@@ -97,11 +117,11 @@ async def read_job_log(
     )
 
 
-@router.get("/jobs/{job_id}/metrics", operation_id="readJobMetrics")
+@router.get("/jobs/{job_id:id}/metrics", operation_id="readJobMetrics")
 @scoped("read")
 async def read_job_metrics(
     server: Server,
-    job_id: str,
+    job_id: Id,
     names: Annotated[str | None, Query(description="comma-separated; default: all series")] = None,
     max_points: Annotated[int, Query(ge=4, le=100_000)] = 2000,
     attempt: Annotated[int | None, Query(ge=0, le=MAX_ATTEMPT, description=ATTEMPT)] = None,
@@ -111,22 +131,22 @@ async def read_job_metrics(
     return api.Metrics(series=await server.series.read(job_id, wanted, max_points, attempt=attempt))
 
 
-@router.get("/jobs/{job_id}/exchange", operation_id="readJobExchange")
+@router.get("/jobs/{job_id:id}/exchange", operation_id="readJobExchange")
 @scoped("read")
-async def read_job_exchange(server: Server, job_id: str) -> api.Exchange:
+async def read_job_exchange(server: Server, job_id: Id) -> api.Exchange:
     """Return what each trainer and pserver of the newest attempt exchanged, by block: sums since its start."""
     return await server.exchanges.of(job_id)
 
 
-@router.get("/jobs/{job_id}/graphs", operation_id="listJobGraphs")
+@router.get("/jobs/{job_id:id}/graphs", operation_id="listJobGraphs")
 @scoped("read")
-async def list_job_graphs(server: Server, job_id: str) -> api.Items[api.GraphUse]:
+async def list_job_graphs(server: Server, job_id: Id) -> api.Items[api.GraphUse]:
     """List the graphs that a job used."""
     return api.Items(items=await server.storage.graphs(job_id))
 
 
 @router.get(
-    "/jobs/{job_id}/frames",
+    "/jobs/{job_id:id}/frames",
     operation_id="readJobFrames",
     response_class=Response,
     responses={200: {"content": {FRAMES: {"schema": {"type": "string", "format": "binary"}}}}},
@@ -134,9 +154,11 @@ async def list_job_graphs(server: Server, job_id: str) -> api.Items[api.GraphUse
 @scoped("read")
 async def read_job_frames(
     server: Server,
-    job_id: str,
+    job_id: Id,
     stream: Annotated[int | None, Query(ge=0)] = None,
-    kinds: Annotated[str, Query(description="comma-separated numbers of frame kinds")] = "3,4,6,7",
+    kinds: Annotated[
+        str, Query(json_schema_extra={"pattern": KINDS}, description="comma-separated numbers of frame kinds")
+    ] = "3,4,6,7",
     after_seq: Annotated[int | None, Query(ge=0)] = None,
     limit_bytes: Annotated[int, Query(ge=1, le=MAX_FRAMES_BYTES)] = 4 << 20,
 ) -> Response:
@@ -149,11 +171,10 @@ async def read_job_frames(
 
 
 def _kinds(text: str) -> frozenset[Kind]:
-    try:
-        return frozenset(Kind(int(part)) for part in text.split(",") if part)
-    except ValueError as error:
+    if re.fullmatch(KINDS, text) is None:
         known = ", ".join(f"{kind.value} {kind.name}" for kind in Kind)
-        raise Problem(422, "invalid_request", f"kinds is {text[:80]!r}; expected some of: {known}") from error
+        raise Problem(422, "invalid_request", f"kinds is {text[:80]!r}; expected some of: {known}")
+    return frozenset(Kind(int(part)) for part in text.split(","))
 
 
 replicas = APIRouter(prefix="/api/v1", tags=["replicas"])
@@ -173,9 +194,15 @@ async def list_replicas(
     return await server.jobs.replicas(role=role, job_id=job_id, attempt=attempt, size=page_size, token=page_token)
 
 
-@replicas.get("/graphs/{graph_hash}", operation_id="getGraph", tags=["graphs"], response_class=Response)
+@replicas.get(
+    "/graphs/{graph_hash:id}",
+    operation_id="getGraph",
+    tags=["graphs"],
+    response_class=Response,
+    responses={200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
+)
 @scoped("read")
-async def get_graph(server: Server, graph_hash: str) -> Response:
+async def get_graph(server: Server, graph_hash: Id) -> Response:
     """Return a graph document. It never changes."""
     if len(graph_hash) != 64:
         raise NotFound("graph", graph_hash[:80])

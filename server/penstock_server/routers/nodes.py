@@ -8,9 +8,10 @@ from fastapi import APIRouter, Path, Request
 from fastapi.responses import FileResponse
 
 from penstock_server.auth.principal import scoped, unauthenticated
+from penstock_server.description import problems
 from penstock_server.guard import count_wrong
 from penstock_server.problems import NotFound, Problem
-from penstock_server.routers.deps import Server
+from penstock_server.routers.deps import Id, Server
 from penstock_server.schemas import api
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
@@ -24,7 +25,7 @@ async def list_nodes(server: Server) -> api.Page[api.Node]:
     return api.Page(items=await server.nodes.page())
 
 
-@router.post("/nodes", status_code=201, operation_id="joinNode")
+@router.post("/nodes", status_code=201, operation_id="joinNode", responses=problems(401, 429))
 @unauthenticated  # the join token in the body is what opens it, once
 async def join_node(server: Server, request: Request, body: api.NodeJoin) -> api.NodeJoined:
     """Turn a join token into a node's identity."""
@@ -36,23 +37,23 @@ async def join_node(server: Server, request: Request, body: api.NodeJoin) -> api
         raise
 
 
-@router.post("/nodes/{node_id}:cordon", status_code=202, operation_id="cordonNode")
+@router.post("/nodes/{node_id:id}:cordon", status_code=202, operation_id="cordonNode", responses=problems(409))
 @scoped("admin")
-async def cordon_node(server: Server, node_id: str) -> api.Node:
+async def cordon_node(server: Server, node_id: Id) -> api.Node:
     """Place nothing more on a node."""
     return await server.nodes.want(node_id, "cordon")
 
 
-@router.post("/nodes/{node_id}:uncordon", status_code=202, operation_id="uncordonNode")
+@router.post("/nodes/{node_id:id}:uncordon", status_code=202, operation_id="uncordonNode", responses=problems(409))
 @scoped("admin")
-async def uncordon_node(server: Server, node_id: str) -> api.Node:
+async def uncordon_node(server: Server, node_id: Id) -> api.Node:
     """Use a node again."""
     return await server.nodes.want(node_id, "run")
 
 
-@router.post("/nodes/{node_id}:drain", status_code=202, operation_id="drainNode")
+@router.post("/nodes/{node_id:id}:drain", status_code=202, operation_id="drainNode", responses=problems(409))
 @scoped("admin")
-async def drain_node(server: Server, node_id: str) -> api.Node:
+async def drain_node(server: Server, node_id: Id) -> api.Node:
     """Place nothing more on a node, and call it drained once what runs there has ended."""
     return await server.nodes.want(node_id, "drain")
 
@@ -94,9 +95,14 @@ async def upload_snapshot(server: Server, request: Request) -> api.Snapshot:
     return await server.storage.save_snapshot(request.stream())
 
 
-@snapshots.get("/snapshots/{sha256}", operation_id="downloadSnapshot", response_class=FileResponse)
+@snapshots.get(
+    "/snapshots/{sha256:id}",
+    operation_id="downloadSnapshot",
+    response_class=FileResponse,
+    responses={200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
+)
 @scoped("agent", "read")
-async def download_snapshot(server: Server, sha256: str) -> FileResponse:
+async def download_snapshot(server: Server, sha256: Id) -> FileResponse:
     """Return the tar.gz of a workdir."""
     path = await server.storage.snapshot(sha256)
     if not path.is_file():

@@ -16,6 +16,8 @@ from penstock_server.schemas import api
 
 router = APIRouter(tags=["operations"])
 
+PROMETHEUS = "text/plain; version=0.0.4"
+
 
 @router.get("/healthz", operation_id="getHealth")
 @unauthenticated
@@ -40,13 +42,18 @@ async def get_readiness(server: Server) -> api.Health:
     return api.Health()
 
 
-@router.get("/metrics", operation_id="getServerMetrics", response_class=Response)
+@router.get(
+    "/metrics",
+    operation_id="getServerMetrics",
+    response_class=Response,
+    responses={200: {"content": {PROMETHEUS: {"schema": {"type": "string"}}}}},
+)
 @scoped("read")
 async def get_server_metrics(server: Server) -> Response:
     """Prometheus metrics of the server."""
     server.meters.agents.set(len(server.agents.all()))
     await server.storage.count(server.meters)
-    return Response(generate_latest(server.meters.registry), media_type="text/plain; version=0.0.4")
+    return Response(generate_latest(server.meters.registry), media_type=PROMETHEUS)
 
 
 @router.get("/openapi.json", operation_id="getOpenApi", include_in_schema=False)

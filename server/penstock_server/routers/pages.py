@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse
 
 from penstock_server.auth.principal import unauthenticated
@@ -33,6 +33,8 @@ def find_static_dir(configured: Path | None) -> Path | None:
 @unauthenticated
 async def get_page(server: Server, request: Request, path: str) -> Response:
     """Return a file of the dashboard, or its index."""
+    if request.app.state.methods_of(request.url.path):
+        raise HTTPException(405)
     if path == "api" or path.startswith("api/"):
         raise Problem(404, "not_found", f"GET /{path}: there is no such call; /openapi.json lists them all")
     folder = find_static_dir(server.settings.static_dir)

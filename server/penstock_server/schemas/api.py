@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, StrictBool
 
 from penstock.identity import Role
-from penstock.protocol.jobspec import JobSpec, SubmittedSpec, Text
+from penstock.protocol.jobspec import JobSpec, Strict, SubmittedSpec, Text
 from penstock.protocol.states import JobState, NodeState, ReplicaState
 
 MAX_EXPIRY_S = 10 * 365 * 86400.0
@@ -29,10 +29,8 @@ class Answer(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Request(BaseModel):
-    """Base of what the server takes: a field that it does not know is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class Request(Strict):
+    """Base of what the server takes."""
 
 
 class Page(Answer, Generic[T]):
@@ -105,7 +103,18 @@ class Job(Answer):
 class Submission(Request):
     """A job to run."""
 
-    spec: SubmittedSpec
+    spec: SubmittedSpec = Field(
+        examples=[
+            {"name": "digits", "entrypoint": ["python", "train.py"]},
+            {
+                "name": "clicks",
+                "entrypoint": ["python", "train.py"],
+                "mode": "pserver",
+                "trainers": {"count": 2},
+                "pservers": {"count": 2, "memory": "2GiB"},
+            },
+        ]
+    )
 
 
 class Event(Answer):
@@ -247,9 +256,9 @@ class NodeJoin(Request):
     host: Annotated[Text, Field(min_length=1, max_length=255)]
     cpus: Annotated[int, Field(ge=1, le=65536)]
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
-    memory_bytes: Annotated[int, Field(ge=1, le=1 << 60)]
+    memory_bytes: Annotated[int, Field(ge=1, le=1 << 52)]
     version: Annotated[Text, Field(max_length=64)] = ""
-    pilot: Annotated[bool, Field(description="a former pilot of this name, on any host, has the same node")] = False
+    pilot: StrictBool = Field(False, description="a former pilot of this name, on any host, has the same node")
 
 
 class NodeJoined(Answer):
@@ -264,7 +273,7 @@ class TokenRequest(Request):
 
     name: Annotated[Text, Field(min_length=1, max_length=255)]
     scopes: Annotated[list[Literal["read", "submit", "admin", "attach"]], Field(min_length=1)]
-    expires_in_s: Annotated[float, Field(gt=0, le=MAX_EXPIRY_S)] | None = None
+    expires_in_s: Annotated[float | None, Field(gt=0, le=MAX_EXPIRY_S)] = None
 
 
 class Token(Answer):
@@ -290,7 +299,7 @@ class JoinTokenRequest(Request):
     """How long a join token stays valid, and for how many nodes: one, or any number (the pilots of a cluster)."""
 
     expires_in_s: Annotated[float, Field(gt=0, le=30 * 86400)] = 300.0
-    reusable: bool = False
+    reusable: StrictBool = False
 
 
 class OneTimeToken(Answer):

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from penstock.protocol.attach import Register, Registered
 from penstock.protocol.jobspec import JobSpec
-from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
+from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.problems import Conflict
@@ -23,7 +23,6 @@ from penstock_server.tables import AttemptRow, JobRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
 MAX_ERROR = 2000
-_OVER = [s.value for s in TERMINAL_JOB]
 _ENDED = [s.value for s in TERMINAL_REPLICA]
 
 
@@ -75,7 +74,7 @@ class Attach:
         statement = (
             select(ReplicaRow.id, ReplicaRow.state)
             .join(JobRow, JobRow.id == ReplicaRow.job_id)
-            .where(JobRow.kind == "attached", ReplicaRow.state.not_in(_ENDED))
+            .where(JobRow.kind == "attached", ReplicaRow.state.in_(LIVE_REPLICA))
         )
         async with self._db.glance() as session:
             rows = (await session.execute(statement)).all()
@@ -112,7 +111,7 @@ class Attach:
     async def _job(self, tx: Tx, name: str) -> JobRow:
         statement = (
             select(JobRow)
-            .where(JobRow.name == name, JobRow.kind == "attached", JobRow.state.not_in(_OVER))
+            .where(JobRow.name == name, JobRow.kind == "attached", JobRow.state.in_(ACTIVE_JOB))
             .order_by(JobRow.id.desc())
             .limit(1)
             .with_for_update(key_share=True)
@@ -139,7 +138,7 @@ class Attach:
             ReplicaRow.job_id == job.id,
             ReplicaRow.role == message.role,
             ReplicaRow.index == message.index,
-            ReplicaRow.state.not_in(_ENDED),
+            ReplicaRow.state.in_(LIVE_REPLICA),
         )
         row = (await tx.session.execute(statement)).scalar_one_or_none()
         if row is None or (row.host, row.pid) == (message.host, message.pid):

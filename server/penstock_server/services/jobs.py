@@ -7,16 +7,17 @@ import json
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.jobspec import JobSpec
-from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, StopReason
+from penstock.protocol.states import ACTIVE_JOB, TERMINAL_JOB, TERMINAL_REPLICA, JobState, StopReason
 from penstock_server.auth.principal import Principal
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.problems import Conflict, NotFound, Problem
 from penstock_server.schemas import api
+from penstock_server.services.changes import Changes
 from penstock_server.services.pages import from_token, to_token
 from penstock_server.services.settle import LogTail, locked_job, replicas_of, settle
 from penstock_server.services.transitions import created, transition
@@ -25,15 +26,17 @@ from penstock_server.streams.live import Live
 from penstock_server.tables import EventRow, IdempotencyRow, JobRow, ReplicaRow, SnapshotRow
 from penstock_server.uuid7 import uuid7
 
-ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
 KEY_LIFE = timedelta(hours=24)
 
 
 class Jobs:
     """The jobs of this server."""
 
-    def __init__(self, database: Database, clock: Clock, live: Live, tail: LogTail, *, grace_s: float) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, live: Live, tail: LogTail, changes: Changes, *, grace_s: float
+    ) -> None:
         self._db, self._clock, self._live, self._tail, self._grace_s = database, clock, live, tail, grace_s
+        self._changes = changes
 
     async def submit(self, spec: JobSpec, principal: Principal, key: str | None) -> api.Job:
         """Queue a job. With an idempotency key, the same submission again gives the same job.
@@ -62,14 +65,16 @@ class Jobs:
             return (await job_views(session, [await job_row(session, job_id)], self._live))[0]
 
     async def page(
-        self, *, state: JobState | None, name: str | None, size: int, token: str | None
+        self, *, state: JobState | None, name: str | None, search: str | None, size: int, token: str | None
     ) -> api.Page[api.Job]:
-        """List jobs, newest first."""
+        """List jobs, newest first. `search`: the beginning of their names."""
         statement = select(JobRow).order_by(JobRow.id.desc()).limit(size + 1)
         if state is not None:
             statement = statement.where(JobRow.state == state)
         if name is not None:
             statement = statement.where(JobRow.name == name)
+        if search:
+            statement = statement.where(self._named(search))
         after = from_token(token)
         if after is not None:
             statement = statement.where(JobRow.id < after)
@@ -78,21 +83,47 @@ class Jobs:
             items = await job_views(session, rows[:size], self._live)
         return api.Page(items=items, next_page_token=to_token(rows[size - 1].id) if len(rows) > size else None)
 
+    def _named(self, start: str) -> ColumnElement[bool]:
+        """Select jobs by the beginning of their names, each database in the way that its index can answer."""
+        if self._db.is_sqlite:  # its LIKE ignores case, and therefore an index
+            return (JobRow.name >= start) & (JobRow.name < start[:-1] + chr(ord(start[-1]) + 1))
+        return JobRow.name.startswith(start, autoescape=True)
+
     async def newest(self, limit: int) -> tuple[list[api.Job], int]:
         """Return the newest jobs and every job that has not ended, and how many jobs there are in all."""
         newest = select(JobRow.id).order_by(JobRow.id.desc()).limit(limit)
-        active = JobRow.state.in_(ACTIVE)
+        active = JobRow.state.in_(ACTIVE_JOB)
         statement = select(JobRow).where(active | JobRow.id.in_(newest)).order_by(JobRow.id.desc())
         async with self._db.read() as session:
             total = (await session.execute(select(func.count()).select_from(JobRow))).scalar_one()
             return await job_views(session, (await session.execute(statement)).scalars().all(), self._live), total
 
-    async def cancel(self, job_id: str, principal: Principal) -> api.Job:
-        """Stop a job. A job that has ended or is stopping stays as it is. Raises Conflict if it is attached."""
+    async def changed(self, job_id: str, *, since: int | None, within_s: float) -> api.Job:
+        """Return a job once its version is not `since`, or once it has ended, or when the time is up.
+
+        With `since` None only the end counts. Raises NotFound.
+        """
+        deadline = self._clock.monotonic() + within_s
+        with self._changes.of(job_id) as change:  # before the first look, so that nothing is missed
+            while True:
+                change.clear()
+                job = await self.get(job_id)
+                left_s = deadline - self._clock.monotonic()
+                if job.state in TERMINAL_JOB or (since is not None and job.version != since) or left_s <= 0:
+                    return job
+                if not await change.wait(left_s):
+                    return await self.get(job_id)
+
+    async def cancel(self, job_id: str, principal: Principal, *, version: int | None = None) -> api.Job:
+        """Stop a job. A job that has ended or is stopping stays as it is. Raises Conflict if it is attached.
+
+        `version`: the one that the job has to have still (If-Match).
+        """
         async with self._db.write() as tx:
             job = await locked_job(tx, job_id)
             if job is None:
                 raise NotFound("job", job_id)
+            require_version(job, version)
             if JobState(job.state) not in TERMINAL_JOB | {JobState.STOPPING}:
                 if job.kind == "attached":
                     raise await _not_ours(tx, job)
@@ -157,7 +188,7 @@ class Jobs:
     async def _create(self, tx: Tx, spec: JobSpec) -> JobRow:
         if spec.snapshot is not None and await tx.session.get(SnapshotRow, spec.snapshot) is None:
             raise Problem(
-                422,
+                409,
                 "snapshot_not_found",
                 f"/spec/snapshot: there is no snapshot {spec.snapshot}",
                 hint="upload it with POST /api/v1/snapshots first",
@@ -191,12 +222,24 @@ class Jobs:
         if found is None:
             return None
         if found.fingerprint != fingerprint:
-            raise Conflict(
+            raise Problem(
+                422,
                 "idempotency_key_reused",
                 f"Idempotency-Key {key!r} came before with another job",
                 hint="use a new key for a new job",
             )
         return await tx.session.get(JobRow, found.job_id)
+
+
+def require_version(job: JobRow, version: int | None) -> None:
+    """Raise a problem if the job has changed since the caller looked at it."""
+    if version is not None and job.version != version:
+        raise Problem(
+            412,
+            "version_mismatch",
+            f"job {job.name!r} has version {job.version}; If-Match names {version}",
+            hint="look at the job again, and decide anew",
+        )
 
 
 async def _not_ours(tx: Tx, job: JobRow) -> Conflict:

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.agent import CheckpointOrder, Desired, DesiredSet
 from penstock.protocol.contract import CollectiveJob, PserverJob
 from penstock.protocol.jobspec import JobSpec
-from penstock.protocol.states import LIVE_REPLICA, TERMINAL_JOB, JobState, ReplicaState
+from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, JobState, ReplicaState
 from penstock_server.db import Database
 from penstock_server.services.addresses import Site, addresses
 from penstock_server.services.backoff import Span, starts_at
 from penstock_server.services.lifecycle import may_linger
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 
-_OVER = [s.value for s in TERMINAL_JOB]
+_PLACED = [s.value for s in ACTIVE_JOB if s not in (JobState.CREATED, JobState.QUEUED)]
 _GROUPED = ("pserver", "collective")
 
 
@@ -68,10 +68,12 @@ async def desired(
         )
         .order_by(ReplicaRow.id)
     )
+    # By the jobs that go on, not by the node's index, which leads to every replica that the node ever had: there
+    # `coalesce` leaves no index, and a database without statistics no other choice.
     kept = (
         select(ReplicaRow.job_id)
         .join(JobRow, JobRow.id == ReplicaRow.job_id)
-        .where(ReplicaRow.node_id == node_id, JobRow.state.not_in(_OVER))
+        .where(func.coalesce(ReplicaRow.node_id, "") == node_id, JobRow.state.in_(_PLACED))
         .distinct()
     )
     async with database.read() as session:

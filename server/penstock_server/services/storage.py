@@ -13,13 +13,14 @@ from typing import BinaryIO
 from sqlalchemy import func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
+from penstock.protocol.states import ACTIVE_JOB
 from penstock.protocol.stream import StreamGraph
 from penstock_server.clock import Clock
 from penstock_server.db import Database
 from penstock_server.instruments import Instruments
 from penstock_server.problems import NotFound, Problem
 from penstock_server.schemas import api
-from penstock_server.services.jobs import ACTIVE, job_row
+from penstock_server.services.jobs import job_row
 from penstock_server.tables import GraphRow, JobGraphRow, JobRow, NodeRow, ReplicaRow, SnapshotRow
 
 _GZIP = b"\x1f\x8b"
@@ -33,7 +34,7 @@ class JobStorage:
 
     async def count(self, meters: Instruments) -> None:
         """Set the gauges that count rows: jobs that have not ended, and nodes, by state."""
-        active = JobRow.state.in_(ACTIVE)
+        active = JobRow.state.in_(ACTIVE_JOB)
         jobs = select(JobRow.state, func.count()).where(active).group_by(JobRow.state)
         nodes = select(NodeRow.state, func.count()).group_by(NodeRow.state)
         async with self._db.read() as session:
