@@ -22,6 +22,7 @@ from penstock_server.services.leases import Leases
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.pilots import PilotBoard
 from penstock_server.services.reports import Reports
+from penstock_server.services.retention import Retention, Sweeper
 from penstock_server.services.scheduling import Scheduling
 from penstock_server.services.series import Metrics
 from penstock_server.services.storage import JobStorage
@@ -39,6 +40,7 @@ from penstock_server.streams.recorder import Recorder
 SCHEDULE_EVERY_S = 5.0
 PUBLISH_EVERY_S = 60.0
 KEEP_EVERY_S = 1.0
+SWEEP_EVERY_S = 600.0
 SCHEDULE_REST_S = 0.1
 PUBLISH_REST_S = 0.01
 
@@ -62,6 +64,7 @@ class Runtime:
     attach: Attach
     storage: JobStorage
     series: Metrics
+    sweeper: Sweeper
     agents: Agents
     hub: Hub
     ingest: Ingest
@@ -141,10 +144,22 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
         PilotBoard(clock), reports, attach,
         JobStorage(database, clock, settings.state_dir / "snapshots"), Metrics(database),
+        _sweeper(settings, clock, database, recorder),
         agents, hub, ingest, logs, recorder, Exchanges(jobs, recorder), metrics, leases, publisher, scheduling, [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime
+
+
+def _sweeper(settings: Settings, clock: Clock, database: Database, recorder: Recorder) -> Sweeper:
+    days = Retention(
+        telemetry_days=settings.retain_telemetry_days,
+        logs_days=settings.retain_logs_days,
+        metrics_days=settings.retain_metrics_days,
+        events_days=settings.retain_events_days,
+        snapshots_days=settings.retain_snapshots_days,
+    )
+    return Sweeper(database, clock, recorder, settings.state_dir, days)
 
 
 def _wire(runtime: Runtime, live: Live) -> None:
@@ -186,5 +201,6 @@ def _wire(runtime: Runtime, live: Live) -> None:
         scheduler,
         Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
         Loop("leases", watch, every_s=runtime.settings.tick_s),
+        Loop("retention", runtime.sweeper.step, every_s=SWEEP_EVERY_S),
         Loop("ownership", runtime.database.keep, every_s=KEEP_EVERY_S),
     ]

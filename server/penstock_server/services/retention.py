@@ -1,0 +1,99 @@
+"""How long what jobs left behind is retained. Nothing of a job that has not ended goes, and jobs themselves stay.
+
+One pass deletes metrics and events by transactions of one job each, and files in a thread, so that neither the event
+loop nor another writer waits for long. A snapshot goes when no job that has not ended needs it; a new submission of it
+uploads it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import delete, select
+
+from penstock.protocol.states import TERMINAL_JOB, JobState
+from penstock_server.clock import Clock
+from penstock_server.db import Database
+from penstock_server.streams.recorder import Recorder
+from penstock_server.tables import EventRow, JobRow, MetricRow, SeriesRow, SnapshotRow, TierRow
+
+_ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
+_METRICS = (MetricRow, TierRow, SeriesRow)
+JOBS_A_PASS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Days after the end of a job; None: for ever. Of snapshots: days after the upload."""
+
+    telemetry_days: float | None = None
+    logs_days: float | None = None
+    metrics_days: float | None = None
+    events_days: float | None = None
+    snapshots_days: float | None = None
+
+
+class Sweeper:
+    """Deletes what is older than its retention. Each pass takes up to `JOBS_A_PASS` jobs of each kind."""
+
+    def __init__(self, database: Database, clock: Clock, recorder: Recorder, state_dir: Path, days: Retention) -> None:
+        self._db, self._clock, self._recorder = database, clock, recorder
+        self._jobs_dir, self._snapshots_dir, self._days = state_dir / "jobs", state_dir / "snapshots", days
+
+    async def step(self) -> None:
+        """Delete what is due."""
+        for part, days in (("segments", self._days.telemetry_days), ("logs", self._days.logs_days)):
+            if days is not None:
+                await self._sweep_files(part, self._before(days))
+        if self._days.metrics_days is not None:
+            await self._sweep_rows(SeriesRow, _METRICS, self._before(self._days.metrics_days))
+        if self._days.events_days is not None:
+            await self._sweep_rows(EventRow, (EventRow,), self._before(self._days.events_days))
+        if self._days.snapshots_days is not None:
+            await self._sweep_snapshots(self._before(self._days.snapshots_days))
+
+    def _before(self, days: float) -> datetime:
+        return self._clock.now() - timedelta(days=days)
+
+    async def _sweep_files(self, part: str, before: datetime) -> None:
+        found = await asyncio.to_thread(lambda: [path.parent.name for path in self._jobs_dir.glob(f"*/{part}")])
+        for start in range(0, len(found), JOBS_A_PASS):
+            ended = select(JobRow.id).where(
+                JobRow.id.in_(found[start : start + JOBS_A_PASS]), JobRow.finished_at < before
+            )
+            async with self._db.glance() as session:
+                over = (await session.execute(ended)).scalars().all()
+            for job_id in over:
+                self._recorder.release(job_id)
+                await asyncio.to_thread(shutil.rmtree, self._jobs_dir / job_id / part, ignore_errors=True)
+
+    async def _sweep_rows(
+        self, having: type[SeriesRow] | type[EventRow], tables: Iterable[type], before: datetime
+    ) -> None:
+        ended = select(JobRow.id).where(JobRow.state.not_in(_ACTIVE), JobRow.finished_at < before)
+        ended = ended.where(select(having.job_id).where(having.job_id == JobRow.id).exists()).limit(JOBS_A_PASS)
+        async with self._db.glance() as session:
+            over = (await session.execute(ended)).scalars().all()
+        for job_id in over:
+            async with self._db.write() as tx:
+                for table in tables:
+                    await tx.session.execute(delete(table).where(table.job_id == job_id))  # type: ignore[attr-defined]
+
+    async def _sweep_snapshots(self, before: datetime) -> None:
+        async with self._db.write() as tx:
+            old = (
+                await tx.session.execute(select(SnapshotRow.sha256).where(SnapshotRow.created_at < before))
+            ).scalars()
+            specs = (await tx.session.execute(select(JobRow.spec).where(JobRow.state.in_(_ACTIVE)))).scalars()
+            over = set(old).difference(spec.get("snapshot") for spec in specs)
+            await tx.session.execute(delete(SnapshotRow).where(SnapshotRow.sha256.in_(sorted(over)[:JOBS_A_PASS])))
+        for sha256 in sorted(over)[:JOBS_A_PASS]:
+            path = self._snapshots_dir / f"{sha256}.tar.gz"
+            # Uploaded again since: an upload puts its file in place on this event loop, and its row after that.
+            if path.exists() and path.stat().st_mtime < before.timestamp():
+                path.unlink()

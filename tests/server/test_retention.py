@@ -1,0 +1,82 @@
+"""What ended jobs left behind goes after its retention, part by part; what is needed stays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+from tests.server.harness import FakeClock, Server, running, settings_for
+
+from penstock_server.streams.tiers import SeriesKey
+from penstock_server.tables import EventRow, MetricRow, SeriesRow, TierRow
+
+DAY_S = 86_400.0
+KEPT = {f"retain_{part}_days": 1.0 for part in ("telemetry", "logs", "metrics", "events", "snapshots")}
+
+
+async def num_rows(server: Server, job_id: str) -> list[int]:
+    async with server.runtime.database.read() as session:
+        return [
+            (await session.execute(select(func.count()).select_from(table).where(table.job_id == job_id))).scalar_one()
+            for table in (MetricRow, TierRow, SeriesRow, EventRow)
+        ]
+
+
+def folders(server: Server, job_id: str) -> list[str]:
+    folder = server.runtime.settings.state_dir / "jobs" / job_id
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def snapshots(server: Server) -> list[Path]:
+    return sorted((server.runtime.settings.state_dir / "snapshots").iterdir())
+
+
+async def uploaded(server: Server, content: bytes, *, at_s: float) -> str:
+    answer = await server.http.post(
+        "/api/v1/snapshots", content=b"\x1f\x8b" + content, headers={"Content-Type": "application/gzip"}
+    )
+    path = server.runtime.settings.state_dir / "snapshots" / f"{answer.json()['sha256']}.tar.gz"
+    os.utime(path, (at_s, at_s))  # as of the server's clock
+    return str(answer.json()["sha256"])
+
+
+@pytest.mark.asyncio
+async def test_what_is_older_than_its_retention_goes(database_url: str, tmp_path: Path, clock: FakeClock) -> None:
+    async with running(settings_for(tmp_path, database_url, **KEPT, grace_s=1e9), clock) as server:
+        now = clock.now().timestamp()
+        needed, old = await uploaded(server, b"needed", at_s=now), await uploaded(server, b"old", at_s=now)
+        jobs = [(await server.submit(snapshot=needed))["id"] for _ in range(2)]
+        for job_id in jobs:
+            server.runtime.metrics.add(SeriesKey(job_id, "loss", 1), 1, 1, 0.5)
+            for part in ("logs", "segments"):
+                (server.runtime.settings.state_dir / "jobs" / job_id / part).mkdir(parents=True)
+        await server.runtime.metrics.flush()
+        assert (await server.http.post(f"/api/v1/jobs/{jobs[0]}:cancel")).status_code == 202
+        await server.job_in(jobs[0], "CANCELLED")
+        clock.advance(DAY_S / 2)
+        await server.runtime.sweeper.step()
+        assert [(await num_rows(server, job_id))[:3] for job_id in jobs] == [[1, 9, 1]] * 2
+        assert [folders(server, job_id) for job_id in jobs] == [["logs", "segments"]] * 2
+        assert len(snapshots(server)) == 2
+        clock.advance(DAY_S)
+        again = await uploaded(server, b"again", at_s=clock.now().timestamp())
+        await server.runtime.sweeper.step()
+        assert await num_rows(server, jobs[0]) == [0, 0, 0, 0]
+        assert folders(server, jobs[0]) == []
+        assert (await num_rows(server, jobs[1]))[:3] == [1, 9, 1]
+        assert folders(server, jobs[1]) == ["logs", "segments"]
+        assert {path.name[:64] for path in snapshots(server)} == {needed, again}
+        assert old not in {needed, again}
+        assert (await server.job(jobs[0]))["state"] == "CANCELLED"
+
+
+@pytest.mark.asyncio
+async def test_without_a_setting_everything_stays(sqlite_server: Server) -> None:
+    job = await sqlite_server.submit()
+    before = await num_rows(sqlite_server, job["id"])
+    await sqlite_server.http.post(f"/api/v1/jobs/{job['id']}:cancel")
+    await sqlite_server.job_in(job["id"], "CANCELLED")
+    await sqlite_server.runtime.sweeper.step()
+    assert (await num_rows(sqlite_server, job["id"]))[3] > before[3] > 0
