@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from penstock.program.expr import Expr, evaluate
 from penstock.program.ir import Guard, Role, VarDesc, unknown_variable
 from penstock.program.kernels import bind_symbols
 from penstock.program.program import Program
-from penstock.program.sequences import STEPS, is_ragged
+from penstock.program.sequences import STEPS, batch_symbol, is_declared_size, is_ragged
 
 Feed = Mapping[str, Any] | Sequence[Any] | None
 Share = dict[str, torch.Tensor]
@@ -189,20 +189,23 @@ def has_batch(program: Program, name: str) -> bool:
     """Whether dimension 0 of a feed is the batch."""
     shape = program.variables[name].shape
     first = shape[0] if shape else None
-    return isinstance(first, Expr) and first.op == "sym" and not is_ragged(program, name) and not name.endswith(STEPS)
+    if not isinstance(first, Expr) or first.op != "sym" or has_declared_rows(program.variables[name]):
+        return False
+    return not is_ragged(program, name) and not name.endswith(STEPS)
 
 
 def _rows_of_shares(program: Program, tensors: Mapping[str, torch.Tensor], sizes: list[int]) -> dict[str, list[int]]:
     """The rows in each share of the feeds that have several a sample (record/multiples.py). Raises FeedError."""
-    multiples = {n: d for n in tensors if (s := program.variables[n].shape) and is_computed(d := s[0])}
+    batch = batch_symbol(program)
+    shapes = {n: shape for n in tensors if (shape := program.variables[n].shape)}
+    multiples = {n: d for n, (d, *_) in shapes.items() if is_computed(d) and batch in d.symbols()}
     if not multiples:
         return {}
     bindings = bind_symbols(program, tensors)
-    batch = program.symbols[0]
     return {name: [evaluate(dim, {**bindings, batch: n}) for n in sizes] for name, dim in multiples.items()}
 
 
-def is_computed(dim: object) -> bool:
+def is_computed(dim: object) -> TypeGuard[Expr]:
     """Whether a size of an input is an expression of others."""
     return isinstance(dim, Expr) and dim.op != "sym"
 
@@ -216,7 +219,7 @@ def split(
     """
     rows = {name: t.shape[0] for name, t in tensors.items() if has_batch(program, name)}
     if not rows:
-        return [dict(tensors) for _ in range(num_replicas)]
+        return _split_declared(program, tensors, num_replicas)
     total = next(iter(rows.values()))
     for name, size in rows.items():
         if size == 0:
@@ -239,6 +242,21 @@ def split(
             share[name] = part
     ragged.split(tensors, shares)
     return shares
+
+
+def _split_declared(program: Program, tensors: Mapping[str, torch.Tensor], num_replicas: int) -> list[Share]:
+    """Shares of a feed without a batch: of inputs whose declared rows are not fixed a part, as in Fluid, else all."""
+    several = {n for n in tensors if has_declared_rows(program.variables[n])}
+    if min((tensors[name].shape[0] for name in several), default=0) < num_replicas:
+        return [dict(tensors) for _ in range(num_replicas)]
+    parts = {n: tensors[n].split_with_sizes(share_sizes(tensors[n].shape[0], num_replicas)) for n in several}
+    return [{**tensors, **{name: own[at] for name, own in parts.items()}} for at in range(num_replicas)]
+
+
+def has_declared_rows(var: VarDesc) -> bool:
+    """Whether the first size of an input is a declared one that another number may be fed for."""
+    first = var.shape[0] if var.shape else 0
+    return isinstance(first, Expr) and first.op == "sym" and is_declared_size(str(first.args[0]))
 
 
 def merge(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -51,12 +51,13 @@ def evaluate(value: Dim, bindings: Mapping[str, int]) -> int:
     return value.evaluate(bindings) if isinstance(value, Expr) else value
 
 
-def renamed(value: Dim, names: Mapping[str, str]) -> Dim:
-    """Return `value` with other names for some of its symbols."""
+def renamed(value: Dim, names: Mapping[str, str | Dim]) -> Dim:
+    """Return `value` with other names for some of its symbols, or with sizes in their place."""
     if not isinstance(value, Expr):
         return value
     if value.op == "sym":
-        return sym(names.get(str(value.args[0]), str(value.args[0])))
+        new = names.get(str(value.args[0]), str(value.args[0]))
+        return sym(new) if isinstance(new, str) else new
     return Expr(value.op, tuple(a if isinstance(a, str) else renamed(a, names) for a in value.args))
 
 

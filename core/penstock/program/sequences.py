@@ -19,6 +19,16 @@ from penstock.program.ir import STEPS as STEPS
 from penstock.program.ir import Structure, VarDesc
 
 
+def is_declared_size(symbol: str) -> bool:
+    """Whether a size symbol is of a size that the script has declared as a number (record/declared_sizes.py)."""
+    return symbol.startswith("f")
+
+
+def batch_symbol(program: Structure) -> str:
+    """Return the symbol of the batch; '' for a program without one."""
+    return next((symbol for symbol in program.symbols[:1] if not is_declared_size(symbol)), "")
+
+
 def is_ragged(program: Structure, name: str) -> bool:
     """Whether a variable's rows are apart from its sequences."""
     var, lengths = program.variables.get(name), program.variables.get(name + LENGTHS)

@@ -3,6 +3,8 @@
 `docs/layers.md` lists them and what differs from Fluid.
 """
 
+from types import FunctionType
+
 from penstock.program.layers.activations import (
     elu,
     gelu,
@@ -307,6 +309,7 @@ from penstock.program.layers.tensor import (
     transpose,
     unsqueeze,
 )
+from penstock.program.record.declared_sizes import takes_declared_sizes
 from penstock.program.training.schedules import (
     cosine_decay,
     exponential_decay,
@@ -364,3 +367,8 @@ __all__ = [
     "transpose", "tril", "triu", "unfold", "uniform_random", "uniform_random_batch_size_like", "unique",
     "unique_with_counts", "unsqueeze", "unstack", "warpctc", "where", "while_loop", "yolo_box", "zeros", "zeros_like",
 ]  # fmt: skip
+
+_TAKING_FUNCTIONS = {"case", "cond", "data", "fluid_data", "py_func", "switch_case", "while_loop"}
+for _name in __all__:
+    if isinstance(_layer := globals()[_name], FunctionType) and _name not in _TAKING_FUNCTIONS:
+        globals()[_name] = takes_declared_sizes(_layer)

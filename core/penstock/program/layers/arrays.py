@@ -160,7 +160,10 @@ def settle(recording: Recording, block: OpenBlock) -> None:
 def _first_rows(recording: Recording, block: OpenBlock, varying: set[str]) -> tuple[dict[str, str], set[str]]:
     """The symbols of rows that were read -> those of the first elements; and the arrays that contradict that."""
     equal, of_data = recording.symbols.sizes.equal, recording.symbols.of_data
-    reads = [(array.name, equal.get(late, late), equal.get(first, first)) for array, late, first in block.late_reads]
+    reads = [
+        (array.name, str(equal.get(late, late)), str(equal.get(first, first)))
+        for array, late, first in block.late_reads
+    ]
     different = {now for name, now, _ in reads if name in varying}
     same: dict[str, str] = {}
     found: set[str] = set()

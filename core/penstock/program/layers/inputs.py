@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from penstock.errors import ArgumentError, ProgramError
-from penstock.program.expr import Expr
 from penstock.program.ir import VarDesc
 from penstock.program.record import entry_points as _patches  # noqa: F401 - of torch, while a program is recorded
 from penstock.program.record.context import default_main_program, record_on
+from penstock.program.record.declared_sizes import declared_shape, open_positions
 from penstock.program.record.opening import recording_of
+from penstock.program.record.recording import Recording
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable, dtype_named
 from penstock.program.sequences import LENGTHS, ROWS, STEPS
@@ -35,7 +36,8 @@ def data(
     `lod_level` 1 or more, and no -1 but the first: ragged, the rows of all sequences one after another, as many as are
     fed; see docs/sequences.md. [-1, -1, …] with a lod_level is a padded batch.
     As layers of Fluid flatten what they are given, a feed may have more or fewer dimensions of size 1 behind the batch:
-    labels [n] for [n, 1].
+    labels [n] for [n, 1]. A size may be fed as another one, as long as nothing depends on the number: all of a shape
+    without a batch, and the steps of [-1, steps, width].
     """
     sizes = [_size(d) for d in shape]
     if append_batch_size and not any(d < 0 for d in sizes):
@@ -89,11 +91,12 @@ def _input(
     record_on(main)
     recording = recording_of(main)
     if name in main.variables and main.variables[name].feed:
-        return _declared_again(main.variables[name], sizes, dtype, main.handle(name))
+        return _declared_again(recording, main.variables[name], sizes, dtype)
     ragged = lod_level > 0 and [i for i, size in enumerate(sizes) if size < 0] == [0]
     if ragged:
         _input(name + LENGTHS, [-1, 1], "int64", lod_level - 1, True)
-    fake = recording.fake_of_shape(sizes, getattr(torch, dtype), own_rows=ragged or own_rows)
+    is_open = open_positions(sizes, lod_level) if loose else ()
+    fake = recording.fake_of_shape(sizes, getattr(torch, dtype), own_rows=ragged or own_rows, open_sizes=is_open)
     described: VarDesc = recording.describe(fake, name, feed=True)
     recording.bind(fake, replace(described, lod_level=lod_level, loose=loose))
     if not stop_gradient:
@@ -101,13 +104,13 @@ def _input(
     return recording.handle(fake)  # type: ignore[no-any-return]  # a Variable
 
 
-def _declared_again(old: VarDesc, sizes: list[int], dtype: str, handle: Variable) -> Variable:
+def _declared_again(recording: Recording, old: VarDesc, sizes: list[int], dtype: str) -> Variable:
     """Return the input that has this name already. Raises ProgramError if it is another one."""
-    before = [-1 if isinstance(d, Expr) else d for d in old.shape]
+    before = declared_shape(recording, old.shape)
     if before != sizes or old.dtype != dtype:
         raise ProgramError(
             f"{user_line()}: input {old.name!r} is declared as {dtype}{sizes}, but it exists as {old.dtype}{before} "
             f"(declared at {old.source}). Give one of them another name",
             variable=old.name,
         )
-    return handle
+    return recording.program.handle(old.name)  # type: ignore[no-any-return]  # a Variable

@@ -21,6 +21,7 @@ from penstock.errors import ProgramError
 from penstock.program.control.interpreter import UNKNOWN
 from penstock.program.expr import Expr, sym
 from penstock.program.ir import Operator, SubBlock, VarDesc
+from penstock.program.record.declared_sizes import fix_all
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import Recording
 from penstock.program.record.savepoint import undone_on_failure
@@ -128,6 +129,7 @@ def recorded_block(recording: Recording) -> Iterator[OpenBlock]:
 
     What the block writes of variables from outside was not written to torch, which has saved some for their gradients.
     """
+    fix_all(recording)
     with undone_on_failure(recording, renames=True), torch.no_grad():
         block, before = OpenBlock(recording), recording.versions()
         recording.open_blocks.append(block)

@@ -20,6 +20,7 @@ import torch
 from penstock.compat.torch import module_tensors
 from penstock.errors import ProgramError
 from penstock.program.record.context import open_calls
+from penstock.program.record.declared_sizes import fix_operands
 from penstock.program.record.failures import telling
 from penstock.program.record.patches import patches
 from penstock.program.record.recording import Recording
@@ -86,6 +87,7 @@ def record_module(
 
     `call`: what is left of a call under way, which a `__call__` of the module's class may have begun; None: all of it.
     """
+    fix_operands((args, kwargs))
     root = name or _name_for(recording, module)
     paths = {id(m): f"{root}.{path}" if path else root for path, m in module.named_modules()}
     with undone_on_failure(recording):

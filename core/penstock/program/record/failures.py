@@ -46,7 +46,9 @@ def telling(what: Callable[[], str], operands: Callable[[], Iterable[tuple[str, 
 
 def described(tensor: torch.Tensor) -> str:
     """Return 'float32[-1, 4]'; -1 stands for every size that follows from the batch."""
-    sizes = ", ".join(str(s) if type(s) is int else "-1" for s in tensor.shape)
+    shape: Iterable[Any] = tensor.shape  # int or torch.SymInt
+    numbers = (s if type(s) is int else s.node.maybe_as_int() for s in shape)
+    sizes = ", ".join("-1" if n is None else str(n) for n in numbers)
     return f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]"
 
 

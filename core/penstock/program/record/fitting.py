@@ -17,6 +17,16 @@ from penstock.program.record.arithmetic import Size, constant
 Point = Mapping[str, int]
 _LARGEST_DIVISOR = 256
 _LARGEST_FRACTION = 12
+FACTORS = (1, 2, 3, 5, 7)
+
+
+def multiple(base: Point, number: int) -> dict[str, int]:
+    """Return a point of multiples; sizes that are the same by chance get different ones."""
+    chosen: dict[str, int] = {}
+    for name, at in base.items():
+        rank = sum(base[other] == at for other in chosen) if number else 0
+        chosen[name] = at * FACTORS[(number + rank) % len(FACTORS)]
+    return chosen
 
 
 class Basis:

@@ -18,7 +18,7 @@ from penstock.program.ir import VarDesc
 from penstock.program.program import Program
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import Recording
-from penstock.program.sequences import is_ragged
+from penstock.program.sequences import batch_symbol, is_ragged
 
 
 def multiply_rows(recording: Recording, operands: Any) -> None:
@@ -59,10 +59,10 @@ def multiplied(recording: Recording, rows: Mapping[str, Expr]) -> Iterator[None]
 
 def _is_multiple(program: Program, size: Dim) -> bool:
     """Whether a size is the batch times something that feeds tell."""
-    if not isinstance(size, Expr) or size.op != "*" or not program.symbols or program.symbols[0] not in size.symbols():
+    batch = batch_symbol(program)
+    if not isinstance(size, Expr) or size.op != "*" or batch not in size.symbols():
         return False
     ones = dict.fromkeys(program.symbols, 1)
-    batch = program.symbols[0]
     if not size.symbols() <= ones.keys():
         return False
     once, twice, thrice = (size.evaluate({**ones, batch: n}) for n in (1, 2, 3))
@@ -71,6 +71,6 @@ def _is_multiple(program: Program, size: Dim) -> bool:
 
 def _may_change(program: Program, var: VarDesc) -> bool:
     is_plain = var.feed and not var.buffer and not is_ragged(program, var.name)
-    if not is_plain or var.shape[:1] != (sym(program.symbols[0]),):
+    if not is_plain or var.shape[:1] != (sym(batch_symbol(program)),):
         return False
     return not any(var.name in op.input_names() for op in program.operators)

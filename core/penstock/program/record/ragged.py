@@ -12,20 +12,18 @@ the former counted in the run (`penstock.expect_rows`). An input may turn out to
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from penstock.compat.torch import tree_leaves, tree_map
-from penstock.program.expr import Dim, Expr, renamed, sym
-from penstock.program.ir import Arg, Guard, Operator, VarDesc
+from penstock.program.expr import Dim, Expr, sym
+from penstock.program.ir import VarDesc
 from penstock.program.program import Program
-from penstock.program.record import arithmetic
+from penstock.program.record.declared_sizes import ways_to_fix
 from penstock.program.record.multiples import inputs_to_multiply, multiplied
 from penstock.program.record.recording import Recording
-from penstock.program.record.sizes import Relation
-from penstock.program.sequences import LENGTHS, ragged_feeds
+from penstock.program.record.substitution import substituted
+from penstock.program.sequences import LENGTHS, batch_symbol, is_declared_size, ragged_feeds
 
 Result = TypeVar("Result")
 
@@ -35,24 +33,28 @@ def with_equal_rows(
 ) -> Result:
     """Return `call(operands)`; where it fails, with the sizes of its operands taken for equal.
 
-    `operands`: a nest of Variables. `count(x, rows)` records x with its rows counted. Both leave nothing behind where
-    they fail. Raises what `call` raises at first.
+    Declared sizes (declared_sizes.py) come first. `operands`: a nest of Variables. `count(x, rows)` records x with its
+    rows counted. Both leave nothing behind where they fail. Raises what `call` raises at first.
     """
     try:
         return call(operands)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - raised below, if nothing helps
         first, names, shares = error, _to_join(recording, operands), _shares_of_rows(recording, operands)
-        several = inputs_to_multiply(recording, operands)
-        if not names and not shares and not several:
-            raise
+        several, fixes = inputs_to_multiply(recording, operands), ways_to_fix(recording, operands)
+    for fixed in fixes:
+        try:
+            with substituted(recording, fixed):
+                return call(operands)
+        except Exception as error:  # noqa: BLE001 - as above; of the sizes that were declared
+            first = error
     if names:
-        with contextlib.suppress(Exception), _joined(recording, names):
+        with contextlib.suppress(Exception), substituted(recording, names):
             return call(operands)
     if several:
         with contextlib.suppress(Exception), multiplied(recording, several):
             return call(operands)
     if shares:
-        batch = recording.symbols.size(sym(recording.program.symbols[0]))
+        batch = recording.symbols.size(sym(batch_symbol(recording.program)))
         with contextlib.suppress(Exception):
             return call(tree_map(lambda v: count(v, batch) if _name(v) in shares else v, operands))
     raise first
@@ -62,14 +64,14 @@ def join_rows(recording: Recording, operands: Any) -> None:
     """Take the rows of variables for equal, where they may be."""
     names = _to_join(recording, operands)
     if names:
-        with _joined(recording, names):
+        with substituted(recording, names):
             pass
 
 
 def rename_symbols(recording: Recording, names: Mapping[str, str]) -> None:
     """Take symbols for others, in what was recorded and from now on."""
     if names:
-        with _joined(recording, names):
+        with substituted(recording, names):
             pass
 
 
@@ -95,6 +97,7 @@ def _to_join(recording: Recording, operands: Any) -> dict[str, str]:
 def _other_sizes_to_join(program: Program, of_data: Sequence[str], shapes: Sequence[tuple[Dim, ...]]) -> dict[str, str]:
     """Symbols at one position, counted from the last dimension, or of the same multiples there; none is of rows."""
     inputs = {_rows(v.shape) for v in program.variables.values() if v.feed}
+    inputs.update(filter(is_declared_size, program.symbols))
     names: dict[str, str] = {}
     for position in range(-1, -max(map(len, shapes), default=0) - 1, -1):
         at = [shape for shape in shapes if len(shape) >= -position]
@@ -132,7 +135,7 @@ def _rows_to_join(program: Program, shapes: Sequence[tuple[Dim, ...]]) -> dict[s
     others = [name for name in found if name not in inputs]
     if not own or len(found) < 2 or len(others) > 1:
         return {}
-    if others and (others[0] != program.symbols[0] or any(_lengths_read(program, inputs[name]) for name in own)):
+    if others and (others[0] != batch_symbol(program) or any(_lengths_read(program, inputs[name]) for name in own)):
         return {}
     target, *rest = [*others, *own]
     return dict.fromkeys(rest, target)
@@ -144,7 +147,7 @@ def _shares_of_rows(recording: Recording, operands: Any) -> set[str]:
     described = [desc for v in tree_leaves(operands) if (desc := _described(program, v)) and desc.shape]
     rows = {_rows(v.shape) for v in ragged_feeds(program)}
     shares = {v.name for v in described if _is_share(v.shape[0], rows)}
-    return shares if any(_rows(v.shape) in program.symbols[:1] for v in described) else set()
+    return shares if any(_rows(v.shape) == batch_symbol(program) != "" for v in described) else set()
 
 
 def _is_share(size: Dim, rows: set[str]) -> bool:
@@ -169,58 +172,3 @@ def _rows(shape: tuple[Dim, ...]) -> str:
 def _lengths_read(program: Program, var: VarDesc) -> bool:
     name = var.name + LENGTHS
     return any(name in op.input_names() for op in program.operators)
-
-
-@contextmanager
-def _joined(recording: Recording, names: Mapping[str, str]) -> Iterator[None]:
-    """Take symbols for others within the block, and from then on if it succeeds."""
-    sizes = recording.symbols.sizes
-    before = dict(sizes.equal)
-    sizes.take_as_equal({**{old: names.get(new, new) for old, new in before.items()}, **names})
-    try:
-        yield
-    except BaseException:
-        sizes.take_as_equal(before)
-        raise
-    _rewrite(recording, names)
-
-
-def _rewrite(recording: Recording, names: Mapping[str, str]) -> None:
-    """Rename symbols in what was recorded. Lengths that nothing reads, of rows that are the batch now, are dropped."""
-    program = recording.program
-    batch = program.symbols[0]
-    dropped = [v.name + LENGTHS for v in ragged_feeds(program) if names.get(_rows(v.shape)) == batch]
-    for name, var in program.variables.items():
-        if any(isinstance(d, Expr) and d.symbols() & names.keys() for d in var.shape):
-            program.variables[name] = replace(var, shape=tuple(_renamed(d, names) for d in var.shape))
-    program.operators[:] = [_operator(op, names) for op in program.operators]
-    guards = [replace(g, left=_renamed(g.left, names), right=_renamed(g.right, names)) for g in program.guards]
-    program.guards[:] = [guard for guard in dict.fromkeys(guards) if _possible(guard)]
-    program.symbols[:] = [name for name in program.symbols if name not in names]
-    for name in dropped:
-        recording.drop(name)
-    program.revision += 1
-
-
-def _renamed(dim: Dim, names: Mapping[str, str]) -> Dim:
-    if not isinstance(dim, Expr) or not dim.symbols() & names.keys():
-        return dim
-    return arithmetic.of_dim(renamed(dim, names)).dim
-
-
-def _operator(op: Operator, names: Mapping[str, str]) -> Operator:
-    args = tuple(_argument(a, names) for a in op.args)
-    kwargs = tuple((k, _argument(v, names)) for k, v in op.kwargs)
-    return op if (args, kwargs) == (op.args, op.kwargs) else replace(op, args=args, kwargs=kwargs)
-
-
-def _argument(value: Arg, names: Mapping[str, str]) -> Arg:
-    if isinstance(value, Expr):
-        return _renamed(value, names)
-    return tuple(_argument(v, names) for v in value) if isinstance(value, tuple) else value
-
-
-def _possible(guard: Guard) -> bool:
-    """Whether a guard may hold: that two sizes differ was asked before they were taken for equal."""
-    left, right = arithmetic.of_dim(guard.left), arithmetic.of_dim(guard.right)
-    return Relation(guard.relation, left, right).always() is None

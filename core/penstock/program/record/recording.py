@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy as shallow
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +32,7 @@ from penstock.program.record.fakes import Fake, empty_fake
 from penstock.program.record.sizes import Sizes
 from penstock.program.record.source import user_line
 from penstock.program.record.symbols import SymbolTable
+from penstock.program.sequences import batch_symbol
 
 RNG = "@RNG@"
 """Name of int64[3]: program seed, step, first global row of the replica. Executors set it; it is not fed."""
@@ -61,12 +62,15 @@ class Recording:
     """
 
     handle_type: Callable[[Recording, str, torch.Tensor], Any]
+    fix_sizes: Callable[[Recording, Collection[str]], None]
+    """Take symbols for the numbers that a script has declared; declared_sizes.py puts itself here."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.origin = self
         # of sizes, for factories, which get them alone; weak, because a Recording refers to its sizes
         self.symbols = SymbolTable(Sizes(weakref.ref(self)))
+        self.symbols.recordings.add(self)
         self.handles: dict[str, Any] = {}
         self.declared: dict[str, Any] = {}  # by `Block.create_var`; no part of the Program before their first use
         self.lookups: list[SparseLookup] = []
@@ -95,6 +99,7 @@ class Recording:
         copy = Recording(clone)
         copy.origin = self.origin
         copy.symbols, copy.num_replayed = self.symbols, min(self.num_replayed, len(clone.operators))
+        copy.symbols.recordings.add(copy)
         copy.num_seeds, copy._batch, copy.origins = self.num_seeds, self._batch, dict(self.origins)
         kept = clone.variables
         copy.lookups = [look for look in self.lookups if look.table in kept]
@@ -121,12 +126,17 @@ class Recording:
 
     # -- sizes -----------------------------------------------------------------------------------
 
-    def fake_of_shape(self, shape: Sequence[int], dtype: torch.dtype, *, own_rows: bool = False) -> torch.Tensor:
+    def fake_of_shape(
+        self, shape: Sequence[int], dtype: torch.dtype, *, own_rows: bool = False, open_sizes: Collection[int] = ()
+    ) -> torch.Tensor:
         """Return a fake tensor; -1 at position 0 is the batch symbol, every other -1 a symbol of its own.
 
-        `own_rows`: that at position 0, too.
+        `own_rows`: that at position 0, too. `open_sizes`: positions of numbers that another one may be fed for.
         """
-        sizes = [self._size(d, of_batch=i == 0 and not own_rows) for i, d in enumerate(shape)]
+        sizes = [
+            self._declared_size(d) if i in open_sizes else self._size(d, of_batch=i == 0 and not own_rows)
+            for i, d in enumerate(shape)
+        ]
         return empty_fake(sizes, None, dtype)
 
     def fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -142,15 +152,26 @@ class Recording:
         return self._new_symbol()
 
     def _new_symbol(self) -> Any:
-        used = {*self.program.symbols, *self.symbols.sizes.equal}
-        name = next(free for i in itertools.count(len(self.program.symbols)) if (free := f"s{i}") not in used)
-        self.program.symbols.append(name)
+        symbols = self.program.symbols
+        name = self._free_symbol("s")
+        symbols.insert(len(symbols) if batch_symbol(self.program) else 0, name)  # the first is the batch
         return self._symbol(name)
+
+    def _free_symbol(self, letter: str) -> str:
+        used = {*self.program.symbols, *self.symbols.sizes.equal}
+        return next(free for i in itertools.count(len(self.program.symbols)) if (free := f"{letter}{i}") not in used)
+
+    def _declared_size(self, number: int) -> Any:
+        """A symbol for a size that was declared as a number; see declared_sizes.py."""
+        name = self._free_symbol("f")
+        self.program.symbols.append(name)
+        self.symbols.sizes.declared[name] = number
+        return self.symbols.new(name, number)
 
     def adopt_symbols(self) -> None:
         """Make torch's symbols for those that the Program has already; the first is the batch."""
         sizes = [self._symbol(name) for name in self.program.symbols]
-        self._batch = sizes[0] if sizes else None
+        self._batch = sizes[0] if batch_symbol(self.program) else None
 
     def _symbol(self, name: str) -> Any:
         return self.symbols.new(name, _HINT + len(self.symbols.sizes.hints) + 1)
@@ -366,7 +387,7 @@ class Recording:
 
     def batch_of(self, shape: tuple[Dim, ...]) -> tuple[int, int]:
         """Return (dimension that the batch runs along, rows of it for one sample); (-1, 1) if none."""
-        batch = self.program.symbols[0] if self.program.symbols else ""
+        batch = batch_symbol(self.program)
         for position, dim in enumerate(shape):
             if isinstance(dim, Expr) and batch in dim.symbols():
                 return position, max(1, dim.evaluate(dict.fromkeys(dim.symbols(), 1)))

@@ -23,14 +23,13 @@ from penstock.program.record import arithmetic
 from penstock.program.record.arithmetic import Atom, Size
 from penstock.program.record.described import DESCRIBED
 from penstock.program.record.fakes import CPU, META, Fake, empty_fake, fake_of, kernels
-from penstock.program.record.fitting import Basis, Point
+from penstock.program.record.fitting import FACTORS, Basis, Point, multiple
 from penstock.program.record.sizes import Sizes, size_of
 
 aten = torch.ops.aten
 _NUM_POINTS = 5
 _FEW = (1, 2, 3, 5, 13, 17, 25, 33)
 _SELDOM = 101  # rows: a number that is seldom a width
-_FACTORS = (1, 2, 3, 5, 7)
 _ALWAYS = (1, 3)
 _LARGE = 1025
 _LEAST = 6  # rows of a CPU tensor: kernels divide and pad them
@@ -142,6 +141,13 @@ class Call:
         except _REFUSALS as error:
             raise self._refused_by_cpu() or error from error
 
+    def of_numbers(self) -> list[Layout | Any]:
+        """Return the layouts of the results where symbols stand for numbers."""
+        try:
+            return [_as_sizes(one) for one in self.at({}, META)]
+        except NotImplementedError:
+            return [_as_sizes(one) for one in self.at({}, CPU)]
+
     def _refused_by_cpu(self) -> Exception | None:
         """What eager torch says of such a call, for which it is made once with few rows."""
         point = {name: _SELDOM + (hint - _SELDOM) % self.step for name, hint in self.sizes.hints.items()}
@@ -200,7 +206,7 @@ class Call:
         try:
             answers = [first, *(self.at(point, device) for point in points[1:])]
         except _REFUSALS:  # a call such as reshape(5, -1) takes the multiples of a batch that it takes
-            points = [{name: at * factor for name, at in base.items()} for factor in _FACTORS]
+            points = [multiple(base, number) for number in range(len(FACTORS))]
             answers = [first, *self._multiples(points[1:], device)]
         few = self._few(base)
         small = [self._answer(point, device) for point in few]
@@ -389,16 +395,15 @@ def call_on_fakes(func: Any, args: Any, kwargs: Any, *, step: int = 1) -> tuple[
         return DESCRIBED[func](*args, **kwargs), []
     leaves, structure = tree_flatten((args, kwargs))
     basis = _basis(leaves)
-    if not basis or _is_direct(func):
+    if _is_direct(func) or not any(True for _ in _symints(leaves)):
         return _direct(func, args, kwargs, leaves), []
-    found = _symints(leaves)
-    sizes = next(found).node.sizes
+    sizes = next(_symints(leaves)).node.sizes
     call = Call(func, leaves, structure, sizes, basis, step)
     key = call.key()
     known = sizes.shapes.get(key)
     if known is None:
         with as_kernel(meta=False):
-            known = call.layouts(), call.cuts
+            known = call.layouts() if basis else call.of_numbers(), call.cuts
         if key is not None:
             sizes.shapes[key] = known
     layouts, cuts = known
@@ -446,8 +451,7 @@ def _direct(func: Any, args: Any, kwargs: Any, leaves: Sequence[Any]) -> Any:
     except NotImplementedError:
         call = Call(func, *tree_flatten((args, kwargs)), Sizes(), [], 1)
         with as_kernel(meta=False):
-            found = call.at({}, CPU)
-        return _results(call, args, kwargs, [_as_sizes(one) for one in found])
+            return _results(call, args, kwargs, call.of_numbers())
     return tree_map(lambda t: fake_of(t, place) if isinstance(t, torch.Tensor) and not isinstance(t, Fake) else t, out)
 
 

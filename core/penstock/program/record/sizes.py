@@ -8,12 +8,11 @@ torch calls nodes by the names of its own SymNode.
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -21,86 +20,11 @@ from penstock.compat.torch import SYMBOL_FILES
 from penstock.errors import ProgramError
 from penstock.program.expr import Dim, renamed
 from penstock.program.record import arithmetic
-from penstock.program.record.arithmetic import Size, constant, never_above
+from penstock.program.record.arithmetic import Size, constant
+from penstock.program.record.relations import HOLDS, MIRRORED, All, Asked, Condition, Not, Real, Relation, RelationOp
 from penstock.program.record.source import line_of_frame, user_line
 
 _symint: Any = torch.SymInt  # torch has not typed it
-RelationOp = Literal["==", "!=", "<", "<=", ">", ">="]
-_HOLDS: Mapping[RelationOp, Callable[[int, int], bool]] = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
-_MIRRORED: Mapping[RelationOp, RelationOp] = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_NEGATED: Mapping[RelationOp, RelationOp] = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-
-
-@dataclass(frozen=True, slots=True)
-class Relation:
-    """`left op right`."""
-
-    op: RelationOp
-    left: Size
-    right: Size
-
-    def __str__(self) -> str:
-        return f"{self.left} {self.op} {self.right}"
-
-    def negated(self) -> Relation:
-        """Return the opposite."""
-        return Relation(_NEGATED[self.op], self.left, self.right)
-
-    def at(self, point: Mapping[str, int]) -> bool:
-        """Whether it holds at a point."""
-        return _HOLDS[self.op](self.left.value(point), self.right.value(point))
-
-    def always(self) -> bool | None:
-        """Whether it holds for every batch (True) or for none (False); None if that depends or is not seen."""
-        if self.op in ("!=", ">", "<"):
-            found = self.negated().always()
-            return None if found is None else not found
-        if self.op == ">=":
-            return Relation("<=", self.right, self.left).always()
-        left, right = self.left, self.right
-        if self.op == "==" and left == right:
-            return True
-        above = never_above(arithmetic.add(right, arithmetic.ONE), left)
-        if self.op == "<=":
-            return True if never_above(left, right) else False if above else None
-        return False if above or never_above(arithmetic.add(left, arithmetic.ONE), right) else None
-
-
-@dataclass(frozen=True, slots=True)
-class All:
-    """Conditions that hold together."""
-
-    parts: tuple[Condition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Not:
-    """The opposite of a condition."""
-
-    part: Condition
-
-
-Condition = bool | Relation | All | Not
-
-
-@dataclass(frozen=True, slots=True)
-class Real:
-    """A floating-point number that follows from sizes, which no Program holds. `size`: the size that it is, if any."""
-
-    size: Size | None = None
-
-    def __str__(self) -> str:
-        return "a floating-point number of sizes" if self.size is None else f"float({self.size})"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A relation that was found to hold. `line`: the user's that asked; '' if torch itself asked, within a call."""
-
-    relation: Relation
-    line: str
 
 
 @dataclass(slots=True)
@@ -117,8 +41,9 @@ class Sizes:
     asked: list[Asked] = field(default_factory=list)
     known: set[Relation] = field(default_factory=set)
     shapes: dict[Any, Any] = field(default_factory=dict)
-    equal: dict[str, str] = field(default_factory=dict)
-    """Symbol -> the one that it was found to be equal to, after it had been used."""
+    equal: dict[str, str | Dim] = field(default_factory=dict)
+    """Symbol -> the one, or the size, that it was found to be equal to, after it had been used."""
+    declared: dict[str, int] = field(default_factory=dict)  # symbol -> the number that the script declared
     _renamed: dict[str, Size] = field(default_factory=dict)
 
     def new(self, name: str, hint: int) -> Any:
@@ -135,7 +60,7 @@ class Sizes:
         """Return the int or torch.SymInt of an expression of a Program."""
         return self.int_of(arithmetic.of_dim(dim)) if not isinstance(dim, int) else dim
 
-    def take_as_equal(self, names: Mapping[str, str]) -> None:
+    def take_as_equal(self, names: Mapping[str, str | Dim]) -> None:
         """Let symbols stand for others, also in sizes that exist already; what was asked of them is void."""
         self.equal, self._renamed = dict(names), {}
         void = {r for r in self.known if any(a.key in names for side in (r.left, r.right) for a in side.atoms())}
@@ -183,11 +108,22 @@ class Sizes:
         if isinstance(condition, All):
             return all(self.ask(part) for part in condition.parts)
         assert isinstance(condition, Relation)
+        if self.declared and self._fixes(condition):
+            return self.ask(Relation(condition.op, self.current(condition.left), self.current(condition.right)))
         holds = condition.at(self.hints)
         relation = condition if holds else condition.negated()
         self.known.add(relation)
         self.asked.append(Asked(relation, _asking_line()))
         return holds
+
+    def _fixes(self, relation: Relation) -> bool:
+        """Whether declared sizes are numbers now, since a line outside of torch's calls asks for them."""
+        atoms = {atom.key for side in map(self.current, (relation.left, relation.right)) for atom in side.atoms()}
+        recording, asked = self.recording(), atoms & self.declared.keys()
+        if not asked or recording is None or recording.active:
+            return False
+        recording.fix_sizes(recording, asked)
+        return True
 
     def number(self, size: Size) -> int:
         """Return the number that a size is at hand, which pins the batch to it unless it is one."""
@@ -398,7 +334,7 @@ def _relation(op: RelationOp) -> Any:
         if self.is_bool() or other.is_bool():
             return self.wrap_bool((self.bool_() == other.bool_()) == (op == "=="))
         if isinstance(self.value, float):
-            return SizeNode(self.sizes, _beside_number(_MIRRORED[op], _size_behind(other), self.value))
+            return SizeNode(self.sizes, _beside_number(MIRRORED[op], _size_behind(other), self.value))
         if isinstance(other.value, float):
             return SizeNode(self.sizes, _beside_number(op, _size_behind(self), other.value))
         return SizeNode(self.sizes, Relation(op, _size_behind(self), _size_behind(other)))
@@ -409,7 +345,7 @@ def _relation(op: RelationOp) -> Any:
 def _beside_number(op: RelationOp, size: Size, number: float) -> Condition:
     """The relation of a size and a floating-point number, which is one of the size and an integer."""
     if not math.isfinite(number):
-        return _HOLDS[op](0, number)  # type: ignore[arg-type]  # of floats too
+        return HOLDS[op](0, number)  # type: ignore[arg-type]  # of floats too
     if op in ("==", "!=") and not number.is_integer():
         return op == "!="
     return Relation(op, size, constant(math.floor(number) if op in (">", "<=") else math.ceil(number)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from penstock.errors import ProgramError
 from penstock.program.expr import Dim, Expr
 from penstock.program.ir import Guard
 from penstock.program.record.arithmetic import Size
-from penstock.program.record.sizes import Asked, Sizes, size_of
+from penstock.program.record.relations import Asked
+from penstock.program.record.sizes import Sizes, size_of
 
 _DATA_HINT = 6007  # apart from the hints of other symbols, see recording.py
 
@@ -20,6 +22,7 @@ class SymbolTable:
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
+        self.recordings: weakref.WeakSet[Any] = weakref.WeakSet()  # of the Program and of its clones
         self.of_data: dict[str, None] = {}  # symbols of sizes that follow from data, in order; no Program has them
 
     def new_of_data(self) -> Any:
