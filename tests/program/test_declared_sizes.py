@@ -73,6 +73,25 @@ def test_sizes_that_depend_on_one_another_are_checked() -> None:
         run(feed, [loss])  # the script itself reshapes to a batch of 2
 
 
+def test_sizes_of_a_matmul_are_taken_for_one_another() -> None:
+    items = layers.data("items", [20, 50, 1], dtype="int64", append_batch_size=False)
+    adjacent = layers.data("adjacent", [20, 50, 50], append_batch_size=False)
+    mask = layers.data("mask", [20, -1, 1], append_batch_size=False)
+    rows = layers.reshape(layers.embedding(items, [20, 3]), [20, -1, 3])
+    seen = layers.matmul(adjacent, rows) * mask
+    for nodes in (50, 9):
+        values = np.random.default_rng(nodes).normal(size=(20, nodes, nodes)).astype("float32")
+        feed = {
+            "items": np.ones((20, nodes, 1), "int64"),
+            "adjacent": values,
+            "mask": np.ones((20, nodes, 1), "float32"),
+        }
+        got, found = run(feed, [seen, rows])
+        np.testing.assert_allclose(got, values @ found, atol=1e-4)
+    with pytest.raises(FeedError, match="feed 'mask' has size 8 in dimension 1; expected 9"):
+        run({**feed, "mask": np.ones((20, 8, 1), "float32")}, [seen])
+
+
 def test_steps_of_a_batch_are_fed_with_other_sizes() -> None:
     ids = layers.data("ids", [40, 1], dtype="int64")
     mask = layers.data("mask", [40, 1])

@@ -60,18 +60,34 @@ def declared_shape(recording: Recording, shape: Sequence[Dim]) -> list[int]:
 
 def ways_to_fix(recording: Recording, operands: Any) -> Iterator[Mapping[str, Dim]]:
     """Give what the declared sizes among the operands may be taken for, so that a call on them succeeds: sizes of
-    others at the same position, counted from the last dimension, then the declared numbers."""
+    others at the same position, counted from the last dimension; those at any position; then the declared numbers."""
     declared = recording.symbols.sizes.declared
     if not declared:
         return
     shapes = [shape for leaf in tree_leaves(operands) if (shape := _shape(recording, leaf))]
-    symbols = {symbol for shape in shapes for size in shape if isinstance(size, Expr) for symbol in size.symbols()}
-    asked = symbols & declared.keys()
+    asked = {symbol for shape in shapes for size in shape for symbol in _symbols(size)} & declared.keys()
     if not asked:
         return
-    if solved := _solved(shapes, declared):
-        yield solved
+    free = _free_symbols(recording)
+    by_position: dict[str, Dim] = {}
+    for position in range(-1, -max(map(len, shapes)) - 1, -1):
+        sizes = [shape[position] for shape in shapes if len(shape) >= -position]
+        by_position |= _solved(sizes, declared, free, by_position.keys())
+    by_number: dict[str, Dim] = {}
+    for number in sorted({declared[symbol] for symbol in asked}):
+        sizes = [size for shape in shapes for size in shape if _at_hand(size, declared) == number]
+        by_number |= _solved(sizes, declared, frozenset(), by_number.keys())
+    yield from (names for names in (by_position, by_number) if names)
     yield {symbol: declared[symbol] for symbol in sorted(asked)}
+
+
+def _free_symbols(recording: Recording) -> frozenset[str]:
+    """The symbols of sizes that a feed alone tells, apart from rows of inputs."""
+    program = recording.program
+    rows = {
+        symbol for var in program.variables.values() if var.feed for size in var.shape[:1] for symbol in _symbols(size)
+    }
+    return frozenset(program.symbols) - rows - recording.symbols.sizes.declared.keys()
 
 
 def _shape(recording: Recording, leaf: Any) -> tuple[Dim, ...]:
@@ -79,28 +95,28 @@ def _shape(recording: Recording, leaf: Any) -> tuple[Dim, ...]:
     return () if described is None else described.shape
 
 
-def _solved(shapes: Sequence[tuple[Dim, ...]], declared: Mapping[str, int]) -> dict[str, Dim]:
-    """Declared sizes -> those of other operands at their position, where both are equal as they were declared."""
-    found: dict[str, Dim] = {}
-    for position in range(-1, -max(map(len, shapes)) - 1, -1):
-        sizes = [shape[position] for shape in shapes if len(shape) >= -position]
-        known = [(size, number) for size in sizes if (number := _at_hand(size, declared)) is not None and number != 1]
-        if len({number for _, number in known}) != 1:
-            continue
-        others = [size for size, _ in known if not _is_open(size, declared)]
-        target = next((size for size in others if isinstance(size, int)), (others or [known[0][0]])[0])
-        for size, _ in known:
-            if _is_open(size, declared) and size != target and not _symbols(target) & {str(size), *found}:
-                found.setdefault(str(size), target)
-    return found
+def _solved(
+    sizes: Sequence[Dim], declared: Mapping[str, int], free: Collection[str], taken: Collection[str]
+) -> dict[str, Dim]:
+    """Declared and free sizes -> that of another operand, if all are equal as they were declared; numbers first."""
+    known = [(size, number) for size in sizes if (number := _at_hand(size, declared)) is not None and number != 1]
+    if len({number for _, number in known}) != 1:
+        return {}
+    others = [size for size, _ in known if not _is_open(size, declared)]
+    target = next((size for size in others if isinstance(size, int)), (others or [known[0][0]])[0])
+    if _symbols(target) & set(taken):
+        return {}
+    of_feeds = [size for size in sizes if isinstance(target, Expr) and _is_open(size, free)]
+    own = [size for size, _ in known if _is_open(size, declared) and str(size) not in _symbols(target)]
+    return {str(size): target for size in (*own, *of_feeds) if str(size) not in taken}
 
 
 def _symbols(size: Dim) -> frozenset[str]:
     return size.symbols() if isinstance(size, Expr) else frozenset()
 
 
-def _is_open(size: Dim, declared: Mapping[str, int]) -> bool:
-    return isinstance(size, Expr) and size.op == "sym" and str(size.args[0]) in declared
+def _is_open(size: Dim, symbols: Collection[str]) -> bool:
+    return isinstance(size, Expr) and size.op == "sym" and str(size.args[0]) in symbols
 
 
 def _at_hand(size: Dim, declared: Mapping[str, int]) -> int | None:

@@ -16,17 +16,15 @@ from penstock.program.record.arithmetic import Size, constant
 
 Point = Mapping[str, int]
 _LARGEST_DIVISOR = 256
-_LARGEST_FRACTION = 12
+_LARGEST_FRACTION = 256
 FACTORS = (1, 2, 3, 5, 7)
 
 
-def multiple(base: Point, number: int) -> dict[str, int]:
-    """Return a point of multiples; sizes that are the same by chance get different ones."""
-    chosen: dict[str, int] = {}
-    for name, at in base.items():
-        rank = sum(base[other] == at for other in chosen) if number else 0
-        chosen[name] = at * FACTORS[(number + rank) % len(FACTORS)]
-    return chosen
+def multiple(base: Point, number: int, *, apart: bool) -> dict[str, int]:
+    """Return a point of multiples. `apart`: by another factor for each symbol, as small sizes agree by chance."""
+    shifts = range(len(base)) if apart and number else [0] * len(base)
+    chosen = zip(base.items(), shifts, strict=True)
+    return {name: at * FACTORS[(number + shift) % len(FACTORS)] for (name, at), shift in chosen}
 
 
 class Basis:

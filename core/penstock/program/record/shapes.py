@@ -206,7 +206,8 @@ class Call:
         try:
             answers = [first, *(self.at(point, device) for point in points[1:])]
         except _REFUSALS:  # a call such as reshape(5, -1) takes the multiples of a batch that it takes
-            points = [multiple(base, number) for number in range(len(FACTORS))]
+            apart = bool(base.keys() & self.sizes.declared.keys())
+            points = [multiple(base, number, apart=apart) for number in range(len(FACTORS))]
             answers = [first, *self._multiples(points[1:], device)]
         few = self._few(base)
         small = [self._answer(point, device) for point in few]
