@@ -50,6 +50,11 @@ def _update(param: Any, grad: Any, rate: Any) -> Any:
     return param - rate * grad
 
 
+def _momentum(param: Any, grad: Any, velocity: Any, rate: Any, mu: float, use_nesterov: bool = False) -> Any:
+    moved = mu * velocity + grad
+    return param - rate * (grad + mu * moved if use_nesterov else moved), moved
+
+
 _UNARY = (
     "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "abs", "square", "mean", "assign", "gelu", "sign", "ceil", "floor",
 )  # fmt: skip
@@ -96,6 +101,12 @@ KINDS: dict[str, _Kind] = {
     ),
     "top_k": _Kind(layers.topk, attributes=_same("k"), outputs=("Out", "Indices")),
     "sgd": _Kind(_update, ("Param", "Grad", "LearningRate"), outputs=("ParamOut",)),
+    "momentum": _Kind(
+        _momentum,
+        ("Param", "Grad", "Velocity", "LearningRate"),
+        _same("mu", "use_nesterov"),
+        ("ParamOut", "VelocityOut"),
+    ),
 }
 
 
@@ -193,7 +204,7 @@ class Writer:
                 f"{user_line()}: append_op(type={type_!r}): there is no operator of this type here. Call the layer or "
                 f"a torch function on the variables; types that can be appended: {', '.join(sorted(KINDS))}"
             )
-        updates = type_ == "sgd"
+        updates = "ParamOut" in kind.outputs
         pairs = ((given["Param"][0].name, given["Grad"][0].name),) if updates and "Grad" in given else ()
         with program_guard(program), role(Role.OPTIMIZE if updates else current_role()[0], pairs or current_role()[1]):
             for slot, value in results_of(type_, given, attrs).items():

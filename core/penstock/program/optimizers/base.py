@@ -18,6 +18,7 @@ import torch
 from penstock.errors import ProgramError
 from penstock.program.ir import Role
 from penstock.program.operator_types import BlockOperator, in_fluids_names
+from penstock.program.optimizers.derived import Hooks, is_derived
 from penstock.program.program import Program
 from penstock.program.record.context import name_scope, program_guard, role
 from penstock.program.record.opening import recording_of
@@ -72,7 +73,7 @@ class Minimizer:
         raise NotImplementedError
 
 
-class Optimizer(Minimizer):
+class Optimizer(Hooks, Minimizer):
     """Base: see the module. `_states`: name -> first value of what is kept beside each parameter."""
 
     kind = "optimizer"
@@ -140,9 +141,12 @@ class Optimizer(Minimizer):
     def _record(self, prefix: str, pending: Sequence[PendingGradient]) -> None:
         # State first: creating it records into the startup program, which has no roles.
         kinds = {one.param.desc.dtype for one in pending}
-        rate = self._rate(prefix, "float64" if "float64" in kinds else "float32").fake
+        rate_variable = self._rate(prefix, "float64" if "float64" in kinds else "float32")
+        rate = rate_variable.fake
         step = constant_state(f"{prefix}.step", 0.0).fake if self.counts_steps else None
         states = {one.param.name: self._state_of(one, prefix, step) for one in pending}
+        if is_derived(self):
+            self._begin(prefix, rate_variable, pending)
         for one in pending:
             if not self.sparse_kernel or self._changes(one):
                 one.reserve()
@@ -155,9 +159,13 @@ class Optimizer(Minimizer):
                 unscale()
             clips()
             regularize(pending, self._regularization)
-            for one in pending:
+            for one in pending if not is_derived(self) else ():
                 with one.role():
                     self._update(one, _scalar(rate, one.attribute.learning_rate), states[one.param.name])
+
+        if is_derived(self):
+            with torch.no_grad(), role(Role.OPTIMIZE):
+                self._append_all(pending)
 
     def _changes(self, one: PendingGradient) -> bool:
         return clip_of(one, self._grad_clip) is not None or regularizer_of(one, self._regularization) is not None
