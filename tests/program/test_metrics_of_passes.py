@@ -95,3 +95,23 @@ def test_a_weighted_average_is_a_mean() -> None:
     np.testing.assert_allclose(average.eval(), [4.0, 4.5])
     with pytest.raises(SpecError, match="expected numbers, one weight"):
         average.add("loss", 1)
+
+
+def test_labels_of_metrics_may_be_int32() -> None:
+    main, startup = fluid.Program(seed=1), fluid.Program(seed=1)
+    with fluid.program_guard(main, startup):
+        scores = fluid.layers.data("scores", [2])
+        labels = [fluid.layers.data(f"labels_{kind}", [1], dtype=kind) for kind in ("int32", "int64")]
+        found = [
+            one
+            for label in labels
+            for one in (fluid.layers.accuracy(scores, label), fluid.layers.auc(scores, label)[0])
+        ]
+    draw = np.random.default_rng(0)
+    values, given = draw.random((9, 2)).astype("float32"), draw.integers(0, 2, (9, 1))
+    feed = {"scores": values, "labels_int32": given.astype("int32"), "labels_int64": given}
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(startup)
+    few, many = np.split(np.ravel(executor.run(main, feed, found)), 2)
+    np.testing.assert_array_equal(few, many)
+    assert 0 < few[0] < 1

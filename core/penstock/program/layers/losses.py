@@ -210,7 +210,7 @@ def accuracy(input: Any, label: Any, k: int = 1, correct: Any = None, total: Any
     recording = recording_of(default_main_program())
     with name_scope(default_main_program().unique("accuracy")), torch.no_grad(), recording_modes(recording):
         indices = input.fake.detach().topk(k, -1).indices
-        found = torch.ops.penstock.accuracy(indices, label.fake)
+        found = torch.ops.penstock.accuracy(indices, label.fake.long())
         counts = [wrap(recording, count.reshape(1)) for count in found[1:]]
         share = wrap(recording, found[0])
     for out, count in zip((correct, total), counts, strict=True):
@@ -229,8 +229,8 @@ def auc(
 ) -> tuple[Any, Any, list[Any]]:
     """Return (auc over all rows so far, auc of the last `slide_steps` batches, their counters).
 
-    Shapes: input [n, 2] probabilities (column 1 counts) or [n, 1]; label int64 [n, 1]; result a scalar. `slide_steps`:
-    0 stands for all batches.
+    Shapes: input [n, 2] probabilities (column 1 counts) or [n, 1]; label int32 or int64 [n, 1]; result a scalar.
+    `slide_steps`: 0 stands for all batches.
     The counters stay until their variables are set to zero. Source: fluid.layers.auc.
     """
     if curve != "ROC":
@@ -250,8 +250,9 @@ def auc(
     recording = recording_of(default_main_program())
     with name_scope(prefix), torch.no_grad(), recording_modes(recording):
         predict = input.fake.detach()
-        overall = torch.ops.penstock.auc(predict, label.fake, states[0].fake, states[1].fake)
-        batch = overall if slide_steps == 0 else _auc_of_window(predict, label.fake, [o.fake for o in older], size)
+        labels = label.fake.long()
+        overall = torch.ops.penstock.auc(predict, labels, states[0].fake, states[1].fake)
+        batch = overall if slide_steps == 0 else _auc_of_window(predict, labels, [o.fake for o in older], size)
         return wrap(recording, overall), wrap(recording, batch), [*states, *older]
 
 
