@@ -35,6 +35,7 @@ from penstock.program.ir import Operator
 from penstock.program.kernels import CAPTURED, bind_symbols, check_writes, concrete, operator_error, resolve, shape_text
 from penstock.program.memory_optimize import releases
 from penstock.program.program import Program
+from penstock.program.pruning import pruned_for
 from penstock.program.record.context import default_main_program, program_runs
 from penstock.program.record.recording import RNG
 from penstock.ps import remote_ops as _remote_ops  # noqa: F401 - registers the operators that talk to servers
@@ -54,6 +55,7 @@ class Executor:
         self.place = place or CPUPlace()
         self._device = device_of(self.place)
         self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]]]] = {}
+        self._cut: dict[tuple[int, tuple[str, ...]], tuple[Program, int, Program]] = {}
         self._collective: dict[tuple[int, int], tuple[Program, Scope, Any]] = {}
         self._remotes = RemoteUse()
         self._closed = False
@@ -73,16 +75,21 @@ class Executor:
     ) -> list[Any]:
         """Run a Program once and return what was fetched, in order; a scalar is fetched as shape [1].
 
+        `use_prune`: run what the fetches need, without updates, unless the list has what `minimize` returned; feeds
+        that this does not need are left out.
+
         Raises FeedError, FetchError, ProgramError, OperatorError. On failure parameters that operators before
         the failing one have updated keep their new values.
         """
         if self._closed:
             raise UserError("this Executor was closed; make another one")
         if hasattr(program, "_run_compiled"):
+            if use_prune:
+                raise SpecError(
+                    "use_prune=True is for a plain Program; compile what Program.clone(for_test=True) gives"
+                )
             self._remotes.note(program._program)
             return list(program._run_compiled(self, feed, fetch_list, scope, return_numpy, return_merged))
-        if use_prune:
-            raise SpecError("use_prune=True is not supported: every operator of the program runs")
         if isinstance(feed, (list, tuple)):
             if len(feed) > 1:
                 raise FeedError(f"a plain Program takes one feed dict; got a list of {len(feed)}")
@@ -95,7 +102,30 @@ class Executor:
                 f"fluid.CompiledProgram (None: the default main program){advice(chosen)}",
                 got=chosen,
             )
+        if use_prune:
+            chosen, given, fetch_list = self._pruned(chosen, given, fetch_list)
         return self.run_program(chosen, given, fetch_list, scope, return_numpy)
+
+    def _pruned(
+        self, program: Program, feed: Mapping[str, Any], fetch_list: Sequence[Any] | None
+    ) -> tuple[Program, Mapping[str, Any], Sequence[Any] | None]:
+        """What a fetch list needs of a program and of its feed; all of it, if the list has what `minimize` returned."""
+        listed = list(fetch_list) if isinstance(fetch_list, (list, tuple)) else [fetch_list]
+        fetches = [one for one in listed if one is not None and not isinstance(one, tuple)]
+        if len(fetches) < len(listed):
+            return program, feed, fetches
+        if program.reader is not None:
+            raise SpecError("use_prune=True is for a program that is fed, not one that takes its batches from a reader")
+        program_runs(program)
+        names = tuple(fetch_names(program, fetches))
+        known = self._cut.get((id(program), names))
+        if known is None or known[0] is not program or known[1] != program.revision:
+            known = self._cut[id(program), names] = (program, program.revision, pruned_for(program, names))
+        return (
+            known[2],
+            {n: v for n, v in feed.items() if n in known[2].variables or n not in program.variables},
+            fetches,
+        )
 
     def run_program(
         self,

@@ -1,9 +1,7 @@
 """Inference models: what the targets need of a Program at rest, with the values that it reads.
 
 The Program is stored as its text and read by Penstock's own grammar; names of inputs and results are stored in the
-manifest. Nothing in a model is executed while it is loaded. Pruning walks the operators backwards: one stays if it
-makes a needed variable, or writes memory that a needed variable lies in, by storage and not by version; then its
-operands are needed too.
+manifest. Nothing in a model is executed while it is loaded.
 """
 
 from __future__ import annotations
@@ -29,8 +27,9 @@ from penstock.io.saves.variables import (
     write_variables,
 )
 from penstock.program import legality
-from penstock.program.ir import Operator, VarDesc, unknown_variable
-from penstock.program.program import Program, copy_structure, nested_blocks
+from penstock.program.ir import VarDesc, unknown_variable
+from penstock.program.program import Program, nested_blocks
+from penstock.program.pruning import cut_down, needed_for
 from penstock.program.sequences import STEPS, levels_of
 from penstock.scope import Scope
 
@@ -45,16 +44,7 @@ def pruned(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> Pr
     """
     _check(program, feeds, targets)
     feeds = [name for feed in feeds for name in _with_lengths(program, feed)]
-    storage = {name: var.storage for name, var in program.variables.items()}
-    needed = set(targets)
-    memory = {storage[name] for name in targets}
-    kept: list[Operator] = []
-    for op in reversed(program.operators):
-        if needed.isdisjoint(op.output_names()) and memory.isdisjoint(storage[w] for w in op.writes):
-            continue
-        kept.append(op)
-        needed.update(op.input_names(), op.output_names())
-        memory.update(storage[name] for name in (*op.input_names(), *op.output_names()))
+    kept, needed = needed_for(program, targets)
     for var in program.feeds():
         if var.name in needed and var.name not in feeds:
             raise UserError(
@@ -62,7 +52,7 @@ def pruned(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> Pr
                 f"among feeded_var_names {list(feeds)}",
                 variable=var.name,
             )
-    return _copy(program, kept[::-1], list(feeds), needed | memory)
+    return cut_down(program, kept, needed, feeds)
 
 
 def _with_lengths(program: Program, feed: str) -> list[str]:
@@ -84,14 +74,6 @@ def _check(program: Program, feeds: Sequence[str], targets: Sequence[str]) -> No
                 f"expected some of {[v.name for v in program.feeds()]}",
                 variable=name,
             )
-
-
-def _copy(program: Program, operators: list[Operator], feeds: list[str], needed: set[str]) -> Program:
-    copy = copy_structure(program)
-    rest = {n: v for n, v in program.variables.items() if n in needed and n not in feeds}
-    copy.operators = operators
-    copy.variables = {**{name: program.variables[name] for name in feeds}, **rest}
-    return Program(**vars(copy), captured={n: v for n, v in program.captured.items() if n in rest})
 
 
 def save_inference_model(
