@@ -66,6 +66,28 @@ class Conflict(UserError):
     code = "conflict"
 
 
+class Finding(TypedDict):
+    """One cause of the time that a step takes. `share`: of the time of a step; `tab`, `op`, `graph`: the evidence."""
+
+    cause: str
+    sentence: str
+    share: float
+    ms: float
+    place: str
+    tab: str
+    op: int | None
+    graph: str | None
+
+
+class Diagnosis(TypedDict):
+    """Findings about a job's newest steps, the largest first."""
+
+    job_id: str
+    attempt: int
+    over: bool
+    findings: list[Finding]
+
+
 class Exchange(TypedDict):
     """The exchange with the parameter servers of a job's newest attempt. `pservers`: endpoints, by index."""
 
@@ -160,6 +182,10 @@ class Client:
         """Return what the trainers and pservers of a job have exchanged."""
         answer = self._json("GET", f"/jobs/{_segment(job_id)}/exchange")
         return cast(Exchange, {**answer, "cells": [cell_of(cell) for cell in answer["cells"]]})
+
+    def why(self, job_id: str) -> Diagnosis:
+        """Return why the steps of a job take as long as they do."""
+        return cast(Diagnosis, self._json("GET", f"/jobs/{_segment(job_id)}/why"))
 
     # Snapshots
 

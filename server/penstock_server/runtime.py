@@ -16,6 +16,7 @@ from penstock_server.instruments import Instruments
 from penstock_server.pipelines import LeaseWatch, Loop, Publisher
 from penstock_server.services.attach import Attach
 from penstock_server.services.changes import Changes
+from penstock_server.services.diagnosis import Diagnoses
 from penstock_server.services.exchange import Exchanges
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.leases import Leases
@@ -71,6 +72,7 @@ class Runtime:
     logs: LogStore
     recorder: Recorder
     exchanges: Exchanges
+    diagnoses: Diagnoses
     metrics: MetricsWriter
     leases: LeaseWatch
     publisher: Publisher
@@ -140,12 +142,14 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
     publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
     scheduling = Scheduling(database, clock, agents)
+    storage = JobStorage(database, clock, settings.state_dir / "snapshots")
+    exchanges = Exchanges(jobs, recorder)
+    diagnoses = Diagnoses(database, jobs, storage, exchanges, recorder)
     runtime = Runtime(
         settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
-        PilotBoard(clock), reports, attach,
-        JobStorage(database, clock, settings.state_dir / "snapshots"), Metrics(database),
+        PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder),
-        agents, hub, ingest, logs, recorder, Exchanges(jobs, recorder), metrics, leases, publisher, scheduling, [],
+        agents, hub, ingest, logs, recorder, exchanges, diagnoses, metrics, leases, publisher, scheduling, [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime

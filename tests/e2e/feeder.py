@@ -16,7 +16,7 @@ import random
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +26,7 @@ from tests.e2e.ctr_graph import Slice, ctr_graph, run_step
 from websockets.sync.client import ClientConnection, connect
 
 from penstock.protocol.frames import FLAG_WHOLE_STEP, Array, Column, Frame, Kind, encode
-from penstock.protocol.graphdoc import graph_hash
+from penstock.protocol.graphdoc import GraphDocument, graph_hash
 
 BATCH = 1000
 TOTAL_STEPS = 60_000
@@ -35,8 +35,11 @@ TOTAL_STEPS = 60_000
 class Feeder:
     """One attached replica. Not thread-safe; closing it says GOODBYE."""
 
-    def __init__(self, url: str, token: str, job_name: str, *, role: str = "trainer", index: int = 0) -> None:
-        self.document, self._cost_us = ctr_graph()
+    def __init__(
+        self, url: str, token: str, job_name: str, *, role: str = "trainer", index: int = 0,
+        document: GraphDocument | None = None,
+    ) -> None:  # fmt: skip
+        self.document, self._cost_us = ctr_graph() if document is None else (document, [20.0] * len(document.ops))
         self.hash = graph_hash(self.document)
         self._rng = random.Random(index)
         self._index = index
@@ -84,8 +87,15 @@ class Feeder:
         return len(self.document.ops)
 
     def beat(self) -> None:
-        """Keep the lease."""
+        """Keep the lease, and read what the server answered: unread messages hold its pongs up, which ends the link."""
         self._socket.send(json.dumps({"type": "beat"}))
+        with suppress(TimeoutError):
+            while True:
+                self._socket.recv(timeout=0)
+
+    def is_heard(self, timeout_s: float) -> bool:
+        """Whether a ping is answered within the time."""
+        return self._socket.ping().wait(timeout_s)
 
     def graph(self) -> None:
         """Send the graph document and say that it is in use."""

@@ -192,3 +192,10 @@ def test_page_finds_back_after_the_connection_was_cut(browser_page: Watched, ser
     expect(page.get_by_test_id("log-line").last).to_contain_text("after")
     texts = [re.sub(r"^\s*\d+", "", text) for text in page.get_by_test_id("log-line").all_inner_texts()]
     assert texts == ["before", "meanwhile", "after"]
+
+
+def test_a_feeder_hears_the_server_for_as_long_as_it_feeds(feed: Callable[..., Feeder]) -> None:
+    feeder = feed("long")
+    for _ in range(100):  # an answer each: the link holds up to 16 that nobody has read
+        feeder.beat()
+        assert feeder.is_heard(20)

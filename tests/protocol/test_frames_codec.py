@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from penstock.protocol.frames import (
     COLUMN_DTYPE,
     COLUMNS,
     DESCRIPTOR,
+    FLAG_DEFLATED,
     HEADER_BYTES,
+    MAX_DOCUMENT_BYTES,
     MAX_FRAME_BYTES,
     Column,
     Frame,
@@ -151,3 +156,37 @@ def test_a_frame_at_the_limit_decodes_and_a_byte_more_is_refused() -> None:
 def test_encode_refuses_what_no_decoder_would_read(frame: Frame, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         encode(frame)
+
+
+def _large_document(ops: int) -> dict[str, object]:
+    op = {"type": "aten.addmm.default", "inputs": [{"name": f"v{i}", "shape": [500, 400]} for i in range(6)]}
+    return {"ops": [{"name": f"addmm_{i}", **op} for i in range(ops)]}
+
+
+def test_a_graph_of_twenty_thousand_operators_is_one_frame() -> None:
+    frame = Frame(Kind.GRAPH, 1, 2, 3, body=_large_document(20_000))
+    assert len(json.dumps(frame.body)) > MAX_FRAME_BYTES
+    data = encode(frame)
+    assert decode_header(data).flags == FLAG_DEFLATED
+    assert decode(data) == frame
+
+
+def test_a_small_graph_stays_readable_by_an_older_server() -> None:
+    assert decode_header(encode(Frame(Kind.GRAPH, 1, 2, 3, body=_large_document(10)))).flags == 0
+
+
+@pytest.mark.parametrize("spoil", [lambda body: body[:-4], lambda body: body + b"more", lambda body: b"no zlib"])
+def test_a_document_that_does_not_inflate_is_refused(spoil: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(PeerError, match="GRAPH frame"):
+        decode(_graph_frame(spoil(zlib.compress(b"{}"))))
+
+
+def test_a_document_that_inflates_without_end_is_refused() -> None:
+    with pytest.raises(PeerError, match="over"):
+        decode(_graph_frame(zlib.compress(b" " * (MAX_DOCUMENT_BYTES + 1) + b"{}")))
+
+
+def _graph_frame(text: bytes) -> bytes:
+    good = encode(Frame(Kind.GRAPH, 1, 1, 0, flags=FLAG_DEFLATED, body={}))
+    body = DESCRIPTOR.pack(1, Column.JSON, 0, len(text)) + text + b"\0" * (-len(text) % 8)
+    return good[:44] + struct.pack("<I", len(body)) + body

@@ -255,6 +255,26 @@ export interface paths {
         readonly patch?: never;
         readonly trace?: never;
     };
+    readonly "/api/v1/jobs/{job_id}/why": {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path?: never;
+            readonly cookie?: never;
+        };
+        /**
+         * Diagnose Job
+         * @description Return why the job's steps take as long as they do: ranked sentences with measurements.
+         */
+        readonly get: operations["diagnoseJob"];
+        readonly put?: never;
+        readonly post?: never;
+        readonly delete?: never;
+        readonly options?: never;
+        readonly head?: never;
+        readonly patch?: never;
+        readonly trace?: never;
+    };
     readonly "/api/v1/join-tokens": {
         readonly parameters: {
             readonly query?: never;
@@ -675,6 +695,23 @@ export interface components {
             readonly type: "degraded";
         };
         /**
+         * Diagnosis
+         * @description Why a job is as fast as it is: findings, the largest first; none before a step was reported.
+         */
+        readonly Diagnosis: {
+            /** Attempt */
+            readonly attempt: number;
+            /** Findings */
+            readonly findings: readonly components["schemas"]["Finding"][];
+            /** Job Id */
+            readonly job_id: string;
+            /**
+             * Over
+             * @description the job has ended: these are its last steps
+             */
+            readonly over: boolean;
+        };
+        /**
          * Event
          * @description One change of state.
          */
@@ -780,6 +817,46 @@ export interface components {
             readonly message: string;
             /** Pointer */
             readonly pointer: string;
+        };
+        /**
+         * Finding
+         * @description One cause of the time that a step takes.
+         */
+        readonly Finding: {
+            /**
+             * Cause
+             * @description server, servers, table, way, trainer, input, exchange, idle, … or healthy, stalled
+             */
+            readonly cause: string;
+            /** Graph */
+            readonly graph: string | null;
+            /**
+             * Ms
+             * @description of each step
+             */
+            readonly ms: number;
+            /**
+             * Op
+             * @description operator of `graph`
+             */
+            readonly op: number | null;
+            /**
+             * Place
+             * @description a process, a parameter or an operator; '' if none
+             */
+            readonly place: string;
+            /** Sentence */
+            readonly sentence: string;
+            /**
+             * Share
+             * @description of the time from the beginning of a step to that of the next
+             */
+            readonly share: number;
+            /**
+             * Tab
+             * @description the dashboard's view of the evidence
+             */
+            readonly tab: string;
         };
         /**
          * Gap
@@ -2313,6 +2390,46 @@ export interface operations {
             readonly 429: components["responses"]["TooManyRequests"];
             readonly 500: components["responses"]["InternalServerError"];
             readonly 503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    readonly diagnoseJob: {
+        readonly parameters: {
+            readonly query?: never;
+            readonly header?: never;
+            readonly path: {
+                readonly job_id: string;
+            };
+            readonly cookie?: never;
+        };
+        readonly requestBody?: never;
+        readonly responses: {
+            /** @description Problem (RFC 9457) */
+            readonly "4XX": {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description Problem (RFC 9457) */
+            readonly "5XX": {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["ProblemBody"];
+                };
+            };
+            /** @description Successful Response */
+            readonly 200: {
+                headers: {
+                    readonly [name: string]: unknown;
+                };
+                content: {
+                    readonly "application/json": components["schemas"]["Diagnosis"];
+                };
+            };
         };
     };
     readonly createJoinToken: {

@@ -1,5 +1,5 @@
 /** REST calls. Every failure becomes an `ApiError` that says what was asked, what came back and what to do. */
-import type { EventRow, GraphDocument, Job, Me, NodeRow, Page, PilotRow, Problem } from "./types";
+import type { Diagnosis, EventRow, GraphUse, Job, Me, NodeRow, Page, PilotRow, Problem } from "./types";
 
 const BASE = "/api/v1";
 
@@ -50,6 +50,17 @@ async function get<T>(path: string): Promise<T> {
   }
 }
 
+async function bytes(path: string): Promise<ArrayBuffer> {
+  const response = await request("GET", path);
+  try {
+    return await response.arrayBuffer();
+  } catch (cause) {
+    const error = new ApiError(0, `The answer to GET ${path} broke off.`);
+    error.cause = cause;
+    throw error;
+  }
+}
+
 const enc = encodeURIComponent;
 
 export const api = {
@@ -63,5 +74,8 @@ export const api = {
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
-  graph: (hash: string) => get<GraphDocument>(`/graphs/${enc(hash)}`),
+  why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
+  graphs: (jobId: string) => get<{ readonly items: readonly GraphUse[] }>(`/jobs/${enc(jobId)}/graphs`),
+  /** The bytes of a graph document's JSON: a large one is not parsed on the main thread. */
+  graph: (hash: string) => bytes(`/graphs/${enc(hash)}`),
 };

@@ -1,5 +1,6 @@
 /** `window.__penstock`: what a test may read of a page whose content is on canvases. Read-only, always there. */
-import { currentJob, currentTimeline } from "./store/current";
+import { graphWorker } from "./graph/remote";
+import { currentGraph, currentJob, currentTimeline } from "./store/current";
 import type { GraphRuntime } from "./store/ops";
 import { exchangeOf } from "./views/exchange";
 
@@ -15,6 +16,9 @@ export interface TestHooks {
   /** Cells of the matrix of trainers and parameter servers. */
   exchangeCells(): { trainer: number; pserver: number; bytesPerS: number; waitNs: number; staleness: number }[];
   droppedRows(): number;
+  /** Boxes of the graph's layout, and milliseconds that the newest one took in the worker (NaN: none was large). */
+  boxes(): number;
+  layoutMs(): number;
 }
 
 declare global {
@@ -67,6 +71,8 @@ export function exposeForTests(): void {
     lossPoints: () => currentJob.value?.series.byName.get("loss")?.arrived ?? 0,
     syncRows,
     exchangeCells,
+    boxes: () => currentGraph.value?.layout?.boxes.length ?? 0,
+    layoutMs: () => graphWorker.layoutMs,
     droppedRows: () => currentJob.value?.droppedRows.value ?? 0,
   });
   Object.defineProperty(window, "__penstock", { value: hooks, writable: false, configurable: false });

@@ -11,6 +11,9 @@ export type Replica = Schemas["Replica"];
 export type NodeRow = Schemas["Node"];
 export type PilotRow = Schemas["Pilot"];
 export type EventRow = Schemas["Event"];
+export type Diagnosis = Schemas["Diagnosis"];
+export type Finding = Schemas["Finding"];
+export type GraphUse = Schemas["GraphUse"];
 export type Me = Schemas["Me"];
 export type Problem = Schemas["ProblemBody"];
 

@@ -1,4 +1,4 @@
-"""submit, jobs, job, logs, cancel, wait, exchange."""
+"""submit, jobs, job, logs, cancel, wait, exchange, why."""
 
 from __future__ import annotations
 
@@ -243,6 +243,19 @@ def _figures(sums: Sums) -> list[str]:
     wait = f"{sums.wait_ns / 1e9:.3f}"
     counts = (sums.sent_bytes, sums.received_bytes, wait, sums.retries, sums.staleness, sums.calls)
     return [str(count) for count in counts]
+
+
+def why(job: JobName, url: Url = None, token: Token = None, json: Json = False) -> None:
+    """Say why the steps of a job take as long as they do: causes with measurements, the largest first."""
+    with connect(url, token) as client:
+        found = client.why(find(client, job)["id"])
+    if json:
+        emit_json(dict(found))
+        return
+    for finding in found["findings"]:
+        print(finding["sentence"])
+    if not found["findings"]:
+        print("no step has been reported yet")
 
 
 class LogSource(Protocol):

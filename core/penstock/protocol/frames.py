@@ -4,7 +4,7 @@
     0       u16   magic 0x5350 (bytes "PS")
     2       u8    version (1)
     3       u8    kind (`Kind`)
-    4       u8    flags (bit 0: the step of this frame was sampled whole)
+    4       u8    flags (bit 0: the step of this frame was sampled whole; bit 2: the JSON is deflated, GRAPH only)
     5       u8    number of columns
     6       u16   zero
     8       u32   stream (given by the server; stands for one replica)
@@ -18,7 +18,9 @@
 
 A kind has either one JSON column, which holds one JSON object in UTF-8 without NaN or Infinity, or exactly the
 columns of `COLUMNS`, in any order. Truncated, oversized, self-contradicting or foreign bytes raise `PeerError` and
-nothing else: a decoder never trusts a peer. JSON frames have count 1.
+nothing else: a decoder never trusts a peer. JSON frames have count 1. A graph document above `DEFLATE_FROM_BYTES` is
+deflated (zlib), since 20,000 operators are some 8 MB of JSON, and one twentieth of that deflated; a decoder inflates at
+most `MAX_DOCUMENT_BYTES`.
 The same layout is read in TypeScript (`web/src/codec.ts`); `tests/golden/frames/` holds both to it.
 On a Unix socket every frame is preceded by its length as u32; on a websocket one message is one frame.
 """
@@ -27,8 +29,9 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -45,6 +48,9 @@ HEADER_BYTES = HEADER.size
 MAX_FRAME_BYTES = 4 << 20
 SPOOLED = struct.Struct("<Q")  # from an agent to a process: the seq of the newest frame that it has on disk
 FLAG_WHOLE_STEP = 1
+FLAG_DEFLATED = 4
+DEFLATE_FROM_BYTES = 1 << 20
+MAX_DOCUMENT_BYTES = 64 << 20
 
 
 class Kind(IntEnum):
@@ -176,7 +182,10 @@ def encode(frame: Frame) -> bytes:
     Raises: ValueError if the columns are not those of the kind or differ in length, a header field does not fit its
     type, the JSON holds NaN or Infinity, or the frame is too large. Column values are cast, not checked.
     """
-    columns: dict[Column, Array] = dict(frame.columns) or {Column.JSON: _json_column(frame.body)}
+    columns: dict[Column, Array] = dict(frame.columns)
+    if not columns:
+        text, added = _deflated(frame.kind, _json_text(frame.body))
+        columns, frame = {Column.JSON: np.frombuffer(text, np.uint8)}, replace(frame, flags=frame.flags | added)
     if columns.keys() != COLUMNS.get(frame.kind, _JSON_ONLY):
         raise ValueError(f"a {frame.kind.name} frame does not hold the columns {[Column(c).name for c in columns]}")
     arrays = {c: np.ascontiguousarray(v, dtype=COLUMN_DTYPE[c]) for c, v in columns.items()}
@@ -227,9 +236,28 @@ def decode(data: bytes | memoryview) -> Frame:
     return _frame(head, columns)
 
 
-def _json_column(body: Any) -> Array:
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
-    return np.frombuffer(text, dtype=np.uint8)
+def _json_text(body: Any) -> bytes:
+    return json.dumps(body, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+
+
+def _deflated(kind: Kind, text: bytes) -> tuple[bytes, int]:
+    """Return what a JSON column holds, and the flag that says how."""
+    if kind is not Kind.GRAPH or not DEFLATE_FROM_BYTES < len(text) <= MAX_DOCUMENT_BYTES:
+        return text, 0
+    return zlib.compress(text, 1), FLAG_DEFLATED
+
+
+def _inflated(head: Header, text: bytes) -> bytes:
+    """Inflate a JSON column, at most `MAX_DOCUMENT_BYTES` of it. Raises PeerError."""
+    inflater = zlib.decompressobj()
+    what = f"a {head.kind.name} frame of {len(text)} bytes"
+    try:
+        content = inflater.decompress(text, MAX_DOCUMENT_BYTES)
+    except zlib.error as error:
+        raise PeerError(f"{what} is not deflated, as it says: {error}") from error
+    if not inflater.eof or inflater.unused_data:
+        raise PeerError(f"{what} does not end with its document, or that has over {MAX_DOCUMENT_BYTES} bytes")
+    return content
 
 
 def _header_bytes(frame: Frame, num_columns: int, count: int, body_bytes: int) -> bytes:
@@ -260,20 +288,23 @@ def _read(view: memoryview, at: int, nbytes: int, dtype: np.dtype[Any]) -> Array
 def _frame(head: Header, columns: dict[Column, Array]) -> Frame:
     if columns.keys() != COLUMNS.get(head.kind, _JSON_ONLY):
         raise PeerError(f"a {head.kind.name} frame does not hold the columns {[c.name for c in columns]}")
-    body: Any = None
+    body, flags = None, head.flags
     if Column.JSON in columns:
-        body = _json_object(head, columns.pop(Column.JSON))
+        text = columns.pop(Column.JSON).tobytes()
+        if head.kind is Kind.GRAPH and flags & FLAG_DEFLATED:
+            text, flags = _inflated(head, text), flags & ~FLAG_DEFLATED
+        body = _json_object(head, text)
     elif any(len(v) != head.count for v in columns.values()):
         raise PeerError(f"header promises {head.count} rows; { {c.name: len(v) for c, v in columns.items()} }")
-    return Frame(head.kind, head.stream, head.epoch, head.seq, head.t0_ns, head.step, head.flags, columns, body)
+    return Frame(head.kind, head.stream, head.epoch, head.seq, head.t0_ns, head.step, flags, columns, body)
 
 
-def _json_object(head: Header, column: Array) -> dict[str, Any]:
+def _json_object(head: Header, text: bytes) -> dict[str, Any]:
     if head.count != 1:
         raise PeerError(f"header of a JSON frame promises {head.count} rows, expected 1")
     try:
         # Not json.loads(bytes): that guesses UTF-16 and UTF-32, which no browser would.
-        body = json.loads(column.tobytes().decode("utf-8"), parse_constant=_refuse_constant)
+        body = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise PeerError(f"a {head.kind.name} frame holds no JSON: {error}") from error
     if not isinstance(body, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
 from penstock.identity import Role
 from penstock.protocol.frames import Kind
@@ -13,6 +13,7 @@ from penstock.protocol.states import TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.auth.principal import scoped
 from penstock_server.description import problems
 from penstock_server.problems import NotFound, Problem
+from penstock_server.routers.compression import compressed
 from penstock_server.routers.deps import Asker, Id, IfMatch, PageSize, PageToken, Server, version_of
 from penstock_server.schemas import api
 from penstock_server.services.pages import DEFAULT_SIZE
@@ -138,6 +139,13 @@ async def read_job_exchange(server: Server, job_id: Id) -> api.Exchange:
     return await server.exchanges.of(job_id)
 
 
+@router.get("/jobs/{job_id:id}/why", operation_id="diagnoseJob")
+@scoped("read")
+async def diagnose_job(server: Server, job_id: Id) -> api.Diagnosis:
+    """Return why the job's steps take as long as they do: ranked sentences with measurements."""
+    return await server.diagnoses.of(job_id)
+
+
 @router.get("/jobs/{job_id:id}/graphs", operation_id="listJobGraphs")
 @scoped("read")
 async def list_job_graphs(server: Server, job_id: Id) -> api.Items[api.GraphUse]:
@@ -154,6 +162,7 @@ async def list_job_graphs(server: Server, job_id: Id) -> api.Items[api.GraphUse]
 @scoped("read")
 async def read_job_frames(
     server: Server,
+    request: Request,
     job_id: Id,
     stream: Annotated[int | None, Query(ge=0)] = None,
     kinds: Annotated[
@@ -167,7 +176,7 @@ async def read_job_frames(
     content = await server.recorder.read(
         job_id, stream=stream, kinds=_kinds(kinds), after_seq=after_seq, limit_bytes=limit_bytes
     )
-    return Response(content, media_type=FRAMES)
+    return await compressed(request, content, media_type=FRAMES, headers={})
 
 
 def _kinds(text: str) -> frozenset[Kind]:
@@ -202,10 +211,10 @@ async def list_replicas(
     responses={200: {"content": {"application/json": {"schema": {"type": "object"}}}}},
 )
 @scoped("read")
-async def get_graph(server: Server, graph_hash: Id) -> Response:
+async def get_graph(server: Server, request: Request, graph_hash: Id) -> Response:
     """Return a graph document. It never changes."""
     if len(graph_hash) != 64:
         raise NotFound("graph", graph_hash[:80])
     text = await server.storage.graph(graph_hash)
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-    return Response(text, media_type="application/json", headers=headers)
+    return await compressed(request, text.encode(), media_type="application/json", headers=headers)

@@ -5,6 +5,7 @@ Files under `assets/` carry a hash in their name and are cached for good; the re
 
 from __future__ import annotations
 
+import mimetypes
 from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Request, Response
@@ -12,6 +13,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 
 from penstock_server.auth.principal import unauthenticated
 from penstock_server.problems import Problem
+from penstock_server.routers.compression import accepts_gzip
 from penstock_server.routers.deps import Server
 
 router = APIRouter(include_in_schema=False)
@@ -45,7 +47,13 @@ async def get_page(server: Server, request: Request, path: str) -> Response:
         raise Problem(404, "not_found", f"GET /{path}: there is no such file")
     forever = file is not None and path.startswith("assets/")
     caching = "public, max-age=31536000, immutable" if forever else "no-cache"
-    return FileResponse(file or folder / "index.html", headers={"Cache-Control": caching})
+    found = file or folder / "index.html"
+    headers = {"Cache-Control": caching, "Vary": "Accept-Encoding"}
+    packed = found.with_name(f"{found.name}.gz")  # the build makes it
+    if accepts_gzip(request) and packed.is_file():
+        kind = mimetypes.guess_type(found.name)[0]
+        return FileResponse(packed, media_type=kind, headers={**headers, "Content-Encoding": "gzip"})
+    return FileResponse(found, headers=headers)
 
 
 def _file(folder: Path, path: str) -> Path | None:

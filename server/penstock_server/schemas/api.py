@@ -182,6 +182,28 @@ class Exchange(Answer):
     cells: list[ExchangeCell]
 
 
+class Finding(Answer):
+    """One cause of the time that a step takes."""
+
+    cause: str = Field(description="server, servers, table, way, trainer, input, exchange, idle, … or healthy, stalled")
+    sentence: str
+    share: float = Field(description="of the time from the beginning of a step to that of the next")
+    ms: float = Field(description="of each step")
+    place: str = Field(description="a process, a parameter or an operator; '' if none")
+    tab: str = Field(description="the dashboard's view of the evidence")
+    op: int | None = Field(description="operator of `graph`")
+    graph: str | None
+
+
+class Diagnosis(Answer):
+    """Why a job is as fast as it is: findings, the largest first; none before a step was reported."""
+
+    job_id: str
+    attempt: int
+    over: bool = Field(description="the job has ended: these are its last steps")
+    findings: list[Finding]
+
+
 class GraphUse(Answer):
     """That a replica of a job used a graph."""
 

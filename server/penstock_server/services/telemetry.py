@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Mapping
@@ -123,20 +124,10 @@ class Telemetry:
             tx.effects.jobs.add(source.job_id)
 
     async def _on_graph(self, source: StreamSource, frame: Frame) -> None:
-        try:
-            document = GraphDocument.model_validate(frame.body)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = "/".join(str(part) for part in first["loc"])
-            raise PeerError(f"a GRAPH frame holds no graph document: /{where}: {first['msg']}") from error
-        # Its JSON is ASCII, so that only the program's name can hold what a database cannot.
-        if not _is_storable(document.program):
-            raise PeerError(f"a GRAPH frame names a program {document.program[:80]!r}, which cannot be stored")
-        found = graph_hash(document)
-        text = canonical(document).decode()
+        program, found, text = await asyncio.to_thread(_document, frame.body)
         async with self._db.write() as tx:
             insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
-            row = {"hash": found, "program": document.program, "document": text, "first_seen_at": self._clock.now()}
+            row = {"hash": found, "program": program, "document": text, "first_seen_at": self._clock.now()}
             await tx.session.execute(insert(GraphRow).values(row).on_conflict_do_nothing())
 
     async def _on_graph_used(self, source: StreamSource, body: Mapping[str, Any]) -> None:
@@ -154,6 +145,20 @@ class Telemetry:
             await tx.session.execute(statement)
             tx.effects.jobs.add(source.job_id)
         self._hub.publish_graph(source.job_id, source.replica_id, source.stream, found)
+
+
+def _document(body: object) -> tuple[str, str, str]:
+    """Return program, hash and canonical JSON of a graph document. Seconds for a large one: off the loop."""
+    try:
+        document = GraphDocument.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = "/".join(str(part) for part in first["loc"])
+        raise PeerError(f"a GRAPH frame holds no graph document: /{where}: {first['msg']}") from error
+    # Its JSON is ASCII, so that only the program's name can hold what a database cannot.
+    if not _is_storable(document.program):
+        raise PeerError(f"a GRAPH frame names a program {document.program[:80]!r}, which cannot be stored")
+    return document.program, graph_hash(document), canonical(document).decode()
 
 
 class StepFigures:

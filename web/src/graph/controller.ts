@@ -5,6 +5,7 @@
  * while something fades, so an idle job costs nothing.
  */
 import { signal } from "@preact/signals";
+import { ApiError } from "../api";
 import { type Again, addPainter, invalidate } from "../frameloop";
 import { palette } from "../palette";
 import type { JobStore } from "../store/job";
@@ -12,9 +13,13 @@ import type { GraphRuntime } from "../store/ops";
 import { reducedMotion } from "../store/session";
 import type { GraphDocument } from "../types";
 import { type CriticalPath, criticalPath, NO_PATH } from "./critical";
-import { type Group, groupOps } from "./group";
-import { type Layout, layoutGraph, type Place } from "./layout";
-import { type Camera, fitCamera, PAD, PAD_BELOW, paintGraph, pick } from "./paint";
+import { edgeKey } from "./edges";
+import type { Group } from "./group";
+import type { Layout, Place } from "./layout";
+import { fitCamera, MIN_SCALE, PAD, PAD_BELOW, paintGraph, pick } from "./paint";
+import type { Plan } from "./plan";
+import { planGraph } from "./remote";
+import type { Camera } from "./scene";
 
 /** A canvas narrower than this gets the layout from top to bottom. */
 const NARROW_PX = 700;
@@ -26,6 +31,9 @@ export class GraphController {
   readonly expanded = signal<ReadonlySet<string>>(new Set());
   readonly replica = signal<number | "all">("all");
   readonly hovered = signal(-1);
+  /** A layout is under way in the worker, and why the last one failed. */
+  readonly busy = signal(false);
+  readonly failure = signal<ApiError | null>(null);
   /** Bumped with every new layout, so that text about it is rendered again. */
   readonly layoutVersion = signal(0);
   layout: Layout | null = null;
@@ -38,13 +46,16 @@ export class GraphController {
   #fitted = true;
   #canvas: HTMLCanvasElement | null = null;
   #document: GraphDocument | null = null;
-  #criticalEdges: ReadonlySet<string> = new Set();
+  #criticalEdges: ReadonlySet<number> = new Set();
   #criticalAt = Number.NEGATIVE_INFINITY;
   #criticalRows = -1;
   #criticalLater: ReturnType<typeof setTimeout> | undefined;
   #detach: () => void = () => {};
-  /** An operator to reveal as soon as there is a layout that has it. */
+  /** An operator to reveal, or a group to select, as soon as there is a layout that has it. */
   #wanted: number | null = null;
+  #wantedGroup: string | null = null;
+  #planning = 0;
+  #shares: Shares = NO_SHARES;
   #urgent = true;
   #paintedAt = Number.NEGATIVE_INFINITY;
   #painter = (nowMs: number): Again => this.#paint(nowMs);
@@ -83,27 +94,67 @@ export class GraphController {
     invalidate(this.#painter);
   }
 
-  /** Lay out anew for a document, a replica or a set of expanded groups; keeps the selected operator. */
+  /**
+   * Lay out anew for a document, a replica or a set of expanded groups; keeps the selected operator. A large graph is
+   * laid out in a worker, and the layout before it stays until then.
+   */
   relayout(document: GraphDocument | null): void {
-    const op = this.selectedOps()[0];
     const fresh = document !== this.#document;
     this.#document = document;
-    if (document === null) {
+    this.#planning += 1;
+    if (fresh || document === null) {
       this.layout = null;
-    } else {
-      this.groups = groupOps(document, this.replica.value);
-      this.#placed = this.#place();
-      this.layout = layoutGraph(document, this.groups, this.expanded.value, this.#placed);
+      this.groups = [];
+      this.selected = -1;
     }
+    if (document === null) {
+      this.#laidOut(fresh);
+      return;
+    }
+    const place = this.#place();
+    this.#placed = place;
+    const request = { replica: this.replica.value, expanded: [...this.expanded.value], place };
+    const plan = planGraph(document, request);
+    if (plan instanceof Promise) void this.#later(plan, this.#planning, fresh);
+    else this.#adopt(plan, fresh);
+  }
+
+  async #later(plan: Promise<Plan>, number: number, fresh: boolean): Promise<void> {
+    this.busy.value = true;
+    try {
+      const made = await plan;
+      if (number === this.#planning) this.#adopt(made, fresh);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      if (number === this.#planning) this.failure.value = error;
+    } finally {
+      if (number === this.#planning) this.busy.value = false;
+    }
+  }
+
+  #adopt(plan: Plan, fresh: boolean): void {
+    const op = this.selectedOps()[0];
+    this.failure.value = null;
+    this.groups = plan.groups;
+    this.layout = plan.layout;
+    this.selected = op === undefined ? -1 : (plan.layout.boxOfOp[op] ?? -1);
+    this.#laidOut(fresh);
+  }
+
+  #laidOut(fresh: boolean): void {
     this.#criticalAt = Number.NEGATIVE_INFINITY;
     this.#criticalRows = -1;
-    this.selected = op === undefined || fresh ? -1 : (this.layout?.boxOfOp[op] ?? -1);
+    this.#shares = NO_SHARES;
     if (this.#fitted || fresh) this.fit();
     this.layoutVersion.value += 1;
     this.repaint();
-    const wanted = this.#wanted;
-    this.#wanted = null;
-    if (wanted !== null) this.reveal(wanted);
+    const [wanted, group] = [this.#wanted, this.#wantedGroup];
+    this.#wantedGroup = null;
+    if (group !== null) this.select(this.layout?.boxes.findIndex((box) => box.id === group) ?? -1);
+    if (wanted !== null && this.layout !== null) {
+      this.#wanted = null;
+      this.reveal(wanted);
+    }
   }
 
   selectedOps(): readonly number[] {
@@ -120,24 +171,29 @@ export class GraphController {
   /** Show operator `op`: expands its group, selects its box and brings it into view. */
   reveal(op: number): void {
     const group = this.groups.find((one) => one.ops.includes(op));
-    if (group === undefined || this.#document === null) {
-      this.#wanted = this.#document === null ? op : null;
+    if (group === undefined || this.#document === null || this.layout === null) {
+      this.#wanted = this.layout === null ? op : null;
       return;
     }
     if (!this.expanded.value.has(group.id)) {
-      this.expanded.value = new Set([...this.expanded.value, group.id]);
-      this.relayout(this.#document);
+      this.#wanted = op;
+      this.setExpanded(new Set([...this.expanded.value, group.id]));
+      return;
     }
-    this.select(this.layout?.boxOfOp[op] ?? -1);
+    const box = this.layout.boxOfOp[op] ?? -1;
+    if (this.layout.boxes[box]?.op == null && group.members.length > 0 && this.busy.value) {
+      this.#wanted = op; // the layout with its operators is under way
+      return;
+    }
+    this.select(box);
     this.#bringIntoView(this.selected);
   }
 
   toggle(groupId: string): void {
     const next = new Set(this.expanded.value);
     if (!next.delete(groupId)) next.add(groupId);
+    this.#wantedGroup = groupId;
     this.setExpanded(next);
-    const index = this.layout?.boxes.findIndex((box) => box.id === groupId) ?? -1;
-    this.select(index);
   }
 
   setExpanded(ids: ReadonlySet<string>): void {
@@ -162,7 +218,7 @@ export class GraphController {
   }
 
   zoom(factor: number, px: number, py: number): void {
-    const scale = Math.min(4, Math.max(0.05, this.#camera.scale * factor));
+    const scale = Math.min(4, Math.max(MIN_SCALE, this.#camera.scale * factor));
     const k = scale / this.#camera.scale;
     this.#camera = { scale, x: px - (px - this.#camera.x) * k, y: py - (py - this.#camera.y) * k };
     this.#fitted = false;
@@ -258,7 +314,8 @@ export class GraphController {
     if (graph === undefined || graph.document !== this.#document) return "done";
     const fading = graph.light(nowMs);
     this.#refreshCritical(graph, nowMs);
-    const { share, maxShare } = shares(this.layout, graph);
+    if (this.#shares.rows !== graph.rows) this.#shares = shares(this.layout, graph);
+    const { share, maxShare } = this.#shares;
     const ratio = devicePixelRatio || 1;
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
     paintGraph(ctx, canvas.clientWidth, canvas.clientHeight, {
@@ -290,33 +347,47 @@ export class GraphController {
     this.#criticalAt = nowMs;
     this.#criticalRows = graph.rows;
     this.critical = criticalPath(this.#document, (op) => graph.meanNs(op));
-    const edges = new Set<string>();
+    const edges = new Set<number>();
     for (const pair of this.critical.edges) {
       const [from, to] = pair.split(",").map(Number) as [number, number];
       for (const of of [this.layout.boxOfOp, this.layout.groupBoxOfOp]) {
         const a = of[from] ?? -1;
         const b = of[to] ?? -1;
-        if (a >= 0 && b >= 0 && a !== b) edges.add(`${a},${b}`);
+        if (a >= 0 && b >= 0 && a !== b) edges.add(edgeKey(a, b));
       }
     }
     this.#criticalEdges = edges;
   }
 }
 
-function shares(layout: Layout, graph: GraphRuntime): { share: Float64Array; maxShare: number } {
-  const share = new Float64Array(layout.boxes.length).fill(Number.NaN);
+interface Shares {
+  /** Rows of the graph that they were computed from. */
+  readonly rows: number;
+  readonly share: Float64Array;
+  readonly maxShare: number;
+}
+const NO_SHARES: Shares = { rows: -1, share: new Float64Array(0), maxShare: 0 };
+
+/** Share of operator time by box. O(operators). */
+function shares(layout: Layout, graph: GraphRuntime): Shares {
+  const share = new Float64Array(layout.boxes.length);
   let total = 0;
   for (let op = 0; op < layout.boxOfOp.length; op++) {
-    if ((layout.groupBoxOfOp[op] ?? -1) >= 0) total += graph.totalNs[op] ?? 0;
+    const group = layout.groupBoxOfOp[op] ?? -1;
+    if (group < 0) continue;
+    const spent = graph.totalNs[op] ?? 0;
+    const box = layout.boxOfOp[op] ?? -1;
+    total += spent;
+    share[group] = (share[group] ?? 0) + spent;
+    if (box !== group && box >= 0) share[box] = (share[box] ?? 0) + spent;
   }
-  if (total === 0) return { share, maxShare: 0 };
+  if (total === 0) return { rows: graph.rows, share: share.fill(Number.NaN), maxShare: 0 };
   let maxShare = 0;
   layout.boxes.forEach((box, index) => {
-    const ops = box.op?.ops ?? box.group.ops;
-    share[index] = ops.reduce((sum, op) => sum + (graph.totalNs[op] ?? 0), 0) / total;
+    share[index] = (share[index] ?? 0) / total;
     if (!box.expanded) maxShare = Math.max(maxShare, share[index] ?? 0);
   });
-  return { share, maxShare };
+  return { rows: graph.rows, share, maxShare };
 }
 
 function glows(layout: Layout, graph: GraphRuntime, nowMs: number): Float64Array {

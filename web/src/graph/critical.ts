@@ -1,6 +1,6 @@
 /** The chain of operators that bounds the step: the longest path over dependencies, weighted by mean time. */
 import type { GraphDocument } from "../types";
-import { topological } from "./topology";
+import { topologyOf } from "./topology";
 
 export interface CriticalPath {
   readonly ops: ReadonlySet<number>;
@@ -32,19 +32,23 @@ interface Longest {
 
 function longest(document: GraphDocument, meanNs: (op: number) => number): Longest {
   const n = document.ops.length;
-  const position = topological(document);
-  const order = Array.from({ length: n }, (_, op) => op).sort((a, b) => (position[a] ?? 0) - (position[b] ?? 0));
-  const preds: number[][] = Array.from({ length: n }, () => []);
-  for (const [from, to] of document.edges) preds[to]?.push(from);
+  const { order, predStart, preds } = topologyOf(document);
   const finish = new Float64Array(n);
-  const at = (op: number) => finish[op] ?? 0;
   const via = new Int32Array(n).fill(-1);
   let last = -1;
   for (const op of order) {
-    const latest = (preds[op] ?? []).reduce((best, pred) => (at(pred) > (best < 0 ? 0 : at(best)) ? pred : best), -1);
+    const latest = latestOf(finish, preds.subarray(predStart[op], predStart[op + 1]));
+    const before = latest < 0 ? 0 : (finish[latest] ?? 0);
     via[op] = latest;
-    finish[op] = (latest < 0 ? 0 : at(latest)) + (meanNs(op) || 0);
-    if (last < 0 || at(op) > at(last)) last = op;
+    finish[op] = before + (meanNs(op) || 0);
+    if (last < 0 || (finish[op] ?? 0) > (finish[last] ?? 0)) last = op;
   }
-  return { via, last, totalNs: last < 0 ? 0 : at(last) };
+  return { via, last, totalNs: last < 0 ? 0 : (finish[last] ?? 0) };
+}
+
+/** The operator that finishes last, if any takes time; else -1. */
+function latestOf(finish: Float64Array, ops: Int32Array): number {
+  let latest = -1;
+  for (const op of ops) if ((finish[op] ?? 0) > (latest < 0 ? 0 : (finish[latest] ?? 0))) latest = op;
+  return latest;
 }

@@ -4,7 +4,7 @@
  */
 import { shortType } from "../format";
 import type { GraphDocument, GraphOp } from "../types";
-import { topological } from "./topology";
+import { topologyOf } from "./topology";
 
 /** What a colour stands for, in every view. */
 export type Bucket = "forward" | "backward" | "optimize" | "communication" | "input";
@@ -46,16 +46,26 @@ export function bucketOf(op: GraphOp): Bucket {
  * Module of each operator. An exchange or an update belongs to the layer whose gradient it takes, whatever module the
  * program gave it (an optimizer's own, or none): it inherits the most frequent module of what it depends on.
  */
-export function modulesOf(document: GraphDocument): string[] {
+export function modulesOf(document: GraphDocument): readonly string[] {
+  let found = known.get(document);
+  if (found === undefined) {
+    found = computeModules(document);
+    known.set(document, found);
+  }
+  return found;
+}
+
+const known = new WeakMap<GraphDocument, readonly string[]>();
+
+function computeModules(document: GraphDocument): string[] {
   const modules = document.ops.map((op) => op.module);
   const buckets = document.ops.map(bucketOf);
-  const preds: number[][] = document.ops.map(() => []);
-  for (const [from, to] of document.edges) preds[to]?.push(from);
-  const position = topological(document);
-  const order = modules.map((_, op) => op).sort((x, y) => (position[x] ?? 0) - (position[y] ?? 0));
+  const { order, predStart, preds } = topologyOf(document);
   for (const op of order) {
     if (buckets[op] !== "communication" && buckets[op] !== "optimize") continue;
-    const from = (preds[op] ?? []).filter((pred) => buckets[pred] !== "forward" && buckets[pred] !== "input");
+    const from = [...preds.subarray(predStart[op], predStart[op + 1])].filter(
+      (pred) => buckets[pred] !== "forward" && buckets[pred] !== "input",
+    );
     const owners = from.map((pred) => modules[pred] ?? "");
     modules[op] =
       document.ops[op]?.kind === "rpc" && isOfMany(owners)
@@ -102,11 +112,12 @@ interface Draft {
 export function groupOps(document: GraphDocument, replica: number | "all"): Group[] {
   const modules = modulesOf(document);
   const deepest = modules.reduce((most, path) => Math.max(most, path.split(".").length), 1);
+  const merged = mergeSiblings(modules);
   let drafts: Draft[] = [];
   for (let depth = deepest; depth >= 0; depth--) {
     drafts = draft(document, modules, replica, depth);
     if (drafts.length <= MAX_GROUPS) break;
-    drafts = draft(document, mergeSiblings(modules), replica, depth);
+    drafts = draft(document, merged, replica, depth);
     if (drafts.length <= MAX_GROUPS) break;
   }
   return drafts.map((one) => finish(document, one, modules));

@@ -61,9 +61,16 @@ const OP_GAP_Y = 8;
 /** A long chain, such as the steps of an optimizer, is folded into rows of this many columns. */
 const FOLD = 4;
 const MAX_ROWS = 10;
+/** A group of this many columns or fewer is not folded when it is more than a chain. */
+const MAX_UNFOLDED = 24;
+const FOLDED_ASPECT = 1.8;
 const PAD = 10;
 const TITLE_H = 26;
 const REDUCE_LIMIT = 600;
+
+type Pairs = readonly (readonly [number, number])[];
+/** Box of an operator; -1 or absent: none. */
+type Owner = Int32Array | ReadonlyMap<number, number>;
 
 interface Links {
   readonly preds: readonly number[][];
@@ -79,10 +86,13 @@ export function layoutGraph(
   const n = document.ops.length;
   const groupOfOp = ownerOf(n, groups);
   const order = topological(document);
-  const links = linksBetween(document, groupOfOp, groups.length, order);
+  const links = linksBetween(document.edges, groupOfOp, groups.length, order);
   const boxes: Box[] = groups.map((group) => sizedBox(group, expanded.has(group.id)));
+  const within = edgesWithin(document, groups, groupOfOp, expanded);
   const inner = groups.map((group, index) =>
-    expanded.has(group.id) ? placeInside(document, group, boxes[index] as Box, order, place.down ? 1 : FOLD) : null,
+    expanded.has(group.id)
+      ? placeInside(group, boxes[index] as Box, within[index] ?? [], order, place.down ? 1 : FOLD)
+      : null,
   );
   const columns = columnsOf(groups, links);
   const size = place.down
@@ -104,20 +114,37 @@ function ownerOf(n: number, groups: readonly Group[]): Int32Array {
   return owner;
 }
 
+/** Edges between operators of one expanded group, by group. */
+function edgesWithin(
+  document: GraphDocument,
+  groups: readonly Group[],
+  owner: Int32Array,
+  expanded: ReadonlySet<string>,
+): Pairs[] {
+  const found: (readonly [number, number])[][] = groups.map(() => []);
+  if (expanded.size === 0) return found;
+  for (const edge of document.edges) {
+    const group = owner[edge[0]] ?? -1;
+    if (group >= 0 && group === owner[edge[1]] && expanded.has(groups[group]?.id ?? "")) found[group]?.push(edge);
+  }
+  return found;
+}
+
 /** Edges between boxes; one that would close a cycle (a module used twice) is turned away by mean position. */
-function linksBetween(document: GraphDocument, owner: Int32Array, count: number, order: Float64Array): Links {
+function linksBetween(edges: Pairs, owner: Owner, count: number, order: Float64Array): Links {
   const sum = new Float64Array(count);
   const size = new Float64Array(count);
-  owner.forEach((box, op) => {
+  owner.forEach((box: number, op: number) => {
     if (box < 0) return;
     sum[box] = (sum[box] ?? 0) + (order[op] ?? 0);
     size[box] = (size[box] ?? 0) + 1;
   });
   const rank = (box: number) => (sum[box] ?? 0) / Math.max(1, size[box] ?? 0) + box * 1e-6;
   const succs: Set<number>[] = Array.from({ length: count }, () => new Set());
-  for (const [from, to] of document.edges) {
-    const a = owner[from] ?? -1;
-    const b = owner[to] ?? -1;
+  const of = (op: number) => (owner instanceof Int32Array ? owner[op] : owner.get(op)) ?? -1;
+  for (const [from, to] of edges) {
+    const a = of(from);
+    const b = of(to);
     if (a >= 0 && b >= 0 && a !== b && rank(a) < rank(b)) succs[a]?.add(b);
   }
   const preds: number[][] = Array.from({ length: count }, () => []);
@@ -139,17 +166,17 @@ interface Inside {
 }
 
 /** Lay the operators of one group out and give its box their size; positions are relative to the box. */
-function placeInside(document: GraphDocument, group: Group, box: Box, order: Float64Array, fold: number): Inside {
-  const owner = new Int32Array(document.ops.length).fill(-1);
+function placeInside(group: Group, box: Box, edges: Pairs, order: Float64Array, fold: number): Inside {
+  const owner = new Map<number, number>();
   group.members.forEach((member, index) => {
-    for (const op of member.ops) owner[op] = index;
+    for (const op of member.ops) owner.set(op, index);
   });
-  const links = linksBetween(document, owner, group.members.length, order);
+  const links = linksBetween(edges, owner, group.members.length, order);
   const rank = longestPath(group.members.length, links);
   const cells = cellsOf(rank, links);
   const mirrored = group.bucket === "backward";
   const tallest = cells.reduce((most, column) => Math.max(most, column.length), 1);
-  const widest = tallest <= 3 ? Math.min(fold, cells.length) : cells.length;
+  const widest = fold === 1 && tallest <= 3 ? 1 : Math.min(cells.length, foldOf(cells.length, tallest, fold));
   const rows = Math.ceil(cells.length / widest) * tallest;
   const boxes: Box[] = group.members.map((op) => ({
     id: op.id,
@@ -174,6 +201,12 @@ function placeInside(document: GraphDocument, group: Group, box: Box, order: Flo
   box.w = Math.max(box.w, 2 * PAD + widest * (OP_W + OP_GAP_X) - OP_GAP_X);
   box.h = TITLE_H + rows * (OP_H + OP_GAP_Y) - OP_GAP_Y + PAD;
   return { boxes, edges: reduceEdges(links) };
+}
+
+/** Columns of a folded chain: at least `least`, and more where it would else be much higher than wide. */
+function foldOf(columns: number, tallest: number, least: number): number {
+  const square = Math.sqrt((FOLDED_ASPECT * columns * tallest * (OP_H + OP_GAP_Y)) / (OP_W + OP_GAP_X));
+  return Math.max(tallest > 3 ? Math.min(columns, MAX_UNFOLDED) : least, Math.ceil(square));
 }
 
 function longestPath(count: number, links: Links): Int32Array {
@@ -393,11 +426,14 @@ export function reduceEdges(links: Links): Edge[] {
   const words = Math.ceil(n / 32);
   const reach = n <= REDUCE_LIMIT ? new Uint32Array(n * words) : null;
   const order = visitOrder(n, links).reverse();
+  const rank = new Int32Array(n);
+  order.forEach((box, index) => {
+    rank[box] = index;
+  });
   const edges: Edge[] = [];
   for (const a of order) {
     const mine = (box: number) => (((reach?.[a * words + (box >> 5)] ?? 0) >>> (box & 31)) & 1) === 1;
-    const rank = new Map(order.map((box, index) => [box, index]));
-    const next = [...(links.succs[a] ?? [])].sort((p, q) => (rank.get(q) ?? 0) - (rank.get(p) ?? 0));
+    const next = [...(links.succs[a] ?? [])].sort((p, q) => (rank[q] ?? 0) - (rank[p] ?? 0));
     for (const b of next) {
       edges.push({ from: a, to: b, implied: mine(b) });
       if (reach === null) continue;

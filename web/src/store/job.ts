@@ -9,8 +9,10 @@ import { ApiError, api } from "../api";
 import type { Frame } from "../codec";
 import { Kind } from "../constants";
 import { throttled } from "../frameloop";
+import { loadDocument } from "../graph/remote";
 import { stream } from "../socket";
 import type { EventRow, GraphDocument, Job, NodeRow, ServerMessage } from "../types";
+import { DiagnosisStore } from "./diagnosis";
 import { ExchangeStore } from "./exchange";
 import { GraphLoader } from "./graphs";
 import { LogStore } from "./logs";
@@ -61,7 +63,8 @@ export class JobStore {
   readonly sync = new SyncStore();
   readonly exchange = new ExchangeStore();
   readonly steps = new StepStore();
-  readonly documents = new GraphLoader(api.graph, (hash, document) => this.#haveDocument(hash, document));
+  readonly diagnosis = new DiagnosisStore(() => api.why(this.jobId));
+  readonly documents = new GraphLoader(loadDocument, (hash, document) => this.#haveDocument(hash, document));
   readonly ops = new OpsStore((hash) => this.documents.load(hash));
 
   readonly shownHash = computed(() => {

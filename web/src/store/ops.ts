@@ -23,6 +23,8 @@ export class GraphRuntime {
   count = new Float64Array(0);
   totalNs = new Float64Array(0);
   maxNs = new Float64Array(0);
+  /** Nanoseconds of all operators together. */
+  sumNs = 0;
   received = new Uint8Array(0);
   lit = new Uint8Array(0);
   freshAt = new Float64Array(0);
@@ -39,6 +41,7 @@ export class GraphRuntime {
     this.count = new Float64Array(n);
     this.totalNs = new Float64Array(n);
     this.maxNs = new Float64Array(n);
+    this.sumNs = 0;
     this.received = new Uint8Array(n);
     this.lit = new Uint8Array(n);
     this.freshAt = new Float64Array(n).fill(Number.NEGATIVE_INFINITY);
@@ -79,7 +82,9 @@ export class GraphRuntime {
       const op = ops[i] ?? 0;
       if (op >= this.received.length) continue;
       this.count[op] = (this.count[op] ?? 0) + (counts[i] ?? 0);
-      this.totalNs[op] = (this.totalNs[op] ?? 0) + Number(totals[i] ?? 0n);
+      const spent = Number(totals[i] ?? 0n);
+      this.totalNs[op] = (this.totalNs[op] ?? 0) + spent;
+      this.sumNs += spent;
       this.maxNs[op] = Math.max(this.maxNs[op] ?? 0, maxima[i] ?? 0);
     }
   }
@@ -111,6 +116,44 @@ export class GraphRuntime {
     const count = this.count[op] ?? 0;
     return count === 0 ? Number.NaN : (this.totalNs[op] ?? 0) / count;
   }
+}
+
+export interface OpSums {
+  readonly total: number;
+  readonly count: number;
+  readonly max: number;
+  /** Of all operator time of the graph; NaN before any was measured. */
+  readonly share: number;
+}
+
+/** Sums over some operators. O(operators given): the total of all is kept as frames arrive. */
+export function sumOf(runtime: GraphRuntime, ops: readonly number[]): OpSums {
+  let [total, count, max] = [0, 0, 0];
+  for (const op of ops) {
+    total += runtime.totalNs[op] ?? 0;
+    count += runtime.count[op] ?? 0;
+    max = Math.max(max, runtime.maxNs[op] ?? 0);
+  }
+  return { total, count, max, share: runtime.sumNs === 0 ? Number.NaN : total / runtime.sumNs };
+}
+
+/** The `most` of `items` whose operators took longest, longest first. One pass, without a sort of all. */
+export function longestOf<T>(
+  runtime: GraphRuntime,
+  items: Iterable<T>,
+  opsOf: (item: T) => readonly number[],
+  most: number,
+): T[] {
+  const top: { readonly item: T; readonly total: number }[] = [];
+  for (const item of items) {
+    let total = 0;
+    for (const op of opsOf(item)) total += runtime.totalNs[op] ?? 0;
+    if (top.length === most && total <= (top[most - 1]?.total ?? 0)) continue;
+    const at = top.findIndex((one) => one.total < total);
+    top.splice(at < 0 ? top.length : at, 0, { item, total });
+    if (top.length > most) top.pop();
+  }
+  return top.map(({ item }) => item);
 }
 
 /** All graphs of a job, and which one each stream (replica) runs now. */

@@ -35,6 +35,9 @@ export function GraphView({ parts }: { parts: JobParts }) {
       ) : (
         <GraphCanvas graph={graph} />
       )}
+      {graph.failure.value !== null && (
+        <ErrorCard error={graph.failure.value} retry={() => graph.relayout(store.shownDocument.value)} />
+      )}
     </section>
   );
 }
@@ -45,6 +48,7 @@ function describe({ store, graph }: JobParts): string {
   graph.layoutVersion.value;
   const opened = graph.expanded.value.size;
   const how = opened === 0 ? "collapsed by module" : `${plural(opened, "module")} expanded`;
+  if (graph.busy.value) return `${plural(document.ops.length, "operator")} · laying out…`;
   return `${plural(document.ops.length, "operator")} · ${plural(document.num_replicas, "replica")} · ${document.mode.replace("_", "-")} · ${how}`;
 }
 

@@ -1,13 +1,14 @@
 /** Name, state, progress, the sentence that says why, the metrics that decide, and Stop. */
 import { useState } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { age, clock, compact, integer, metric, millis, percent, plural, seconds, sentenceAndError } from "../format";
-import { Dialog, ErrorCard, Progress, StateChip, toneOf } from "../parts/basics";
+import { age, clock, compact, integer, metric, millis, percent, plural, seconds } from "../format";
+import { Dialog, ErrorCard, Progress, StateChip } from "../parts/basics";
 import { attemptWords } from "../store/attempts";
 import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
 import type { Job } from "../types";
 import { exchangeOf, hasPservers, longestWaitNs } from "./exchange";
+import { Why } from "./why";
 
 const MOST_KPIS = 4;
 
@@ -24,7 +25,7 @@ export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
         </div>
         <HeaderProgress job={job} />
       </div>
-      {job.why === "" ? <span /> : <Why job={job} />}
+      <Why job={job} store={store} />
       <div>
         <Kpis job={job} store={store} />
         <div class="row" style={{ justifyContent: "flex-end", marginTop: "4px" }}>
@@ -40,22 +41,6 @@ export function JobHeader({ job, store }: { job: Job; store: JobStore }) {
       </div>
     </section>
   );
-}
-
-/** The sentence and, of a process that failed, the line of its log that has the error; the rest is in the log. */
-function Why({ job }: { job: Job }) {
-  const [sentence, error] = sentenceAndError(job.why);
-  return (
-    <div class={`why tone-${whyTone(job)}`} data-testid="why" title={job.why}>
-      {sentence}
-      {error !== "" && <code>{error}</code>}
-    </div>
-  );
-}
-
-/** Quiet while all is well: a running job's sentence carries no colour of alarm. */
-function whyTone(job: Job): string {
-  return job.state === "RUNNING" || job.state === "SUCCEEDED" ? "quiet" : toneOf(job.state);
 }
 
 function subtitle(job: Job): string {

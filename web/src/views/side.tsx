@@ -2,12 +2,12 @@
 
 import { bytes, compact, integer, metric, millis, nanos, percent, plural, shape } from "../format";
 import type { GraphController } from "../graph/controller";
-import { bucketOf, modulesOf } from "../graph/group";
+import { bucketOf, type Group, type LogicalOp, modulesOf } from "../graph/group";
 import { Head, Link } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { jobHref, setQuery } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
-import type { GraphRuntime } from "../store/ops";
+import { type GraphRuntime, longestOf, sumOf } from "../store/ops";
 import type { GraphOp } from "../types";
 import { PserverSummary } from "./exchange";
 import type { JobParts } from "./job";
@@ -52,22 +52,6 @@ function Selection({ parts }: { parts: JobParts }) {
   if (box.op === null && box.group.members.length > 1)
     return <GroupFacts graph={graph} box={index} runtime={runtime} />;
   return <OperatorFacts ops={ops} runtime={runtime} graph={graph} />;
-}
-
-function sumOf(
-  runtime: GraphRuntime,
-  ops: readonly number[],
-): { total: number; count: number; max: number; share: number } {
-  const all = runtime.totalNs.reduce((sum, one) => sum + one, 0);
-  let total = 0;
-  let count = 0;
-  let max = 0;
-  for (const op of ops) {
-    total += runtime.totalNs[op] ?? 0;
-    count += runtime.count[op] ?? 0;
-    max = Math.max(max, runtime.maxNs[op] ?? 0);
-  }
-  return { total, count, max, share: all === 0 ? Number.NaN : total / all };
 }
 
 function OperatorFacts({
@@ -152,10 +136,10 @@ function GroupFacts({ graph, box, runtime }: { graph: GraphController; box: numb
   const group = graph.layout?.boxes[box]?.group;
   if (group === undefined) return null;
   const { share } = sumOf(runtime, group.ops);
-  const members = [...group.members]
-    .map((member) => ({ member, ...sumOf(runtime, member.ops) }))
-    .sort((a, b) => b.total - a.total)
-    .slice(0, 6);
+  const members = longestOf(runtime, group.members, (member) => member.ops, 6).map((member) => ({
+    member,
+    ...sumOf(runtime, member.ops),
+  }));
   const opened = graph.expanded.value.has(group.id);
   return (
     <div data-testid="group-panel">
@@ -190,20 +174,22 @@ function GroupFacts({ graph, box, runtime }: { graph: GraphController; box: numb
   );
 }
 
+function* membersOf(groups: readonly Group[]): Generator<{ group: Group; member: LogicalOp }> {
+  for (const group of groups) for (const member of group.members) yield { group, member };
+}
+
 function Hottest({ runtime, graph }: { runtime: GraphRuntime; graph: GraphController }) {
-  const all = runtime.totalNs.reduce((sum, one) => sum + one, 0);
-  const members = graph.groups.flatMap((group) => group.members.map((member) => ({ group, member })));
-  const top = members
-    .map((one) => ({ ...one, ...sumOf(runtime, one.member.ops) }))
-    .sort((a, b) => b.total - a.total)
-    .slice(0, 6);
+  const top = longestOf(runtime, membersOf(graph.groups), ({ member }) => member.ops, 6).map((one) => ({
+    ...one,
+    ...sumOf(runtime, one.member.ops),
+  }));
   return (
     <div data-testid="hottest">
       <h2>
         <span>Where the time goes</span>
         <span class="faint">mean · share</span>
       </h2>
-      {all === 0 ? (
+      {runtime.sumNs === 0 ? (
         <p class="muted">No operator has reported yet.</p>
       ) : (
         <table>

@@ -1,0 +1,196 @@
+"""Sums with one cause built in: the first sentence names it and its place; without one it says that nothing is slow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.diagnosis import Finding, OpSum, Sums, Trainer, Wait, diagnose
+
+MS = 1_000_000
+STEPS = 100
+
+
+def ops(*, scale: float = 1.0, **more_ms: float) -> tuple[OpSum, ...]:
+    """Operators of a step of 40 ms on two threads; `more_ms`: extra milliseconds of one, by name."""
+    table = [
+        ("feed_x", "input", "", 0.1), ("loss", "forward", "", 0.5),
+        ("fc_0_mm", "forward", "tower.fc_0", 14.0), ("fc_1_mm", "forward", "tower.fc_1", 12.0),
+        ("fc_1_dw", "backward", "tower.fc_1", 24.0), ("fc_0_dw", "backward", "tower.fc_0", 26.0),
+        ("reduce_fc_0.w", "communication", "tower.fc_0", 0.4), ("adam_fc_0", "optimize", "tower.fc_0", 1.5),
+    ]  # fmt: skip
+    return tuple(
+        OpSum(i, name, role, module, STEPS, int(STEPS * MS * (ms * scale + more_ms.get(name, 0.0))))
+        for i, (name, role, module, ms) in enumerate(table)
+    )
+
+
+def trainer(index: int = 0, step_ms: float = 40.0, between_ms: float = 0.6, **more: object) -> Trainer:
+    fields: dict[str, object] = {
+        "num_threads": 2, "num_cores": 2, "idle": 0.06, "graph": "g", "ops": ops(), "last_step": 500, "silent_s": 0.1,
+    }  # fmt: skip
+    return replace(
+        Trainer(index, step_ms * MS, between_ms * MS),
+        **(fields | more),  # type: ignore[arg-type]
+    )
+
+
+def waits(*ms: float, trainers: int = 1, block: str = "", block_ms: float = 0.0, server: int = 0) -> tuple[Wait, ...]:
+    """`ms` of each step for server 0, 1, …; `block_ms` of the one of `server` is for `block`."""
+    found = []
+    for one in range(trainers):
+        for at, wait in enumerate(ms):
+            part = block_ms if at == server else 0.0
+            found.append(Wait(one, at, "", (wait - part) * MS))
+            if part:
+                found.append(Wait(one, at, f"{block}.block1", part * MS))
+    return tuple(found)
+
+
+def first(*trainers: Trainer, wait: tuple[Wait, ...] = (), running: bool = True) -> Finding:
+    return diagnose(Sums(trainers, wait, running))[0]
+
+
+SLOW_SERVER = first(trainer(step_ms=60), wait=waits(29.0, 1.5, block="carrier.embedding", block_ms=15.8))
+
+
+def test_a_slow_server_is_named_with_its_table() -> None:
+    assert SLOW_SERVER.sentence == (
+        "48 % of each step waits for pserver-0; `carrier.embedding` is 15.8 ms of it; the other servers take 1.5 ms"
+    )
+    assert (SLOW_SERVER.cause, SLOW_SERVER.place, SLOW_SERVER.tab) == ("server", "pserver-0", "sync")
+
+
+@pytest.mark.parametrize("server", [0, 1, 2, 3])
+@pytest.mark.parametrize("num_trainers", [1, 2, 4])
+def test_the_slow_one_of_several_servers_is_found(server: int, num_trainers: int) -> None:
+    ms = [2.0] * 4
+    ms[server] = 25.0
+    found = first(*(trainer(i, step_ms=70) for i in range(num_trainers)), wait=waits(*ms, trainers=num_trainers))
+    assert (found.cause, found.place) == ("server", f"pserver-{server}")
+
+
+def test_servers_that_are_slow_alike_are_named_together() -> None:
+    found = first(trainer(step_ms=80), wait=waits(18.0, 20.0))
+    assert (found.cause, found.place) == ("servers", "the 2 parameter servers")
+
+
+def test_a_hot_table_is_named_when_the_only_server_is_waited_for() -> None:
+    found = first(trainer(step_ms=80), wait=waits(36.0, block="user.embedding", block_ms=33.0))
+    assert (found.cause, found.place) == ("table", "user.embedding")
+
+
+def test_waits_for_a_late_trainer_are_not_the_servers() -> None:
+    late = trainer(0, step_ms=52, ops=ops(fc_1_dw=24.0))
+    early = trainer(1, step_ms=52)
+    wait = (Wait(0, 0, "", 0.5 * MS), Wait(1, 0, "", 12.5 * MS))
+    found = first(late, early, wait=wait)
+    assert found.sentence == "trainer 0 is 12.0 ms later than the others in `fc_1_dw`"
+    assert (found.cause, found.place, found.op) == ("trainer", "trainer 0", 4)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_rank_on_a_slow_machine_is_found(late: int) -> None:
+    trainers = [trainer(i, step_ms=60, ops=ops(scale=1.5 if i == late else 1.0)) for i in range(3)]
+    wait = tuple(Wait(i, 0, "", (0.5 if i == late else 20.0) * MS) for i in range(3))
+    found = first(*trainers, wait=wait)
+    assert (found.cause, found.place) == ("trainer", f"trainer {late}")
+
+
+def test_a_slow_way_to_one_server_is_found() -> None:
+    wait = tuple(Wait(t, s, "", (18.0 if (t, s) == (1, 0) else 0.7) * MS) for t in range(3) for s in range(2))
+    found = first(trainer(0), trainer(1, step_ms=57), trainer(2), wait=wait)
+    assert found.sentence == "trainer 1 waits 18.0 ms of each step for pserver-0, the others 0.70 ms"
+
+
+def test_a_starved_reader_is_found() -> None:
+    found = first(trainer(between_ms=18.0))
+    assert found.sentence == "input: 31 % of the step waits for data: 18.0 ms between steps"
+
+
+def test_the_starved_one_of_two_trainers_is_named() -> None:
+    wait = (Wait(0, 0, "", 0.2 * MS), Wait(1, 0, "", 17.0 * MS))
+    found = first(trainer(0, step_ms=40, between_ms=18), trainer(1, step_ms=57, between_ms=0.5), wait=wait)
+    assert (found.cause, found.place) == ("input", "trainer 0")
+
+
+def test_input_operators_count_as_input() -> None:
+    assert first(trainer(step_ms=60, ops=ops(feed_x=36.0))).cause == "input"
+
+
+def test_gradient_exchange_of_replicas_is_found() -> None:
+    found = first(trainer(step_ms=60, ops=ops(**{"reduce_fc_0.w": 38.0})))
+    assert (found.cause, found.place) == ("exchange", "reduce_fc_0.w")
+
+
+def test_threads_without_work_are_found() -> None:
+    assert first(trainer(step_ms=70, num_threads=4, num_cores=4, idle=0.62)).cause == "idle"
+
+
+@pytest.mark.parametrize("num_cores", [2, 8, 32])
+def test_one_thread_on_a_machine_of_several_cores_is_found(num_cores: int) -> None:
+    found = first(trainer(num_threads=1, num_cores=num_cores, idle=0.02))
+    assert found.cause == "one_thread" and f"{num_cores} cores" in found.sentence
+
+
+def test_operators_too_short_for_their_batch_are_found() -> None:
+    short = tuple(OpSum(i, f"add_{i}", "forward", "", STEPS, STEPS * 3_000) for i in range(900))
+    found = first(trainer(step_ms=4.0, between_ms=0.1, ops=short, idle=0.2))
+    assert found.cause == "small_operators" and "900 operators" in found.sentence
+
+
+def test_a_trainer_that_hangs_is_named_before_those_that_wait_for_it() -> None:
+    hung, waiting = trainer(1, silent_s=34.0, last_step=411), trainer(0, silent_s=34.0, last_step=412)
+    found = first(waiting, hung)
+    assert found.sentence == "trainer 1 has not finished step 412 for 34 s; a step takes 40.6 ms"
+    assert (found.cause, found.place) == ("stalled", "trainer 1")
+
+
+def test_a_job_that_hangs_as_a_whole_says_since_when() -> None:
+    assert first(trainer(silent_s=60.0)).sentence.startswith("no trainer has finished a step for 60 s, since step 500")
+
+
+def test_a_job_that_is_over_does_not_hang() -> None:
+    assert first(trainer(silent_s=3600.0), running=False).cause == "healthy"
+
+
+def test_a_long_step_is_no_hang() -> None:
+    assert first(trainer(step_ms=30_000, silent_s=45.0, ops=ops(scale=750))).cause == "healthy"
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        Sums((trainer(),)),
+        Sums((trainer(between_ms=2.0),)),
+        Sums((trainer(0), trainer(1))),
+        Sums((trainer(0), trainer(1, step_ms=41.5)), waits(0.8, 0.9, trainers=2)),
+        Sums((trainer(),), waits(2.0)),
+        Sums((trainer(num_threads=1, num_cores=1, idle=0.0),)),
+        Sums((trainer(idle=None, graph=None, ops=()),)),
+        Sums((trainer(idle=0.2),)),
+        Sums(tuple(trainer(i) for i in range(8)), waits(0.5, 0.5, 0.6, trainers=8)),
+        Sums((trainer(silent_s=4.0),)),
+    ],
+)
+def test_a_healthy_job_is_said_to_be_so(healthy: Sums) -> None:
+    found = diagnose(healthy)[0]
+    assert found.cause == "healthy" and found.sentence.startswith("nothing is slow: ")
+
+
+def test_the_healthy_sentence_says_what_the_step_does() -> None:
+    assert first(trainer()).sentence == ("nothing is slow: 98 % of the step computes, `fc_0_dw` 33 % of operator time")
+
+
+def test_before_any_step_there_is_nothing_to_say() -> None:
+    assert diagnose(Sums((Trainer(0, 0.0),))) == [] and diagnose(Sums(())) == []
+
+
+def test_causes_are_ranked_by_what_they_cost() -> None:
+    found = diagnose(Sums((trainer(step_ms=60, between_ms=10.0),), waits(22.0)))
+    assert [one.cause for one in found[:2]] == ["table", "input"] or [one.cause for one in found[:2]] == [
+        "servers",
+        "input",
+    ]
+    assert found[0].share > found[1].share

@@ -1,0 +1,88 @@
+"""Why a job is slow, through a real server: from frames of its processes to the sentence that names the cause."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.server.graph_sample import sample_graph
+from tests.server.harness import Server
+from tests.support.waiting import until_answer
+
+from penstock.protocol.frames import Column, Kind
+from penstock.protocol.graphdoc import graph_hash
+
+pytestmark = pytest.mark.asyncio
+MS = 1_000_000
+
+
+async def steps(trainer: Any, *, step_ms: float, every_ms: float, count: int = 40) -> None:
+    """Report `count` steps that end every `every_ms`, the last one now."""
+    at = time.time_ns() - (np.arange(count)[::-1] * every_ms * MS).astype(np.int64)
+    columns = {
+        Column.STEP: np.arange(1, count + 1), Column.TIME_NS: at, Column.LOSS: np.full(count, 0.5),
+        Column.SAMPLES: np.full(count, 100), Column.STEP_NS: np.full(count, int(step_ms * MS)),
+        Column.SYNC_BYTES: np.zeros(count), Column.SYNC_NS: np.zeros(count),
+    }  # fmt: skip
+    await trainer.frame(Kind.METRICS, columns=columns)
+
+
+async def why(server: Server, job_id: str) -> list[dict[str, Any]]:
+    answer = await server.http.get(f"/api/v1/jobs/{job_id}/why")
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["findings"]
+    return found
+
+
+async def test_a_starved_reader_is_named_by_the_server(server: Server) -> None:
+    async with server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        assert await why(server, job_id) == []
+        await steps(trainer, step_ms=60, every_ms=100)
+        found = await until_answer(lambda: why(server, job_id), bool)
+    assert found[0]["sentence"] == "input: 40 % of the step waits for data: 40.0 ms between steps"
+
+
+async def test_a_slow_server_is_named_by_what_trainers_counted(sqlite_server: Server) -> None:
+    body = {
+        "peers": ["127.0.0.1:6174", "127.0.0.1:6175"], "blocks": ["", "user.embedding.block0"],
+        "rows": [[0, 0, 40, 0, 0, 40 * MS, 0, 0, 0], [1, 0, 40, 0, 0, 200 * MS, 0, 0, 0],
+                 [1, 1, 40, 9, 9, 1000 * MS, 0, 0, 0]],
+    }  # fmt: skip
+    async with sqlite_server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        await steps(trainer, step_ms=60, every_ms=60.5)
+        await trainer.frame(Kind.EXCHANGE, body=body, step=40)
+        found = await until_answer(
+            lambda: why(sqlite_server, job_id), lambda found: any(one["cause"] == "server" for one in found)
+        )
+    assert found[0]["sentence"] == (
+        "50 % of each step waits for pserver-1; `user.embedding` is 25.0 ms of it; the other servers take 1.0 ms"
+    )
+
+
+async def test_operators_of_the_newest_steps_are_the_evidence(sqlite_server: Server) -> None:
+    sample = sample_graph()
+    named = [("mm_0", "forward"), ("mm_0_grad", "backward"), ("sgd_0", "optimize")]
+    made = [sample.ops[0].model_copy(update={"name": name, "role": role}) for name, role in named]
+    document = sample.model_copy(update={"ops": made})
+    ops = np.arange(len(document.ops))
+    total = np.where(ops == 1, 3000 * MS, 10 * MS)
+    async with sqlite_server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        await trainer.frame(Kind.GRAPH, body=document.model_dump(mode="json"))
+        await trainer.frame(Kind.GRAPH_USED, body={"hash": graph_hash(document)})
+        columns = {
+            Column.OP: ops,
+            Column.COUNT: np.full(len(ops), 40),
+            Column.TOTAL_NS: total,
+            Column.MAX_NS: total // 40,
+        }
+        await trainer.frame(Kind.OP_SUMS, columns=columns)
+        await steps(trainer, step_ms=60, every_ms=60.5)
+        found = await until_answer(lambda: why(sqlite_server, job_id), bool)
+    healthy = next(one for one in found if one["cause"] == "healthy")
+    assert f"`{document.ops[1].name}`" in healthy["sentence"]
+    assert (healthy["op"], healthy["graph"]) == (1, graph_hash(document))

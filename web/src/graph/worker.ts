@@ -1,0 +1,51 @@
+/** Parses large graph documents and lays them out, beside the page. One worker for the page's life. */
+import type { GraphDocument } from "../types";
+import { makePlan, type PackedPlan, type PlanRequest, packPlan, transferable } from "./plan";
+
+export type WorkerRequest =
+  | { readonly type: "parse"; readonly id: number; readonly text: ArrayBuffer }
+  | { readonly type: "plan"; readonly id: number; readonly document: number; readonly request: PlanRequest }
+  | { readonly type: "forget"; readonly id: number };
+
+/** A document comes in pieces, each of which the page takes up within a frame. */
+export type WorkerReply =
+  | { readonly type: "head"; readonly id: number; readonly head: Omit<GraphDocument, "ops" | "edges"> }
+  | { readonly type: "ops"; readonly id: number; readonly ops: GraphDocument["ops"] }
+  | { readonly type: "edges"; readonly id: number; readonly edges: Int32Array }
+  | { readonly type: "plan"; readonly id: number; readonly packed: PackedPlan; readonly ms: number }
+  | { readonly type: "failed"; readonly id: number; readonly message: string };
+
+const OPS_A_PIECE = 500;
+/** Documents by the id of the request that brought them. */
+const documents = new Map<number, GraphDocument>();
+
+const reply = (message: WorkerReply, transfer: Transferable[] = []): void => postMessage(message, { transfer });
+
+function parse(id: number, text: ArrayBuffer): void {
+  const document = JSON.parse(new TextDecoder().decode(text)) as GraphDocument;
+  documents.set(id, document);
+  const { ops, edges, ...head } = document;
+  reply({ type: "head", id, head });
+  for (let at = 0; at < ops.length; at += OPS_A_PIECE) reply({ type: "ops", id, ops: ops.slice(at, at + OPS_A_PIECE) });
+  const flat = Int32Array.from(edges.flat());
+  reply({ type: "edges", id, edges: flat }, [flat.buffer]);
+}
+
+function plan(id: number, document: number, request: PlanRequest): void {
+  const found = documents.get(document);
+  if (found === undefined) throw new Error(`the worker has no document ${document}`);
+  const began = performance.now();
+  const packed = packPlan(makePlan(found, request));
+  reply({ type: "plan", id, packed, ms: performance.now() - began }, transferable(packed));
+}
+
+addEventListener("message", (event: MessageEvent<WorkerRequest>) => {
+  const asked = event.data;
+  try {
+    if (asked.type === "parse") parse(asked.id, asked.text);
+    else if (asked.type === "forget") documents.delete(asked.id);
+    else plan(asked.id, asked.document, asked.request);
+  } catch (error) {
+    reply({ type: "failed", id: asked.id, message: String(error) });
+  }
+});

@@ -1,0 +1,53 @@
+/**
+ * Why the job's steps take as long as they do, as the server says it (core/penstock/diagnosis.py).
+ *
+ * Asked for anew when steps have arrived, at most every `ASK_MS`; and, where they should and do not, every `SILENT_MS`.
+ */
+import { signal } from "@preact/signals";
+import { ApiError } from "../api";
+import type { Diagnosis, Finding } from "../types";
+
+export const ASK_MS = 3000;
+export const SILENT_MS = 10_000;
+
+export class DiagnosisStore {
+  readonly findings = signal<readonly Finding[]>([]);
+  #askedAt = Number.NEGATIVE_INFINITY;
+  #askedVersion = -1;
+  #asking = false;
+
+  constructor(private readonly fetchDiagnosis: () => Promise<Diagnosis>) {}
+
+  /** Note the time, how many metrics came so far, and whether more are expected; asks if the answer may have changed. */
+  async tick(nowMs: number, version: number, expectsMore: boolean): Promise<void> {
+    const waited = nowMs - this.#askedAt;
+    const due = version !== this.#askedVersion ? waited >= ASK_MS : expectsMore && waited >= SILENT_MS;
+    if (!due || this.#asking) return;
+    this.#asking = true;
+    this.#askedAt = nowMs;
+    this.#askedVersion = version;
+    try {
+      this.findings.value = (await this.fetchDiagnosis()).findings;
+    } catch (error) {
+      // What was said last stays; the header says that the page is offline.
+      if (!(error instanceof ApiError)) throw error;
+    } finally {
+      this.#asking = false;
+    }
+  }
+}
+
+const SHOWN = 2;
+const WORTH_SAYING = 0.06;
+
+/** What the header says: the first cause, and a second one that is worth it. */
+export function shownFindings(findings: readonly Finding[]): Finding[] {
+  const [first, ...more] = findings;
+  if (first === undefined) return [];
+  if (first.cause === "healthy") return [first];
+  return [first, ...more.filter((one) => one.share >= WORTH_SAYING).slice(0, SHOWN - 1)];
+}
+
+/** A sentence with its `quoted` names set apart: "is 15.8 ms of", and whether each part is a name. */
+export const partsOf = (sentence: string): { readonly text: string; readonly isName: boolean }[] =>
+  sentence.split("`").map((text, index) => ({ text, isName: index % 2 === 1 }));

@@ -1,0 +1,72 @@
+/** The sentences in the header: what the job waits for or why it failed, and why its steps take as long as they do. */
+import { untracked, useSignalEffect } from "@preact/signals";
+import { sentenceAndError } from "../format";
+import { toneOf } from "../parts/basics";
+import { jobHref, navigate, TABS, type Tab } from "../router";
+import { partsOf, shownFindings } from "../store/diagnosis";
+import { isTerminal, type JobStore } from "../store/job";
+import { nowMs } from "../store/session";
+import type { Finding, Job } from "../types";
+
+export function Why({ job, store }: { job: Job; store: JobStore }) {
+  useSignalEffect(() => {
+    const version = store.metricsVersion.value;
+    const now = nowMs.value;
+    const running = store.job.value?.state === "RUNNING";
+    untracked(() => void store.diagnosis.tick(now, version, running));
+  });
+  const findings = shownFindings(store.diagnosis.findings.value);
+  const [sentence, error] = sentenceAndError(job.why);
+  const saysWhy = job.state !== "RUNNING" || findings.length === 0;
+  const diagnosed = (job.state === "RUNNING" || isTerminal(job)) && findings.length > 0;
+  if (job.why === "" && !diagnosed) return <span />;
+  return (
+    <div class={`why tone-${toneIn(job, findings)}`} data-testid="why">
+      {saysWhy && job.why !== "" && (
+        <p title={job.why}>
+          {sentence}
+          {error !== "" && <code>{error}</code>}
+        </p>
+      )}
+      {diagnosed && (
+        <ul data-testid="diagnosis" aria-label={isTerminal(job) ? "Diagnosis of the last steps" : "Diagnosis"}>
+          {findings.map((finding) => (
+            <li key={finding.cause}>
+              <Sentence job={job} store={store} finding={finding} />
+            </li>
+          ))}
+        </ul>
+      )}
+    </div>
+  );
+}
+
+/** A link to the evidence: the view, and the operator in its graph. */
+function Sentence({ job, store, finding }: { job: Job; store: JobStore; finding: Finding }) {
+  const tab: Tab = TABS.find(([id]) => id === finding.tab)?.[0] ?? "overview";
+  const at = jobHref(job.id, tab);
+  const href = finding.op === null ? at : `${at}${at.includes("?") ? "&" : "?"}op=${finding.op}`;
+  return (
+    <a
+      href={href}
+      data-cause={finding.cause}
+      onClick={(event) => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
+        event.preventDefault();
+        if (finding.op !== null) store.chosenGraph.value = finding.graph;
+        navigate(href);
+      }}
+    >
+      {partsOf(finding.sentence).map((part, index) => (part.isName ? <code key={index}>{part.text}</code> : part.text))}
+    </a>
+  );
+}
+
+/** Quiet while all is well: a running job's sentence carries no colour of alarm. */
+function toneIn(job: Job, findings: readonly Finding[]): string {
+  if (job.state === "SUCCEEDED") return "quiet";
+  if (job.state !== "RUNNING") return toneOf(job.state);
+  const cause = findings[0]?.cause;
+  if (cause === undefined || cause === "healthy") return "quiet";
+  return cause === "stalled" ? "bad" : "warn";
+}

@@ -1,0 +1,70 @@
+/** What the header says of the findings, and how often it asks for them. */
+import { expect, test } from "vitest";
+import { ApiError } from "../src/api";
+import { ASK_MS, DiagnosisStore, partsOf, SILENT_MS, shownFindings } from "../src/store/diagnosis";
+import type { Diagnosis, Finding } from "../src/types";
+
+const finding = (cause: string, share: number): Finding => ({
+  cause,
+  sentence: cause,
+  share,
+  ms: 1,
+  place: "",
+  tab: "graph",
+  op: null,
+  graph: null,
+});
+
+test("a healthy job has one sentence, a slow one a second if it is worth it", () => {
+  const causes = (...list: Finding[]) => shownFindings(list).map((one) => one.cause);
+  expect(causes()).toEqual([]);
+  expect(causes(finding("healthy", 0.97), finding("input", 0.09))).toEqual(["healthy"]);
+  expect(causes(finding("server", 0.5), finding("input", 0.09), finding("idle", 0.08))).toEqual(["server", "input"]);
+  expect(causes(finding("server", 0.5), finding("input", 0.02))).toEqual(["server"]);
+});
+
+test("names in a sentence are set apart", () => {
+  expect(partsOf("`a.b` is 2 ms of it").map((part) => [part.text, part.isName])).toEqual([
+    ["", false],
+    ["a.b", true],
+    [" is 2 ms of it", false],
+  ]);
+});
+
+/** A store whose server answers, or fails. */
+function asked(fails = false) {
+  let count = 0;
+  const answer: Diagnosis = { job_id: "j", attempt: 1, over: false, findings: [finding("input", 0.3)] };
+  const store = new DiagnosisStore(async () => {
+    count += 1;
+    if (fails) throw new ApiError(503, "away");
+    return answer;
+  });
+  return { store, count: () => count };
+}
+
+test("it is asked again when steps came, and at most every three seconds", async () => {
+  const { store, count } = asked();
+  await store.tick(0, 1, true);
+  await store.tick(ASK_MS - 1, 2, true);
+  expect(count()).toBe(1);
+  await store.tick(ASK_MS, 2, true);
+  await store.tick(2 * ASK_MS, 2, true);
+  expect(count()).toBe(2);
+});
+
+test("it is asked when expected steps do not come, and not of a job that is over", async () => {
+  const { store, count } = asked();
+  await store.tick(0, 1, true);
+  await store.tick(SILENT_MS, 1, true);
+  expect(count()).toBe(2);
+  await store.tick(3 * SILENT_MS, 1, false);
+  expect(count()).toBe(2);
+});
+
+test("what was said stays when the server does not answer", async () => {
+  const { store } = asked(true);
+  store.findings.value = [finding("server", 0.4)];
+  await store.tick(0, 1, true);
+  expect(store.findings.value).toHaveLength(1);
+});
