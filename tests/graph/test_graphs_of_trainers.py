@@ -14,8 +14,10 @@ from penstock.errors import ProgramError
 from penstock.graph.build import build_graph
 from penstock.graph.check import check
 from penstock.graph.devices import build_device_graph
+from penstock.graph.document import kind_and_role
 from penstock.graph.ssa import Graph
 from penstock.program.ir import Role
+from penstock.ps.remote import REMOTE_TYPES
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -52,6 +54,14 @@ def test_each_exchange_with_servers_happens_once_in_a_step(
     assert counts.keys() == {op.name for op in model.main.operators if op.role & Role.RPC}
     prefetches = [h for h in graph.handles if h.op.type == "penstock.prefetch.default"]
     assert len(prefetches) in (0, active)
+
+
+def test_a_prefetch_is_shown_as_communication(model: Recorded) -> None:
+    graph = build_graph(model.main, mode="reduce", num_replicas=2, active=2)
+    shown = {h.op.type: kind_and_role(h) for h in graph.handles}
+    remote = [found for kind, found in shown.items() if kind in REMOTE_TYPES]
+    assert remote and set(remote) == {("rpc", "communication")}
+    assert shown["aten.addmm.default"] == ("computation", "forward")
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])

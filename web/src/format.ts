@@ -133,3 +133,11 @@ export function niceStep(value: number): number {
   const mantissa = value / power;
   return power * (mantissa <= 1 ? 1 : mantissa <= 2 ? 2 : mantissa <= 5 ? 5 : 10);
 }
+
+/** A time with as many digits as the step between two needs, so that no two are the same. */
+export function axisLabel(at: number, step: number): string {
+  if (at === 0) return "0";
+  const [unit, size] = at < 1e3 ? ["ns", 1] : at < 1e6 ? ["µs", 1e3] : at < 1e9 ? ["ms", 1e6] : ["s", 1e9];
+  const digits = Math.max(0, Math.min(9, Math.ceil(-Math.log10(step / (size as number)) - 1e-9)));
+  return `${(at / (size as number)).toFixed(digits)} ${unit}`;
+}

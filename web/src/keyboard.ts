@@ -10,6 +10,9 @@ function typing(target: EventTarget | null): boolean {
   return target instanceof HTMLElement && target.closest("input, select, textarea, dialog") !== null;
 }
 
+/** The graph and the table that stands in for it. */
+const TWINS = "[data-testid=graph], [data-testid=operator-table]";
+
 const PLAIN: Readonly<Record<string, () => void>> = {
   "?": openHelp,
   "/": openPalette,
@@ -23,7 +26,10 @@ const PLAIN: Readonly<Record<string, () => void>> = {
     const at = route.value;
     if (at.page !== "job") return;
     const shown = new URLSearchParams(location.search).get("view") === "table";
+    const inside = document.activeElement?.matches(TWINS) === true;
     setQuery({ view: shown ? null : "table" });
+    // After the next rendering the other one is there; the keyboard goes on in it.
+    if (inside) setTimeout(() => document.querySelector<HTMLElement>(TWINS)?.focus());
   },
   Escape: () => {
     if (route.value.page === "job") setQuery({ op: null });

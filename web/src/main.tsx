@@ -10,6 +10,7 @@ import { Empty, ErrorCard, Link } from "./parts/basics";
 import { Overlays } from "./parts/overlays";
 import { Top } from "./parts/top";
 import { navigate, route } from "./router";
+import { stream } from "./socket";
 import { currentJob, jobsStore } from "./store/current";
 import { JobsStore } from "./store/jobs";
 import { askSession, session } from "./store/session";
@@ -26,7 +27,7 @@ function Page() {
   if (current.state === "asking") return <main class="page" aria-busy="true" />;
   if (current.state === "unreachable") {
     return (
-      <main class="page">
+      <main class="page" id="main">
         <ErrorCard error={current.error} retry={() => void askSession()} />
       </main>
     );
@@ -40,7 +41,8 @@ function Page() {
       return <JobPage key={at.jobId} jobId={at.jobId} />;
     case "missing":
       return (
-        <main class="page">
+        <main class="page" id="main">
+          <h1 class="sr">There is no such page</h1>
           <Empty title="There is no such page">
             <span>
               Nothing is at <code>{at.path}</code>.
@@ -56,8 +58,9 @@ function Page() {
 
 function App() {
   const scrolls = route.value.page === "job" ? "scrolls" : "";
+  const offline = stream.lostAt.value === null ? "" : "offline";
   return (
-    <div class={`app ${scrolls}`}>
+    <div class={`app ${scrolls} ${offline}`} data-testid="app">
       <a class="skip" href="#main">
         Skip to content
       </a>
@@ -72,6 +75,7 @@ function App() {
 }
 
 function announcement(): string {
+  if (stream.lostAt.value !== null) return "The live connection is lost; reconnecting";
   const job = currentJob.value?.job.value;
   return job ? `${job.name} is ${job.state.toLowerCase()}` : "";
 }

@@ -13,6 +13,7 @@ export interface Palette {
   readonly faint: string;
   readonly accent: string;
   readonly critical: string;
+  readonly bad: string;
   readonly onFill: string;
   readonly sans: string;
   readonly mono: string;
@@ -36,6 +37,7 @@ export function palette(): Palette {
     faint: read("faint"),
     accent: read("accent"),
     critical: read("critical"),
+    bad: read("bad"),
     onFill: read("on-fill"),
     sans: read("sans"),
     mono: read("mono"),

@@ -24,6 +24,9 @@ export class StreamSocket {
   readonly state = signal<LinkState>("closed");
   /** Frames that were refused as malformed since the page was opened. */
   readonly badFrames = signal(0);
+  /** When the server was heard last, in Unix milliseconds; set when the connection is lost, null while there is one. */
+  readonly lostAt = signal<number | null>(null);
+  #heardAt = 0;
   /** Called when a connection fails before it ever opened: the session may have ended. */
   onRefused: () => void = () => undefined;
 
@@ -66,6 +69,7 @@ export class StreamSocket {
     let opened = false;
     socket.onopen = () => {
       opened = true;
+      this.lostAt.value = null;
       this.#attempt = 0;
       this.state.value = "open";
       for (const [id, subscription] of this.#subscriptions) {
@@ -84,6 +88,7 @@ export class StreamSocket {
   #reconnectLater(): void {
     this.#socket = null;
     if (this.state.value === "closed") return;
+    if (this.#heardAt > 0) this.lostAt.value ??= this.#heardAt;
     this.state.value = "waiting";
     const base = BACKOFF_MS[Math.min(this.#attempt, BACKOFF_MS.length - 1)] ?? 8000;
     this.#attempt += 1;
@@ -91,6 +96,7 @@ export class StreamSocket {
   }
 
   #receive(data: string | ArrayBuffer): void {
+    this.#heardAt = Date.now();
     if (typeof data === "string") {
       const message = JSON.parse(data) as ServerMessage;
       this.#subscriptions.get(message.id)?.onMessage(message);

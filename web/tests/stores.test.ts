@@ -4,13 +4,13 @@ import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { type ColumnArray, decodeFrame, type Frame } from "../src/codec";
 import { Column, FLAG_WHOLE_STEP, Kind } from "../src/constants";
-import { niceStep } from "../src/format";
+import { axisLabel, niceStep } from "../src/format";
 import { LogStore, ReplicaLog } from "../src/store/logs";
 import { DECAY_MS, FRESH_MS, GraphRuntime, OpsStore } from "../src/store/ops";
 import { Series, SeriesStore } from "../src/store/series";
 import { endOfFrameMs, StepStore } from "../src/store/steps";
 import { SyncStore, WINDOW_MS } from "../src/store/sync";
-import { buildTimeline, sliceAt } from "../src/timeline/model";
+import { buildTimeline, shownOp, sliceAt } from "../src/timeline/model";
 import type { GraphDocument } from "../src/types";
 
 function frame(kind: Frame["kind"], columns: [Column, ColumnArray][], more: Partial<Frame> = {}): Frame {
@@ -205,8 +205,11 @@ describe("timeline", () => {
     ),
   );
 
+  const traced = (store: StepStore, of = document) =>
+    store.newest(() => true).map((trace) => ({ trace, document: of, name: `s${trace.stream}` }));
+
   test("lanes are threads, time begins at the first event, and shares add up to one", () => {
-    const model = buildTimeline(document, steps.of("h"), (stream) => `s${stream}`);
+    const model = buildTimeline(document, traced(steps));
     expect(model.lanes.map((lane) => [lane.label, ...lane.start])).toEqual([
       ["s1 · thread 0", 0, 100],
       ["s1 · thread 1", 0],
@@ -217,7 +220,7 @@ describe("timeline", () => {
   });
 
   test("a slice is found by its time, and a gap is no slice", () => {
-    const lane = buildTimeline(document, steps.of("h"), String).lanes[0];
+    const lane = buildTimeline(document, traced(steps)).lanes[0];
     if (lane === undefined) throw new Error("no lane");
     expect([sliceAt(lane, 50, 0), sliceAt(lane, 150, 0), sliceAt(lane, 201, 0)]).toEqual([0, 1, -1]);
   });
@@ -225,7 +228,20 @@ describe("timeline", () => {
   test("a step that was not sampled whole is not drawn", () => {
     const store = new StepStore();
     store.ingest("h", events([[0, 1, 0, 0]], { flags: 0 }));
-    expect(store.of("h")).toEqual([]);
+    expect(store.newest(() => true)).toEqual([]);
+  });
+
+  test("labels of an axis differ however far it is zoomed in", () => {
+    expect([1_000_000, 1_000_500, 1_001_000].map((at) => axisLabel(at, 500))).toEqual([
+      "1.0000 ms",
+      "1.0005 ms",
+      "1.0010 ms",
+    ]);
+    expect([axisLabel(0, 5), axisLabel(20_000_000, 10_000_000), axisLabel(1500, 500)]).toEqual([
+      "0",
+      "20 ms",
+      "1.5 µs",
+    ]);
   });
 
   test("how far behind a frame is, is measured from the end of its last event", () => {
@@ -241,7 +257,58 @@ describe("timeline", () => {
     const golden = decodeFrame(file.buffer.slice(file.byteOffset, file.byteOffset + file.byteLength) as ArrayBuffer);
     const store = new StepStore();
     store.ingest("h", { ...golden, flags: FLAG_WHOLE_STEP });
-    expect(buildTimeline(document, store.of("h"), String).numSlices).toBe(golden.count);
+    expect(buildTimeline(document, traced(store)).numSlices).toBe(golden.count);
+  });
+});
+
+describe("several trainers, and evaluation", () => {
+  test("trainers whose graphs differ are drawn together, and an operator is found in the graph on the page", () => {
+    const [first, ...others] = document.ops;
+    if (first === undefined) throw new Error("no operator");
+    const other = { ...document, ops: [{ ...first, name: "only_there" }, first, ...others] };
+    const store = new StepStore();
+    store.ingest("a", { ...events([[0, 10, 0, 0]], { step: 7 }), stream: 1 });
+    store.ingest("b", {
+      ...events(
+        [
+          [0, 10, 1, 0],
+          [10, 10, 0, 0],
+        ],
+        { step: 7 },
+      ),
+      stream: 2,
+    });
+    const [one, two] = store.newest(() => true);
+    if (one === undefined || two === undefined) throw new Error("a trainer is missing");
+    const both = [
+      { trace: one, document, name: "trainer-0" },
+      { trace: two, document: other, name: "trainer-1" },
+    ];
+    const { lanes } = buildTimeline(document, both);
+    expect(lanes.map((lane) => lane.label)).toEqual(["trainer-0 · thread 0", "trainer-1 · thread 0"]);
+    const theirs = lanes[1];
+    if (theirs === undefined) throw new Error("no lane");
+    expect([shownOp(theirs, 0), shownOp(theirs, 1)]).toEqual([0, -1]);
+  });
+
+  test("evaluation never takes the place of training", () => {
+    const store = new StepStore();
+    store.ingest("train", { ...events([[0, 1, 0, 0]], { step: 9, t0Ns: 1n }), stream: 1 });
+    store.ingest("test", { ...events([[0, 1, 0, 0]], { step: 40, t0Ns: 2n }), stream: 1 });
+    store.ingest("test", { ...events([[0, 1, 0, 0]], { step: 40, t0Ns: 2n }), stream: 2 });
+    const shown = (trains: (hash: string) => boolean | null) => store.newest(trains).map((one) => one.hash);
+    expect(shown((hash) => hash === "train")).toEqual(["train"]);
+    expect(shown(() => false)).toEqual(["test", "test"]);
+    expect(shown((hash) => (hash === "train" ? null : false))).toEqual(["test", "test"]);
+  });
+
+  test("evaluation that ran longer than training is not shown in its place", () => {
+    const store = new OpsStore(() => {});
+    const [trains, evaluates] = [store.ensure("train"), store.ensure("test")];
+    evaluates.rows = 1000;
+    evaluates.setDocument({ ...document, ops: document.ops.filter((op) => op.role === "forward") });
+    trains.setDocument({ ...document, ops: document.ops.map((op) => ({ ...op, role: "backward" })) });
+    expect(store.busiest()?.hash).toBe("train");
   });
 });
 

@@ -10,9 +10,11 @@ from penstock.program.expr import evaluate
 from penstock.program.ir import Role
 from penstock.program.legality import RNG
 from penstock.program.program import Program
-from penstock.protocol.graphdoc import GraphDocument, Op, RoleName, Sync, Value
+from penstock.protocol.graphdoc import GraphDocument, Op, OpKind, RoleName, Sync, Value
+from penstock.ps.remote import GEO_STEP, RECV_STEP, REMOTE_TYPES, SEND_AHEAD, SEND_STEP
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+_REMOTE = REMOTE_TYPES | {SEND_STEP, RECV_STEP, SEND_AHEAD, GEO_STEP}
 _ROLES: list[tuple[Role, RoleName]] = [
     (Role.OPTIMIZE, "optimize"),
     (Role.LR_SCHED, "lr_sched"),
@@ -78,13 +80,14 @@ class _Values:
 
 
 def _op(handle: OpHandle, values: _Values) -> Op:
+    kind, role = kind_and_role(handle)
     inputs = values.read_by(handle)
     made = [values.physical(k, handle.rows_of) for k in (*handle.makes(), *handle.op.writes)]
     return Op(
         name=handle.op.name,
         type=handle.op.type,
-        kind=handle.kind,
-        role=_role(handle),
+        kind=kind,
+        role=role,
         replica=handle.replica,
         module=handle.op.module,
         source=handle.op.source,
@@ -93,6 +96,14 @@ def _op(handle: OpHandle, values: _Values) -> Op:
         bytes=sum(b for _, b in inputs) + sum(b for _, b in made),
         flops=_flops(handle, [v for v, _ in inputs]),
     )
+
+
+def kind_and_role(handle: OpHandle) -> tuple[OpKind, RoleName]:
+    """Return kind and role of a handle as the dashboard shows it.
+
+    A call to servers is communication, though a prefetch has the role of the lookup in whose place it stands.
+    """
+    return ("rpc", "communication") if handle.op.type in _REMOTE else (handle.kind, _role(handle))
 
 
 def _role(handle: OpHandle) -> RoleName:

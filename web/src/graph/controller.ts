@@ -189,6 +189,12 @@ export class GraphController {
     this.#bringIntoView(this.selected);
   }
 
+  /** Select a group's box and bring it into view. */
+  showGroup(groupId: string): void {
+    this.select(this.layout?.boxes.findIndex((box) => box.id === groupId) ?? -1);
+    this.#bringIntoView(this.selected);
+  }
+
   toggle(groupId: string): void {
     const next = new Set(this.expanded.value);
     if (!next.delete(groupId)) next.add(groupId);

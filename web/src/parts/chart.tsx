@@ -1,27 +1,45 @@
-/** One metric as a uPlot chart. Its points are given to uPlot inside an animation frame, so a hidden tab draws none. */
-import { useSignalEffect } from "@preact/signals";
+/**
+ * One metric of all trainers as a uPlot chart. Its points are given to uPlot inside an animation frame, so a hidden tab
+ * draws none. A zoom stays as points arrive, and is that of all charts beside it, as the crosshair is.
+ */
+import { signal, useSignalEffect } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
 import { integer, tick } from "../format";
 import { addPainter, invalidate, type Painter } from "../frameloop";
-import { alpha, palette } from "../palette";
+import { alpha, type Palette, palette } from "../palette";
+import { type Curve, curvesOf, joined } from "../store/curves";
 import type { JobStore } from "../store/job";
 import { theme } from "../store/session";
 
+export type Colour = "accent" | "forward" | "communication" | "optimize" | "backward";
+
 interface Props {
   readonly store: JobStore;
-  readonly name: string;
+  /** What is measured; series of several trainers have one chart. */
+  readonly base: string;
   readonly height: number;
-  readonly colour?: "accent" | "forward" | "communication" | "optimize" | "backward";
+  readonly colour?: Colour;
   readonly compact?: boolean;
 }
 
 const SPARSE_POINTS = 60;
+const SYNC_KEY = "steps";
+/** The step under the pointer, in whichever chart it is. */
+export const crosshair = signal<number | null>(null);
+/** The steps that all charts are zoomed to; null: all. */
+export const zoomed = signal<readonly [number, number] | null>(null);
 
-function options(props: Props, width: number): uPlot.Options {
+/** Colours of the curves of a chart: the metric's own; of several trainers, each has the same in every chart. */
+export function coloursOf(palette: Palette, own: Colour, count: number): readonly string[] {
+  if (count <= 1) return [own === "accent" ? palette.accent : palette.bucket[own]];
+  const { communication, backward, optimize, input } = palette.bucket;
+  return [palette.accent, communication, backward, optimize, palette.bad, input];
+}
+
+function options(props: Props, width: number, curves: readonly Curve[]): uPlot.Options {
   const colours = palette();
-  const key = props.colour ?? "accent";
-  const stroke = key === "accent" ? colours.accent : colours.bucket[key];
+  const strokes = coloursOf(colours, props.colour ?? "accent", curves.length);
   const axis: uPlot.Axis = {
     stroke: colours.muted,
     font: `11px ${colours.sans}`,
@@ -34,8 +52,12 @@ function options(props: Props, width: number): uPlot.Options {
     height: props.height,
     legend: { show: false },
     padding: small ? [6, 4, 4, 4] : [8, 22, 0, 0],
-    cursor: { drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(props.name, low, high) } },
+    cursor: {
+      drag: { x: !small, y: false, setScale: false },
+      points: { size: 6 },
+      sync: { key: SYNC_KEY, setSeries: false },
+    },
+    scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(props.base, low, high) } },
     axes: [
       {
         ...axis,
@@ -47,14 +69,32 @@ function options(props: Props, width: number): uPlot.Options {
     ],
     series: [
       {},
-      {
-        stroke,
-        width: 1.5,
-        fill: alpha(stroke, 0.07),
-        points: { show: (plot) => plot.data[0].length <= SPARSE_POINTS, size: 5, fill: stroke },
-      },
+      ...curves.map((_, index) => {
+        const stroke = strokes[index % strokes.length] ?? colours.accent;
+        const fill = curves.length === 1 ? { fill: alpha(stroke, 0.07) } : {};
+        return {
+          stroke,
+          width: 1.5,
+          spanGaps: true,
+          ...fill,
+          points: { show: (plot: uPlot) => plot.data[0].length <= SPARSE_POINTS, size: 5, fill: stroke },
+        };
+      }),
     ],
+    hooks: { setCursor: [pointed], setSelect: [selected] },
   };
+}
+
+function pointed(plot: uPlot): void {
+  const index = plot.cursor.idx;
+  crosshair.value = index == null || (plot.cursor.left ?? -1) < 0 ? null : (plot.data[0][index] ?? null);
+}
+
+function selected(plot: uPlot): void {
+  if (plot.select.width < 3) return;
+  const [from, to] = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];
+  plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  if (to > from) zoomed.value = [from, to];
 }
 
 /** Rates and durations are read against zero; a loss or a score against its own spread. */
@@ -65,33 +105,50 @@ function rangeOf(name: string, low: number | null, high: number | null): [number
   return [fromZero ? 0 : low - pad, high + pad];
 }
 
+/** Give uPlot all points, and the steps that are zoomed to. */
+function show(plot: uPlot, curves: readonly Curve[]): void {
+  plot.batch(() => {
+    plot.setData(joined(curves) as uPlot.AlignedData, false);
+    const steps = plot.data[0];
+    const [min, max] = zoomed.value ?? [steps[0] ?? 0, steps[steps.length - 1] ?? 1];
+    plot.setScale("x", { min, max: max > min ? max : min + 1 });
+  });
+}
+
 export function Chart(props: Props) {
   const host = useRef<HTMLDivElement>(null);
   const painter = useRef<Painter | null>(null);
   const shownTheme = theme.value;
+  props.store.metricsVersion.value;
+  const curves = curvesOf(props.store.series).get(props.base) ?? [];
   useEffect(() => {
     const element = host.current;
     if (element === null) return;
-    const plot = new uPlot(options(props, element.clientWidth), [[], []], element);
+    const plot = new uPlot(options(props, element.clientWidth, curves), [[], ...curves.map(() => [])], element);
     const paint: Painter = () => {
-      const series = props.store.series.byName.get(props.name);
-      if (series !== undefined) plot.setData([...series.bySteps()]);
+      show(plot, (curvesOf(props.store.series).get(props.base) ?? []).slice(0, plot.series.length - 1));
       return "done";
     };
     painter.current = paint;
     const remove = addPainter(paint);
     const observer = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: props.height }));
     observer.observe(element);
+    const zoomOut = () => {
+      zoomed.value = null;
+    };
+    element.addEventListener("dblclick", zoomOut);
     return () => {
+      element.removeEventListener("dblclick", zoomOut);
       remove();
       observer.disconnect();
       plot.destroy();
     };
-    // The theme is read when the chart is made, so a new theme makes a new chart.
-  }, [props.store, props.name, props.height, shownTheme]);
+    // The theme is read when the chart is made, so a new theme makes a new chart; so does a trainer that joins.
+  }, [props.store, props.base, props.height, shownTheme, curves.length]);
   useSignalEffect(() => {
     props.store.metricsVersion.value;
+    zoomed.value;
     if (painter.current !== null) invalidate(painter.current);
   });
-  return <div ref={host} role="img" aria-label={`${props.name} over steps`} data-testid={`chart-${props.name}`} />;
+  return <div ref={host} role="img" aria-label={`${props.base} over steps`} data-testid={`chart-${props.base}`} />;
 }

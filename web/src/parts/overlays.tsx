@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { jobHref, navigate, route, setQuery, TABS } from "../router";
-import { currentJob, jobsStore } from "../store/current";
+import { currentGraph, currentJob, jobsStore } from "../store/current";
 import { toggleTheme } from "../store/session";
 import { Dialog } from "./basics";
 
@@ -85,6 +85,14 @@ function choices(): Choice[] {
   list.push({ label: "Jobs", kind: "page", run: () => navigate("/") });
   list.push({ label: "Nodes", kind: "page", run: () => navigate("/nodes") });
   list.push({ label: "Switch theme", kind: "action", run: toggleTheme });
+  const graph = currentGraph.value;
+  for (const group of graph?.groups ?? []) {
+    list.push({
+      label: `${group.label}${group.module === "" ? "" : `  ${group.module}`}`,
+      kind: `box · ${group.bucket}`,
+      run: () => graph?.showGroup(group.id),
+    });
+  }
   currentJob.value?.shownDocument.value?.ops.forEach((op, index) => {
     const where = op.replica < 0 ? "" : ` · replica ${op.replica}`;
     list.push({

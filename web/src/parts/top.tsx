@@ -1,6 +1,6 @@
 /** The bar on top: where one is, how live the page is, search, help, theme. */
 import { computed } from "@preact/signals";
-import { integer } from "../format";
+import { clock, integer } from "../format";
 import { route } from "../router";
 import { stream } from "../socket";
 import { currentJob } from "../store/current";
@@ -18,6 +18,11 @@ interface Badge {
 const QUIET_MS = 3000;
 
 const badge = computed<Badge>(() => {
+  const lost = stream.lostAt.value;
+  // What is on the page is as old as what the server said last; a new attempt to connect makes it no newer.
+  if (lost !== null && stream.state.value !== "closed") {
+    return { tone: "bad", text: `offline · as of ${clock(new Date(lost).toISOString())}`, more: "· reconnecting" };
+  }
   switch (stream.state.value) {
     case "connecting":
       return { tone: "", text: "connecting", more: "" };

@@ -26,6 +26,8 @@ const PUBLISH_MS = 250;
 const STALE_MS = 5000;
 /** How long after a snapshot kept frames may still come. */
 const CATCH_UP_MS = 3000;
+/** Earlier graphs that are fetched: as many feed shapes as a trainer keeps (core/penstock/telemetry/outbox.py). */
+const MOST_GRAPHS = 16;
 const TERMINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
 interface Parts {
@@ -102,6 +104,7 @@ export class JobStore {
       onFrame: (frame) => this.#frame(frame),
     });
     void this.#fetchEvents();
+    void this.#fetchGraphs();
   }
 
   dispose(): void {
@@ -284,6 +287,7 @@ export class JobStore {
     this.ops.ensure(hash).setDocument(document);
     this.graphVersion.value += 1;
     this.#note("ops");
+    this.#note("step");
     for (const listener of this.#frameListeners) listener();
   }
 
@@ -293,6 +297,18 @@ export class JobStore {
       if (!this.#disposed) this.#addEvents(page.items);
     } catch (error) {
       this.#fail(error);
+    }
+  }
+
+  /** Graphs that the job used before: the one that trains may have run last before what the stream still holds. */
+  async #fetchGraphs(): Promise<void> {
+    try {
+      const { items } = await api.graphs(this.jobId);
+      if (this.#disposed) return;
+      for (const hash of new Set(items.map((one) => one.hash).slice(-MOST_GRAPHS))) this.ops.ensure(hash);
+    } catch (error) {
+      // The stream names the graphs of what runs now; without the earlier ones the page shows those.
+      if (!(error instanceof ApiError)) throw error;
     }
   }
 

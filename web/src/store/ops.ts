@@ -25,6 +25,7 @@ export class GraphRuntime {
   maxNs = new Float64Array(0);
   /** Nanoseconds of all operators together. */
   sumNs = 0;
+  #trains: boolean | null = null;
   received = new Uint8Array(0);
   lit = new Uint8Array(0);
   freshAt = new Float64Array(0);
@@ -35,9 +36,15 @@ export class GraphRuntime {
 
   constructor(readonly hash: string) {}
 
+  /** Whether it trains; one without backward and update evaluates. Null while the document is not there. */
+  get trains(): boolean | null {
+    return this.#trains;
+  }
+
   setDocument(document: GraphDocument): void {
     const n = document.ops.length;
     this.document = document;
+    this.#trains = document.ops.some((op) => op.role === "backward" || op.role === "optimize");
     this.count = new Float64Array(n);
     this.totalNs = new Float64Array(n);
     this.maxNs = new Float64Array(n);
@@ -192,11 +199,17 @@ export class OpsStore {
     return graph;
   }
 
-  /** The graph that ran most, so that a short last batch or a test pass does not flip the page. */
+  /**
+   * The graph that ran most among those that train: a short last batch does not switch it, and evaluation, which may
+   * run longer, never takes its place.
+   */
   busiest(): GraphRuntime | undefined {
     let best: GraphRuntime | undefined;
+    // A graph whose document is on its way may train.
+    const rank = (graph: GraphRuntime) => (graph.trains === null ? 1 : graph.trains ? 2 : 0);
     for (const graph of this.graphs.values()) {
-      if (best === undefined || graph.rows > best.rows) best = graph;
+      const more = best === undefined ? 1 : rank(graph) - rank(best) || graph.rows - best.rows;
+      if (more > 0) best = graph;
     }
     return best;
   }

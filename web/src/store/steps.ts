@@ -34,9 +34,23 @@ export class StepStore {
     this.steps += 1;
   }
 
-  /** The newest step of every stream that runs this graph, by stream. */
-  of(hash: string): StepTrace[] {
-    return [...this.#traces.values()].filter((trace) => trace.hash === hash).sort((a, b) => a.stream - b.stream);
+  /**
+   * The newest step of each stream, by stream: of a graph that trains, whatever its hash, else of one that evaluates.
+   * `trains`: null while the document is not there.
+   */
+  newest(trains: (hash: string) => boolean | null): StepTrace[] {
+    const found = new Map<number, StepTrace>();
+    const rank = (trace: StepTrace) => Number(trains(trace.hash) ?? -1);
+    for (const trace of this.#traces.values()) {
+      if (trains(trace.hash) === null) continue;
+      const other = found.get(trace.stream);
+      const better = other === undefined || rank(trace) > rank(other);
+      if (better || (rank(trace) === rank(other) && trace.t0Ns > other.t0Ns)) found.set(trace.stream, trace);
+    }
+    // A test pass of one trainer is not shown beside the training of others.
+    const all = [...found.values()];
+    const some = all.filter((trace) => rank(trace) === 1);
+    return (some.length > 0 ? some : all).sort((a, b) => a.stream - b.stream);
   }
 }
 

@@ -7,7 +7,7 @@ import { type Again, addPainter, invalidate } from "../frameloop";
 import { palette } from "../palette";
 import type { JobStore } from "../store/job";
 import type { GraphDocument } from "../types";
-import { buildTimeline, EMPTY_MODEL, sliceAt, type TimelineModel } from "./model";
+import { buildTimeline, EMPTY_MODEL, shownOp, sliceAt, type TimelineModel, type Traced } from "./model";
 import { AXIS_H, LANE_H, paintTimeline, TOP } from "./paint";
 
 const REFRESH_MS = 1000;
@@ -91,12 +91,27 @@ export class TimelineController {
     }
     this.#document = document;
     this.#refreshedAt = now;
-    const next = buildTimeline(document, this.store.steps.of(hash), (stream) => this.#nameOf(stream));
+    const next = buildTimeline(document, this.#traced());
     this.model.value = next;
     this.hover.value = null;
     this.#from = 0;
     this.#to = next.spanNs;
     this.#resize();
+  }
+
+  /** The newest steps of all trainers, each with its graph; if an evaluation was chosen by hand, its own. */
+  #traced(): Traced[] {
+    const { ops, steps, chosenGraph } = this.store;
+    const chosen = ops.graphs.get(chosenGraph.value ?? "");
+    const trains = (hash: string) => {
+      const graph = ops.graphs.get(hash);
+      if (graph?.document == null) return null;
+      return chosen?.trains === false ? graph === chosen : graph.trains;
+    };
+    return steps.newest(trains).flatMap((trace) => {
+      const document = ops.graphs.get(trace.hash)?.document;
+      return document == null ? [] : [{ trace, document, name: this.#nameOf(trace.stream) }];
+    });
   }
 
   #nameOf(stream: number): string {
@@ -172,7 +187,8 @@ export class TimelineController {
   }
 
   opAt(hover: Hover | null): number {
-    return hover === null ? -1 : (this.model.value.lanes[hover.lane]?.op[hover.slice] ?? -1);
+    const lane = hover === null ? undefined : this.model.value.lanes[hover.lane];
+    return hover === null || lane === undefined ? -1 : shownOp(lane, hover.slice);
   }
 
   #at(px: number, py: number): Hover | null {
@@ -188,15 +204,22 @@ export class TimelineController {
     return Math.max(1, (this.#canvas?.clientWidth ?? 800) - this.left - 8);
   }
 
+  /** Setting a canvas's size clears it, so it is set only when it changed, and painted before anyone sees it. */
   #resize(): void {
     const canvas = this.#canvas;
     if (canvas === null) return;
     const ratio = devicePixelRatio || 1;
     const height = TOP + Math.max(2, this.model.value.lanes.length) * LANE_H + AXIS_H;
     canvas.style.height = `${height}px`;
-    canvas.width = Math.round(canvas.clientWidth * ratio);
-    canvas.height = Math.round(height * ratio);
-    this.repaint();
+    const [w, h] = [Math.round(canvas.clientWidth * ratio), Math.round(height * ratio)];
+    if (canvas.width === w && canvas.height === h) {
+      this.repaint();
+      return;
+    }
+    canvas.width = w;
+    canvas.height = h;
+    if (this.model.value.numSlices > 0) this.#paint();
+    else this.repaint();
   }
 
   #paint(): Again {
@@ -207,7 +230,6 @@ export class TimelineController {
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.paintedSlices = paintTimeline(ctx, canvas.clientWidth - 8, canvas.clientHeight, {
       model: this.model.value,
-      document: this.#document,
       palette: palette(),
       from: this.#from,
       to: this.#to,

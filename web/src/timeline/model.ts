@@ -1,7 +1,7 @@
 /** A sampled step as lanes of slices, and what share of it was computing, exchanging, feeding or idle. Pure. */
 import { type Bucket, bucketOf } from "../graph/group";
 import type { StepTrace } from "../store/steps";
-import type { GraphDocument } from "../types";
+import type { GraphDocument, GraphOp } from "../types";
 
 export interface Lane {
   readonly label: string;
@@ -10,7 +10,11 @@ export interface Lane {
   /** Nanoseconds from the left edge, ascending. */
   readonly start: Float64Array;
   readonly duration: Float64Array;
+  /** Operators of `document`. */
   readonly op: Int32Array;
+  readonly document: GraphDocument;
+  /** Each operator of `document` in the graph that is shown, by name; -1 where it has none. Null: it is that graph. */
+  readonly shown: Int32Array | null;
 }
 
 export interface TimelineModel {
@@ -30,18 +34,23 @@ export const EMPTY_MODEL: TimelineModel = {
   numSlices: 0,
 };
 
-export function buildTimeline(
-  document: GraphDocument,
-  traces: readonly StepTrace[],
-  nameOf: (stream: number) => string,
-): TimelineModel {
-  if (traces.length === 0) return EMPTY_MODEL;
+/** A step of one process, and the graph that it ran. */
+export interface Traced {
+  readonly trace: StepTrace;
+  readonly document: GraphDocument;
+  readonly name: string;
+}
+
+/** `shown`: the graph on the page, which selections are of. */
+export function buildTimeline(shown: GraphDocument, traced: readonly Traced[]): TimelineModel {
+  if (traced.length === 0) return EMPTY_MODEL;
+  const traces = traced.map(({ trace }) => trace);
   const steps = [...new Set(traces.map((trace) => trace.step))].sort((a, b) => a - b);
   // Trainers that sampled the same step share a clock axis; different steps are each drawn from their own start.
   const origin = traces.reduce((least, trace) => (trace.t0Ns < least ? trace.t0Ns : least), traces[0]?.t0Ns ?? 0n);
-  const lanes = traces.flatMap((trace) => {
-    const shift = steps.length === 1 ? Number(trace.t0Ns - origin) : 0;
-    return lanesOf(trace, shift, nameOf(trace.stream));
+  const lanes = traced.flatMap((one) => {
+    const shift = steps.length === 1 ? Number(one.trace.t0Ns - origin) : 0;
+    return lanesOf(one, shift, shownBy(one.document, shown));
   });
   const first = lanes.reduce((least, lane) => Math.min(least, lane.start[0] ?? least), Number.POSITIVE_INFINITY);
   for (const lane of lanes) {
@@ -52,12 +61,21 @@ export function buildTimeline(
     lanes,
     spanNs,
     steps,
-    shares: sharesOf(document, lanes, spanNs),
+    shares: sharesOf(lanes, spanNs),
     numSlices: lanes.reduce((sum, lane) => sum + lane.start.length, 0),
   };
 }
 
-function lanesOf(trace: StepTrace, shiftNs: number, name: string): Lane[] {
+const nameIn = (op: GraphOp): string => `${op.name} ${op.replica}`;
+
+/** Operators of one graph in another, by name and replica: trainers of one job may have graphs that differ a little. */
+function shownBy(document: GraphDocument, shown: GraphDocument): Int32Array | null {
+  if (document === shown) return null;
+  const at = new Map(shown.ops.map((op, index) => [nameIn(op), index]));
+  return Int32Array.from(document.ops, (op) => at.get(nameIn(op)) ?? -1);
+}
+
+function lanesOf({ trace, document, name }: Traced, shiftNs: number, shown: Int32Array | null): Lane[] {
   const byThread = new Map<number, number[]>();
   for (let i = 0; i < trace.op.length; i++) {
     const thread = trace.thread[i] ?? 0;
@@ -76,6 +94,8 @@ function lanesOf(trace: StepTrace, shiftNs: number, name: string): Lane[] {
         start: Float64Array.from(rows, (i) => (trace.start[i] ?? 0) + shiftNs),
         duration: Float64Array.from(rows, (i) => trace.duration[i] ?? 0),
         op: Int32Array.from(rows, (i) => trace.op[i] ?? 0),
+        document,
+        shown,
       };
     });
 }
@@ -94,11 +114,11 @@ const PART: Readonly<Record<Bucket, "compute" | "sync" | "input">> = {
   input: "input",
 };
 
-function sharesOf(document: GraphDocument, lanes: readonly Lane[], spanNs: number): TimelineModel["shares"] {
+function sharesOf(lanes: readonly Lane[], spanNs: number): TimelineModel["shares"] {
   const sums = { compute: 0, sync: 0, input: 0 };
   for (const lane of lanes) {
     for (let i = 0; i < lane.op.length; i++) {
-      const op = document.ops[lane.op[i] ?? -1];
+      const op = lane.document.ops[lane.op[i] ?? -1];
       if (op !== undefined) sums[PART[bucketOf(op)]] += lane.duration[i] ?? 0;
     }
   }
@@ -111,6 +131,12 @@ function sharesOf(document: GraphDocument, lanes: readonly Lane[], spanNs: numbe
     idle: Math.max(0, 1 - busy / all),
   };
 }
+
+/** The operator of a slice in the graph that is shown; -1 if that has none. */
+export const shownOp = (lane: Lane, slice: number): number => {
+  const op = lane.op[slice] ?? -1;
+  return lane.shown === null ? op : (lane.shown[op] ?? -1);
+};
 
 /** Index of the slice of `lane` at time `at`, -1 for none. */
 export function sliceAt(lane: Lane, at: number, slackNs: number): number {

@@ -1,10 +1,9 @@
 /** Draws a timeline: lanes of slices, an axis, and nothing that would be thinner than half a pixel on its own. */
 
-import { nanos, niceStep, shortType } from "../format";
+import { axisLabel, niceStep, shortType } from "../format";
 import { type Bucket, bucketOf } from "../graph/group";
 import { alpha, type Palette } from "../palette";
-import type { GraphDocument } from "../types";
-import type { Lane, TimelineModel } from "./model";
+import { type Lane, shownOp, type TimelineModel } from "./model";
 
 export const LANE_H = 24;
 export const TOP = 6;
@@ -12,7 +11,6 @@ export const AXIS_H = 24;
 
 export interface TimelineScene {
   readonly model: TimelineModel;
-  readonly document: GraphDocument;
   readonly palette: Palette;
   readonly from: number;
   readonly to: number;
@@ -58,7 +56,7 @@ function paintAxis(ctx: CanvasRenderingContext2D, w: number, bottom: number, sce
     ctx.stroke();
     if (x > w - 54) continue;
     ctx.fillStyle = palette.muted;
-    ctx.fillText(at === 0 ? "0" : nanos(at), x + 4, bottom + 17);
+    ctx.fillText(axisLabel(at, step), x + 4, bottom + 17);
   }
 }
 
@@ -86,17 +84,18 @@ function paintLane(
     const x = scene.left + (start - scene.from) * perNs;
     const wide = duration * perNs;
     if (x + wide < filledTo + 0.5) continue; // nothing of it would show beside its neighbour
-    const op = scene.document.ops[lane.op[i] ?? -1];
+    const op = lane.document.ops[lane.op[i] ?? -1];
     if (op === undefined) continue;
+    const shown = shownOp(lane, i);
     filledTo = x + Math.max(1, wide);
     paintSlice(ctx, x, y, wide, {
       bucket: bucketOf(op),
       text: shortType(op.type),
       even: i % 2 === 0,
       hot: scene.hover?.lane === laneIndex && scene.hover.slice === i,
-      selected: scene.selectedOps.has(lane.op[i] ?? -1),
-      critical: scene.critical.has(lane.op[i] ?? -1),
-      dim: scene.selectedOps.size > 0 && !scene.selectedOps.has(lane.op[i] ?? -1),
+      selected: scene.selectedOps.has(shown),
+      critical: scene.critical.has(shown),
+      dim: scene.selectedOps.size > 0 && !scene.selectedOps.has(shown),
       palette: scene.palette,
     });
   }
@@ -134,7 +133,7 @@ function paintSlice(ctx: CanvasRenderingContext2D, x: number, y: number, wide: n
     ctx.strokeRect(x + 0.7, y + 0.7, Math.max(1, w - 1.4), h - 1.4);
   }
   if (wide < 34) return;
-  ctx.font = `10px ${palette.sans}`;
+  ctx.font = `11px ${palette.sans}`;
   if (ctx.measureText(style.text).width > wide - 8) return;
   ctx.fillStyle = palette.onFill;
   ctx.textAlign = "left";

@@ -19,7 +19,7 @@ export function EventsView({ store }: { store: JobStore }) {
       {events.length === 0 ? (
         <Empty title="No events yet" />
       ) : (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Events">
+        <div class="scroll" tabIndex={0} role="region" aria-label="List of events">
           <table data-testid="events">
             <Head columns={["Time", "Subject", "Change", "Reason", "Detail"]} />
             <tbody>
@@ -51,7 +51,13 @@ export function ConfigView({ store }: { store: JobStore }) {
         <h2 id="config-title">Config</h2>
         <em class="mono">{job.id}</em>
       </div>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Config" style={{ padding: "0 14px 14px" }}>
+      <div
+        class="scroll"
+        tabIndex={0}
+        role="region"
+        aria-label="Replicas and specification"
+        style={{ padding: "0 14px 14px" }}
+      >
         <h3 style={{ margin: "8px 0" }}>Replicas</h3>
         <div class="card" style={{ marginBottom: "16px" }}>
           <ReplicaTable replicas={job.replicas} nodes={store.nodes.value} />

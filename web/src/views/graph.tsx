@@ -8,6 +8,7 @@ import { Empty, ErrorCard } from "../parts/basics";
 import { setQuery, url } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
+import type { GraphRuntime } from "../store/ops";
 import type { JobParts } from "./job";
 import { OperatorTable } from "./operators";
 
@@ -105,8 +106,7 @@ function GraphTools({ parts }: { parts: JobParts }) {
         >
           {graphs.map((one) => (
             <option key={one.hash} value={one.hash}>
-              {one.document?.program} · batch {one.document?.batch.join("+")} · {integer(one.document?.ops.length ?? 0)}{" "}
-              ops
+              {graphLabel(store, one)}
             </option>
           ))}
         </select>
@@ -129,6 +129,18 @@ function GraphTools({ parts }: { parts: JobParts }) {
       </button>
     </div>
   );
+}
+
+/** Program, batch and size; and, where trainers have graphs of their own, whose it is. */
+function graphLabel(store: JobStore, graph: GraphRuntime): string {
+  const users = [...store.ops.hashOfStream].filter(([, hash]) => hash === graph.hash).map(([stream]) => stream);
+  const names = (store.job.value?.replicas ?? [])
+    .filter((one) => users.includes(one.stream))
+    .map((one) => `${one.role}-${one.index}`);
+  const document = graph.document;
+  const what = graph.trains === false ? "evaluation" : (document?.program ?? "");
+  const size = `${integer(document?.ops.length ?? 0)} ops`;
+  return [what, `batch ${document?.batch.join("+")}`, size, ...names].join(" · ");
 }
 
 function expandAll(graph: GraphController): void {

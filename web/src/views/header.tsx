@@ -4,6 +4,7 @@ import { ApiError, api } from "../api";
 import { age, clock, compact, integer, metric, millis, percent, plural, seconds } from "../format";
 import { Dialog, ErrorCard, Progress, StateChip } from "../parts/basics";
 import { attemptWords } from "../store/attempts";
+import { bestOf, newestStep } from "../store/curves";
 import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
 import type { Job } from "../types";
@@ -97,10 +98,12 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
   store.metricsVersion.value;
   const { progress } = job;
   const steps = store.series.byName.get("loss")?.step ?? store.series.byName.get("step_ms")?.step;
-  const step = steps?.[steps.length - 1] ?? job.latest.step ?? 0;
-  const total = progress?.unit.startsWith("step") ? progress.total : null;
+  const counted = progress?.unit.startsWith("step") ? progress : null;
+  const step = newestStep(counted?.done ?? null, steps?.[steps.length - 1] ?? job.latest.step ?? 0);
+  const total = counted?.total ?? null;
   const rate = store.series.latest("samples_per_s") ?? job.latest.samples_per_s ?? Number.NaN;
-  const auc = store.series.latest("test_auc");
+  const aucs = store.series.byName.get("test_auc");
+  const best = aucs === undefined ? null : bestOf("test_auc", aucs);
   const share = syncShare(store);
   if (isCommand(job)) return <CommandKpis job={job} store={store} />;
   return (
@@ -108,7 +111,7 @@ function Kpis({ job, store }: { job: Job; store: JobStore }) {
       <Kpi name="step" value={step === 0 ? "–" : integer(step)} unit={total === null ? "" : `/ ${integer(total)}`} />
       <Kpi name="samples/s" value={compact(rate)} />
       <Kpi name="loss" value={metric(store.series.latest("loss") ?? job.latest.loss)} />
-      {auc !== undefined && <Kpi name="test AUC" value={auc.toFixed(4)} />}
+      {best !== null && <Kpi name="best test AUC" value={best.value.toFixed(4)} unit={`at ${integer(best.step)}`} />}
       {hasPservers(store) ? (
         <ServerWait store={store} />
       ) : (

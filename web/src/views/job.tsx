@@ -1,10 +1,11 @@
 /** One job: header, tabs, and the view that the address names. Owns the job's store and controllers. */
 import { untracked, useSignalEffect } from "@preact/signals";
+import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useMemo } from "preact/hooks";
 import { GraphController } from "../graph/controller";
 import { BUCKETS } from "../graph/group";
 import { Empty, ErrorCard, Link } from "../parts/basics";
-import { jobHref, route, TABS, type Tab } from "../router";
+import { jobHref, navigate, route, TABS, type Tab } from "../router";
 import { currentGraph, currentJob, currentTimeline } from "../store/current";
 import { JobStore } from "../store/job";
 import { isCommand, isWithoutGraph } from "../store/mode";
@@ -94,24 +95,46 @@ function Tabs({ jobId, store }: { jobId: string; store: JobStore }) {
   const tab = currentTab();
   const job = store.job.value;
   const hasGraph = store.shownHash.value !== null || job === null || !isCommand(job);
+  const shown = TABS.filter(([id]) => hasGraph || id === tab || !OF_GRAPH.includes(id));
   return (
-    <nav class="tabs" role="tablist" aria-label="Views of the job">
-      {TABS.filter(([id]) => hasGraph || id === tab || !OF_GRAPH.includes(id)).map(([id, label]) => (
-        <Link
-          key={id}
-          role="tab"
-          href={jobHref(jobId, id)}
-          aria-selected={id === tab}
-          id={`tab-${id}`}
-          aria-controls="main"
-          data-testid={`tab-${id}`}
-        >
-          {label}
-        </Link>
-      ))}
+    <nav class="tabs" aria-label="Views and colours">
+      <div class="tablist" role="tablist" aria-label="Views of the job" onKeyDown={(event) => moveTab(event, jobId)}>
+        {shown.map(([id, label]) => (
+          <Link
+            key={id}
+            role="tab"
+            href={jobHref(jobId, id)}
+            aria-selected={id === tab}
+            tabIndex={id === tab ? 0 : -1}
+            id={`tab-${id}`}
+            aria-controls="view"
+            data-testid={`tab-${id}`}
+          >
+            {label}
+          </Link>
+        ))}
+      </div>
       {hasGraph && <Legend />}
     </nav>
   );
+}
+
+/** Arrow keys, Home and End move between tabs, and open what they move to. */
+function moveTab(event: TargetedKeyboardEvent<HTMLElement>, jobId: string): void {
+  const tabs = [...event.currentTarget.querySelectorAll<HTMLElement>("[role=tab]")];
+  const at = tabs.findIndex((one) => one.getAttribute("aria-selected") === "true");
+  const to: Readonly<Record<string, number>> = {
+    ArrowRight: (at + 1) % tabs.length,
+    ArrowLeft: (at + tabs.length - 1) % tabs.length,
+    Home: 0,
+    End: tabs.length - 1,
+  };
+  const next = tabs[to[event.key] ?? -1];
+  if (next === undefined) return;
+  event.preventDefault();
+  next.focus();
+  const id = TABS.find(([one]) => next.id === `tab-${one}`)?.[0];
+  if (id !== undefined) navigate(jobHref(jobId, id));
 }
 
 function Legend() {
@@ -132,7 +155,7 @@ function TabBody({ parts }: { parts: JobParts }) {
   const layout = tab === "overview" || tab === "graph" ? tab : "single";
   return (
     <main class="work-frame" id="main">
-      <div class={`work ${layout}`} role="tabpanel" aria-labelledby={`tab-${tab}`}>
+      <div class={`work ${layout}`} id="view" role="tabpanel" aria-labelledby={`tab-${tab}`}>
         <View tab={tab} parts={parts} />
       </div>
     </main>

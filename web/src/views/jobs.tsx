@@ -1,12 +1,13 @@
 /** Jobs, newest first, and the trainers and pservers that are registered; all by websocket, nothing is polled. */
 
 import { ApiError } from "../api";
-import { age, compact, metric, percent, plural, seconds, sentenceAndError } from "../format";
+import { age, compact, integer, metric, percent, plural, seconds, sentenceAndError } from "../format";
 import { Empty, ErrorCard, Head, Link, Progress, StateChip } from "../parts/basics";
-import { jobHref, navigate } from "../router";
+import { jobHref, navigate, setQuery, url } from "../router";
 import { stream } from "../socket";
 import { jobsStore } from "../store/current";
 import { isTerminal } from "../store/job";
+import { arrange, counts, SORTS, type Sort, STATES, type StateTab, tabOf, wishOf } from "../store/joblist";
 import { type JobsStore, summary } from "../store/jobs";
 import { nowMs } from "../store/session";
 import type { Job } from "../types";
@@ -32,7 +33,8 @@ export function JobsPage() {
           retry={() => stream.retryNow()}
         />
       )}
-      <div class="card">{jobs?.length === 0 ? <NoJobs /> : <JobTable jobs={jobs} />}</div>
+      {jobs !== null && jobs.length > 0 && <JobTools jobs={jobs} />}
+      <div class="card">{jobs?.length === 0 ? <NoJobs /> : <Shown jobs={jobs} />}</div>
       {store !== null && <Older store={store} />}
       {jobs !== null && <Registered jobs={jobs} />}
     </main>
@@ -67,6 +69,81 @@ function NoJobs() {
   );
 }
 
+const STATE_LABEL: Readonly<Record<StateTab, string>> = {
+  all: "All",
+  running: "Running",
+  failed: "Failed",
+  waiting: "Waiting",
+  done: "Ended",
+};
+const SORT_LABEL: Readonly<Record<Sort, string>> = {
+  attention: "running and failed first",
+  newest: "newest first",
+  name: "by name",
+  loss: "lowest loss first",
+  speed: "fastest first",
+};
+
+/** States with their counts, a search, and the order; all of it is in the address. */
+function JobTools({ jobs }: { jobs: readonly Job[] }) {
+  const wish = wishOf(url.value.searchParams);
+  const count = counts(jobs);
+  return (
+    <div class="jobtools">
+      <fieldset class="segments" aria-label="State">
+        {STATES.map((state) => (
+          <button
+            key={state}
+            type="button"
+            class="btn small"
+            aria-pressed={wish.state === state}
+            data-testid={`state-${state}`}
+            onClick={() => setQuery({ state: state === "all" ? null : state })}
+          >
+            {STATE_LABEL[state]} <span class="num">{integer(count[state])}</span>
+          </button>
+        ))}
+      </fieldset>
+      <input
+        class="field"
+        type="search"
+        placeholder="Name, reason or id"
+        aria-label="Search jobs"
+        data-testid="job-search"
+        value={wish.text}
+        onInput={(event) => setQuery({ q: event.currentTarget.value || null })}
+      />
+      <select
+        aria-label="Order"
+        value={wish.sort}
+        data-testid="job-sort"
+        onChange={(event) =>
+          setQuery({ sort: event.currentTarget.value === "attention" ? null : event.currentTarget.value })
+        }
+      >
+        {SORTS.map((sort) => (
+          <option key={sort} value={sort}>
+            {SORT_LABEL[sort]}
+          </option>
+        ))}
+      </select>
+    </div>
+  );
+}
+
+function Shown({ jobs }: { jobs: readonly Job[] | null }) {
+  if (jobs === null) return <JobTable jobs={null} />;
+  const shown = arrange(jobs, wishOf(url.value.searchParams));
+  if (shown.length > 0) return <JobTable jobs={shown} />;
+  return (
+    <Empty title="No job is like this">
+      <button type="button" class="btn" onClick={() => setQuery({ state: null, q: null })}>
+        Show all {integer(jobs.length)}
+      </button>
+    </Empty>
+  );
+}
+
 function JobTable({ jobs }: { jobs: readonly Job[] | null }) {
   return (
     <table data-testid="jobs" aria-busy={jobs === null}>
@@ -78,7 +155,7 @@ function JobTable({ jobs }: { jobs: readonly Job[] | null }) {
           ["Loss", "num tiny-hide"],
           ["Samples/s", "num tiny-hide"],
           ["Age", "num narrow-hide"],
-          ["Why", "narrow-hide"],
+          ["Why", "why-head narrow-hide"],
         ]}
       />
       <tbody>{jobs === null ? <Skeleton /> : jobs.map((job) => <JobRow key={job.id} job={job} />)}</tbody>
@@ -106,6 +183,11 @@ function JobRow({ job }: { job: Job }) {
           {job.name}
         </Link>
         {job.kind === "attached" && <span class="tag">attached</span>}
+        {tabOf(job) !== "done" && job.state !== "RUNNING" && (
+          <div class="why-small">
+            <Reason job={job} />
+          </div>
+        )}
       </td>
       <td>
         <StateChip state={job.state} />
@@ -116,12 +198,21 @@ function JobRow({ job }: { job: Job }) {
       <td class="num tiny-hide">{metric(job.latest.loss)}</td>
       <td class="num tiny-hide">{job.latest.samples_per_s == null ? "–" : compact(job.latest.samples_per_s)}</td>
       <td class="num narrow-hide">{age(job.created_at, nowMs.value)}</td>
-      <td class="why-cell clip narrow-hide" title={job.why}>
-        {sentenceAndError(job.why)
-          .filter((part) => part !== "")
-          .join(": ")}
+      <td class="why-cell narrow-hide">
+        <Reason job={job} />
       </td>
     </tr>
+  );
+}
+
+/** The sentence, and of a failure the line of the log that has the error; both wrap. */
+function Reason({ job }: { job: Job }) {
+  const [sentence, error] = sentenceAndError(job.why);
+  return (
+    <>
+      {sentence}
+      {error !== "" && <code>{error}</code>}
+    </>
   );
 }
 

@@ -1,10 +1,13 @@
 /** Every series that the job reported, the usual ones first. */
 
-import { bytes, metric } from "../format";
+import { bytes, integer, metric, plural } from "../format";
+import { palette } from "../palette";
 import { Empty } from "../parts/basics";
-import { Chart } from "../parts/chart";
+import { Chart, type Colour, coloursOf, crosshair, zoomed } from "../parts/chart";
+import { bestOf, type Curve, curvesOf, valueAt } from "../store/curves";
 import { isTerminal, type JobStore } from "../store/job";
 import { isCommand } from "../store/mode";
+import { theme } from "../store/session";
 
 const FIRST = ["loss", "samples_per_s", "step_ms", "sync_ms", "test_auc", "sync_bytes"];
 const TITLE: Readonly<Record<string, string>> = {
@@ -18,24 +21,40 @@ const TITLE: Readonly<Record<string, string>> = {
 
 export function MetricsView({ store }: { store: JobStore }) {
   store.metricsVersion.value;
-  const names = [...store.series.byName.keys()].filter((name) => isWorthAChart(store, name));
-  names.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
+  const all = curvesOf(store.series);
+  const bases = [...all.keys()].filter((base) => isWorthAChart(base, all.get(base) ?? []));
+  bases.sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
+  const zoom = zoomed.value;
   return (
     <section class="panel" aria-labelledby="metrics-title">
       <div class="panel-title">
         <h2 id="metrics-title">Metrics</h2>
-        {names.length > 0 && <em>{names.length} series by step · drag to zoom, double-click to zoom out</em>}
+        {bases.length > 0 && <em class="clip">{plural(bases.length, "metric")} by step · drag to zoom all</em>}
+        {zoom !== null && (
+          <div class="tools">
+            <button
+              type="button"
+              class="btn small"
+              data-testid="zoom-out"
+              onClick={() => {
+                zoomed.value = null;
+              }}
+            >
+              Steps {integer(zoom[0])} – {integer(zoom[1])} · show all
+            </button>
+          </div>
+        )}
       </div>
-      {names.length === 0 ? (
+      {bases.length === 0 ? (
         <Empty title={store.job.value !== null && isTerminal(store.job.value) ? "No metrics" : "No metrics yet"}>
           <span>{whence(store)}</span>
           <code>penstock.telemetry.log(name=value, step=…)</code>
         </Empty>
       ) : (
-        <div class="scroll">
+        <div class="scroll" tabIndex={0} role="region" aria-label="Charts">
           <div class="charts">
-            {names.map((name) => (
-              <MetricCard key={name} store={store} name={name} />
+            {bases.map((base) => (
+              <MetricCard key={base} store={store} base={base} curves={all.get(base) ?? []} />
             ))}
           </div>
         </div>
@@ -45,21 +64,15 @@ export function MetricsView({ store }: { store: JobStore }) {
 }
 
 /** A graph of one replica exchanges nothing in itself: two charts of zeros would only take room. */
-function isWorthAChart(store: JobStore, name: string): boolean {
-  const values = store.series.byName.get(name)?.value ?? [];
-  return /^sync_(ms|bytes)(\.|$)/.test(name) ? values.some((one) => one > 0) : values.length > 0;
+function isWorthAChart(base: string, curves: readonly Curve[]): boolean {
+  const some = (test: (value: number) => boolean) => curves.some((curve) => curve.series.value.some(test));
+  return /^sync_(ms|bytes)$/.test(base) ? some((value) => value > 0) : some(() => true);
 }
 
 function whence(store: JobStore): string {
   const job = store.job.value;
   if (job !== null && isCommand(job)) return "A command reports what it wants to have drawn with";
   return "Steps report loss and speed by themselves; add your own with";
-}
-
-/** "loss.trainer1" is the loss of trainer 1; that of the first trainer has the name alone. */
-function parts(name: string): readonly [string, string] {
-  const found = /^(.+)\.trainer(\d+)$/.exec(name);
-  return [found?.[1] ?? name, found?.[2] ?? ""];
 }
 
 function place(name: string): number {
@@ -75,18 +88,44 @@ const COLOUR = {
   test_auc: "optimize",
 } as const;
 
-function MetricCard({ store, name }: { store: JobStore; name: string }) {
-  const latest = store.series.latest(name);
-  const [base, trainer] = parts(name);
-  const title = [TITLE[base] ?? base, ...(trainer === "" ? [] : [`trainer ${trainer}`])].join(" · ");
+function MetricCard({ store, base, curves }: { store: JobStore; base: string; curves: readonly Curve[] }) {
+  const title = TITLE[base] ?? base;
   const colour = base in COLOUR ? COLOUR[base as keyof typeof COLOUR] : "accent";
   return (
     <section class="chart" aria-label={title}>
       <header>
         <span>{title}</span>
-        <b>{base === "sync_bytes" && latest !== undefined ? bytes(latest) : metric(latest)}</b>
+        <Values base={base} curves={curves} colour={colour} />
       </header>
-      <Chart store={store} name={name} height={190} colour={colour} />
+      <Chart store={store} base={base} height={190} colour={colour} />
     </section>
+  );
+}
+
+/** What each trainer's curve has at the crosshair, or last; of a score the best as well. */
+function Values({ base, curves, colour }: { base: string; curves: readonly Curve[]; colour: Colour }) {
+  const at = crosshair.value;
+  theme.value;
+  const strokes = coloursOf(palette(), colour, curves.length);
+  const text = (value: number | undefined) =>
+    base === "sync_bytes" && value !== undefined && Number.isFinite(value) ? bytes(value) : metric(value);
+  const first = curves[0];
+  const best = first === undefined || at !== null ? null : bestOf(base, first.series);
+  return (
+    <span class="chart-values" data-testid={`values-${base}`}>
+      {best !== null && (
+        <small class="muted">
+          best {text(best.value)} at {integer(best.step)}
+        </small>
+      )}
+      {at !== null && <small class="muted">step {integer(at)}</small>}
+      {curves.map((curve, index) => (
+        <b key={curve.name}>
+          {curves.length > 1 && <i class="swatch" style={{ background: strokes[index % strokes.length] }} />}
+          {curve.who !== "" && <small class="muted">{curve.who}</small>}
+          {text(at === null ? curve.series.latest : valueAt(curve.series, at))}
+        </b>
+      ))}
+    </span>
   );
 }

@@ -1,5 +1,5 @@
 /** The graph as a table: every operator with its numbers. What the canvas shows, for eyes and ears that want text. */
-import { useState } from "preact/hooks";
+import { useRef, useState } from "preact/hooks";
 import { integer, nanos, percent } from "../format";
 import type { GraphController } from "../graph/controller";
 import { bucketOf, modulesOf } from "../graph/group";
@@ -7,6 +7,7 @@ import { Head } from "../parts/basics";
 import { setQuery } from "../router";
 import type { JobStore } from "../store/job";
 import type { GraphRuntime } from "../store/ops";
+import { HeldOrder } from "../store/order";
 import type { GraphDocument } from "../types";
 
 const MAX_ROWS = 500;
@@ -26,7 +27,7 @@ interface Row {
 
 function rowsOf(document: GraphDocument, graph: GraphRuntime, words: readonly string[]): Row[] {
   const modules = modulesOf(document);
-  const total = graph.totalNs.reduce((sum, one) => sum + one, 0);
+  const total = graph.sumNs;
   return document.ops
     .map((op, index) => ({
       index,
@@ -42,18 +43,22 @@ function rowsOf(document: GraphDocument, graph: GraphRuntime, words: readonly st
     }))
     .filter((row) =>
       words.every((word) => `${row.name} ${row.type} ${row.module} ${row.bucket}`.toLowerCase().includes(word)),
-    )
-    .sort((a, b) => (b.share || 0) - (a.share || 0) || a.index - b.index);
+    );
 }
+
+const largest = (a: Row, b: Row): number => (b.share || 0) - (a.share || 0) || a.index - b.index;
 
 export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphController }) {
   const [text, setText] = useState("");
+  const order = useRef<HeldOrder | null>(null);
   store.opsVersion.value;
   const hash = store.shownHash.value;
   const runtime = hash === null ? undefined : store.ops.graphs.get(hash);
   const document = store.shownDocument.value;
   if (runtime === undefined || document === null) return null;
-  const rows = rowsOf(document, runtime, text.toLowerCase().split(/\s+/).filter(Boolean));
+  const found = rowsOf(document, runtime, text.toLowerCase().split(/\s+/).filter(Boolean));
+  order.current ??= new HeldOrder();
+  const rows = order.current.arrange(found, (row) => row.index, largest, performance.now());
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Operators" data-testid="operator-table">
       <div style={{ padding: "4px 14px 8px", maxWidth: "340px" }}>
@@ -68,17 +73,17 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
       <table>
         <Head
           columns={[
-            ["#", "num"],
             "Operator",
-            "Type",
-            "Module",
-            "Role",
-            "Replica",
-            ["Ran", "num"],
+            ["Share ▾", "num"],
             ["Mean", "num"],
-            ["Max", "num"],
-            ["Share", "num"],
-            "Critical",
+            ["Max", "num tiny-hide"],
+            ["Ran", "num tiny-hide"],
+            ["Critical", "tiny-hide"],
+            ["Role", "tiny-hide"],
+            ["Type", "tiny-hide"],
+            ["Module", "tiny-hide"],
+            ["Replica", "tiny-hide"],
+            ["#", "num tiny-hide"],
           ]}
         />
         <tbody>
@@ -99,24 +104,24 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
 function OperatorRow({ row, critical }: { row: Row; critical: boolean }) {
   return (
     <tr>
-      <td class="num">{row.index}</td>
       <td>
         <button type="button" class="linkish" onClick={() => setQuery({ op: String(row.index), view: null })}>
           {row.name}
         </button>
       </td>
-      <td class="mono">{row.type}</td>
-      <td>{row.module || "–"}</td>
-      <td>
+      <td class="num">{percent(row.share)}</td>
+      <td class="num">{nanos(row.meanNs)}</td>
+      <td class="num tiny-hide">{row.count === 0 ? "–" : nanos(row.maxNs)}</td>
+      <td class="num tiny-hide">{integer(row.count)}</td>
+      <td class="critical tiny-hide">{critical ? "yes" : ""}</td>
+      <td class="tiny-hide">
         <i class={`swatch c-${row.bucket}`} />
         {row.bucket}
       </td>
-      <td>{row.replica}</td>
-      <td class="num">{integer(row.count)}</td>
-      <td class="num">{nanos(row.meanNs)}</td>
-      <td class="num">{row.count === 0 ? "–" : nanos(row.maxNs)}</td>
-      <td class="num">{percent(row.share)}</td>
-      <td class="critical">{critical ? "yes" : ""}</td>
+      <td class="mono tiny-hide">{row.type}</td>
+      <td class="tiny-hide">{row.module || "–"}</td>
+      <td class="tiny-hide">{row.replica}</td>
+      <td class="num tiny-hide">{row.index}</td>
     </tr>
   );
 }

@@ -12,7 +12,7 @@ import type { GraphOp } from "../types";
 import { PserverSummary } from "./exchange";
 import type { JobParts } from "./job";
 import { ReplicaList } from "./replicas";
-import { shownSyncRows, syncBytes } from "./sync";
+import { shownSyncRows, syncBytes, useByWait } from "./sync";
 
 export function SidePanel({ parts, what }: { parts: JobParts; what: "all" | "operator" }) {
   const { store } = parts;
@@ -220,9 +220,9 @@ function Hottest({ runtime, graph }: { runtime: GraphRuntime; graph: GraphContro
 }
 
 function SyncSummary({ store }: { store: JobStore }) {
-  const rows = shownSyncRows(store);
+  const rows = useByWait(shownSyncRows(store));
   if (rows.length === 0) return null;
-  const top = [...rows].sort((a, b) => b.waitNs + b.timeNs - a.waitNs - a.timeNs).slice(0, 5);
+  const top = rows.slice(0, 5);
   const most = Math.max(1, ...top.map((row) => row.waitNs));
   const job = store.job.value;
   return (
@@ -267,7 +267,7 @@ function Spark(props: { store: JobStore; name: string; title: string; text: (val
         <span class="mono">{props.text(latest)}</span>
       </h2>
       <div class="spark">
-        <Chart store={props.store} name={props.name} height={74} compact />
+        <Chart store={props.store} base={props.name} height={74} compact />
       </div>
     </div>
   );

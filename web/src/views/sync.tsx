@@ -1,8 +1,10 @@
 /** Gradient exchange per parameter, live: its owner, how large, how long, and the longest wait. */
 
+import { useRef } from "preact/hooks";
 import { bytes, integer, millis, plural } from "../format";
 import { Empty, Head } from "../parts/basics";
 import type { JobStore } from "../store/job";
+import { HeldOrder } from "../store/order";
 import type { SyncRow } from "../store/sync";
 import { describeExchange, ExchangePart, exchangeOf, hasPservers } from "./exchange";
 
@@ -19,14 +21,14 @@ export function SyncView({ store }: { store: JobStore }) {
 
 function WithPservers({ store }: { store: JobStore }) {
   const view = exchangeOf(store);
-  const rows = byWait(shownSyncRows(store));
+  const rows = useByWait(shownSyncRows(store));
   return (
     <section class="panel" aria-labelledby="sync-title">
       <div class="panel-title">
         <h2 id="sync-title">Exchange with parameter servers</h2>
         {view !== null && <em>{describeExchange(view)}</em>}
       </div>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Exchange with parameter servers">
+      <div class="scroll" tabIndex={0} role="region" aria-label="Matrix and blocks">
         <ExchangePart view={view} />
         {rows.length > 0 && (
           <>
@@ -39,11 +41,17 @@ function WithPservers({ store }: { store: JobStore }) {
   );
 }
 
-const byWait = (rows: readonly SyncRow[]): SyncRow[] =>
-  [...rows].sort((a, b) => b.waitNs - a.waitNs || b.timeNs - a.timeNs || a.index - b.index);
+const longest = (a: SyncRow, b: SyncRow): number => b.waitNs - a.waitNs || b.timeNs - a.timeNs || a.index - b.index;
+
+/** Rows by wait, in an order that is held for some seconds. */
+export function useByWait(rows: readonly SyncRow[]): SyncRow[] {
+  const order = useRef<HeldOrder | null>(null);
+  order.current ??= new HeldOrder();
+  return order.current.arrange(rows, (row) => row.index, longest, performance.now());
+}
 
 function Local({ store }: { store: JobStore }) {
-  const rows = byWait(shownSyncRows(store));
+  const rows = useByWait(shownSyncRows(store));
   const wait = rows.reduce((most, row) => Math.max(most, row.waitNs), 0);
   return (
     <section class="panel" aria-labelledby="sync-title">
@@ -61,7 +69,7 @@ function Local({ store }: { store: JobStore }) {
           <span>{whyNone(store)}</span>
         </Empty>
       ) : (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Gradient sync">
+        <div class="scroll" tabIndex={0} role="region" aria-label="Parameters">
           <SyncTable rows={rows} />
         </div>
       )}
@@ -98,14 +106,14 @@ function SyncTable({ rows }: { rows: readonly SyncRow[] }) {
       <Head
         columns={[
           "Parameter",
-          "Mode",
-          "Owner",
-          ["Bytes", "num"],
+          ["Wait / step ▾", "num"],
+          { bar: "wait, as a bar", class: "tiny-hide" },
           ["Time / step", "num"],
-          { bar: "time, as a bar" },
-          ["Wait / step", "num"],
-          { bar: "wait, as a bar" },
-          ["Exchanges", "num"],
+          { bar: "time, as a bar", class: "tiny-hide" },
+          ["Bytes", "num tiny-hide"],
+          ["Mode", "tiny-hide"],
+          ["Owner", "tiny-hide"],
+          ["Exchanges", "num tiny-hide"],
         ]}
       />
       <tbody>
@@ -115,18 +123,18 @@ function SyncTable({ rows }: { rows: readonly SyncRow[] }) {
               {row.parameter}
               {row.sparse && <span class="tag">sparse rows</span>}
             </td>
-            <td>{row.mode.replace("_", "-")}</td>
-            <td>{row.owner < 0 ? "every replica" : `replica ${row.owner}`}</td>
-            <td class="num">{syncBytes(row)}</td>
-            <td class="num">{millis(row.timeNs)}</td>
-            <td class="meter-cell">
-              <i class="meter c-forward" style={{ width: `${(row.timeNs / mostTime) * 100}%` }} />
-            </td>
             <td class="num">{millis(row.waitNs)}</td>
-            <td class="meter-cell">
+            <td class="meter-cell tiny-hide">
               <i class="meter" style={{ width: `${(row.waitNs / mostWait) * 100}%` }} />
             </td>
-            <td class="num" data-testid="sync-count">
+            <td class="num">{millis(row.timeNs)}</td>
+            <td class="meter-cell tiny-hide">
+              <i class="meter c-forward" style={{ width: `${(row.timeNs / mostTime) * 100}%` }} />
+            </td>
+            <td class="num tiny-hide">{syncBytes(row)}</td>
+            <td class="tiny-hide">{row.mode.replace("_", "-")}</td>
+            <td class="tiny-hide">{row.owner < 0 ? "every replica" : `replica ${row.owner}`}</td>
+            <td class="num tiny-hide" data-testid="sync-count">
               {integer(row.count)}
             </td>
           </tr>

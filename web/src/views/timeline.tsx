@@ -8,7 +8,6 @@ import { Empty, Head } from "../parts/basics";
 import { setQuery } from "../router";
 import type { TimelineController } from "../timeline/controller";
 import type { TimelineModel } from "../timeline/model";
-import type { GraphDocument } from "../types";
 import type { JobParts } from "./job";
 
 export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean }) {
@@ -31,7 +30,7 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
       <div class="panel-title">
         <h2 id="timeline-title">Timeline</h2>
         <em class="clip" data-testid="timeline-summary">
-          {describe(model)}
+          {describe(model, isEvaluation(parts, model))}
         </em>
         <Tools timeline={timeline} />
       </div>
@@ -42,18 +41,25 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
       ) : (
         <>
           <TimelineCanvas parts={parts} wide={wide === true} />
-          {wide !== true && <SliceTable model={model} document={store.shownDocument.value} />}
+          {wide !== true && <SliceTable model={model} />}
         </>
       )}
     </section>
   );
 }
 
-function describe(model: TimelineModel): string {
+/** Only steps of a graph without backward and update are there. */
+function isEvaluation({ store }: JobParts, model: TimelineModel): boolean {
+  const graphs = [...store.ops.graphs.values()];
+  const first = model.lanes[0]?.document;
+  return first !== undefined && graphs.find((one) => one.document === first)?.trains === false;
+}
+
+function describe(model: TimelineModel, evaluation: boolean): string {
   if (model.numSlices === 0) return "";
   const { compute, sync, input, idle } = model.shares;
   const steps = model.steps.map((step) => integer(step)).join(", ");
-  return `step ${steps} · ${nanos(model.spanNs)} · compute ${percent(compute)} · sync ${percent(sync)} · input ${percent(input)} · idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
+  return `${evaluation ? "evaluation, " : ""}step ${steps} · ${nanos(model.spanNs)} · compute ${percent(compute)} · sync ${percent(sync)} · input ${percent(input)} · idle ${percent(idle)} · ${plural(model.numSlices, "event")}`;
 }
 
 function Tools({ timeline }: { timeline: TimelineController }) {
@@ -108,9 +114,9 @@ function TimelineCanvas({ parts, wide }: { parts: JobParts; wide: boolean }) {
 
 function Tip({ parts }: { parts: JobParts }) {
   const hover = parts.timeline.hover.value;
-  const op = parts.timeline.opAt(hover);
-  const found = parts.store.shownDocument.value?.ops[op];
   const lane = hover === null ? undefined : parts.timeline.model.value.lanes[hover.lane];
+  const op = hover === null ? -1 : (lane?.op[hover.slice] ?? -1);
+  const found = lane?.document.ops[op];
   if (hover === null || found === undefined || lane === undefined) return null;
   const right = hover.x > innerWidth - 340;
   return (
@@ -189,7 +195,7 @@ function listenToMouse(canvas: HTMLCanvasElement, timeline: TimelineController):
 
 const MAX_ROWS = 400;
 
-function SliceTable({ model, document }: { model: TimelineModel; document: GraphDocument | null }) {
+function SliceTable({ model }: { model: TimelineModel }) {
   const rows = model.lanes
     .flatMap((lane) =>
       Array.from(lane.start, (start, i) => ({ lane, start, duration: lane.duration[i] ?? 0, op: lane.op[i] ?? -1 })),
@@ -204,17 +210,25 @@ function SliceTable({ model, document }: { model: TimelineModel; document: Graph
       data-testid="slice-table"
     >
       <table>
-        <Head columns={["Thread", "Operator", "Role", ["Start", "num"], ["Duration", "num"]]} />
+        <Head
+          columns={[
+            "Operator",
+            ["Duration ▾", "num"],
+            ["Start", "num"],
+            ["Role", "tiny-hide"],
+            ["Thread", "tiny-hide"],
+          ]}
+        />
         <tbody>
           {rows.slice(0, MAX_ROWS).map((row) => {
-            const op = document?.ops[row.op];
+            const op = row.lane.document.ops[row.op];
             return (
               <tr key={`${row.lane.label}${row.start}`}>
-                <td>{row.lane.label}</td>
                 <td>{op?.name ?? row.op}</td>
-                <td>{op === undefined ? "" : bucketOf(op)}</td>
-                <td class="num">{nanos(row.start)}</td>
                 <td class="num">{nanos(row.duration)}</td>
+                <td class="num">{nanos(row.start)}</td>
+                <td class="tiny-hide">{op === undefined ? "" : bucketOf(op)}</td>
+                <td class="tiny-hide">{row.lane.label}</td>
               </tr>
             );
           })}

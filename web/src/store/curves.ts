@@ -1,0 +1,88 @@
+/** Series as charts show them: those of all trainers in one, the best value, and what stands under a crosshair. Pure. */
+import type { Series, SeriesStore } from "./series";
+
+/** "loss.trainer1" is the loss of trainer 1; that of the first trainer has the name alone. */
+export function splitName(name: string): { readonly base: string; readonly who: string } {
+  const found = /^(.+)\.(trainer|pserver)(\d{1,6})$/.exec(name);
+  return found?.[1] === undefined ? { base: name, who: "" } : { base: found[1], who: `${found[2]} ${found[3]}` };
+}
+
+export interface Curve {
+  readonly name: string;
+  readonly who: string;
+  readonly series: Series;
+}
+
+/** Curves by what they measure, those of one chart in the order of the trainers. */
+export function curvesOf(store: SeriesStore): Map<string, Curve[]> {
+  const found = new Map<string, Curve[]>();
+  for (const [name, series] of store.byName) {
+    const { base, who } = splitName(name);
+    found.set(base, [...(found.get(base) ?? []), { name, who, series }]);
+  }
+  const number = (curve: Curve) => Number(/\d+$/.exec(curve.who)?.[0] ?? 0);
+  for (const curves of found.values()) {
+    curves.sort((a, b) => number(a) - number(b));
+    // Beside others the first trainer needs its name as well.
+    const first = curves[0];
+    if (first !== undefined && first.who === "" && curves.length > 1) curves[0] = { ...first, who: "trainer 0" };
+  }
+  return found;
+}
+
+/** Which way a metric is better; null where neither is. */
+export function better(base: string): "less" | "more" | null {
+  if (/loss|error|perplexity|rmse|mae\b/i.test(base)) return "less";
+  if (/auc|acc|precision|recall|f1|ndcg|bleu/i.test(base)) return "more";
+  return null;
+}
+
+export interface Best {
+  readonly value: number;
+  readonly step: number;
+}
+
+/** The best value of a score and its step. Of a loss, which is noise from batch to batch, none is worth a name. */
+export function bestOf(base: string, series: Series): Best | null {
+  if (better(base) !== "more") return null;
+  let at = -1;
+  series.value.forEach((value, index) => {
+    if (at < 0 || value > (series.value[at] ?? value)) at = index;
+  });
+  return at < 0 ? null : { value: series.value[at] ?? 0, step: series.step[at] ?? 0 };
+}
+
+/** Steps of several curves joined, and each curve's values at them (null: it has none there), as uPlot takes them. */
+export function joined(curves: readonly Curve[]): [number[], ...(number | null)[][]] {
+  const each = curves.map((curve) => curve.series.bySteps());
+  const [only] = each;
+  if (each.length === 1 && only !== undefined) return [only[0], only[1]];
+  const steps = [...new Set(each.flatMap(([step]) => step))].sort((a, b) => a - b);
+  const at = new Map(steps.map((step, index) => [step, index]));
+  const columns = each.map(([step, value]) => {
+    const column: (number | null)[] = new Array(steps.length).fill(null);
+    step.forEach((one, index) => {
+      column[at.get(one) ?? 0] = value[index] ?? null;
+    });
+    return column;
+  });
+  return [steps, ...columns];
+}
+
+/** The value of a curve at a step: that of the newest point at or before it, NaN before its first. */
+export function valueAt(series: Series, step: number): number {
+  const [steps, values] = series.bySteps();
+  let low = 0;
+  let high = steps.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((steps[middle] ?? 0) <= step) low = middle + 1;
+    else high = middle;
+  }
+  return low === 0 ? Number.NaN : (values[low - 1] ?? Number.NaN);
+}
+
+/** The newest step that a job has finished: as its progress counts them, or as its metrics do. */
+export function newestStep(progressSteps: number | null, seriesStep: number): number {
+  return Math.max(progressSteps ?? 0, seriesStep);
+}
