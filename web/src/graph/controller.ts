@@ -298,14 +298,17 @@ export class GraphController {
     const canvas = this.#canvas;
     if (canvas === null) return;
     const ratio = devicePixelRatio || 1;
-    canvas.width = Math.round(canvas.clientWidth * ratio);
-    canvas.height = Math.round(canvas.clientHeight * ratio);
+    const [w, h] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
+    const resized = canvas.width !== w || canvas.height !== h;
+    if (resized) Object.assign(canvas, { width: w, height: h });
     const place = this.#place();
     // Another shape asks for another layout; one that a person moved about in stays until the page turns narrow or wide.
     const turned = place.down !== this.#placed.down;
     if (turned || (this.#fitted && place.aspect !== this.#placed.aspect)) this.relayout(this.#document);
     else if (this.#fitted) this.fit();
     this.repaint();
+    // A new size clears the canvas: it is painted before anyone sees it.
+    if (resized && this.layout !== null) this.#paint(performance.now());
   }
 
   #paint(nowMs: number): Again {

@@ -1,5 +1,6 @@
 /** The sentences in the header: what the job waits for or why it failed, and why its steps take as long as they do. */
-import { untracked, useSignalEffect } from "@preact/signals";
+import { effect, untracked } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 import { sentenceAndError } from "../format";
 import { toneOf } from "../parts/basics";
 import { jobHref, navigate, TABS, type Tab } from "../router";
@@ -9,12 +10,17 @@ import { nowMs } from "../store/session";
 import type { Finding, Job } from "../types";
 
 export function Why({ job, store }: { job: Job; store: JobStore }) {
-  useSignalEffect(() => {
-    const version = store.metricsVersion.value;
-    const now = nowMs.value;
-    const running = store.job.value?.state === "RUNNING";
-    untracked(() => void store.diagnosis.tick(now, version, running));
-  });
+  useEffect(
+    // A plain effect: one of a component asks for an animation frame each time, and this one runs every second.
+    () =>
+      effect(() => {
+        const version = store.metricsVersion.value;
+        const now = nowMs.value;
+        const running = store.job.value?.state === "RUNNING";
+        untracked(() => void store.diagnosis.tick(now, version, running));
+      }),
+    [store],
+  );
   const findings = shownFindings(store.diagnosis.findings.value);
   const [sentence, error] = sentenceAndError(job.why);
   const saysWhy = job.state !== "RUNNING" || findings.length === 0;

@@ -1,0 +1,111 @@
+"""The list of jobs and the header of a job: what runs or failed is found at once, and a cause leads to its evidence."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import expect
+from tests.e2e.conftest import Open, RunningServer, start_server, stop
+from tests.e2e.feeder import Feeder, exchange
+
+Feed = Callable[..., Feeder]
+
+
+def test_failed_jobs_come_before_those_that_wait(open_page: Open, server: RunningServer, feed: Feed) -> None:
+    running = feed("runs-now")
+    running.steps(5, sampled=False)
+    spec = {"mode": "local", "entrypoint": ["python", "-c", "pass"]}
+    for index in range(3):
+        server.call("POST", "/jobs", {"spec": {**spec, "name": f"queued-{index}"}})
+    lost = server.call("POST", "/jobs", {"spec": {**spec, "name": "stopped"}})
+    server.call("POST", f"/jobs/{lost['id']}:cancel")
+    page = open_page("/").page
+    rows = page.get_by_test_id("job-row")
+    expect(rows.first).to_contain_text("runs-now")
+    page.get_by_test_id("state-waiting").click()
+    expect(rows).to_have_count(3)
+    expect(rows.first.locator(".why-cell")).to_contain_text(re.compile("no node|node", re.IGNORECASE))
+    page.get_by_test_id("job-search").fill("queued-1")
+    expect(rows).to_have_count(1)
+    assert "state=waiting" in page.url and "q=queued-1" in page.url
+    page.reload()
+    expect(rows).to_have_count(1)
+    page.get_by_test_id("state-all").click()
+    page.get_by_test_id("job-search").fill("")
+    page.get_by_test_id("job-sort").select_option("name")
+    expect(rows.first).to_contain_text("queued-0")
+
+
+def test_the_cause_of_a_slow_step_leads_to_its_evidence(open_page: Open, feed: Feed) -> None:
+    trainers = [feed("slow", index=index) for index in range(2)]
+    for trainer in trainers:
+        trainer.graph()
+        trainer.steps(40, sampled=True)
+    exchange(trainers, 40, 2)  # the second server is slow
+    page = open_page(f"/jobs/{trainers[0].job_id}").page
+    sentence = page.get_by_test_id("diagnosis").get_by_role("link").first
+    expect(sentence).to_contain_text("waits for pserver-1")
+    sentence.click()
+    expect(page.get_by_test_id("tab-sync")).to_have_attribute("aria-selected", "true")
+
+
+def test_charts_of_two_trainers_share_one_scale_and_keep_their_zoom(open_page: Open, feed: Feed) -> None:
+    trainers = [feed("two", index=index) for index in range(2)]
+    for trainer in trainers:
+        trainer.steps(60, sampled=False)
+    page = open_page(f"/jobs/{trainers[0].job_id}?tab=metrics").page
+    values = page.get_by_test_id("values-loss")
+    expect(values.locator("b")).to_have_count(2)
+    box = page.get_by_test_id("chart-loss").bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.3, y)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.6, y, steps=5)
+    page.mouse.up()
+    out = page.get_by_test_id("zoom-out")
+    expect(out).to_be_visible()
+    before = out.inner_text()
+    expect(page.get_by_test_id("values-step_ms")).to_contain_text("step ")  # the crosshair is that of all charts
+    trainers[0].steps(60, sampled=False)
+    expect(page.get_by_test_id("kpi-step")).to_contain_text("120")
+    assert out.inner_text() == before
+    out.click()
+    expect(out).to_have_count(0)
+
+
+def test_a_page_that_lost_its_server_says_as_of_when(open_page: Open, tmp_path: Path, page_files: Path) -> None:
+    running, process = start_server(tmp_path / "state", page_files)
+    try:
+        watched = open_page("/", login=False)
+        watched.expected = ("WebSocket", "ERR_CONNECTION_REFUSED", "Failed to load")
+        page = watched.page
+        page.goto(running.login_url())
+        expect(page.get_by_test_id("live")).to_contain_text("live")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        expect(page.get_by_test_id("live")).to_contain_text(re.compile(r"offline · as of \d\d:\d\d:\d\d"))
+        expect(page.get_by_test_id("app")).to_have_class(re.compile("offline"))
+    finally:
+        if process.poll() is None:
+            stop(process)
+
+
+def test_tabs_obey_arrow_keys_and_the_table_keeps_the_keyboard(open_page: Open, feed: Feed) -> None:
+    feeder = feed("keys")
+    feeder.graph()
+    feeder.steps(5, sampled=True)
+    page = open_page(f"/jobs/{feeder.job_id}?tab=graph").page
+    page.get_by_test_id("tab-graph").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_test_id("tab-timeline")).to_be_focused()
+    expect(page.get_by_test_id("tab-timeline")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("ArrowLeft")
+    page.get_by_test_id("graph").focus()
+    page.keyboard.press("v")
+    expect(page.get_by_test_id("operator-table")).to_be_focused()
+    page.keyboard.press("v")
+    expect(page.get_by_test_id("graph")).to_be_focused()
