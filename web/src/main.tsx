@@ -3,6 +3,8 @@ import "uplot/dist/uPlot.min.css";
 import "./styles/app.css";
 import "./styles/exchange.css";
 import "./styles/job.css";
+import "./styles/jobs.css";
+import "./styles/why.css";
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { listenToKeys } from "./keyboard";
