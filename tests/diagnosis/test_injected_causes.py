@@ -140,7 +140,7 @@ def test_operators_too_short_for_their_batch_are_found() -> None:
     assert found.cause == "small_operators" and "900 operators" in found.sentence
 
 
-def test_a_trainer_that_hangs_is_named_before_those_that_wait_for_it() -> None:
+def test_a_trainer_that_hangs_is_named_not_those_that_wait() -> None:
     hung, waiting = trainer(1, silent_s=34.0, last_step=411), trainer(0, silent_s=34.0, last_step=412)
     found = first(waiting, hung)
     assert found.sentence == "trainer 1 has not finished step 412 for 34 s; a step takes 40.6 ms"
