@@ -11,7 +11,7 @@ sentence says so. Each rule looks for one cause and names the place; what explai
 6. threads without work; one thread on a machine of several cores
 7. operators so short that the batch is too small for them
 
-In a synchronous step everybody waits for the last trainer, so a wait counts as the servers' only as far as the trainer
+In a synchronous step all trainers wait for the straggler, so a wait counts as the servers' only as far as the trainer
 that waits least has it too. Below `NOTICED` of a turn nothing counts as slow: the first finding then says what the step
 does, and the others follow as they are.
 """
@@ -288,7 +288,7 @@ def _role_ns(one: Trainer, role: str) -> float:
 
 
 def _exchange(case: _Case, stepping: Sequence[Trainer]) -> Iterable[Finding]:
-    """Gradient exchange without servers. The trainer with the least of it waits for nobody."""
+    """Gradient exchange without servers. The trainer with the least of it is the straggler."""
     if case.by_server:
         return
     one = min(stepping, key=_exchanged_ns)

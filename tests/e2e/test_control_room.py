@@ -78,7 +78,7 @@ def test_charts_of_two_trainers_share_a_scale_and_keep_zoom(open_page: Open, fee
 
 
 def test_a_page_that_lost_its_server_says_as_of_when(open_page: Open, tmp_path: Path, page_files: Path) -> None:
-    running, process = start_server(tmp_path / "state", page_files)
+    running, process = start_server(tmp_path, page_files)
     try:
         watched = open_page("/", login=False)
         watched.expected = ("WebSocket", "ERR_CONNECTION_REFUSED", "Failed to load")

@@ -11,7 +11,7 @@ export interface View {
 
 type Style = "quiet" | "touched" | "critical" | "implied";
 const STYLES: readonly Style[] = ["quiet", "implied", "touched", "critical"];
-/** Above this scale edges are curves; below it nobody could tell. */
+/** Above this scale edges are curves; below it the difference cannot be seen. */
 const CURVE_SCALE = 0.45;
 /** Quiet edges between operators are drawn from this scale on. */
 const INNER_SCALE = 0.3;

@@ -1,7 +1,7 @@
 /**
  * Groups and their layout together, and the same as flat arrays for the way out of a worker.
  *
- * A plan of 20 000 operators as objects takes the receiver longer to copy than the page may stand still; packed it is
+ * A plan of 20 000 operators as objects takes the receiver longer to copy than a frame may take; packed it is
  * transferred, and unpacked beside the document that both sides have.
  */
 import { shortType } from "../format";

@@ -1,6 +1,6 @@
 /**
  * Where graphs are parsed and laid out: small ones here, within a few milliseconds; large ones in a worker, so that
- * the page never stands still for them. The worker is started by the first large graph.
+ * they never block the main thread. The worker is started by the first large graph.
  */
 import { ApiError, api } from "../api";
 import type { GraphDocument, GraphOp } from "../types";
