@@ -27,6 +27,7 @@ class Instruments:
             "penstock_browser_dropped_rows", "Operator events not sent to a slow browser", registry=r
         )
         self.slow_closed = Counter("penstock_browser_slow_closed", "Browsers closed for being slow", registry=r)
+        self.stalls = Counter("penstock_event_loop_stalls", "Times that the event loop stood for a second", registry=r)
         self.browsers = Gauge("penstock_browsers", "Connected browsers", registry=r)
         self.agents = Gauge("penstock_agents", "Connected agents", registry=r)
         self.jobs = Gauge("penstock_jobs", "Jobs that have not ended", ["state"], registry=r)

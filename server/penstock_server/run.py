@@ -27,6 +27,7 @@ from penstock_server.app import app_of
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
 from penstock_server.statedir import write_address
+from penstock_server.watchdog import Watchdog
 
 EXIT_OK, EXIT_UNAVAILABLE = 0, 6
 _STOP_S = 5
@@ -120,7 +121,7 @@ class _Server(SignalFreeServer):
 
 async def _serve(settings: Settings, listener: socket.socket) -> None:
     asyncio.get_running_loop().set_exception_handler(AcceptErrors())
-    async with open_runtime(settings) as runtime:
+    async with open_runtime(settings) as runtime, Watchdog(runtime.meters.stalls).watching():
         server = make_server(runtime)
         host, port = listener.getsockname()[:2]
         scheme = "http" if settings.tls_cert is None else "https"
