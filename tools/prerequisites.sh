@@ -2,11 +2,12 @@
 # Names every prerequisite that this machine lacks, with the Debian package that brings it.
 #
 #   prerequisites.sh build    what `make setup` needs; exit 1 after naming all that is missing
-#   prerequisites.sh test     that, and a Chromium, a PostgreSQL and QEMU, installed by apt-get if we are root and it is
-#                             there
+#   prerequisites.sh test     that, and a Chromium, a PostgreSQL, QEMU, Slurm, iproute2 and nftables, installed by
+#                             apt-get if we are root and it is there
 #   prerequisites.sh python   print the interpreter to make the virtual environment with
 #
-# PYTHON, CXX, PENSTOCK_CHROMIUM and PENSTOCK_PG_BIN name a program (the last: a folder) in an unusual place.
+# PYTHON, CXX, PENSTOCK_CHROMIUM and PENSTOCK_PG_BIN name a program (the last: a folder) in an unusual place;
+# PENSTOCK_SBIN the folder of programs that only root's PATH has.
 set -u
 
 missing=()
@@ -82,9 +83,19 @@ has_emulator() { # of a machine that tools/emulate.py has models for; HOSTTYPE i
     esac
 }
 
+has_system() { # has_system PROGRAM: also where only root's PATH leads
+    has "$1" || [ -x "${PENSTOCK_SBIN:-/usr/sbin}/$1" ]
+}
+
 check_test() {
     has_chromium || lack "Chromium, for the tests of the page" chromium
     has_postgresql || lack "PostgreSQL, for the tests of the server" postgresql
+    has_system slurmctld || lack "Slurm's controller, for the tests of pilots on Slurm" slurmctld
+    has_system slurmd || lack "Slurm's node daemon, for the same" slurmd
+    has sbatch || lack "Slurm's commands, for the same" slurm-client
+    has_system munged || lack "munge, for the same" munge
+    has_system ip || lack "iproute2, for the tests on several hosts" iproute2
+    has_system nft || lack "nftables, for the same" nftables
     has_emulator || lack "QEMU's user-mode emulator, for the tests on older processors" qemu-user
 }
 

@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.hosts.layout import INTERFACE, LINKS, LinkShape
+from tools.hosts.namespaces import Namespaces, NamespacesUnavailable
+
 from bench import workloads
-from bench.hosts.layout import INTERFACE, LINKS, LinkShape
-from bench.hosts.namespaces import Namespaces, NamespacesUnavailable
 from bench.peers import PeerMissing
 from bench.peers.agreement import check_movements
 from bench.peers.cluster import Cluster, Host

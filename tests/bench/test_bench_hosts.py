@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from bench.hosts.grid import MINE, PEERS, Entry, Turns, add_figures, entries_of, names_of, sizes_of
-from bench.hosts.layout import LINKS, Layout, LinkShape, Owner, abandoned, bytes_to_hosts, owner_of
 from bench.peers.cluster import Cluster, Host
 from bench.peers.race import Results
 from bench.report import Report
+from tools.hosts.layout import LINKS, Layout, LinkShape, Owner, abandoned, bytes_to_hosts, owner_of
 
 OWNER = Owner(12, 3456)
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench.hosts.layout import LINKS
-from bench.hosts.namespaces import Namespaces, NamespacesUnavailable, missing, namespaces, remove_abandoned
+from tools.hosts.layout import LINKS
+from tools.hosts.namespaces import Namespaces, NamespacesUnavailable, missing, namespaces, remove_abandoned
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE = """
 import time
-from bench.hosts.namespaces import Namespaces
+from tools.hosts.namespaces import Namespaces
 from bench.peers.race import ended_by_signals
 with ended_by_signals(), Namespaces(1) as network:
     print(network.layout.hosts[0], flush=True)

@@ -13,6 +13,11 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "prerequisites.sh"
 EMULATOR = f"qemu-{platform.machine()}"
+SYSTEM = {
+    "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge", "ip": "iproute2",
+    "nft": "nftables",
+}  # fmt: skip
+"""The programs of Slurm and of network namespaces, with their packages, in the order of the script."""
 BASE = ("bash", "env", "id", "python3", "g++", "make", "node", "npm")
 
 
@@ -45,6 +50,7 @@ def check(mode: str, programs: Path, **environ: str) -> subprocess.CompletedProc
     bash = shutil.which("bash")
     assert bash is not None
     environment = {"PATH": str(programs), "PENSTOCK_PG_ROOT": str(programs / "none"), **environ}
+    environment.setdefault("PENSTOCK_SBIN", str(programs / "none"))
     return subprocess.run([bash, str(SCRIPT), mode], check=False, capture_output=True, text=True, env=environment)
 
 
@@ -91,17 +97,18 @@ def test_a_newer_python_beside_an_old_one_is_found(programs: Path) -> None:
     assert check("python", programs).stdout == "python3.12\n"
 
 
-def test_tests_want_a_browser_a_database_and_an_emulator(programs: Path) -> None:
+def test_tests_want_a_browser_a_database_slurm_and_an_emulator(programs: Path) -> None:
     stub(programs, "id", "echo 1000")  # not root: nothing is installed
     done = check("test", programs)
     assert done.returncode == 1
-    assert "apt-get install chromium postgresql qemu-user\n" in done.stderr
+    assert f"apt-get install chromium postgresql {' '.join(SYSTEM.values())} qemu-user\n" in done.stderr
 
 
 def test_tests_find_them_where_the_environment_says(programs: Path, tmp_path: Path) -> None:
     stub(tmp_path, "my-browser", "true")
     stub(tmp_path, "initdb", "true")
-    stub(programs, EMULATOR, "true")
+    for name in (EMULATOR, *SYSTEM):
+        stub(programs, name, "true")
     done = check("test", programs, PENSTOCK_CHROMIUM=str(tmp_path / "my-browser"), PENSTOCK_PG_BIN=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -109,13 +116,16 @@ def test_tests_find_them_where_the_environment_says(programs: Path, tmp_path: Pa
 def test_root_with_apt_gets_them_installed(programs: Path) -> None:
     """A stand-in for apt-get leaves the programs where the real one would."""
     stub(programs, "id", "echo 0")
-    bring = [f"{shutil.which('cp')} {programs}/make {programs}/{name}" for name in ("chromium", "initdb", EMULATOR)]
+    bring = [
+        f"{shutil.which('cp')} {programs}/make {programs}/{name}" for name in ("chromium", "initdb", EMULATOR, *SYSTEM)
+    ]
     body = f'echo "$@" >> {programs}/log; [ "$1" = install ] || exit 0; ' + "; ".join(bring)
     stub(programs, "apt-get", body)
     done = check("test", programs)
     assert done.returncode == 0, done.stderr
     log = (programs / "log").read_text().splitlines()
-    assert log == ["update -q", "install -q -y --no-install-recommends chromium postgresql qemu-user"]
+    wanted = f"chromium postgresql {' '.join(SYSTEM.values())} qemu-user"
+    assert log == ["update -q", f"install -q -y --no-install-recommends {wanted}"]
 
 
 def test_a_wrong_mode_is_refused(programs: Path) -> None:

@@ -55,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", help="name of this node (default: host name)")
     parser.add_argument("--state-dir", type=Path, default=Path("~/.penstock/agent"))
     parser.add_argument("--grace-s", type=float, help="seconds that replicas outlive the lease (default: the server's)")
+    parser.add_argument("--cpus", type=_whole, help="cores that this node offers (default: those of the machine)")
+    parser.add_argument("--gpus", type=_whole, help="GPUs that this node offers")
+    parser.add_argument("--memory", type=_whole, metavar="BYTES", help="memory that this node offers")
     parser.add_argument("--once", action="store_true", help="take one job, and leave when it is over")
     parser.add_argument("--ttl", type=_positive, metavar="S", help="leave after so many seconds: drain, then preempt")
     parser.add_argument("--drain", type=_positive, metavar="S", help="of them, how many to take no new job in")
@@ -69,6 +72,12 @@ def _positive(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return seconds
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
 
 
 def _terms(arguments: argparse.Namespace) -> pilot.Terms | None:
@@ -88,7 +97,10 @@ def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identi
             "(make one with 'penstock agent token')"
         )
     is_pilot = arguments.once or arguments.ttl is not None
-    return identity.join(url, arguments.join_token, name=arguments.name, state_dir=state_dir, is_pilot=is_pilot)
+    offer = identity.offer(cpus=arguments.cpus, gpus=arguments.gpus, memory_bytes=arguments.memory)
+    return identity.join(
+        url, arguments.join_token, name=arguments.name, state_dir=state_dir, offer=offer, is_pilot=is_pilot
+    )
 
 
 @contextmanager

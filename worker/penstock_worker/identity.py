@@ -38,7 +38,27 @@ def load(state_dir: Path) -> Identity | None:
         raise SpecError(f"{state_dir / FILE} is damaged ({error}); remove it and join again") from error
 
 
-def join(url: str, join_token: str, *, name: str | None, state_dir: Path, is_pilot: bool = False) -> Identity:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What of its machine a node offers to jobs."""
+
+    cpus: int
+    gpus: int
+    memory_bytes: int
+
+
+def offer(*, cpus: int | None = None, gpus: int | None = None, memory_bytes: int | None = None) -> Offer:
+    """Return what is given, and of the rest what this process may use: a scheduler may have promised less than that."""
+    return Offer(
+        usable_cores() if cpus is None else cpus,
+        num_gpus() if gpus is None else gpus,
+        memory.usable_bytes() if memory_bytes is None else memory_bytes,
+    )
+
+
+def join(
+    url: str, join_token: str, *, name: str | None, state_dir: Path, offer: Offer, is_pilot: bool = False
+) -> Identity:
     """Register this machine as a node and keep the answer. Raises what `Client` raises.
 
     `is_pilot`: a former pilot of this name, on whatever host, has the same node.
@@ -47,9 +67,9 @@ def join(url: str, join_token: str, *, name: str | None, state_dir: Path, is_pil
         "join_token": join_token,
         "name": name or socket.gethostname(),
         "host": socket.gethostname(),
-        "cpus": usable_cores(),
-        "gpus": num_gpus(),
-        "memory_bytes": memory.usable_bytes(),
+        "cpus": offer.cpus,
+        "gpus": offer.gpus,
+        "memory_bytes": offer.memory_bytes,
         "version": __version__,
         **({"pilot": True} if is_pilot else {}),  # a server that does not know the field refuses it
     }

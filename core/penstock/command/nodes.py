@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock import settings
-from penstock.command.options import Json, Token, Url
+from penstock.command.options import Json, Token, Url, memory_option
 from penstock.command.output import emit_json, emit_table, note
 from penstock.command.profile import connect
 
@@ -122,6 +122,9 @@ def agent_join(
     grace: Annotated[
         float | None, typer.Option("--grace", metavar="SECONDS", help="how long jobs outlive a lost server")
     ] = None,
+    cpus: Annotated[int | None, typer.Option("--cpus", min=1, help="cores that the node offers (default: all)")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="GPUs that the node offers (default: all)")] = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="memory that the node offers, e.g. 8GiB")] = None,
     once: Annotated[bool, typer.Option("--once", help="take one job, and end when it is over")] = False,
     ttl: Annotated[
         float | None, typer.Option("--ttl", metavar="SECONDS", help="end after this time: drain, then preempt")
@@ -131,7 +134,11 @@ def agent_join(
     ] = None,
 ) -> None:
     """Run the agent of this machine until it is stopped. The second start needs no join token."""
-    given = {"--url": url, "--name": name, "--state-dir": state_dir, "--grace-s": grace, "--ttl": ttl, "--drain": drain}
+    size = None if memory is None else memory_option(memory)
+    given = {
+        "--url": url, "--name": name, "--state-dir": state_dir, "--grace-s": grace, "--ttl": ttl, "--drain": drain,
+        "--cpus": cpus, "--gpus": gpus, "--memory": size,
+    }  # fmt: skip
     arguments = [text for flag, value in given.items() if value is not None for text in (flag, str(value))]
     arguments += ["--once"] if once else []
     environ = dict(os.environ)

@@ -37,6 +37,16 @@ def port_number(text: str | int) -> int:
     return int(text)
 
 
+def memory_option(text: str) -> int:
+    """Return bytes, of an amount such as '8GiB'. Raises BadParameter."""
+    from penstock.protocol.jobspec import memory_bytes  # pydantic: most commands do without
+
+    try:
+        return memory_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 Port = Annotated[
     int, typer.Option("--port", parser=port_number, metavar="PORT", help="port to listen on; 0: any free one")
 ]

@@ -39,6 +39,7 @@ class LogChunk(TypedDict):
 
 
 class Node(TypedDict):
+    address: str
     cpus: int
     cpus_used: int
     findings: list[NodeFinding]
@@ -48,6 +49,7 @@ class Node(TypedDict):
     last_seen_at: str | None
     memory_bytes: int
     name: str
+    replicas: int
     state: str
     version: str
 

@@ -229,16 +229,21 @@ class NodeFinding(Answer):
 
 
 class Node(Answer):
-    """A machine whose agent joined. `findings`: as of when its agent connected last."""
+    """A machine whose agent joined. `address`: at which other nodes reach it; `replicas`: on it now.
+
+    `findings`: as of when its agent connected last.
+    """
 
     id: str
     name: str
     host: str
+    address: str
     state: NodeState
     cpus: int
     gpus: int
     memory_bytes: int
     cpus_used: int
+    replicas: int
     last_seen_at: Timestamp | None
     version: str
     findings: list[NodeFinding]

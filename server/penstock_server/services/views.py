@@ -55,16 +55,21 @@ def new_job_view(row: JobRow) -> api.Job:
 
 
 async def node_views(session: AsyncSession, rows: Iterable[NodeRow]) -> list[api.Node]:
-    """Show nodes with the CPUs that replicas hold on them."""
+    """Show nodes with the replicas on them, and the CPUs that those hold."""
     statement = (
-        select(ReplicaRow.node_id, func.sum(ReplicaRow.cpus))
+        select(ReplicaRow.node_id, func.sum(ReplicaRow.cpus), func.count())
         .where(ReplicaRow.state.in_(LIVE_REPLICA))
         .group_by(ReplicaRow.node_id)
     )
-    used = {node_id: int(cpus) for node_id, cpus in await session.execute(statement)}
+    used = {node_id: (int(cpus), count) for node_id, cpus, count in await session.execute(statement)}
     return [
         api.Node.model_validate(
-            {**columns(api.Node, row), "cpus_used": used.get(row.id, 0), "version": row.agent_version}
+            {
+                **columns(api.Node, row),
+                "cpus_used": used.get(row.id, (0, 0))[0],
+                "replicas": used.get(row.id, (0, 0))[1],
+                "version": row.agent_version,
+            }
         )
         for row in rows
     ]

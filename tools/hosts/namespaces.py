@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench.hosts.layout import Command, Layout, LinkShape, Owner, abandoned, bytes_to_hosts, owner_of
+from tools.hosts.layout import Command, Layout, LinkShape, Owner, abandoned, bytes_to_hosts, owner_of
 
 SEARCHED = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 CONGESTION_CONTROLS = ("cubic", "reno")

@@ -1,0 +1,77 @@
+"""The gangs of a cluster, in a file: what was asked for outlives the process that asked.
+
+A gang is written before it is launched, without a handle; `launch` is idempotent by name, so a process that was killed
+in between launches it once more and gets the handle of the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from penstock.errors import SpecError
+
+
+@dataclass(slots=True)
+class Gang:
+    """`handle`: '' until it was launched. `ended`: its pilots that have ended; `drained`: those drained from here."""
+
+    name: str
+    count: int
+    why: str
+    handle: str = ""
+    ended: list[str] = field(default_factory=list)
+    drained: list[str] = field(default_factory=list)
+
+    def pilots(self) -> list[str]:
+        """Return the names of the pilots that have not ended."""
+        return [name for index in range(self.count) if (name := f"{self.name}-{index}") not in self.ended]
+
+
+@dataclass(slots=True)
+class Gangs:
+    """All gangs. `token`: the join token, `token_id`: by which it is revoked, `token_until`: seconds since 1970."""
+
+    token: str = ""
+    token_id: str = ""
+    token_until: float = 0.0
+    gangs: list[Gang] = field(default_factory=list)
+
+    def free_name(self, cluster: str) -> str:
+        """Return the first name that no gang has: names are reused, so that nodes do not pile up."""
+        taken = {gang.name for gang in self.gangs}
+        number = 0
+        while f"{cluster}-{number}" in taken:
+            number += 1
+        return f"{cluster}-{number}"
+
+
+def load(path: Path) -> Gangs:
+    """Read the file. Raises SpecError if it is damaged."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return Gangs(**{**fields, "gangs": [Gang(**gang) for gang in fields["gangs"]]})
+    except FileNotFoundError:
+        return Gangs()
+    except (ValueError, TypeError, KeyError) as error:
+        raise SpecError(f"{path} is damaged ({error}); cancel its pilots by hand, and remove it") from error
+
+
+def save(path: Path, gangs: Gangs) -> None:
+    """Replace the file in one step; only its owner may read it."""
+    write_private(path, json.dumps(asdict(gangs), indent=1))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step by one that only its owner may read."""
+    number, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
