@@ -72,6 +72,7 @@ class TestSlurmKeepsTheContract(ProvisionerContract):
 def test_requeued_task_starts_again_under_its_name(cluster: SlurmCluster, engine: Slurm, tmp_path: Path) -> None:
     handle = engine.launch(request(tmp_path, "gang", 1))
     wait_for(engine, handle, Phase.RUNNING)
+    until(lambda: list(tmp_path.glob(f"penstock-{handle}-0-*")), "it has made its folder")
     cluster.run("scontrol", "requeue", f"{handle}_0")
     until(
         lambda: phases(engine, handle) and len(list(tmp_path.glob(f"penstock-{handle}-0-*"))) == 2,

@@ -89,7 +89,7 @@ class HostSite(Site):
 
     def serve(self) -> str:
         """Start server and agent on this host; return the server's address."""
-        self.up("--host", self.address)
+        self.up("--host", self.address, "--insecure")
         with self.inside(), self.client as client:
             return client.url
 

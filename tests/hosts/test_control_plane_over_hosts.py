@@ -18,7 +18,7 @@ SMALL = {"memory": "64MiB"}
 def joined(hosts: Hosts) -> HostSite:
     """Serve on the first host, with no agent there, and join the second; return where the server is."""
     server, other = hosts
-    server.up("--no-agent", "--host", server.address)
+    server.up("--no-agent", "--host", server.address, "--insecure")
     with server.inside(), server.client as client:
         other.join(client.url, client.join_token()["token"], "other")
     until(lambda: server.node_states() == ["READY"], "the second host has joined")
@@ -70,7 +70,7 @@ def test_server_that_restarts_behind_a_partition_finds_the_job(hosts: Hosts, fau
     assert up.stdout is not None
     up.stdout.close()
     server.started.clear()
-    server.start("penstock.cli", "up", "--no-agent", "--host", server.address, "--port", port)
+    server.start("penstock.cli", "up", "--no-agent", "--host", server.address, "--insecure", "--port", port)
     faults.heal()
     until(lambda: (server.home / ".penstock" / "config.json").exists() and server.inside_ready(), "the server is back")
     until(lambda: server.node_states() == ["READY"], "the agent is back")

@@ -94,7 +94,7 @@ def test_job_over_two_hosts_survives_the_loss_of_one(hosts: Hosts, tmp_path: Pat
 @pytest.mark.soak
 def test_ranks_on_two_hosts_reduce_over_gloo(hosts: Hosts) -> None:
     first = hosts[0]
-    first.up("--host", first.address, "--no-agent")
+    first.up("--host", first.address, "--insecure", "--no-agent")
     with first.inside(), first.client as client:
         url, tokens = client.url, [client.join_token()["token"] for _ in hosts]
     for site, token, name in zip(hosts, tokens, ("a", "b"), strict=True):
