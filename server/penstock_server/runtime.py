@@ -127,7 +127,8 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     tokens = Tokens(database, clock, settings.state_dir)
     grace_s = settings.grace_s
     changes = Changes()
-    jobs = Jobs(database, clock, live, logs.tail, changes, grace_s=grace_s)
+    scheduling = Scheduling(database, clock, agents)
+    jobs = Jobs(database, clock, live, logs.tail, changes, lambda: scheduling.line, grace_s=grace_s)
     nodes = Nodes(database, clock, tokens)
     reports = Reports(
         database, clock, nodes, logs.tail, grace_s=grace_s, stop_patience_s=settings.stop_patience_s,
@@ -141,7 +142,6 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     )
     leases = LeaseWatch(database, clock, Leases(settings.lease_ttl_s, grace_s), reports, nodes, agents)
     publisher = Publisher(database, clock, hub, live, agents, pserver_grace_s=settings.pserver_grace_s)
-    scheduling = Scheduling(database, clock, agents)
     storage = JobStorage(database, clock, settings.state_dir / "snapshots")
     exchanges = Exchanges(jobs, recorder)
     diagnoses = Diagnoses(database, jobs, storage, exchanges, recorder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from sqlalchemy import ColumnElement, delete, func, select
@@ -26,6 +26,8 @@ from penstock_server.streams.live import Live
 from penstock_server.tables import EventRow, IdempotencyRow, JobRow, ReplicaRow, SnapshotRow
 from penstock_server.uuid7 import uuid7
 
+Line = Callable[[], str | None]
+"""Gives why a job that is submitted now waits, or None if the scheduler has to look. Asked within a transaction."""
 KEY_LIFE = timedelta(hours=24)
 
 
@@ -33,10 +35,11 @@ class Jobs:
     """The jobs of this server."""
 
     def __init__(
-        self, database: Database, clock: Clock, live: Live, tail: LogTail, changes: Changes, *, grace_s: float
-    ) -> None:
+        self, database: Database, clock: Clock, live: Live, tail: LogTail, changes: Changes, line: Line, *,
+        grace_s: float,
+    ) -> None:  # fmt: skip
         self._db, self._clock, self._live, self._tail, self._grace_s = database, clock, live, tail, grace_s
-        self._changes = changes
+        self._changes, self._line = changes, line
 
     async def submit(self, spec: JobSpec, principal: Principal, key: str | None) -> api.Job:
         """Queue a job. With an idempotency key, the same submission again gives the same job.
@@ -47,6 +50,9 @@ class Jobs:
         async with self._db.write() as tx:
             known = await self._known(tx, principal, key, fingerprint) if key else None
             row = known or await self._create(tx, spec)
+            if known is None and (line := self._line()) is not None:
+                row.why = line
+                tx.effects.schedule = False  # it is the last in the line: there is nothing to place
             if key and known is None:
                 await tx.session.flush()
                 now = self._clock.now()

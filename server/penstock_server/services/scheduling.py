@@ -36,6 +36,8 @@ class Scheduling:
     def __init__(self, database: Database, clock: Clock, agents: Agents) -> None:
         self._db, self._clock, self._agents = database, clock, agents
         self._again_at: datetime | None = None
+        self.line: str | None = None
+        """Why a job that is submitted now waits, if that is known without a look at it: others wait for room."""
 
     async def run(self) -> int:
         """Place what fits; return how many jobs were placed. All or nothing for each job.
@@ -45,8 +47,9 @@ class Scheduling:
         now = self._clock.now()
         self._again_at = await self._next_pause_ends(now)
         if not await self._any_waiting():
+            self.line = None
             return 0
-        placed = 0
+        placed, line = 0, None
         async with self._db.write() as tx:
             rooms, absent = await _rooms(tx, self._agents)
             stays = await self._stays(tx)
@@ -65,11 +68,14 @@ class Scheduling:
                 if not rooms:
                     why = disconnected(absent) if absent else answer.why
                     await self._explain(tx, now, why, JobRow.id >= job.id)
+                    line = why
                     break
                 await self._explain(tx, now, answer.why, JobRow.id == job.id)
                 if not answer.forever:
-                    await self._explain(tx, now, behind(job.name), JobRow.id > job.id)
+                    line = behind(job.name)
+                    await self._explain(tx, now, line, JobRow.id > job.id)
                     break
+        self.line = line
         return placed
 
     def look_at_clock(self) -> bool:
