@@ -9,6 +9,7 @@ threads.
 from __future__ import annotations
 
 import ipaddress
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -115,8 +116,10 @@ class Client:
         if not self.url.startswith(("http://", "https://")):
             raise SpecError(f"server URL is {url!r}; expected http://… or https://…")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        local = is_loopback(self.url)  # is asked without the proxies of the environment, but by SSL_CERT_FILE, too
+        verify = ssl.create_default_context() if local and self.url.startswith("https://") else True
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=not is_loopback(self.url)
+            base_url=self.url, headers=headers, timeout=TIMEOUT_S, trust_env=not local, verify=verify
         )
 
     def __enter__(self) -> Self:

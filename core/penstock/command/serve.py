@@ -23,18 +23,30 @@ def up(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="serve plain HTTP although other machines can reach --host")
     ] = False,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="certificate chain (PEM) for --host: serve HTTPS")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="private key of --tls-cert (PEM)")] = None,
     json: Json = False,
 ) -> None:
-    """Run a server and a local agent until stopped (Ctrl-C or SIGTERM); that ends all running jobs' processes too."""
+    """Run a server and a local agent until stopped (Ctrl-C or SIGTERM); that ends all running jobs' processes too.
+
+    The agent finds the authority of --tls-cert by SSL_CERT_FILE, if the system does not know it.
+    """
     from penstock.command.profile import home
     from penstock.command.stack import Stack  # loads httpx
     from penstock.process.signals import Stopped, stopped_by_signal  # loads subprocess and ctypes
 
+    options = ["--insecure"] if insecure else []
+    options += [
+        text for flag, path in (("--tls-cert", tls_cert), ("--tls-key", tls_key)) if path for text in (flag, str(path))
+    ]
+    folder = state_dir or home()
     try:
         with (
             stopped_by_signal(),
             Stack(
-                state_dir or home(), host=host, port=port, agent=not no_agent, environ=os.environ, insecure=insecure
+                folder, host=host, port=port, agent=not no_agent, environ=os.environ, server_options=options
             ) as stack,
         ):
             link = stack.login_link()

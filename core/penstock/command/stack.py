@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Self
 from urllib.parse import urlencode
@@ -48,17 +48,25 @@ def check_port(host: str, port: int) -> None:
 class Stack:
     """Server and agent with their state below one folder. A context manager: leaving it ends both, and all replicas.
 
-    Both run in `environ`, without the address and the token that are for commands.
+    Both run in `environ`, without the address and the token that are for commands. `server_options`: arguments of the
+    server besides those.
     """
 
     def __init__(
-        self, state_dir: Path, *, host: str, port: int, agent: bool, environ: Mapping[str, str], insecure: bool = False
+        self,
+        state_dir: Path,
+        *,
+        host: str,
+        port: int,
+        agent: bool,
+        environ: Mapping[str, str],
+        server_options: Sequence[str] = (),
     ) -> None:
         self._state_dir = state_dir
         self._host = host
         self._port = port
         self._with_agent = agent
-        self._options = ["--insecure"] if insecure else []
+        self._options = server_options
         self._server: group.LoggedGroup | None = None
         self._agent: group.LoggedGroup | None = None
         self._environ = {name: value for name, value in environ.items() if name not in (URL.name, TOKEN.name)}
