@@ -53,8 +53,9 @@ def frames(draw: st.DrawFn) -> Frame:
         dtype = COLUMN_DTYPE[column]
         raw = draw(st.binary(min_size=rows * dtype.itemsize, max_size=rows * dtype.itemsize))
         columns[column] = np.frombuffer(raw, dtype=dtype)
+    flags = draw(st.integers(0, 255)) & ~(FLAG_DEFLATED if kind is Kind.GRAPH else 0)
     return Frame(
-        kind, draw(U32), draw(U32), draw(U64), draw(I64), draw(U64), draw(st.integers(0, 255)),
+        kind, draw(U32), draw(U32), draw(U64), draw(I64), draw(U64), flags,
         columns, None if columns else draw(st.dictionaries(st.text(), JSON, max_size=4)),
     )  # fmt: skip
 
@@ -66,6 +67,12 @@ def decode_or_refuse(data: bytes) -> None:
     except PeerError:
         return
     assert decode(encode(frame)).count == frame.count
+
+
+def test_the_flag_of_deflated_graphs_is_not_given_by_callers() -> None:
+    frame = Frame(Kind.GRAPH, 0, 0, 0, 0, 0, FLAG_DEFLATED, {}, {})
+    with pytest.raises(ValueError, match="FLAG_DEFLATED"):
+        encode(frame)
 
 
 @given(frames())
