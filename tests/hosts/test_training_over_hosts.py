@@ -83,6 +83,7 @@ def test_job_over_two_hosts_survives_the_loss_of_one(hosts: Hosts, tmp_path: Pat
     agent.kill()
     agent.wait()
     proc.send(second.alive(), signal.SIGKILL)  # all of the second host, as when it loses its power
+    until(lambda: first.nodes()["second"]["state"] == "DOWN", "the loss is noticed")
     second.start("penstock.cli", "agent", "join")  # and it is back: its identity is in its home
     until(lambda: first.look(job)["attempt"] == 2, "the job recovers")
     until(lambda: trains(first, job, marks, 2), "both trainers train again")
