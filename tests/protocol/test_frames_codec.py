@@ -20,6 +20,7 @@ from penstock.protocol.frames import (
     COLUMNS,
     DESCRIPTOR,
     FLAG_DEFLATED,
+    HEADER,
     HEADER_BYTES,
     MAX_DOCUMENT_BYTES,
     MAX_FRAME_BYTES,
@@ -194,6 +195,8 @@ def test_a_document_that_inflates_without_end_is_refused() -> None:
 
 
 def _graph_frame(text: bytes) -> bytes:
-    good = encode(Frame(Kind.GRAPH, 1, 1, 0, flags=FLAG_DEFLATED, body={}))
+    fields = list(HEADER.unpack_from(encode(Frame(Kind.GRAPH, 1, 1, 0, body={}))))
+    fields[3] = FLAG_DEFLATED
+    good = HEADER.pack(*fields)
     body = DESCRIPTOR.pack(1, Column.JSON, 0, len(text)) + text + b"\0" * (-len(text) % 8)
     return good[:44] + struct.pack("<I", len(body)) + body

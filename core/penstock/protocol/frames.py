@@ -180,13 +180,13 @@ def encode(frame: Frame) -> bytes:
     """Encode one frame.
 
     Raises: ValueError if the columns are not those of the kind or differ in length, a header field does not fit its
-    type, a graph's flags have FLAG_DEFLATED, which is set here, the JSON holds NaN or Infinity, or the frame is too
-    large. Column values are cast, not checked.
+    type, the flags of a graph's body have FLAG_DEFLATED (which is set here), the JSON holds NaN or Infinity, or the
+    frame is too large. Column values are cast, not checked.
     """
     columns: dict[Column, Array] = dict(frame.columns)
-    if frame.kind is Kind.GRAPH and frame.flags & FLAG_DEFLATED:
-        raise ValueError(f"flags of a GRAPH frame are {frame.flags:#x}: FLAG_DEFLATED is set by encode alone")
     if not columns:
+        if frame.kind is Kind.GRAPH and frame.flags & FLAG_DEFLATED:
+            raise ValueError(f"flags of a GRAPH frame are {frame.flags:#x}: FLAG_DEFLATED is set by encode alone")
         text, added = _deflated(frame.kind, _json_text(frame.body))
         columns, frame = {Column.JSON: np.frombuffer(text, np.uint8)}, replace(frame, flags=frame.flags | added)
     if columns.keys() != COLUMNS.get(frame.kind, _JSON_ONLY):
