@@ -34,6 +34,7 @@ def _until(page: Page, condition: str) -> None:
     pytest.fail(f"not within 30 s: {condition}")
 
 
+@pytest.mark.soak
 def test_twelve_thousand_operators_expand_without_a_standstill(open_page: Open, feed: Callable[..., Feeder]) -> None:
     feeder = feed("large", document=large_graph(NUM_OPS))
     feeder.graph()

@@ -38,6 +38,7 @@ async def test_wait_answers_when_the_job_ends(server: Server) -> None:
 async def test_wait_since_a_version_answers_at_the_next(sqlite_server: Server) -> None:
     node = await sqlite_server.join()
     job = await sqlite_server.submit()
+    await sqlite_server.runtime.scheduling.run()  # says why it waits, which is a change, too
     job = await sqlite_server.job(job["id"])
     asked = await waits(sqlite_server, job["id"], since=job["version"])
     async with sqlite_server.agent(node):
