@@ -47,7 +47,7 @@ class OpSum:
 class Trainer:
     """One trainer of late. `step_ns`, `between_ns`: medians; `idle`: share of thread time, None if no step was sampled.
 
-    `silent_s`: since its last step ended; `last_step`: its number. `num_threads`: of its graph; `num_cores`: of its
+    `silent_s`: since its last step ended; `last_step`: its number. `num_threads`: that run at once; `num_cores`: of its
     machine, 0 if unknown.
     """
 

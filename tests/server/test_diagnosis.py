@@ -13,6 +13,7 @@ from tests.support.waiting import until_answer
 
 from penstock.protocol.frames import Column, Kind
 from penstock.protocol.graphdoc import graph_hash
+from penstock_server.services.diagnosis import GraphFacts, _Ops, _trainer
 
 pytestmark = pytest.mark.asyncio
 MS = 1_000_000
@@ -86,3 +87,11 @@ async def test_operators_of_the_newest_steps_are_the_evidence(sqlite_server: Ser
     healthy = next(one for one in found if one["cause"] == "healthy")
     assert f"`{document.ops[1].name}`" in healthy["sentence"]
     assert (healthy["op"], healthy["graph"]) == (1, graph_hash(document))
+
+
+async def test_threads_beyond_the_cores_are_not_idle() -> None:
+    """A pool of eight threads on two cores runs two operators at a time."""
+    facts = GraphFacts((), 8, True)
+    found = _trainer(0, [(1, 0, 15.0)], _Ops("g", busy=[1.98]), {"g": facts}, cores=2, running=False)
+    assert found.num_threads == 2
+    assert found.idle == pytest.approx(0.01)

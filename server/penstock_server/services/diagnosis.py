@@ -52,7 +52,7 @@ class _Ops:
     graph: str
     count: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     total_ns: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    idle: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)  # threads that computed, in the mean over a sampled step
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +217,11 @@ def _summed(frames: Sequence[Frame], used: Mapping[int, str], graphs: Mapping[st
         ops = found.get(frame.stream)
         if ops is None or ops.graph != graph:
             ops = found[frame.stream] = _Ops(graph)
-        _add(ops, frame, facts)
+        _add(ops, frame)
     return found
 
 
-def _add(ops: _Ops, frame: Frame, facts: GraphFacts) -> None:
+def _add(ops: _Ops, frame: Frame) -> None:
     index = frame.columns[Column.OP]
     if frame.kind is Kind.OP_SUMS:
         counts, totals = frame.columns[Column.COUNT], frame.columns[Column.TOTAL_NS]
@@ -232,7 +232,7 @@ def _add(ops: _Ops, frame: Frame, facts: GraphFacts) -> None:
         start, duration = frame.columns[Column.START_NS].astype("i8"), frame.columns[Column.DURATION_NS].astype("i8")
         span = int((start + duration).max() - start.min())
         if span > 0:
-            ops.idle.append(max(0.0, 1 - int(duration.sum()) / (span * facts.num_threads)))
+            ops.busy.append(int(duration.sum()) / span)
 
 
 def _trainer(
@@ -248,11 +248,13 @@ def _trainer(
         sums = tuple(
             OpSum(op, *facts.ops[op], ops.count[op], ops.total_ns[op]) for op in ops.count if op < len(facts.ops)
         )
+    threads = 1 if facts is None else facts.num_threads
+    threads = min(threads, cores) if cores > 0 else threads  # as many operators run at once as there are cores
     return Trainer(
         index, step_ns, between_ns=between_of(points),
         silent_s=max(0.0, time.time() - points[-1][1] / 1e9) if running else 0.0,
-        last_step=points[-1][0], num_threads=1 if facts is None else facts.num_threads, num_cores=cores,
-        idle=statistics.median(ops.idle) if ops is not None and ops.idle else None,
+        last_step=points[-1][0], num_threads=threads, num_cores=cores,
+        idle=max(0.0, 1 - statistics.median(ops.busy) / threads) if ops is not None and ops.busy else None,
         graph=None if ops is None else ops.graph, ops=sums,
     )  # fmt: skip
 
