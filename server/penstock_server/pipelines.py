@@ -43,17 +43,22 @@ class LeaseWatch:
     ) -> None:
         self._db, self._clock, self._leases = database, clock, leases
         self._reports, self._nodes, self._agents = reports, nodes, agents
-        self._seen: set[str] = set()
+        self._seen: set[str] = set()  # since `last_seen_at` was written
+        self._heard: set[str] = set()  # since the lease was last missed; a lease that has only a grace is not heard
 
     def connected(self, node_id: str) -> None:
         """An agent said hello: the TTL counts from now."""
         self._leases.cut(node_id, self._clock.monotonic())
-        self._seen.add(node_id)
+        self._hear(node_id)
 
     def renew(self, node_id: str) -> None:
         """Note a message of an agent: any shows that it is there, however long its heartbeats wait behind others."""
         self._leases.renew(node_id, self._clock.monotonic())
+        self._hear(node_id)
+
+    def _hear(self, node_id: str) -> None:
         self._seen.add(node_id)
+        self._heard.add(node_id)
 
     async def step(self) -> None:
         """Act on every lease and limit that has run out."""
@@ -64,12 +69,14 @@ class LeaseWatch:
         for node_id, state in rows:
             self._leases.ensure(node_id, now)
             standing = self._leases.standing(node_id, now)
+            if standing is not Standing.ALIVE:
+                self._heard.discard(node_id)  # before the transaction: a message that comes meanwhile counts
             if standing is Standing.GONE:
                 await self._reports.node_gone(node_id)
                 self._leases.drop(node_id)
             elif standing is Standing.MISSED and state != NodeState.UNREACHABLE:
                 await self._reports.node_missed(node_id)
-            elif standing is Standing.ALIVE and state == NodeState.UNREACHABLE and node_id in self._seen:
+            elif standing is Standing.ALIVE and state == NodeState.UNREACHABLE and node_id in self._heard:
                 await self._reports.node_back(node_id)
         await self._give_up_missing(now)
         await self._reports.overdue()

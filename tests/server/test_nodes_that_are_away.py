@@ -44,6 +44,26 @@ async def test_one_late_heartbeat_does_not_leave_a_node_away(
             await agent.desired(2)
 
 
+async def test_a_heartbeat_that_comes_while_leases_are_looked_at_brings_the_node_back(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(settings_for(tmp_path), clock) as server:
+        node = await server.join()
+        async with server.agent(node):
+            overdue = server.runtime.reports.overdue
+
+            async def heartbeat_meanwhile() -> None:
+                await overdue()
+                if await node_state(server, "n1") == "UNREACHABLE":
+                    monkeypatch.undo()
+                    server.runtime.leases.renew(node[0])
+
+            monkeypatch.setattr(server.runtime.reports, "overdue", heartbeat_meanwhile)
+            clock.advance(17)
+            await in_state(server, "n1", "UNREACHABLE")
+            await in_state(server, "n1", "READY")
+
+
 async def test_any_message_of_an_agent_extends_its_lease(tmp_path: Path, clock: FakeClock) -> None:
     async with running(settings_for(tmp_path), clock) as server:
         await server.submit()
