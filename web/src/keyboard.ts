@@ -35,7 +35,7 @@ const PLAIN: Readonly<Record<string, () => void>> = {
     if (route.value.page === "job") setQuery({ op: null });
     currentGraph.value?.select(-1);
   },
-  e: () => currentGraph.value?.setExpanded(new Set(currentGraph.value.groups.map((group) => group.id))),
+  e: () => currentGraph.value?.expandAll(),
   c: () => currentGraph.value?.setExpanded(new Set()),
 };
 

@@ -1,7 +1,7 @@
 /** Grouping, layout and critical path on a small training graph: what must hold for any graph. */
 import { describe, expect, test } from "vitest";
 import { criticalPath } from "../src/graph/critical";
-import { bucketOf, groupOps, MAX_GROUPS, mergeSiblings } from "../src/graph/group";
+import { bucketOf, foldRepeats, groupOps, MAX_GROUPS } from "../src/graph/group";
 import { layoutGraph } from "../src/graph/layout";
 import { topological } from "../src/graph/topology";
 import type { GraphDocument, GraphOp } from "../src/types";
@@ -122,8 +122,8 @@ describe("groups", () => {
   });
 
   test("siblings merge only when there are more than four", () => {
-    expect(new Set(mergeSiblings(["e_0", "e_1", "e_2", "e_3"])).size).toBe(4);
-    expect(mergeSiblings(["e_0", "e_1", "e_2", "e_3", "e_4"])).toEqual(Array(5).fill("e_*"));
+    expect(new Set(foldRepeats(["e_0", "e_1", "e_2", "e_3"])).size).toBe(4);
+    expect(foldRepeats(["e_0", "e_1", "e_2", "e_3", "e_4"])).toEqual(Array(5).fill("e_*"));
   });
 
   test("an exchange with servers that is of more than two layers is no layer's", () => {

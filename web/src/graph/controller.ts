@@ -14,7 +14,7 @@ import { reducedMotion } from "../store/session";
 import type { GraphDocument } from "../types";
 import { type CriticalPath, criticalPath, NO_PATH } from "./critical";
 import { edgeKey } from "./edges";
-import type { Group } from "./group";
+import { everyGroup, type Group } from "./group";
 import type { Layout, Place } from "./layout";
 import { fitCamera, MIN_SCALE, PAD, PAD_BELOW, paintGraph, pick } from "./paint";
 import type { Plan } from "./plan";
@@ -54,6 +54,8 @@ export class GraphController {
   /** An operator to reveal, or a group to select, as soon as there is a layout that has it. */
   #wanted: number | null = null;
   #wantedGroup: string | null = null;
+  /** All is to be expanded as soon as it is known which groups there are. */
+  #wantsAll = false;
   #planning = 0;
   #shares: Shares = NO_SHARES;
   #urgent = true;
@@ -115,20 +117,24 @@ export class GraphController {
     this.#placed = place;
     const request = { replica: this.replica.value, expanded: [...this.expanded.value], place };
     const plan = planGraph(document, request);
-    if (plan instanceof Promise) void this.#later(plan, this.#planning, fresh);
-    else this.#adopt(plan, fresh);
+    // Until the first layout of a document is there, each request is for a first one.
+    const first = fresh || this.layout === null;
+    if (plan instanceof Promise) void this.#later(plan, this.#planning, first);
+    else this.#adopt(plan, first);
   }
 
   async #later(plan: Promise<Plan>, number: number, fresh: boolean): Promise<void> {
     this.busy.value = true;
     try {
       const made = await plan;
-      if (number === this.#planning) this.#adopt(made, fresh);
+      if (number !== this.#planning) return;
+      this.busy.value = false;
+      this.#adopt(made, fresh);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      if (number === this.#planning) this.failure.value = error;
-    } finally {
-      if (number === this.#planning) this.busy.value = false;
+      if (number !== this.#planning) return;
+      this.busy.value = false;
+      this.failure.value = error;
     }
   }
 
@@ -139,6 +145,7 @@ export class GraphController {
     this.layout = plan.layout;
     this.selected = op === undefined ? -1 : (plan.layout.boxOfOp[op] ?? -1);
     this.#laidOut(fresh);
+    if (this.#wantsAll) this.expandAll();
   }
 
   #laidOut(fresh: boolean): void {
@@ -170,18 +177,18 @@ export class GraphController {
 
   /** Show operator `op`: expands its group, selects its box and brings it into view. */
   reveal(op: number): void {
-    const group = this.groups.find((one) => one.ops.includes(op));
-    if (group === undefined || this.#document === null || this.layout === null) {
+    const path = pathTo(this.groups, op);
+    if (path.length === 0 || this.#document === null || this.layout === null) {
       this.#wanted = this.layout === null ? op : null;
       return;
     }
-    if (!this.expanded.value.has(group.id)) {
+    if (path.some((group) => !this.expanded.value.has(group.id))) {
       this.#wanted = op;
-      this.setExpanded(new Set([...this.expanded.value, group.id]));
+      this.setExpanded(new Set([...this.expanded.value, ...path.map((group) => group.id)]));
       return;
     }
     const box = this.layout.boxOfOp[op] ?? -1;
-    if (this.layout.boxes[box]?.op == null && group.members.length > 0 && this.busy.value) {
+    if (this.layout.boxes[box]?.op == null && this.busy.value) {
       this.#wanted = op; // the layout with its operators is under way
       return;
     }
@@ -200,6 +207,12 @@ export class GraphController {
     if (!next.delete(groupId)) next.add(groupId);
     this.#wantedGroup = groupId;
     this.setExpanded(next);
+  }
+
+  /** Expand every group, of a graph that is still being laid out as soon as it is. */
+  expandAll(): void {
+    this.#wantsAll = this.layout === null;
+    if (!this.#wantsAll) this.setExpanded(new Set(everyGroup(this.groups).map((group) => group.id)));
   }
 
   setExpanded(ids: ReadonlySet<string>): void {
@@ -359,14 +372,30 @@ export class GraphController {
     const edges = new Set<number>();
     for (const pair of this.critical.edges) {
       const [from, to] = pair.split(",").map(Number) as [number, number];
-      for (const of of [this.layout.boxOfOp, this.layout.groupBoxOfOp]) {
-        const a = of[from] ?? -1;
-        const b = of[to] ?? -1;
-        if (a >= 0 && b >= 0 && a !== b) edges.add(edgeKey(a, b));
-      }
+      for (const [a, b] of siblingsAround(this.layout, from, to)) edges.add(edgeKey(a, b));
     }
     this.#criticalEdges = edges;
   }
+}
+
+/** Boxes around two operators that stand in the same frame: between them an edge is drawn. */
+function siblingsAround(layout: Layout, from: number, to: number): [number, number][] {
+  const around = (op: number): number[] => {
+    const found: number[] = [];
+    for (let box = layout.boxOfOp[op] ?? -1; box >= 0; box = layout.boxes[box]?.parent ?? -1) found.push(box);
+    return found;
+  };
+  const theirs = around(to);
+  return around(from).flatMap((a) => {
+    const b = theirs.find((one) => one !== a && layout.boxes[one]?.parent === layout.boxes[a]?.parent);
+    return b === undefined ? [] : [[a, b] as [number, number]];
+  });
+}
+
+/** The groups around an operator, the outermost first. */
+function pathTo(groups: readonly Group[], op: number): Group[] {
+  const found = groups.find((group) => group.ops.includes(op));
+  return found === undefined ? [] : [found, ...pathTo(found.children, op)];
 }
 
 interface Shares {
@@ -382,13 +411,12 @@ function shares(layout: Layout, graph: GraphRuntime): Shares {
   const share = new Float64Array(layout.boxes.length);
   let total = 0;
   for (let op = 0; op < layout.boxOfOp.length; op++) {
-    const group = layout.groupBoxOfOp[op] ?? -1;
-    if (group < 0) continue;
+    if ((layout.groupBoxOfOp[op] ?? -1) < 0) continue;
     const spent = graph.totalNs[op] ?? 0;
-    const box = layout.boxOfOp[op] ?? -1;
     total += spent;
-    share[group] = (share[group] ?? 0) + spent;
-    if (box !== group && box >= 0) share[box] = (share[box] ?? 0) + spent;
+    for (let box = layout.boxOfOp[op] ?? -1; box >= 0; box = layout.boxes[box]?.parent ?? -1) {
+      share[box] = (share[box] ?? 0) + spent;
+    }
   }
   if (total === 0) return { rows: graph.rows, share: share.fill(Number.NaN), maxShare: 0 };
   let maxShare = 0;
@@ -405,9 +433,8 @@ function glows(layout: Layout, graph: GraphRuntime, nowMs: number): Float64Array
     const lit = graph.glow(op, nowMs);
     if (lit === 0) continue;
     const shown = reducedMotion.matches ? 1 : lit;
-    for (const of of [layout.boxOfOp, layout.groupBoxOfOp]) {
-      const box = of[op] ?? -1;
-      if (box >= 0) glow[box] = Math.max(glow[box] ?? 0, shown);
+    for (let box = layout.boxOfOp[op] ?? -1; box >= 0; box = layout.boxes[box]?.parent ?? -1) {
+      glow[box] = Math.max(glow[box] ?? 0, shown);
     }
   }
   return glow;

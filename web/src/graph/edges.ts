@@ -19,7 +19,7 @@ const INNER_SCALE = 0.3;
 /** One number for a pair of boxes. */
 export const edgeKey = (from: number, to: number): number => from * 2 ** 26 + to;
 
-export function paintEdges(ctx: CanvasRenderingContext2D, scene: Scene, view: View, level: "outer" | "inner"): void {
+export function paintEdges(ctx: CanvasRenderingContext2D, scene: Scene, view: View, depth: number): void {
   const { layout, camera } = scene;
   const paths: Record<Style, Path2D> = {
     quiet: new Path2D(),
@@ -31,9 +31,9 @@ export function paintEdges(ctx: CanvasRenderingContext2D, scene: Scene, view: Vi
   for (const edge of layout.edges) {
     const from = layout.boxes[edge.from] as Box;
     const to = layout.boxes[edge.to] as Box;
-    if ((from.op !== null) !== (level === "inner") || isOutside(from, to, view)) continue;
+    if (from.depth !== depth || isOutside(from, to, view)) continue;
     const style = styleOf(scene, edge);
-    if (style === null || (level === "inner" && style === "quiet" && camera.scale < INNER_SCALE)) continue;
+    if (style === null || (depth > 0 && style === "quiet" && camera.scale < INNER_SCALE)) continue;
     trace(paths[style], from, to, curved);
   }
   const px = 1 / Math.min(1, camera.scale);

@@ -10,12 +10,14 @@ import { topologyOf } from "./topology";
 export type Bucket = "forward" | "backward" | "optimize" | "communication" | "input";
 export const BUCKETS: readonly Bucket[] = ["forward", "backward", "optimize", "communication", "input"];
 
-/** One operator of the program, with its index in each replica. */
+/** One operator of the program, with its index in each replica; of repeated layers one for all of them. */
 export interface LogicalOp {
   readonly id: string;
   readonly name: string;
   readonly type: string;
   readonly bucket: Bucket;
+  /** Module path, with "*" for what repeated layers are numbered by. */
+  readonly module: string;
   readonly ops: readonly number[];
 }
 
@@ -29,9 +31,13 @@ export interface Group {
   readonly afterUpdate: boolean;
   readonly members: readonly LogicalOp[];
   readonly ops: readonly number[];
+  /** Modules inside, which an expanded group shows; none: it shows its operators. */
+  readonly children: readonly Group[];
 }
 
 export const MAX_GROUPS = 36;
+/** A module of this many operators or fewer shows them at once. */
+const MIN_NESTED = 10;
 const COMM_KINDS = new Set(["all_reduce", "reduce", "broadcast", "gather", "rpc"]);
 
 export function bucketOf(op: GraphOp): Bucket {
@@ -109,30 +115,58 @@ interface Draft {
   readonly ops: number[];
 }
 
-export function groupOps(document: GraphDocument, replica: number | "all"): Group[] {
+/** Boxes of a document, computed once for each choice of replica: every expansion asks for them. */
+export function groupOps(document: GraphDocument, replica: number | "all"): readonly Group[] {
+  const kept = grouped.get(document) ?? new Map<number | "all", readonly Group[]>();
+  grouped.set(document, kept);
+  const found = kept.get(replica) ?? computeGroups(document, replica);
+  kept.set(replica, found);
+  return found;
+}
+
+const grouped = new WeakMap<GraphDocument, Map<number | "all", readonly Group[]>>();
+
+function computeGroups(document: GraphDocument, replica: number | "all"): Group[] {
   const modules = modulesOf(document);
-  const deepest = modules.reduce((most, path) => Math.max(most, path.split(".").length), 1);
-  const merged = mergeSiblings(modules);
+  const folded = foldRepeats(modules);
+  const deepest = modules.reduce((most, path) => Math.max(most, levelsOf(path)), 1);
   let drafts: Draft[] = [];
   for (let depth = deepest; depth >= 0; depth--) {
     drafts = draft(document, modules, replica, depth);
     if (drafts.length <= MAX_GROUPS) break;
-    drafts = draft(document, merged, replica, depth);
+    drafts = draft(document, folded.map(toFirstRepeat), replica, depth);
     if (drafts.length <= MAX_GROUPS) break;
   }
-  return drafts.map((one) => finish(document, one, modules));
+  return drafts.map((one) => finish(document, one, modules, folded));
 }
 
-/** "emb_0" … "emb_10" → "emb_*" where more than four siblings differ only by a number. */
-export function mergeSiblings(modules: readonly string[]): string[] {
-  const stem = (path: string) => path.replace(/\d+$/, "*");
+/** A repeated layer is one box, whatever is inside. */
+const toFirstRepeat = (path: string): string => /^[^*]*\*/.exec(path)?.[0] ?? path;
+
+/**
+ * Module paths with "*" in place of the number of a repeated layer: "layers.0.attn.q" … "layers.43.attn.q" become
+ * "layers.*.attn.q", where more than four siblings differ only by a number.
+ */
+export function foldRepeats(modules: readonly string[]): string[] {
   const siblings = new Map<string, Set<string>>();
-  for (const path of modules) {
-    const set = siblings.get(stem(path)) ?? new Set();
-    set.add(path);
-    siblings.set(stem(path), set);
+  const stemOf = (part: string) => part.replace(/\d+$/, "*");
+  const walk = (visit: (above: string, part: string) => string) =>
+    modules.map((path) => (path === "" ? "" : path.split(".").reduce((above, part) => visit(above, part), "")));
+  const join = (above: string, part: string) => (above === "" ? part : `${above}.${part}`);
+  // Level by level: which siblings there are is known only for parents that are folded already.
+  for (let before = -1; siblings.size !== before; ) {
+    before = siblings.size;
+    walk((above, part) => {
+      const key = join(above, stemOf(part));
+      const set = siblings.get(key) ?? new Set<string>();
+      siblings.set(key, set.add(part));
+      return join(above, set.size > 4 ? stemOf(part) : part);
+    });
   }
-  return modules.map((path) => ((siblings.get(stem(path))?.size ?? 0) > 4 ? stem(path) : path));
+  return walk((above, part) => {
+    const key = join(above, stemOf(part));
+    return join(above, (siblings.get(key)?.size ?? 0) > 4 ? stemOf(part) : part);
+  });
 }
 
 function draft(document: GraphDocument, modules: readonly string[], replica: number | "all", depth: number): Draft[] {
@@ -141,7 +175,7 @@ function draft(document: GraphDocument, modules: readonly string[], replica: num
   document.ops.forEach((op, index) => {
     if (replica !== "all" && op.replica !== replica && op.replica !== -1) return;
     const bucket = bucketOf(op);
-    const module = (modules[index] ?? "").split(".").slice(0, depth).join(".");
+    const module = upTo(modules[index] ?? "", depth);
     const kind = bucket === "input" || bucket === "communication" ? op.kind : module === "" ? nameStem(op) : "";
     const late = bucket === "communication" && updated[index] === 1;
     const key = `${bucket}|${module}|${kind}|${late}`;
@@ -176,12 +210,24 @@ const LABEL: Readonly<Record<Bucket, (base: string, draft: Draft) => string>> = 
   input: (base, one) => (base === "" ? one.kind.replace("computation", "input") : base),
 };
 
-function finish(document: GraphDocument, one: Draft, modules: readonly string[]): Group {
-  const members = logical(document, one);
+function finish(document: GraphDocument, one: Draft, modules: readonly string[], folded: readonly string[]): Group {
+  const members = logical(document, one, modules, folded);
+  const made = named(
+    one,
+    members,
+    one.ops.map((op) => modules[op] ?? ""),
+  );
+  return { ...made, children: childrenOf(made, modules) };
+}
+
+function named(one: Draft, members: readonly LogicalOp[], paths: readonly string[]): Omit<Group, "children"> {
   const path = one.module.split(".");
-  const base = (path[path.length - 1] ?? "").replace(/_?\*$/, "s");
-  const parts = new Set(one.ops.map((op) => modules[op] ?? "")).size;
-  const times = one.module.endsWith("*") && parts > 1 ? ` ×${parts}` : "";
+  const last = path[path.length - 1] ?? "";
+  // "layers.*": the number is all of the last part, and the name is above it.
+  const base = last === "*" ? (path[path.length - 2] ?? "") : last.replace(/_?\*$/, "s");
+  const depth = path.length;
+  const parts = new Set(paths.map((at) => upTo(at, depth))).size;
+  const times = one.module.includes("*") && parts > 1 ? ` ×${parts}` : "";
   return {
     id: `${one.bucket}|${one.module}|${one.kind}|${one.afterUpdate}`,
     label: (LABEL[one.bucket](base, one) || summary(members, 1)) + times,
@@ -194,22 +240,92 @@ function finish(document: GraphDocument, one: Draft, modules: readonly string[])
   };
 }
 
-function logical(document: GraphDocument, one: Draft): LogicalOp[] {
-  const byName = new Map<string, { op: GraphOp; ops: number[] }>();
+/** The modules inside a group, and as one more what stands in it directly. Modules with one module inside are skipped. */
+function childrenOf(group: Omit<Group, "children">, modules: readonly string[]): Group[] {
+  if (group.members.length <= MIN_NESTED) return [];
+  const start = group.module === "" ? 0 : group.module.split(".").length;
+  const deepest = group.members.reduce((most, member) => Math.max(most, levelsOf(member.module)), 0);
+  for (let depth = start + 1; depth <= deepest; depth++) {
+    const parts = new Map<string, LogicalOp[]>();
+    for (const member of group.members) {
+      const module = upTo(member.module, depth);
+      const part = parts.get(module);
+      if (part === undefined) parts.set(module, [member]);
+      else part.push(member);
+    }
+    if (parts.size < 2) continue;
+    return [...parts].map(([module, members]) => {
+      const ops = members.flatMap((member) => member.ops);
+      const own = module === group.module;
+      const kind = own ? "own" : "";
+      const one: Draft = { bucket: group.bucket, module, kind, afterUpdate: group.afterUpdate, ops };
+      const paths = ops.map((op) => modules[op] ?? "");
+      const made = named(one, members, paths);
+      const label = own ? summary(members, 1) : made.label.replace(/ ×\d+$/, "");
+      const child = { ...made, label };
+      return { ...child, children: own ? [] : childrenOf(child, modules) };
+    });
+  }
+  return [];
+}
+
+function levelsOf(path: string): number {
+  let levels = 1;
+  for (let at = path.indexOf("."); at >= 0; at = path.indexOf(".", at + 1)) levels++;
+  return levels;
+}
+
+/** The first `depth` levels of a module path, without an array for each of many thousand operators. */
+function upTo(path: string, depth: number): string {
+  if (depth === 0) return "";
+  let at = -1;
+  for (let level = 0; level < depth; level++) {
+    at = path.indexOf(".", at + 1);
+    if (at < 0) return path;
+  }
+  return path.slice(0, at);
+}
+
+/** Every group, those inside others too. */
+export function everyGroup(groups: readonly Group[]): Group[] {
+  return groups.flatMap((group) => [group, ...everyGroup(group.children)]);
+}
+
+/** Operators by name, over replicas; of repeated layers the n-th of a type in each, over layers too. */
+function logical(
+  document: GraphDocument,
+  one: Draft,
+  modules: readonly string[],
+  folded: readonly string[],
+): LogicalOp[] {
+  const found = new Map<string, { module: string; ops: number[] }>();
+  const seen = new Map<string, number>();
   for (const index of one.ops) {
     const op = document.ops[index];
     if (op === undefined) continue;
-    const entry = byName.get(op.name) ?? { op, ops: [] };
+    const module = folded[index] ?? "";
+    let key = op.name;
+    if (module.includes("*")) {
+      const place = `${modules[index]}|${op.replica}|${op.type}`;
+      const nth = seen.get(place) ?? 0;
+      seen.set(place, nth + 1);
+      key = `${module}|${op.type}|${nth}`;
+    }
+    const entry = found.get(key) ?? { module, ops: [] };
     entry.ops.push(index);
-    byName.set(op.name, entry);
+    found.set(key, entry);
   }
-  return [...byName.values()].map(({ op, ops }) => ({
-    id: `op|${op.name}|${op.kind}|${ops[0] ?? 0}`,
-    name: op.name,
-    type: shortType(op.type),
-    bucket: one.bucket,
-    ops,
-  }));
+  return [...found.values()].map(({ module, ops }) => logicalOp(document, ops, module, one.bucket));
+}
+
+/** One operator with its indices. Where they have several names it stands for repeated layers. */
+export function logicalOp(document: GraphDocument, ops: readonly number[], module: string, bucket: Bucket): LogicalOp {
+  const op = document.ops[ops[0] ?? -1];
+  const type = shortType(op?.type ?? "");
+  const layers = new Set(ops.map((index) => document.ops[index]?.name)).size;
+  // How many layers there are stands on the box around them.
+  const name = layers > 1 ? type : (op?.name ?? "");
+  return { id: `op|${op?.name}|${op?.kind}|${ops[0] ?? 0}`, name, type, bucket, module, ops };
 }
 
 /** Views move no bytes; what else a box does says more about it. */

@@ -4,6 +4,7 @@
  * columns come from longest paths, rows from barycentres. O(V + E) but for the edge reduction; deterministic.
  */
 import type { GraphDocument } from "../types";
+import { OP_H, OP_W, placeCells } from "./cells";
 import { placeDown } from "./down";
 import { bandOf, type Group, type LogicalOp } from "./group";
 import { topological } from "./topology";
@@ -14,6 +15,9 @@ export interface Box {
   /** Set for an operator inside an expanded group. */
   readonly op: LogicalOp | null;
   readonly expanded: boolean;
+  /** The box of the group that it is inside of, -1 for none, and how many are around it. */
+  readonly parent: number;
+  readonly depth: number;
   x: number;
   y: number;
   w: number;
@@ -54,18 +58,9 @@ const BOX_H = 42;
 const MAX_BOX_H = 72;
 /** How much of spare height goes into boxes before gaps get the rest. */
 const BOX_SHARE = 0.8;
-const OP_W = 118;
-const OP_H = 30;
-const OP_GAP_X = 22;
-const OP_GAP_Y = 8;
 /** A long chain, such as the steps of an optimizer, is folded into rows of this many columns. */
 const FOLD = 4;
 const MAX_ROWS = 10;
-/** A group of this many columns or fewer is not folded when it is more than a chain. */
-const MAX_UNFOLDED = 24;
-const FOLDED_ASPECT = 1.8;
-const PAD = 10;
-const TITLE_H = 26;
 const REDUCE_LIMIT = 600;
 
 type Pairs = readonly (readonly [number, number])[];
@@ -91,7 +86,11 @@ export function layoutGraph(
   const within = edgesWithin(document, groups, groupOfOp, expanded);
   const inner = groups.map((group, index) =>
     expanded.has(group.id)
-      ? placeInside(group, boxes[index] as Box, within[index] ?? [], order, place.down ? 1 : FOLD)
+      ? placeInside(group, boxes[index] as Box, within[index] ?? [], {
+          order,
+          expanded,
+          fold: place.down ? 1 : FOLD,
+        })
       : null,
   );
   const columns = columnsOf(groups, links);
@@ -157,56 +156,66 @@ function linksBetween(edges: Pairs, owner: Owner, count: number, order: Float64A
 function sizedBox(group: Group, isExpanded: boolean): Box {
   const text = Math.max(group.label.length * 8.3 + 30, Math.min(112, group.sub.length * 6 + 40));
   const w = Math.min(214, Math.max(96, Math.round(text)));
-  return { id: group.id, group, op: null, expanded: isExpanded, x: 0, y: 0, w, h: BOX_H };
+  return { id: group.id, group, op: null, expanded: isExpanded, parent: -1, depth: 0, x: 0, y: 0, w, h: BOX_H };
 }
 
 interface Inside {
+  /** Positions are relative to the frame; `parent` is an index into this list, -1 for the frame itself. */
   readonly boxes: Box[];
   readonly edges: readonly Edge[];
 }
 
-/** Lay the operators of one group out and give its box their size; positions are relative to the box. */
-function placeInside(group: Group, box: Box, edges: Pairs, order: Float64Array, fold: number): Inside {
-  const owner = new Map<number, number>();
-  group.members.forEach((member, index) => {
-    for (const op of member.ops) owner.set(op, index);
-  });
-  const links = linksBetween(edges, owner, group.members.length, order);
-  const rank = longestPath(group.members.length, links);
-  const cells = cellsOf(rank, links);
-  const mirrored = group.bucket === "backward";
-  const tallest = cells.reduce((most, column) => Math.max(most, column.length), 1);
-  const widest = fold === 1 && tallest <= 3 ? 1 : Math.min(cells.length, foldOf(cells.length, tallest, fold));
-  const rows = Math.ceil(cells.length / widest) * tallest;
-  const boxes: Box[] = group.members.map((op) => ({
-    id: op.id,
-    group,
-    op,
-    expanded: false,
-    x: 0,
-    y: 0,
-    w: OP_W,
-    h: OP_H,
-  }));
-  cells.forEach((column, c) => {
-    const at = mirrored ? widest - 1 - (c % widest) : c % widest;
-    const first = Math.floor(c / widest) * tallest + (tallest - column.length) / 2;
-    column.forEach((member, row) => {
-      const inside = boxes[member];
-      if (inside === undefined) return;
-      inside.x = PAD + at * (OP_W + OP_GAP_X);
-      inside.y = TITLE_H + (first + row) * (OP_H + OP_GAP_Y);
-    });
-  });
-  box.w = Math.max(box.w, 2 * PAD + widest * (OP_W + OP_GAP_X) - OP_GAP_X);
-  box.h = TITLE_H + rows * (OP_H + OP_GAP_Y) - OP_GAP_Y + PAD;
-  return { boxes, edges: reduceEdges(links) };
+interface Inner {
+  readonly order: Float64Array;
+  readonly expanded: ReadonlySet<string>;
+  readonly fold: number;
 }
 
-/** Columns of a folded chain: at least `least`, and more where it would else be much higher than wide. */
-function foldOf(columns: number, tallest: number, least: number): number {
-  const square = Math.sqrt((FOLDED_ASPECT * columns * tallest * (OP_H + OP_GAP_Y)) / (OP_W + OP_GAP_X));
-  return Math.max(tallest > 3 ? Math.min(columns, MAX_UNFOLDED) : least, Math.ceil(square));
+type Part = Group | LogicalOp;
+const isGroup = (part: Part): part is Group => "members" in part;
+
+function innerBox(group: Group, part: Part, expanded: ReadonlySet<string>, depth: number): Box {
+  const place = { parent: -1, depth, x: 0, y: 0, w: OP_W, h: OP_H };
+  if (!isGroup(part)) return { id: part.id, group, op: part, expanded: false, ...place };
+  return { id: part.id, group: part, op: null, expanded: expanded.has(part.id), ...place };
+}
+
+/** Lay out what is inside one group, and give its box their size. */
+function placeInside(group: Group, box: Box, edges: Pairs, inner: Inner): Inside {
+  const parts: readonly Part[] = group.children.length > 0 ? group.children : group.members;
+  const owner = new Map<number, number>();
+  parts.forEach((part, index) => {
+    for (const op of part.ops) owner.set(op, index);
+  });
+  const links = linksBetween(edges, owner, parts.length, inner.order);
+  const boxes = parts.map((part) => innerBox(group, part, inner.expanded, box.depth + 1));
+  const nested = parts.map((part, index) => {
+    if (!isGroup(part) || !inner.expanded.has(part.id)) return null;
+    const own = edges.filter(([from, to]) => owner.get(from) === index && owner.get(to) === index);
+    return placeInside(part, boxes[index] as Box, own, inner);
+  });
+  const size = placeCells(boxes, cellsOf(longestPath(parts.length, links), links), group.bucket, inner.fold);
+  box.w = Math.max(box.w, size.width);
+  box.h = size.height;
+  const all = { boxes, edges: [...reduceEdges(links)] };
+  nested.forEach((inside, index) => {
+    if (inside !== null) put(all, index, inside);
+  });
+  return all;
+}
+
+/** Put what is inside of box `index` behind the boxes and edges that are there. */
+function put(into: { readonly boxes: Box[]; readonly edges: Edge[] }, index: number, inside: Inside): number {
+  const frame = into.boxes[index] as Box;
+  const base = into.boxes.length;
+  for (const box of inside.boxes) {
+    const parent = box.parent < 0 ? index : box.parent + base;
+    into.boxes.push({ ...box, parent, x: box.x + frame.x, y: box.y + frame.y });
+  }
+  for (const edge of inside.edges) {
+    into.edges.push({ from: edge.from + base, to: edge.to + base, implied: edge.implied });
+  }
+  return base;
 }
 
 function longestPath(count: number, links: Links): Int32Array {
@@ -448,13 +457,10 @@ export function reduceEdges(links: Links): Edge[] {
 
 function addInside(index: number, inside: Inside | null, boxes: Box[], edges: Edge[], boxOfOp: Int32Array): void {
   if (inside === null) return;
-  const frame = boxes[index] as Box;
-  const base = boxes.length;
-  inside.boxes.forEach((box, member) => {
-    box.x += frame.x;
-    box.y += frame.y;
-    boxes.push(box);
-    for (const op of box.op?.ops ?? []) boxOfOp[op] = base + member;
-  });
-  for (const edge of inside.edges) edges.push({ from: edge.from + base, to: edge.to + base, implied: edge.implied });
+  const base = put({ boxes, edges }, index, inside);
+  // Outer boxes come before those inside them, so the innermost is the last that is written.
+  for (let at = base; at < boxes.length; at++) {
+    const box = boxes[at] as Box;
+    for (const op of box.op?.ops ?? box.group.ops) boxOfOp[op] = at;
+  }
 }

@@ -6,7 +6,7 @@
 import { alpha } from "../palette";
 import { paintEdges } from "./edges";
 import type { Box, Layout } from "./layout";
-import { type Camera, isDrawn, isOpen, type Scene, showsOps } from "./scene";
+import { type Camera, isDrawn, isOpen, type Scene } from "./scene";
 import { paintText, roomFor } from "./text";
 
 export const MIN_SCALE = 0.004;
@@ -27,11 +27,12 @@ export function paintGraph(ctx: CanvasRenderingContext2D, w: number, h: number, 
     if (!isDrawn(box, camera.scale)) return;
     if (box.x + box.w > view.x0 && box.x < view.x1 && box.y + box.h > view.y0 && box.y < view.y1) seen.push(index);
   });
-  paintEdges(ctx, scene, view, "outer");
-  for (const index of seen) if (layout.boxes[index]?.op === null) paintBox(ctx, scene, index);
-  // Inner edges lie inside a frame that was just painted, and below the operators that they join.
-  if (showsOps(camera.scale)) paintEdges(ctx, scene, view, "inner");
-  for (const index of seen) if (layout.boxes[index]?.op !== null) paintBox(ctx, scene, index);
+  // What is inside a frame lies on it; its edges lie between.
+  const deepest = seen.reduce((most, index) => Math.max(most, layout.boxes[index]?.depth ?? 0), 0);
+  for (let depth = 0; depth <= deepest; depth++) {
+    paintEdges(ctx, scene, view, depth);
+    for (const index of seen) if (layout.boxes[index]?.depth === depth) paintBox(ctx, scene, index);
+  }
   ctx.restore();
   for (const index of seen) paintText(ctx, scene, index);
 }

@@ -4,9 +4,8 @@
  * A plan of 20 000 operators as objects takes the receiver longer to copy than a frame may take; packed it is
  * transferred, and unpacked beside the document that both sides have.
  */
-import { shortType } from "../format";
 import type { GraphDocument } from "../types";
-import { type Bucket, type Group, groupOps, type LogicalOp } from "./group";
+import { type Bucket, everyGroup, type Group, groupOps, type LogicalOp, logicalOp } from "./group";
 import { type Box, type Edge, type Layout, layoutGraph, type Place } from "./layout";
 
 export interface PlanRequest {
@@ -25,24 +24,37 @@ export function makePlan(document: GraphDocument, request: PlanRequest): Plan {
   return { groups, layout: layoutGraph(document, groups, new Set(request.expanded), request.place) };
 }
 
-interface PackedGroup {
+interface GroupFacts {
   readonly id: string;
   readonly label: string;
   readonly sub: string;
   readonly bucket: Bucket;
   readonly module: string;
   readonly afterUpdate: boolean;
+}
+
+/** A group of the outermost level, with its members. */
+interface PackedGroup extends GroupFacts {
   readonly ops: Int32Array;
   /** Operators of member `m`: `memberOps[memberStart[m]] … memberOps[memberStart[m + 1] - 1]`. */
   readonly memberStart: Int32Array;
   readonly memberOps: Int32Array;
+  readonly memberModules: readonly string[];
+  readonly children: readonly PackedPart[];
+}
+
+/** A group inside: which of the outermost group's members it has. */
+interface PackedPart extends GroupFacts {
+  readonly members: Int32Array;
+  readonly children: readonly PackedPart[];
 }
 
 export interface PackedPlan {
-  readonly groups: readonly PackedGroup[];
+  /** Null: the receiver has them from an earlier plan of the same document and replica. */
+  readonly groups: readonly PackedGroup[] | null;
   /** x, y, w, h of each box. */
   readonly places: Float64Array;
-  /** Group, member (-1: the group's own box) and whether it is expanded, of each box. */
+  /** Group, member (-1: the group's own box), whether it is expanded, parent and depth, of each box. */
   readonly kinds: Int32Array;
   /** From, to, implied of each edge. */
   readonly edges: Int32Array;
@@ -53,50 +65,88 @@ export interface PackedPlan {
   readonly down: boolean;
 }
 
-export function packPlan({ groups, layout }: Plan): PackedPlan {
-  const indexOf = new Map(groups.map((group, index) => [group, index]));
-  const memberOf = new Map(groups.flatMap((group) => group.members.map((member, index) => [member, index] as const)));
+const FIELDS = 5;
+
+export function packPlan({ groups, layout }: Plan, hasGroups = false): PackedPlan {
+  const every = everyGroup(groups);
+  const indexOf = new Map(every.map((group, index) => [group, index]));
+  const memberOf = new Map<Group, Map<LogicalOp, number>>();
+  const memberIn = (group: Group, op: LogicalOp) => {
+    const found = memberOf.get(group) ?? new Map(group.members.map((member, index) => [member, index]));
+    memberOf.set(group, found);
+    return found.get(op) ?? -1;
+  };
   const places = new Float64Array(layout.boxes.length * 4);
-  const kinds = new Int32Array(layout.boxes.length * 3);
+  const kinds = new Int32Array(layout.boxes.length * FIELDS);
   layout.boxes.forEach((box, i) => {
     places.set([box.x, box.y, box.w, box.h], i * 4);
-    const member = box.op === null ? -1 : (memberOf.get(box.op) ?? -1);
-    kinds.set([indexOf.get(box.group) ?? 0, member, Number(box.expanded)], i * 3);
+    const member = box.op === null ? -1 : memberIn(box.group, box.op);
+    kinds.set([indexOf.get(box.group) ?? 0, member, Number(box.expanded), box.parent, box.depth], i * FIELDS);
   });
   const edges = new Int32Array(layout.edges.length * 3);
   layout.edges.forEach((edge, i) => {
     edges.set([edge.from, edge.to, Number(edge.implied)], i * 3);
   });
   const { boxOfOp, groupBoxOfOp, width, height, down } = layout;
-  return { groups: groups.map(packGroup), places, kinds, edges, boxOfOp, groupBoxOfOp, width, height, down };
+  const packed = hasGroups ? null : groups.map(packGroup);
+  return { groups: packed, places, kinds, edges, boxOfOp, groupBoxOfOp, width, height, down };
 }
 
 function packGroup(group: Group): PackedGroup {
-  const { members, ops, ...facts } = group;
+  const { members, ops, children, ...facts } = group;
   const memberStart = new Int32Array(members.length + 1);
   members.forEach((member, index) => {
     memberStart[index + 1] = (memberStart[index] ?? 0) + member.ops.length;
   });
   const memberOps = Int32Array.from(members.flatMap((member) => member.ops));
-  return { ...facts, ops: Int32Array.from(ops), memberStart, memberOps };
+  const memberModules = members.map((member) => member.module);
+  const positions = new Map(members.map((member, index) => [member, index]));
+  return {
+    ...facts,
+    ops: Int32Array.from(ops),
+    memberStart,
+    memberOps,
+    memberModules,
+    children: children.map((child) => packPart(child, positions)),
+  };
+}
+
+function packPart(group: Group, positions: ReadonlyMap<LogicalOp, number>): PackedPart {
+  const { members, ops: _, children, ...facts } = group;
+  return {
+    ...facts,
+    members: Int32Array.from(members, (member) => positions.get(member) ?? -1),
+    children: children.map((child) => packPart(child, positions)),
+  };
 }
 
 /** What `postMessage` may move instead of copying. */
 export function transferable(packed: PackedPlan): ArrayBuffer[] {
   const own = [packed.places, packed.kinds, packed.edges, packed.boxOfOp, packed.groupBoxOfOp];
-  const arrays = [...own, ...packed.groups.flatMap((group) => [group.ops, group.memberStart, group.memberOps])];
+  const arrays = [...own, ...(packed.groups ?? []).flatMap(arraysOf)];
   return arrays.map((array) => array.buffer as ArrayBuffer);
 }
 
-export function unpackPlan(document: GraphDocument, packed: PackedPlan): Plan {
-  const groups = packed.groups.map((group) => unpackGroup(document, group));
+const arraysOf = (group: PackedGroup): Int32Array[] => [
+  group.ops,
+  group.memberStart,
+  group.memberOps,
+  ...group.children.flatMap(partArrays),
+];
+const partArrays = (part: PackedPart): Int32Array[] => [part.members, ...part.children.flatMap(partArrays)];
+
+/** `known`: the groups, if an earlier plan of the same document and replica brought them. */
+export function unpackPlan(document: GraphDocument, packed: PackedPlan, known: readonly Group[] = []): Plan {
+  const groups = packed.groups?.map((group) => unpackGroup(document, group)) ?? known;
+  const every = everyGroup(groups);
   const { places, kinds } = packed;
   const boxes: Box[] = [];
-  for (let i = 0; i * 3 < kinds.length; i++) {
-    const group = groups[kinds[i * 3] ?? 0] as Group;
-    const op = group.members[kinds[i * 3 + 1] ?? -1] ?? null;
+  for (let i = 0; i * FIELDS < kinds.length; i++) {
+    const [of = 0, member = -1, expanded = 0, parent = -1, depth = 0] = kinds.subarray(i * FIELDS, (i + 1) * FIELDS);
+    const group = every[of] as Group;
+    const op = group.members[member] ?? null;
     const [x = 0, y = 0, w = 0, h = 0] = places.subarray(i * 4, i * 4 + 4);
-    boxes.push({ id: op?.id ?? group.id, group, op, expanded: kinds[i * 3 + 2] === 1, x, y, w, h });
+    boxes.push({ id: op?.id ?? group.id, group, op, expanded: expanded === 1, parent, depth, x, y, w, h });
   }
   const edges: Edge[] = [];
   for (let i = 0; i < packed.edges.length; i += 3) {
@@ -107,19 +157,17 @@ export function unpackPlan(document: GraphDocument, packed: PackedPlan): Plan {
 }
 
 function unpackGroup(document: GraphDocument, packed: PackedGroup): Group {
-  const { memberStart, memberOps, ops, ...facts } = packed;
+  const { memberStart, memberOps, memberModules, ops, children, ...facts } = packed;
   const members: LogicalOp[] = [];
   for (let m = 0; m + 1 < memberStart.length; m++) {
     const of = [...memberOps.subarray(memberStart[m], memberStart[m + 1])];
-    const op = document.ops[of[0] ?? -1];
-    if (op === undefined) continue;
-    members.push({
-      id: `op|${op.name}|${op.kind}|${of[0] ?? 0}`,
-      name: op.name,
-      type: shortType(op.type),
-      bucket: packed.bucket,
-      ops: of,
-    });
+    members.push(logicalOp(document, of, memberModules[m] ?? "", packed.bucket));
   }
-  return { ...facts, members, ops: [...ops] };
+  return { ...facts, members, ops: [...ops], children: children.map((child) => unpackPart(child, members)) };
+}
+
+function unpackPart({ members: positions, children, ...facts }: PackedPart, of: readonly LogicalOp[]): Group {
+  const members = Array.from(positions, (position) => of[position] as LogicalOp);
+  const ops = members.flatMap((member) => member.ops);
+  return { ...facts, members, ops, children: children.map((child) => unpackPart(child, of)) };
 }

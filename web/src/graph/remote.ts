@@ -4,6 +4,7 @@
  */
 import { ApiError, api } from "../api";
 import type { GraphDocument, GraphOp } from "../types";
+import type { Group } from "./group";
 import { makePlan, type Plan, type PlanRequest, unpackPlan } from "./plan";
 import type { WorkerReply, WorkerRequest } from "./worker";
 
@@ -23,6 +24,8 @@ class GraphWorker {
   #nextId = 1;
   /** Documents that the worker holds, by the id under which it does. */
   #ids = new WeakMap<GraphDocument, number>();
+  /** Groups that the worker has sent, which it does once. */
+  #groups = new WeakMap<GraphDocument, Map<PlanRequest["replica"], readonly Group[]>>();
   /** The worker lets go of a document when nothing here holds it any more. */
   #gone = new FinalizationRegistry<number>((id) => this.#worker?.postMessage({ type: "forget", id }));
 
@@ -52,7 +55,11 @@ class GraphWorker {
     return this.#ask<Plan>({ type: "plan", id: this.#nextId++, document: held, request }, [], (reply) => {
       if (reply.type !== "plan") return undefined;
       this.layoutMs = reply.ms;
-      return unpackPlan(document, reply.packed);
+      const kept = this.#groups.get(document) ?? new Map<PlanRequest["replica"], readonly Group[]>();
+      this.#groups.set(document, kept);
+      const plan = unpackPlan(document, reply.packed, kept.get(request.replica));
+      kept.set(request.replica, plan.groups);
+      return plan;
     });
   }
 
@@ -81,6 +88,9 @@ class GraphWorker {
     };
     worker.onerror = (event) => {
       this.#worker = null;
+      // Its documents are gone with it: another layout of them is made here.
+      this.#ids = new WeakMap();
+      this.#groups = new WeakMap();
       this.#fail([...this.#waiting.keys()], event.message);
     };
     this.#worker = worker;

@@ -30,6 +30,6 @@ const OP_H = 30;
 
 export const showsOps = (scale: number): boolean => OP_H * scale >= MIN_OP_PX;
 /** Whether a box is drawn at all at this scale. */
-export const isDrawn = (box: Box, scale: number): boolean => box.op === null || showsOps(scale);
+export const isDrawn = (box: Box, scale: number): boolean => box.depth === 0 || showsOps(scale);
 /** A frame whose operators are too small to be drawn looks like a group that is not expanded. */
 export const isOpen = (box: Box, scale: number): boolean => box.expanded && showsOps(scale);

@@ -9,6 +9,8 @@ const LABEL_PX = 11;
 /** Letters grow with the zoom up to this much. */
 const MOST_GROWTH = 1.3;
 const MARGIN = 7;
+/** As in the layout: what a frame has above the boxes inside it. */
+const TITLE_H = 26;
 
 export interface Room {
   /** Heights of the lines, 0 for none. */
@@ -36,8 +38,12 @@ export function paintText(ctx: CanvasRenderingContext2D, scene: Scene, index: nu
   const [x, y] = [box.x * camera.scale + camera.x, box.y * camera.scale + camera.y];
   const [w, h] = [box.w * camera.scale, box.h * camera.scale];
   const open = isOpen(box, camera.scale);
+  const title = TITLE_H * camera.scale;
   const lines = sub === 0 || open ? label : label + sub + 5;
-  const top = open ? y + 6 : bar ? y + 7 : y + Math.max(2, (h - lines) / 2);
+  if (open && title < label && box.depth > 0) return;
+  // A frame's title has its strip above the boxes inside; where that is too low, it stands above the frame.
+  const above = title < label ? -label - 3 : Math.max(1, (title - label) / 2);
+  const top = open ? y + above : bar ? y + 7 : y + Math.max(2, (h - lines) / 2);
   ctx.textBaseline = "alphabetic";
   ctx.textAlign = "left";
   ctx.fillStyle = palette.text;

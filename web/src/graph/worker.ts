@@ -18,6 +18,8 @@ export type WorkerReply =
 const OPS_A_PIECE = 500;
 /** Documents by the id of the request that brought them. */
 const documents = new Map<number, GraphDocument>();
+/** Replicas whose groups the page has, by document. */
+const sent = new Map<number, Set<PlanRequest["replica"]>>();
 
 const reply = (message: WorkerReply, transfer: Transferable[] = []): void => postMessage(message, { transfer });
 
@@ -35,15 +37,23 @@ function plan(id: number, document: number, request: PlanRequest): void {
   const found = documents.get(document);
   if (found === undefined) throw new Error(`the worker has no document ${document}`);
   const began = performance.now();
-  const packed = packPlan(makePlan(found, request));
+  const replicas = sent.get(document) ?? new Set();
+  sent.set(document, replicas);
+  const packed = packPlan(makePlan(found, request), replicas.has(request.replica));
+  replicas.add(request.replica);
   reply({ type: "plan", id, packed, ms: performance.now() - began }, transferable(packed));
+}
+
+function forget(document: number): void {
+  documents.delete(document);
+  sent.delete(document);
 }
 
 addEventListener("message", (event: MessageEvent<WorkerRequest>) => {
   const asked = event.data;
   try {
     if (asked.type === "parse") parse(asked.id, asked.text);
-    else if (asked.type === "forget") documents.delete(asked.id);
+    else if (asked.type === "forget") forget(asked.id);
     else plan(asked.id, asked.document, asked.request);
   } catch (error) {
     reply({ type: "failed", id: asked.id, message: String(error) });

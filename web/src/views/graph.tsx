@@ -1,4 +1,5 @@
 /** The live SSA graph: canvas, its keys and mouse, and the table with the same contents. */
+
 import { untracked, useSignalEffect } from "@preact/signals";
 import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useRef } from "preact/hooks";
@@ -112,7 +113,7 @@ function GraphTools({ parts }: { parts: JobParts }) {
         </select>
       )}
       <ReplicaSelect graph={graph} count={document?.num_replicas ?? 1} />
-      <button type="button" class="btn small" onClick={() => expandAll(graph)} data-testid="expand-all">
+      <button type="button" class="btn small" onClick={() => toggleAll(graph)} data-testid="expand-all">
         {graph.expanded.value.size === 0 ? "Expand all" : "Collapse all"}
       </button>
       <button type="button" class="btn small" onClick={() => graph.fit()}>
@@ -143,9 +144,9 @@ function graphLabel(store: JobStore, graph: GraphRuntime): string {
   return [what, `batch ${document?.batch.join("+")}`, size, ...names].join(" · ");
 }
 
-function expandAll(graph: GraphController): void {
-  const opened = graph.expanded.value.size > 0;
-  graph.setExpanded(opened ? new Set() : new Set(graph.groups.map((group) => group.id)));
+function toggleAll(graph: GraphController): void {
+  if (graph.expanded.value.size > 0) graph.setExpanded(new Set());
+  else graph.expandAll();
 }
 
 function ReplicaSelect({ graph, count }: { graph: GraphController; count: number }) {

@@ -7,6 +7,7 @@ import { Head, Link } from "../parts/basics";
 import { Chart } from "../parts/chart";
 import { jobHref, setQuery } from "../router";
 import { isTerminal, type JobStore } from "../store/job";
+import { ODD, spreadOf } from "../store/layers";
 import { type GraphRuntime, longestOf, sumOf } from "../store/ops";
 import type { GraphOp } from "../types";
 import { PserverSummary } from "./exchange";
@@ -51,15 +52,17 @@ function Selection({ parts }: { parts: JobParts }) {
   const ops = box.op?.ops ?? box.group.ops;
   if (box.op === null && box.group.members.length > 1)
     return <GroupFacts graph={graph} box={index} runtime={runtime} />;
-  return <OperatorFacts ops={ops} runtime={runtime} graph={graph} />;
+  return <OperatorFacts ops={ops} member={box.op} runtime={runtime} graph={graph} />;
 }
 
 function OperatorFacts({
   ops,
+  member,
   runtime,
   graph,
 }: {
   ops: readonly number[];
+  member: LogicalOp | null;
   runtime: GraphRuntime;
   graph: GraphController;
 }) {
@@ -74,9 +77,9 @@ function OperatorFacts({
       <h2>
         <span>
           <i class={`swatch c-${bucketOf(op)}`} />
-          {op.name}
+          {member?.name ?? op.name}
         </span>
-        <span class="mono">#{ops.join(" #")}</span>
+        <span class="mono clip">{ops.length > 4 ? `${integer(ops.length)} runs` : `#${ops.join(" #")}`}</span>
       </h2>
       <dl>
         <dt>type</dt>
@@ -95,6 +98,7 @@ function OperatorFacts({
         <dd>{count === 0 ? "has not run" : `${nanos(total / count)} · ${nanos(max)}`}</dd>
         <dt>ran</dt>
         <dd>{integer(count)} × since the dashboard opened</dd>
+        <Layers runtime={runtime} ops={ops} folded={member?.module ?? ""} />
         {op.flops > 0 && count > 0 && <Rate op={op} meanNs={total / count} />}
         <dt>critical</dt>
         <dd class={critical ? "critical" : ""}>
@@ -102,6 +106,27 @@ function OperatorFacts({
         </dd>
       </dl>
     </div>
+  );
+}
+
+/** What repeated layers take, and the odd one out. */
+function Layers({ runtime, ops, folded }: { runtime: GraphRuntime; ops: readonly number[]; folded: string }) {
+  const { document } = runtime;
+  const spread = document === null ? null : spreadOf(runtime, ops, folded, modulesOf(document));
+  if (spread === null) return null;
+  const times = spread.medianNs > 0 ? spread.maxNs / spread.medianNs : 1;
+  return (
+    <>
+      <dt>layers</dt>
+      <dd>
+        {integer(spread.count)}: {nanos(spread.minNs)} · {nanos(spread.medianNs)} · {nanos(spread.maxNs)}
+      </dd>
+      <dt>slowest</dt>
+      <dd class={times > ODD ? "critical" : ""}>
+        {spread.slowest.split(".").slice(-2).join(".")}
+        {times > ODD ? ` · ${times.toFixed(1)} × the median` : ""}
+      </dd>
+    </>
   );
 }
 
@@ -156,6 +181,9 @@ function GroupFacts({ graph, box, runtime }: { graph: GraphController; box: numb
         {plural(group.members.length, "operator")} · {percent(share)} of operator time
         {group.module !== "" ? ` · ${group.module}` : ""}
       </p>
+      <dl>
+        <Layers runtime={runtime} ops={group.ops} folded={group.module} />
+      </dl>
       <table>
         <tbody>
           {members.map(({ member, total, count }) => (
