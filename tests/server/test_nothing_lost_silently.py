@@ -84,17 +84,27 @@ async def test_frames_lost_while_a_browser_subscribes_are_a_gap() -> None:
 async def test_browser_that_caught_up_is_told_after_what_it_waited_for() -> None:
     now = [0.0]
     queue = BrowserQueue(10, 1000, 5.0, lambda: now[0], lambda: None)
-    queue.put_frame(7, Kind.OP_EVENTS, 1, b"x" * 20)
+    queue.put_frame(7, Kind.OP_SUMS, 1, b"x" * 20)
     now[0] = 2.0
     queue.put_frame(7, Kind.OP_SUMS, 1, b"y" * 20)
     taken = queue.take()
     assert taken is not None
     assert [m["reason"] is not None for m in taken.messages if m["type"] == "degraded"] == [True]
-    assert taken.stream == [b"y" * 20, {"type": "degraded", "id": 7, "reason": None}]
+    assert taken.stream == [b"x" * 20, b"y" * 20, {"type": "degraded", "id": 7, "reason": None}]
     queue.put_frame(7, Kind.OP_SUMS, 1, b"z")
     again = queue.take()
     assert again is not None
     assert again.stream == [b"z"]
+
+
+async def test_of_steps_above_the_high_water_the_newest_waits() -> None:
+    queue = BrowserQueue(10, 1000, 5.0, lambda: 0.0, lambda: None)
+    for step in (b"1", b"2", b"3"):
+        queue.put_frame(7, Kind.OP_EVENTS, 5, step * 20)
+    taken = queue.take()
+    assert taken is not None
+    assert taken.stream == [b"3" * 20]
+    assert taken.messages == [{"type": "gap", "id": 7, "dropped": {"OP_EVENTS": 10}}]
 
 
 async def test_snapshot_of_the_list_says_how_many_jobs_there_are(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.server.harness import FakeClock
 
-from penstock.protocol.frames import Column, Frame, Kind, decode_header, encode
+from penstock.protocol.frames import COLUMNS, Frame, Kind, decode_header, encode
 from penstock.protocol.stream import JobChanged
 from penstock_server.services.series import min_max
 from penstock_server.streams.live import LiveJob
@@ -24,7 +24,7 @@ from penstock_server.streams.segments import MAGIC, Segments
 
 
 def frame(seq: int, kind: Kind = Kind.OP_SUMS, rows: int = 1, stream: int = 1) -> bytes:
-    columns = {name: np.arange(rows) for name in (Column.OP, Column.COUNT, Column.TOTAL_NS, Column.MAX_NS)}
+    columns = {name: np.arange(rows) for name in COLUMNS.get(kind, ())}
     body = {"hash": "h"} if kind is Kind.GRAPH_USED else None
     return encode(Frame(kind, stream, 1, seq, columns={} if body else columns, body=body))
 
@@ -132,6 +132,15 @@ def test_last_frames_bring_the_graph_that_they_rest_on(tmp_path: Path) -> None:
     write(store, [graph, *frames])
     chosen = store.last({Kind.OP_SUMS}, limit_bytes=len(frames[0]) * 3)
     assert list(store.read(chosen)) == [graph, *frames[-3:]]
+
+
+def test_last_frames_have_a_step_larger_than_the_limit(tmp_path: Path) -> None:
+    store = segments(tmp_path)
+    small, step, newer = frame(1), frame(2, Kind.OP_EVENTS, rows=5000), frame(3)
+    write(store, [small, step, newer])
+    chosen = store.last({Kind.OP_SUMS, Kind.OP_EVENTS}, limit_bytes=len(newer) * 2)
+    assert list(store.read(chosen)) == [step, newer]
+    assert list(store.read(store.last({Kind.OP_SUMS}, limit_bytes=len(newer) * 2))) == [small, newer]
 
 
 @pytest.mark.asyncio

@@ -267,6 +267,18 @@ async def test_stalled_browser_is_closed_and_slows_no_other(tmp_path: Path) -> N
         assert [decode_header(frame).seq for frame in fast.frames] == list(range(sent))
 
 
+async def test_step_above_the_high_water_reaches_browsers(sqlite_server: Server) -> None:
+    async with sqlite_server.attached() as trainer, sqlite_server.browser() as live, sqlite_server.browser() as later:
+        job_id = trainer.registered["job_id"]
+        await live.subscribe(1, topic="job", job_id=job_id)
+        await trainer.frame(Kind.OP_EVENTS, **events(100_000))
+        await live.received(1)
+        await later.subscribe(1, topic="job", job_id=job_id)
+        await later.received(1)
+        assert [decode_header(one.frames[0]).count for one in (live, later)] == [100_000, 100_000]
+        assert len(live.frames[0]) > sqlite_server.runtime.settings.browser_high_water_bytes
+
+
 async def test_subscription_to_a_job_that_is_not_there_is_refused(sqlite_server: Server) -> None:
     async with sqlite_server.connect("/api/v1/stream", sqlite_server.admin) as ws:
         await ws.send(json.dumps({"type": "subscribe", "id": 1, "topic": "job", "job_id": "nope"}))

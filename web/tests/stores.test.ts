@@ -219,6 +219,16 @@ describe("timeline", () => {
     expect(model.shares).toEqual({ compute: 150 / 400, sync: 100 / 400, input: 0, idle: 150 / 400 });
   });
 
+  test("a step that comes in several frames is one step", () => {
+    const store = new StepStore();
+    store.ingest("h", events([[0, 500, 0, 0]], { step: 9, t0Ns: 1000n }));
+    store.ingest("h", events([[0, 700, 1, 1]], { step: 9, t0Ns: 3000n }));
+    const [trace] = store.newest(() => true);
+    expect([[...(trace?.start ?? [])], [...(trace?.op ?? [])], store.steps]).toEqual([[0, 2000], [0, 1], 1]);
+    store.ingest("h", events([[0, 100, 1, 1]], { step: 9, t0Ns: 9000n, epoch: 2 })); // a new attempt runs it again
+    expect([...(store.newest(() => true)[0]?.start ?? [])]).toEqual([0]);
+  });
+
   test("a slice is found by its time, and a gap is no slice", () => {
     const lane = buildTimeline(document, traced(steps)).lanes[0];
     if (lane === undefined) throw new Error("no lane");

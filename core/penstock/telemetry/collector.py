@@ -29,7 +29,7 @@ from penstock.telemetry.sync import GraphExchanges
 
 EVENT_BYTES = 12
 FRAME_BYTES = HEADER_BYTES + 8 * len(COLUMNS[Kind.OP_EVENTS])
-MAX_ROWS = 300_000  # of one OP_EVENTS frame: below 4 MiB
+MAX_ROWS = 200_000  # of one OP_EVENTS frame: 2.4 MB, so that a browser's queue holds one beside what else waits
 MAX_SPAN_NS = 2**32 - 1  # of one OP_EVENTS frame: START_NS is u32
 MAX_OP = 2**16 - 1  # OP is u16
 LAST_STEPS = 3  # complete steps that are retained for the case of a failure

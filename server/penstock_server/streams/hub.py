@@ -60,7 +60,8 @@ class Subscription:
 
 @dataclass(slots=True)
 class Recent:
-    """The newest frames of a job, so that a page which opens now is not empty. Bounded by bytes.
+    """The newest frames of a job, so that a page which opens now is not empty. Bounded by bytes;
+    the newest frame stays whatever its size.
 
     `pinned`: of the EXCHANGE frames that went, the newest of each stream: it holds sums since the start, and may be the
     last for long.
@@ -74,7 +75,7 @@ class Recent:
         """Add a frame, or a message among the frames; the oldest go."""
         self.items.append((header, content))
         self.size += len(content) if isinstance(content, bytes) else 0
-        while self.size > RING_BYTES:
+        while self.size > RING_BYTES and len(self.items) > 1:
             what, old = self.items.popleft()
             self.size -= len(old) if isinstance(old, bytes) else 0
             if what is not None and what.kind is Kind.EXCHANGE and isinstance(old, bytes):

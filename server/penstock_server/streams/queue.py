@@ -2,9 +2,10 @@
 
 State and metrics are merged (only the newest state waits, points are appended), logs are positions in a
 file, telemetry frames are bytes. When frames pass the high water, (1) the oldest OP_EVENTS go, and are
-counted; (2) after a second of this, OP_EVENTS are not queued at all and the browser is notified; (3) at the
-limit, or when it has not caught up for `slow_s`, the connection is to be closed with 4408. Once it has caught
-up it is notified. Nothing but frames is ever dropped.
+counted, except for the newest frame, so that a step larger than the high water is seen; (2) after a second
+of this, OP_EVENTS are not queued at all and the browser is notified; (3) at the limit, or when it has not
+caught up for `slow_s`, the connection is to be closed with 4408. Once it has caught up it is notified.
+Nothing but frames is ever dropped.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class BrowserQueue:
     _notified: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._frames = BoundedQueue([DropRule(frozenset({Kind.OP_EVENTS}), self.high_water_bytes)])
+        self._frames = BoundedQueue([DropRule(frozenset({Kind.OP_EVENTS}), self.high_water_bytes, keep_newest=True)])
 
     @property
     def frame_bytes(self) -> int:

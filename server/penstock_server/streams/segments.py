@@ -113,8 +113,9 @@ class Segments:
     def last(self, kinds: Collection[Kind], limit_bytes: int) -> list[SegmentEntry]:
         """Return the newest entries of these kinds, oldest first, together at most `limit_bytes`.
 
-        Before them stands the GRAPH_USED of each stream that says which graph they index. The newest EXCHANGE frame of
-        each stream is there however old it is, because it holds sums since the start.
+        The newest OP_EVENTS frame is taken even above that, as the last: a step may be larger than the limit. Before
+        them stands the GRAPH_USED of each stream that says which graph they index. The newest EXCHANGE frame of each
+        stream is there however old it is, because it holds sums since the start.
         """
         pinned = self.newest(Kind.EXCHANGE) if Kind.EXCHANGE in kinds else []
         chosen = self._last(frozenset(kinds) - {Kind.EXCHANGE}, limit_bytes)
@@ -129,7 +130,10 @@ class Segments:
         chosen: list[SegmentEntry] = []
         size = 0
         open_streams: set[int] = set()
+        needs_step = limit_bytes > 0
         for entry in reversed(self.entries):
+            if needs_step and size <= limit_bytes and entry.kind is Kind.OP_EVENTS and entry.kind in kinds:
+                needs_step, limit_bytes = False, max(limit_bytes, size + entry.size_bytes)
             if entry.kind is Kind.GRAPH_USED and entry.stream in open_streams:
                 chosen.append(entry)
                 open_streams.discard(entry.stream)
@@ -137,7 +141,7 @@ class Segments:
                 size += entry.size_bytes
                 chosen.append(entry)
                 open_streams.add(entry.stream)
-            elif size + entry.size_bytes > limit_bytes:
+            elif entry.kind in kinds:
                 limit_bytes = 0  # nothing older is taken, so that no gap is hidden in the middle
                 if not open_streams:
                     break

@@ -4,13 +4,27 @@ import { Column, FLAG_WHOLE_STEP } from "../constants";
 
 export interface StepTrace {
   readonly stream: number;
+  readonly epoch: number;
   readonly hash: string;
   readonly step: number;
   readonly t0Ns: bigint;
-  readonly start: Uint16Array | Uint32Array;
+  /** Nanoseconds from `t0Ns`. */
+  readonly start: Uint16Array | Uint32Array | Float64Array;
   readonly duration: Uint16Array | Uint32Array;
   readonly op: Uint16Array | Uint32Array;
   readonly thread: Uint16Array | Uint32Array;
+}
+
+/** A step of more slices, or of more seconds, than one frame holds comes in several, in the order of time. */
+function joined(first: StepTrace, then: StepTrace): StepTrace {
+  const later = Number(then.t0Ns - first.t0Ns);
+  return {
+    ...first,
+    start: Float64Array.from([...first.start, ...Array.from(then.start, (ns) => ns + later)]),
+    duration: Uint32Array.from([...first.duration, ...then.duration]),
+    op: Uint32Array.from([...first.op, ...then.op]),
+    thread: Uint32Array.from([...first.thread, ...then.thread]),
+  };
 }
 
 export class StepStore {
@@ -22,6 +36,7 @@ export class StepStore {
     if (frame.count === 0 || (frame.flags & FLAG_WHOLE_STEP) === 0) return;
     const trace: StepTrace = {
       stream: frame.stream,
+      epoch: frame.epoch,
       hash,
       step: frame.step,
       t0Ns: frame.t0Ns,
@@ -30,8 +45,11 @@ export class StepStore {
       op: smallColumn(frame, Column.OP),
       thread: smallColumn(frame, Column.THREAD),
     };
-    this.#traces.set(`${frame.stream}/${hash}`, trace);
-    this.steps += 1;
+    const key = `${frame.stream}/${hash}`;
+    const before = this.#traces.get(key);
+    const goesOn = before?.step === trace.step && before.epoch === trace.epoch && before.t0Ns <= trace.t0Ns;
+    this.#traces.set(key, goesOn ? joined(before, trace) : trace);
+    if (!goesOn) this.steps += 1;
   }
 
   /**
