@@ -12,7 +12,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from penstock.errors import Bug, Unavailable
 from penstock_server.tables import CounterRow, EventRow
 
 BUSY_TIMEOUT_MS = 30_000
+SQLITE_READERS = 8
+"""Sessions that read a SQLite at once. The next waits its turn, as long as that takes."""
 WAL_RETRY_S = 0.01
 TROUBLE_S = 10.0
 _SERVER_KEY = 0x50454E53544F434C
@@ -87,7 +89,10 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = url
         self.is_sqlite = url.startswith("sqlite")
-        options: dict[str, Any] = {} if self.is_sqlite else {"pool_size": 10, "max_overflow": 10}
+        # On SQLite a connection for each reader, one for the writer, one to migrate with, and all of them stay open:
+        # the pool's own line would end with an error after 30 s, and a connection beyond its size lives for one read.
+        size = {"pool_size": SQLITE_READERS + 2, "max_overflow": 0}
+        options: dict[str, Any] = size if self.is_sqlite else {"pool_size": 10, "max_overflow": 10}
         self.engine = create_async_engine(url, **options)
         if self.is_sqlite:
             event.listen(self.engine.sync_engine, "connect", _on_sqlite_connect)
@@ -100,6 +105,9 @@ class Database:
         # One writer at a time. SQLite would only make the second wait in its thread; on PostgreSQL two that lock
         # rows in different orders would deadlock, and this process is the only one that writes (`alone`).
         self._lock = asyncio.Lock()
+        self._readers: asyncio.Semaphore | nullcontext[None] = (
+            asyncio.Semaphore(SQLITE_READERS) if self.is_sqlite else nullcontext()
+        )
         self.on_commit: Callable[[Effects], None] = lambda effects: None
         self.trouble: DatabaseAway | None = None
         """Why a write failed lately because the database is unreachable or full."""
@@ -110,9 +118,12 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
-        """Open a session for reading; nothing is committed. It and the others raise DatabaseAway."""
+        """Open a session for reading; nothing is committed. It and the others raise DatabaseAway.
+
+        Never within another `read` or `glance`: on SQLite they share `SQLITE_READERS` turns.
+        """
         with _away_as_such():
-            async with self._read() as session:
+            async with self._readers, self._read() as session:
                 await self._connect(session)
                 yield session
 
@@ -120,7 +131,7 @@ class Database:
     async def glance(self) -> AsyncIterator[AsyncSession]:
         """Open a session for one statement that reads. On SQLite it costs no transaction: each would be three calls."""
         with _away_as_such():
-            async with self._glance() as session:
+            async with self._readers, self._glance() as session:
                 await self._connect(session)
                 yield session
 

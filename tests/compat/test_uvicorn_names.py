@@ -56,12 +56,12 @@ class Application:
 
 
 @asynccontextmanager
-async def serving(application: Application, **options: Any) -> AsyncIterator[int]:
+async def serving(application: Callable[..., Any], **options: Any) -> AsyncIterator[int]:
     """Serve on a free port of this host until the block ends."""
+    given = {"ws": private.WebSocketProtocol, **options}
     config = uvicorn.Config(
-        application, lifespan="off", log_config=None, ws=private.WebSocketProtocol, ws_per_message_deflate=False,
-        timeout_graceful_shutdown=1, **options,
-    )  # fmt: skip
+        application, lifespan="off", log_config=None, ws_per_message_deflate=False, timeout_graceful_shutdown=1, **given
+    )
     server = private.SignalFreeServer(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -72,11 +72,42 @@ async def serving(application: Application, **options: Any) -> AsyncIterator[int
             server.should_exit = server.force_exit = True
 
 
+async def _peers_that_stall_or_are_gone_hold_nothing_up() -> None:
+    await _a_stalled_peer_holds_up_data_and_no_end()
+    await _a_peer_that_is_gone_takes_no_message()
+
+
 async def _a_stalled_peer_holds_up_data_and_no_end() -> None:
     for patient in (False, True):
         application = Application(_LARGE, patient=patient)
         async with serving(application) as port, asyncio.timeout(_ENDS_S):
             await _stalled(port, application)
+
+
+async def _a_peer_that_is_gone_takes_no_message() -> None:
+    refused = asyncio.Event()
+
+    async def application(_scope: Any, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        gone.transport.abort()  # the event loop gets no turn before the next message
+        with pytest.raises(OSError, match="gone"):
+            await send({"type": "websocket.send", "bytes": b"more"})
+        refused.set()
+
+    gone: Any = None
+
+    class Known(private.WebSocketProtocol):
+        def connection_made(self, transport: Any) -> None:
+            nonlocal gone
+            gone = self
+            super().connection_made(transport)
+
+    async with serving(application, ws=Known) as port, connect(f"ws://127.0.0.1:{port}/", close_timeout=0) as websocket:
+        await websocket.send(b"now")
+        async with asyncio.timeout(_ENDS_S):
+            await refused.wait()
 
 
 async def _stalled(port: int, application: Application) -> None:
@@ -145,7 +176,7 @@ async def _connections_report_what_peers_send() -> None:
 
 CONTRACTS = {
     "HttpProtocol": _connections_report_what_peers_send,
-    "WebSocketProtocol": _a_stalled_peer_holds_up_data_and_no_end,
+    "WebSocketProtocol": _peers_that_stall_or_are_gone_hold_nothing_up,
     "SignalFreeServer": _signals_stay_those_of_the_process,
 }
 

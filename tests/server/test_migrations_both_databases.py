@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import pytest
 import pytest_asyncio
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, select, text
 from sqlalchemy.engine import Connection
 from tests.server.harness import settings_for
 
 from penstock.errors import Unavailable
 from penstock_server.db import Database, downgrade, script_location, upgrade
 from penstock_server.runtime import open_runtime
-from penstock_server.tables import Base
+from penstock_server.tables import Base, JobRow
 
 pytestmark = pytest.mark.asyncio
 
@@ -44,6 +45,28 @@ async def test_up_down_up(database: Database) -> None:
     await upgrade(database)
     async with database.engine.connect() as connection:
         assert (await connection.execute(text("SELECT name, value FROM counters"))).all() == [("stream", 0)]
+
+
+async def test_attempts_that_go_on_keep_their_limit(database: Database) -> None:
+    await upgrade(database, "0009")
+    job = (
+        "INSERT INTO jobs (id, name, kind, state, reason, reason_detail, why, spec, epoch, attempt, restarts, "
+        "created_at, state_at, latest, lost, version) VALUES (:id, 'j', 'managed', 'RUNNING', '', '', '', :spec, 1, 1, "
+        "0, '2026-01-01 00:00:00', '2026-01-01 00:00:00', '{}', '{}', 1)"
+    )
+    attempt = (
+        "INSERT INTO attempts (id, job_id, number, epoch, created_at, reason, secret) "
+        "VALUES (:id, :id, 1, 1, '2026-01-01 00:00:00', '', '')"
+    )
+    async with database.engine.begin() as connection:
+        for name, spec in (("long", "{}"), ("short", '{"max_duration_s": 90.5}')):
+            await connection.execute(text(job), {"id": name, "spec": spec})
+            await connection.execute(text(attempt), {"id": name})
+    await upgrade(database)
+    async with database.read() as session:
+        rows = await session.execute(select(JobRow.id, JobRow.created_at, JobRow.ends_by))
+        found = {row.id: row.ends_by and row.ends_by - row.created_at for row in rows}
+    assert found == {"long": None, "short": timedelta(seconds=90.5)}
 
 
 async def test_migrations_make_what_the_rows_say(database: Database) -> None:

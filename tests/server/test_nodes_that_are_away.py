@@ -44,7 +44,7 @@ async def test_one_late_heartbeat_does_not_leave_a_node_away(
             await agent.desired(2)
 
 
-async def test_a_heartbeat_that_comes_while_leases_are_looked_at_brings_the_node_back(
+async def test_heartbeat_during_a_look_at_leases_brings_the_node_back(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(settings_for(tmp_path), clock) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,11 +28,12 @@ async def submitted(server: Server, name: str, **spec: Any) -> dict[str, Any]:
 
 
 async def orders_of(server: Server, node_id: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The orders of a node, and the statements that they took."""
+    """The orders of a node, and the statements that they took: the publisher, a task of its own, reads such too."""
     statements: list[str] = []
+    mine = asyncio.current_task()
 
     def on_statement(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
-        if "job_id IN (" in statement:  # nothing else asks for these
+        if "job_id IN (" in statement and asyncio.current_task() is mine:
             statements.append(statement)
 
     engine = server.runtime.database.engine.sync_engine

@@ -77,10 +77,15 @@ class WebSocketProtocol(_sansio.WebSocketsSansIOProtocol):
     """Sends a close frame behind what is buffered; uvicorn waits for the peer to read, which a stalled one does not.
 
     A peer that does not take it within 10 s is cut off. Without it a stop of the server waits for such a browser.
+    A message for a peer that is gone raises OSError at once; uvicorn writes on until the event loop has had a turn,
+    which a sender with much to send does not give it.
     """
 
     async def send(self, message: Any) -> None:
         """Send one ASGI message; a close does not wait until the transport can be written."""
+        is_lost = self.handshake_complete and not self.close_sent and self.transport.is_closing()
+        if is_lost and message["type"] == "websocket.send":
+            raise ConnectionResetError("the peer of this websocket is gone")
         if message["type"] == "websocket.close" and self.handshake_complete:
             self.writable.set()
             self.loop.call_later(_LINGER_S, self.transport.abort)

@@ -16,8 +16,9 @@ from penstock_server.services.lifecycle import NEVER_STARTED, may_linger
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.settle import LogTail, locked_job, replicas_of, settle
 from penstock_server.services.transitions import allowed, transition
-from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
+from penstock_server.tables import JobRow, NodeRow, ReplicaRow
 
+_STOPPABLE = (JobState.STARTING, JobState.RUNNING)
 _FORWARD = {ReplicaState.ASSIGNED: 0, ReplicaState.PREPARING: 1, ReplicaState.UNKNOWN: 1, ReplicaState.RUNNING: 2}
 NEVER_STARTED_S = 2.0
 """How long an agent has to report that it had started a replica which its job no longer wants."""
@@ -191,26 +192,18 @@ class Reports:
 
     async def stop_long_ones(self) -> None:
         """Stop jobs whose attempt has taken longer than their description allows."""
-        now = self._clock.now()
-        statement = (
-            select(JobRow.id, JobRow.spec, AttemptRow.created_at)
-            .join(AttemptRow, (AttemptRow.job_id == JobRow.id) & (AttemptRow.number == JobRow.attempt))
-            .where(JobRow.state.in_([JobState.STARTING, JobState.RUNNING]), JobRow.kind == "managed")
-            .where(JobRow.spec["max_duration_s"].as_float() > 0)
-        )
+        is_long = JobRow.state.in_(_STOPPABLE) & (JobRow.ends_by <= self._clock.now())
         async with self._db.glance() as session:
-            found = (await session.execute(statement)).all()
-        for job_id, spec, since in found:
-            limit_s = spec["max_duration_s"]
-            if now - since >= timedelta(seconds=limit_s):
-                await self._stop_long(job_id, limit_s)
+            found = (await session.execute(select(JobRow.id).where(is_long))).scalars().all()
+        for job_id in found:
+            await self._stop_long(job_id)
 
-    async def _stop_long(self, job_id: str, limit_s: float) -> None:
+    async def _stop_long(self, job_id: str) -> None:
         async with self._db.write() as tx:
             job = await locked_job(tx, job_id)
-            if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
+            if job is None or job.state not in _STOPPABLE:
                 return
-            job.why = f"its attempt has taken {limit_s:g} s, which is max_duration_s"
+            job.why = f"its attempt has taken {job.spec['max_duration_s']:g} s, which is max_duration_s"
             now = self._clock.now()
             transition(tx, job, JobState.STOPPING, at=now, reason=StopReason.MAX_DURATION, detail=job.why)
             tx.effects.nodes.update(r.node_id for r in await replicas_of(tx, job) if r.node_id is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, func, select, union_all, update
 
@@ -62,7 +62,7 @@ class Scheduling:
                 if isinstance(answer, Chosen):
                     stays = bound(stays, answer, job.id)
                     rooms = take(rooms, needs, answer)
-                    await _start(tx, job, needs, answer, now)
+                    await _start(tx, job, needs, answer, spec.max_duration_s, now)
                     placed += 1
                     continue
                 if not rooms:
@@ -196,10 +196,13 @@ async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:
     return {(host, port) for host, *ports in found for port in ports if port is not None}
 
 
-async def _start(tx: Tx, job: JobRow, needs: Sequence[Need], placed: Chosen, now: datetime) -> None:
+async def _start(
+    tx: Tx, job: JobRow, needs: Sequence[Need], placed: Chosen, max_duration_s: float | None, now: datetime
+) -> None:
     job.epoch += 1
     job.attempt += 1
     job.next_attempt_at = None
+    job.ends_by = None if max_duration_s is None else now + timedelta(seconds=max_duration_s)
     job.reason = job.reason_detail = ""  # those of the attempt before stand in its row
     attempt = AttemptRow(
         id=uuid7(), job_id=job.id, number=job.attempt, epoch=job.epoch, created_at=now, secret=secrets.token_urlsafe(32)
