@@ -23,7 +23,9 @@ from penstock.exec.diagnostics import explained
 from penstock.exec.fed_state import set_state, state_in
 from penstock.exec.feeding import as_tensors, check_guards, resolved_seed, takes_from_reader
 from penstock.exec.fetching import SelectedRowsValue, as_array, fetch_names
+from penstock.exec.matmuls import Matmuls
 from penstock.exec.parallel import CompiledProgram
+from penstock.exec.pass_choice import matrix_settings
 from penstock.exec.places import CPUPlace, Place, device_of
 from penstock.exec.sequences import as_lod_tensors, element_of, with_their_lengths
 from penstock.lod_tensor import LoDTensor
@@ -54,7 +56,8 @@ class Executor:
     def __init__(self, place: Place | None = None) -> None:
         self.place = place or CPUPlace()
         self._device = device_of(self.place)
-        self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]]]] = {}
+        self._matrix = matrix_settings(at_once=1, intra_op=torch.get_num_threads())
+        self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]], Matmuls | None]] = {}
         self._cut: dict[tuple[int, tuple[str, ...]], tuple[Program, int, Program]] = {}
         self._collective: dict[tuple[int, int], tuple[Program, Scope, Any]] = {}
         self._remotes = RemoteUse()
@@ -139,7 +142,7 @@ class Executor:
         """`run` for a plain Program; `hook` sees every operator (see `exec.audit`)."""
         scope = scope or global_scope()
         program_runs(program)
-        prepared = self._prepare(program)
+        prepared, matmuls = self._prepare(program)
         if prepared and prepared[0][0].type == LISTEN_AND_SERV:
             from penstock.serving.server import serve_program  # loads a server, which other programs do without
 
@@ -165,9 +168,10 @@ class Executor:
         seed, step = resolved_seed(program), scope.next_step(program)
         values: dict[str, Any] = {**tensors, RNG: torch.tensor([seed, step, 0], dtype=torch.int64)}
         bindings[SEED] = seed
+        chosen = {} if matmuls is None else matmuls.chosen(bindings)
         with torch.no_grad():
-            for (op, kernel), over in zip(prepared, releases(program, names), strict=True):
-                self._run_operator(program, op, kernel, values, bindings, scope, hook)
+            for index, ((op, kernel), over) in enumerate(zip(prepared, releases(program, names), strict=True)):
+                self._run_operator(program, op, chosen.get(index, kernel), values, bindings, scope, hook)
                 for name in over:
                     values.pop(name, None)
         if any(program.variables[program.variables[w].storage].persistable for op, _ in prepared for w in op.writes):
@@ -184,15 +188,16 @@ class Executor:
             self._collective[key] = (program, scope, CompiledProgram(program))
         return self._collective[key][2]
 
-    def _prepare(self, program: Program) -> list[tuple[Operator, Any]]:
+    def _prepare(self, program: Program) -> tuple[list[tuple[Operator, Any]], Matmuls | None]:
         known = self._checked.get(id(program))
         if known is not None and known[0] is program and known[1] == program.revision:
-            return known[2]
+            return known[2:]
         legality.check(program)
         check_writes(program)
         prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.global_block().operators]
-        self._checked[id(program)] = (program, program.revision, prepared)
-        return prepared
+        matmuls = Matmuls(program, self._matrix) if self._device.type == "cpu" else None
+        self._checked[id(program)] = (program, program.revision, prepared, matmuls)
+        return prepared, matmuls
 
     def _run_operator(
         self,

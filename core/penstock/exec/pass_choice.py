@@ -14,6 +14,7 @@ from penstock.exec.devices import Devices, on_gpus
 from penstock.exec.flags import value_of
 from penstock.exec.strategies import BuildStrategy, GradientScaleStrategy
 from penstock.graph.build import build_graph
+from penstock.graph.choice import MatrixKernels
 from penstock.graph.passes import Buckets, PassChoice
 from penstock.graph.passes.fuse_optimizer import fuse_updates
 from penstock.graph.passes.sync_batch_norm import has_batch_norm
@@ -67,9 +68,17 @@ def settled(
             choice, fuse_all_reduce=False, fuse_optimizer=False, fuse_add_act=False, matrix_kernels=False,
             reuse_buffers=False, inplace=False, fuse_lookups=False, fuse_sparse=False,
         )  # fmt: skip
+    matrix = matrix_settings(at_once=at_once, intra_op=intra_op)
+    return replace(choice, matrix=replace(matrix, forced=choice.matrix.forced or matrix.forced))
+
+
+def matrix_settings(*, at_once: int, intra_op: int) -> MatrixKernels:
+    """Return how matmuls choose their kernel under these conditions, by FLAGS_matrix_kernels.
+
+    Raises SpecError for an unknown kernel in the environment.
+    """
     wanted = value_of(MATRIX_KERNELS)
-    forced = choice.matrix.forced or ("" if wanted == "auto" else wanted)
-    return replace(choice, matrix=replace(choice.matrix, forced=forced, at_once=at_once, intra_op=intra_op))
+    return MatrixKernels("" if wanted == "auto" else wanted, at_once, intra_op)
 
 
 def refuse_on_gpus(build: BuildStrategy, program: Program, devices: Devices) -> None:

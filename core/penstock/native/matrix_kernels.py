@@ -1,9 +1,10 @@
 """Which kernel multiplies two matrices fastest: measured once for each product and machine, then remembered.
 
 A `Product` is described by its sizes, layouts and epilogue; `Conditions` by what runs beside it. `KernelTimes` answers
-from memory, then from the file (`matrix_cache`), then by measuring (`matrix_timing`); within a process the answer to
-one question never changes, so that the same program gives the same bits. Times that another process has stored in
-the meantime win over those measured here: processes that share a store choose equally for all that is in it.
+from memory, then from the file (`matrix_cache`), then by measuring (`matrix_timing`). Within a process a product has
+one kernel, decided under the conditions of the first executor that needs it: the same program gives the same bits,
+whichever executor runs it and with how many threads. Times that another process has stored in the meantime win over
+those measured here: processes that share a store choose equally for all that is in it.
 Decision: another kernel than torch's is taken only if it is 3 % faster; one that fails or gives wrong results never is.
 """
 
@@ -144,7 +145,7 @@ class KernelTimes:
     ) -> None:
         self._store, self._measure, self._available = store, measure, available
         self._lock = threading.Lock()
-        self._decided: dict[tuple[Product, Conditions], str] = {}
+        self._decided: dict[Product, str] = {}
 
     def choose(self, products: list[Product], conditions: Conditions) -> dict[Product, str]:
         """Return the kernel for each product; measures what is not known, for at most about BUDGET_S seconds.
@@ -153,10 +154,10 @@ class KernelTimes:
         good; a later process measures it.
         """
         with self._lock:
-            wanted = [p for p in dict.fromkeys(products) if (p, conditions) not in self._decided]
+            wanted = [p for p in dict.fromkeys(products) if p not in self._decided]
             if wanted:
                 self._decide(wanted, conditions)
-            return {p: self._decided[p, conditions] for p in products}
+            return {p: self._decided[p] for p in products}
 
     def _decide(self, wanted: list[Product], conditions: Conditions) -> None:
         available = self._available()
@@ -173,7 +174,7 @@ class KernelTimes:
         for product in wanted:
             seen = known.get(product, found.get(f"{product.measured()}, {conditions}", {}))
             usable = {kernel: seconds for kernel, seconds in seen.items() if kernel in _racing(product, available)}
-            self._decided[product, conditions] = decide(usable)
+            self._decided[product] = decide(usable)
 
     def _measured(
         self, missing: list[Product], conditions: Conditions, available: Collection[str]
