@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 LIMIT = 60
 
 
+@cache
 def names_by_file() -> dict[str, list[str]]:
     """Return the names of all test functions and methods, by file."""
     return {
