@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.command import cluster, convert, doctor, fluid, jobs, nodes, serve
+from penstock.command import cluster, cluster_kubernetes, convert, doctor, fluid, jobs, nodes, serve
 from penstock.command.exits import exit_of
 from penstock.errors import PenstockError
 from penstock.version import __version__
@@ -59,6 +59,7 @@ app.command("convert-fluid")(convert.convert_fluid)
 app.command("login-link")(nodes.login_link)
 app.add_typer(nodes.token_commands, name="token")
 app.add_typer(nodes.agent_commands, name="agent")
+cluster.cluster_commands.command("kubernetes")(cluster_kubernetes.kubernetes)
 app.add_typer(cluster.cluster_commands, name="cluster")
 
 

@@ -1,4 +1,4 @@
-"""cluster slurm: pilots on another scheduler, by what waits in the queue (docs/clusters.md)."""
+"""cluster slurm, and what all engines share: pilots by what waits in the queue (docs/clusters.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Every = Annotated[float, typer.Option("--every", min=0.1, metavar="SECONDS", hel
 Folder = Annotated[
     Path | None, typer.Option("--state-dir", help="what was launched, and the join token (~/.penstock/clusters/NAME)")
 ]
-Plan = Annotated[bool, typer.Option("--plan", help="print what one pilot would be submitted as, and end")]
+Plan = Annotated[bool, typer.Option("--plan", "--dry-run", help="print what one pilot would be submitted as, and end")]
 Down = Annotated[bool, typer.Option("--down", help="cancel all pilots, revoke their token, and end")]
 
 

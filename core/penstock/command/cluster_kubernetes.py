@@ -1,0 +1,91 @@
+"""cluster kubernetes: pilots as the pods of Indexed Jobs (docs/clusters.md)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.command.cluster import (
+    Cluster,
+    Cpus,
+    Down,
+    Every,
+    Folder,
+    Gpus,
+    Idle,
+    Least,
+    Memory,
+    Most,
+    Name,
+    Once,
+    PilotUrl,
+    Plan,
+    Ttl,
+    serve,
+)  # fmt: skip
+from penstock.command.options import Token, Url
+from penstock.command.passing import given
+
+if TYPE_CHECKING:
+    from penstock.cluster.provisioner import Provisioner
+
+
+def kubernetes(
+    url: Url = None,
+    token: Token = None,
+    name: Name = None,
+    most: Most = 10,
+    least: Least = 0,
+    cpus: Cpus = 1,
+    gpus: Gpus = 0,
+    memory: Memory = "2GiB",
+    ttl: Ttl = 3600.0,
+    idle: Idle = 60.0,
+    once: Once = False,
+    pilot_url: PilotUrl = None,
+    state_dir: Folder = None,
+    every: Every = 5.0,
+    plan: Plan = False,
+    down: Down = False,
+    image: Annotated[str, typer.Option("--image", help="of the pods: Python with Penstock, see deploy/")] = "",
+    namespace: Annotated[str, typer.Option("--namespace", help="of the pods (that of the context)")] = "",
+    context: Annotated[str | None, typer.Option("--context", help="of the kubeconfig (the current one)")] = None,
+    queue: Annotated[str, typer.Option("--queue", help="LocalQueue of Kueue, which admits each gang whole")] = "",
+    node_selector: Annotated[
+        list[str] | None, typer.Option("--node-selector", metavar="LABEL=VALUE", help="of the nodes; several times")
+    ] = None,
+    toleration: Annotated[
+        list[str] | None, typer.Option("--toleration", metavar="KEY[=VALUE]:EFFECT", help="of taints; several times")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="variable of the agents; several times")
+    ] = None,
+    ca_file: Annotated[Path | None, typer.Option("--ca-file", help="authority of the server's certificate")] = None,
+    pull_secret: Annotated[str, typer.Option("--pull-secret", help="Secret by which the image is pulled")] = "",
+    priority_class: Annotated[str, typer.Option("--priority-class", help="PriorityClass of the pods")] = "",
+    gpu_resource: Annotated[str, typer.Option("--gpu-resource", help="what a GPU is called there")] = "nvidia.com/gpu",
+) -> None:
+    """Submit, grow, shrink and cancel pilots on Kubernetes, from a kubeconfig or within a pod, until it is stopped."""
+    cluster = Cluster(
+        "kubernetes", url, token, name, pilot_url, state_dir, most, least, cpus, gpus, memory, ttl, idle, once
+    )  # fmt: skip
+    if not image and not down:
+        raise typer.BadParameter("--image is needed: an image with Penstock, see docs/clusters.md")
+
+    def make(folder: Path) -> Provisioner:
+        from penstock.cluster.kubernetes import access, manifests
+        from penstock.cluster.kubernetes.api import Api
+        from penstock.cluster.kubernetes.engine import Kubernetes
+
+        found = access.find(context, os.environ)
+        options = manifests.PodOptions(
+            image, namespace or found.namespace, cluster.name or cluster.engine, queue, given(node_selector or ()),
+            tuple(toleration or ()), given(env or ()), ca_file.read_text() if ca_file else "", pull_secret,
+            priority_class, gpu_resource,
+        )  # fmt: skip
+        return Kubernetes(Api(found), options)
+
+    serve(cluster, make, every_s=every, plan=plan, down=down)
