@@ -258,9 +258,10 @@ def test_sequences_without_a_row_give_no_row() -> None:
 # ---------------------------------------------------------------- IfElse
 
 
-def test_if_else_runs_each_block_on_its_rows() -> None:
+@pytest.mark.parametrize("num_rows", [-1, 3])
+def test_if_else_runs_each_block_on_its_rows(num_rows: int) -> None:
     def build() -> list[Any]:
-        x = L.data("x", [2], dtype="float64", stop_gradient=False)
+        x = L.data("x", [num_rows, 2], dtype="float64", stop_gradient=False, append_batch_size=False)
         choice = L.IfElse(L.less_than(L.reduce_sum(x, dim=1, keep_dim=True), number(0.0, "float64")))
         with choice.true_block():
             rows = choice.input(x)
@@ -271,7 +272,8 @@ def test_if_else_runs_each_block_on_its_rows() -> None:
         (out,) = choice()
         return [out, fluid.gradients(L.reduce_sum(out * out), x)[0]]
 
-    for rows in (np.array([[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0]]), np.array([[-1.0, -2.0]])):
+    batches = [np.array([[1.0, 2.0], [-1.0, -2.0], [3.0, 4.0]]), np.array([[-1.0, -2.0]] * max(num_rows, 1))]
+    for rows in batches:
         (x,) = leaves(rows)
         mask = (x.sum(1) < 0)[:, None]
         wanted = torch.where(mask, x * x, torch.where(mask, 0.0, x).sum() - x)
@@ -279,6 +281,24 @@ def test_if_else_runs_each_block_on_its_rows() -> None:
         out, grad = results(build, {"x": rows})
         close(out, wanted)
         close(grad, x.grad)
+
+
+def test_if_else_on_fixed_rows_divides_its_inputs_alone() -> None:
+    def build() -> list[Any]:
+        x, square = (fluid.data(name, [3, 3], "float64") for name in ("x", "square"))
+        choice = L.IfElse(L.greater_than(L.reduce_sum(x, dim=1, keep_dim=True), number(0.0, "float64")))
+        with choice.true_block():
+            choice.output(L.matmul(choice.input(x), square))  # a matrix that happens to have as many rows
+        with choice.false_block():
+            choice.output(choice.input(x) * 0.0)
+        other = L.IfElse(L.greater_than(L.reduce_sum(x, dim=1, keep_dim=True), number(0.0, "float64")))
+        with pytest.raises(ProgramError, match="has other rows than the condition"), other.true_block():
+            other.input(fluid.data("y", [4, 3], "float64"))
+        return choice()  # type: ignore[no-any-return]  # a list of variables
+
+    x, square = random(3, 3), random(3, 3)[::-1]
+    (out,) = results(build, {"x": x, "square": square})
+    close(out, torch.from_numpy(np.where(x.sum(1, keepdims=True) > 0, x @ square, 0.0)))
 
 
 @pytest.mark.parametrize(

@@ -110,21 +110,6 @@ def test_a_second_model_in_one_scope_is_told(caplog: pytest.LogCaptureFixture) -
         fluid.Executor().run(first, feed={"x": X}, fetch_list=[loss])
 
 
-def test_in_reduce_mode_using_a_gradient_after_exchange_fails() -> None:
-    main, startup = fluid.Program(), fluid.Program()
-    with fluid.program_guard(main, startup):
-        loss = fluid.layers.mean(fluid.layers.fc(fluid.layers.data("x", [4]), 1))
-        optimizer = fluid.optimizer.SGD(0.1)
-        pairs = optimizer.backward(loss)
-        optimizer.apply_gradients([(p, g * 0.5) for p, g in pairs])
-    fluid.Executor().run(startup)
-    strategy = fluid.BuildStrategy()
-    strategy.reduce_strategy = fluid.BuildStrategy.ReduceStrategy.Reduce
-    trainer = fluid.ParallelExecutor(False, loss_name=loss.name, main_program=main, build_strategy=strategy)
-    with pytest.raises(ProgramError, match="after its exchange"):
-        trainer.run([], feed={"x": X})
-
-
 def test_places_decide_how_many_replicas_a_compiled_program_has() -> None:
     main, _, loss = model()
     compiled = fluid.CompiledProgram(main).with_data_parallel(loss_name=loss.name, places=[fluid.CPUPlace()] * 3)

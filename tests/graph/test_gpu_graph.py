@@ -68,7 +68,24 @@ def clipped() -> Network:
     return Network("clipped", main, startup, loss.name, network.feed)
 
 
-ALL: dict[str, Callable[[], Network]] = {**NETWORKS, "clipped": clipped}
+def changed() -> Network:
+    """Gradients that layers compute with between the backward pass and the update, two of one parameter among them."""
+    network = fit_a_line()
+    main, startup = Program(seed=11), Program(seed=11)
+    with fluid.program_guard(main, startup):
+        x = fluid.layers.data(name="x", shape=[13])
+        y = fluid.layers.data(name="y", shape=[1])
+        hidden = fluid.layers.fc(x, 8, act="relu")
+        loss = fluid.layers.mean(fluid.layers.square_error_cost(fluid.layers.fc(hidden, 1), y))
+        rule = fluid.optimizer.SGD(0.05)
+        pairs = rule.backward(loss)
+        total = fluid.layers.sums([fluid.layers.reduce_sum(g * g) for _, g in pairs])
+        rule.apply_gradients([(p, g / (total + 1.0)) for p, g in pairs])
+        fluid.optimizer.SGD(0.01).minimize(fluid.layers.mean(hidden))
+    return Network("changed", main, startup, loss.name, network.feed)
+
+
+ALL: dict[str, Callable[[], Network]] = {**NETWORKS, "clipped": clipped, "changed": changed}
 
 
 @functools.cache

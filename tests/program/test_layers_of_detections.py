@@ -98,7 +98,19 @@ def test_detections_of_codes_of_priors() -> None:
     assert one.shape[0] > 2
     np.testing.assert_array_equal(one, other)
     feed["s"] = np.zeros_like(feed["s"])
-    assert exe.run(main, feed, [found], scope=Scope())[0].shape == (0, 6)
+    (none,) = exe.run(main, feed, [found], scope=Scope(), return_numpy=False)
+    assert np.array(none).tolist() == [[-1.0]]
+    assert none.recursive_sequence_lengths() == [[1]]
+
+
+def test_numbered_detections_of_none_have_no_rows() -> None:
+    with fluid.program_guard(main := fluid.Program(), fluid.Program()):
+        boxes, scores = fluid.data("boxes", [None, BOXES, 4]), fluid.data("scores", [None, CLASSES, BOXES])
+        found, index = multiclass_nms2(boxes, scores, 0.1, 5, 5, return_index=True)
+    feed = {"boxes": np.zeros((2, BOXES, 4), np.float32), "scores": np.zeros((2, CLASSES, BOXES), np.float32)}
+    rows, numbers = fluid.Executor().run(main, feed, [found, index], return_numpy=False)
+    assert (np.array(rows).shape, np.array(numbers).shape) == ((0, 6), (0, 1))
+    assert rows.recursive_sequence_lengths() == [[0, 0]]
 
 
 def test_polygons_are_refused() -> None:

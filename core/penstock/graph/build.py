@@ -84,6 +84,7 @@ class Build:
         self.builder = GraphBuilder()
         self.syncs: list[SyncPlan] = []
         self.gradient_of = {g: p for op in program.operators for p, g in op.role_vars}
+        self.gradient_in = {program.variables[g].storage: g for g in self.gradient_of if g in program.variables}
         self.part_of = {
             p: v.name for v in program.variables.values() if v.kind == "selected_rows" for p in (v.rows, v.values)
         }
@@ -115,7 +116,7 @@ class Build:
         where = SHARED if var.storage == name and self.shared(var) else replica
         key = _key(name, where)
         if key not in self.builder.variables:
-            storage = key if var.storage == name else self.physical(var.storage, replica)
+            storage = key if var.storage == name else self._memory(var.storage, replica)
             self.builder.declare(Physical(key, name, where, storage, var.persistable, var.feed))
         return key
 
@@ -165,27 +166,43 @@ class Build:
                 counts[gradient] = counts.get(gradient, 0) + 1
         return counts
 
-    def _refuse_exchanged(self, op: Operator) -> None:
-        """After the exchange only the owner's buffer holds the sum, and sparse parts only the gathered rows."""
-        for name in op.input_names():
-            gradient = self.part_of.get(name, name)
-            whole = self.mode != "reduce" and name not in self.part_of
-            if gradient in self.gradient_of and not self.pending.get(gradient, 1) and not whole:
-                raise ProgramError(
-                    f"operator {op.name!r} ({op.source}) computes with {gradient!r} after its exchange. On several "
-                    "replicas in Reduce mode, and for sparse gradients in any mode, no replica but the owner has the "
-                    "sum. Use AllReduce mode with dense gradients, or let the optimizer do it (role OPTIMIZE)",
-                    operator=op.name,
-                    variable=gradient,
-                )
+    def _is_of_one_place(self, name: str) -> bool:
+        """Whether an exchange or an update has made a variable, so that replicas have no values of their own."""
+        if self.num_replicas == 1 and not self.exchanges_across:
+            return False
+        gradient = self.part_of.get(name, name)
+        return name in self.made_on or (gradient in self.gradient_of and not self.pending.get(gradient, 1))
+
+    def _source(self, name: str, replica: int) -> str:
+        """What the forward or backward pass on `replica` reads: of an exchanged gradient the sum, wherever it is."""
+        return self._operand(name, replica) if self._is_of_one_place(name) else self.physical(name, replica)
+
+    def _memory(self, root: str, replica: int) -> str:
+        """The key of the memory that a view on `replica` is of."""
+        gradient = self.gradient_in.get(root, root)
+        if gradient == root or self.mode != "reduce" or not self._is_of_one_place(gradient):
+            return self._source(root, replica)
+        return self.physical(root, self._root(self.gradient_of[gradient]))
+
+    def _place_of_writes(self, op: Operator) -> int | None:
+        """The one replica that runs an operator which changes what only one has; None if each has its own."""
+        roots = (self.program.variables[n].storage for n in op.writes)
+        for name in (self.gradient_in.get(root, root) for root in roots):
+            if name in self.made_on:
+                return self.made_on[name]
+            if self._is_of_one_place(name) and (self.mode == "reduce" or name in self.part_of):
+                return self._root(self.gradient_of[self.part_of.get(name, name)]) if self.owners else 0
+        return None
 
     def _compute(self, op: Operator) -> None:
-        if self.num_replicas > 1 or self.exchanges_across:
-            self._refuse_exchanged(op)
         kind = "scale_loss_grad" if op.role == Role.BACKWARD | Role.LOSS else "computation"
-        for replica in range(self.num_replicas if op.name in self.everywhere else self.active):
+        place = self._place_of_writes(op)
+        if place is not None:
+            self.made_on.update(dict.fromkeys(op.output_names(), place))
+        everywhere = range(self.num_replicas if op.name in self.everywhere else self.active)
+        for replica in everywhere if place is None else (place,):
             rows_of = replica if replica < self.active else 0
-            self.builder.add(kind, self._on(op, lambda n, r=replica: self.physical(n, r)), replica, rows_of)  # type: ignore[arg-type, misc]  # kind is a literal
+            self.builder.add(kind, self._on(op, lambda n, r=replica: self._source(n, r)), replica, rows_of)  # type: ignore[arg-type, misc]  # kind is a literal
         for parameter, gradient in op.role_vars if op.role & Role.BACKWARD else ():
             self.pending[gradient] -= 1
             if not self.pending[gradient] and (self.active > 1 or self.exchanges_across):

@@ -99,7 +99,12 @@ class _DeviceBuild(Build):
             root = self.program.variables[name].storage
             if self.program.variables[root].persistable:
                 self._bring_root(root, replicas)
+            elif self._is_of_one_place(name):
+                place = self._place_of_writes(op)
+                self._bring(name, replicas if place is None else [place], written=name in op.writes)
         super()._compute(op)
+        for name in op.output_names() if self._place_of_writes(op) is not None else ():
+            self._held[name] = {self.made_on[name]}
 
     def _update(self, op: Operator) -> None:
         replicas: Sequence[int] = range(self.num_replicas)
@@ -120,7 +125,20 @@ class _DeviceBuild(Build):
             self._held[name] = set(replicas)
 
     def _operand(self, name: str, replica: int) -> str:
-        return self._part(name, replica) if name in self.part_of else self.physical(name, replica)
+        if name in self.part_of:
+            return self._part(name, replica)
+        return f"{name}@SUM#{replica}" if self._is_sum_elsewhere(name, replica) else self.physical(name, replica)
+
+    def _is_sum_elsewhere(self, name: str, replica: int) -> bool:
+        """Whether a replica has a sum of gradients as a copy, beside the gradient of its own."""
+        if self.mode != "reduce" or name not in self.gradient_of or not self._is_of_one_place(name):
+            return False
+        return name not in self.made_on and replica != self._root(self.gradient_of[name])
+
+    def _memory(self, root: str, replica: int) -> str:
+        gradient = self.gradient_in.get(root, root)
+        elsewhere = gradient != root and self._is_sum_elsewhere(gradient, replica)
+        return self._operand(gradient if elsewhere else root, replica)
 
     def _part(self, name: str, replica: int) -> str:
         if self.exchanges_across:
@@ -168,7 +186,7 @@ class _DeviceBuild(Build):
 
     def _copy(self, name: str, source: int, replica: int) -> OpHandle:
         """Make a temporary of one replica on another one too."""
-        key, origin = ((self._part(name, r) if name in self.part_of else f"{name}#{r}") for r in (replica, source))
+        key, origin = (self._operand(name, r) for r in (replica, source))
         self.builder.declare(Physical(key, name, replica, key, False, False))
         op = Operator(
             f"broadcast.{name}.{replica}", "aten._to_copy.default", (Ref(origin),), (key,), (("device", _DEVICE),),

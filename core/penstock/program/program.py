@@ -62,10 +62,14 @@ def _comparable(value: Any) -> Any:
 
 
 def for_test_structure(program: Structure) -> Structure:
-    """Return the forward part, at rest."""
+    """Return the forward part, at rest; without what is computed of gradients."""
     copy = copy_structure(program)
-    kept = [op for op in program.operators if op.role in (Role.FORWARD, Role.FORWARD | Role.LOSS) and not op.train_only]
-    copy.operators = [_at_rest(op) for op in kept]
+    forward, gone = (Role.FORWARD, Role.FORWARD | Role.LOSS), set[str]()
+    for op in program.operators:
+        if op.role not in forward or not gone.isdisjoint(op.input_names()):
+            gone.update(n for n in op.output_names() if not program.variables[n].persistable)
+    kept = [op for op in program.operators if op.role in forward and not op.train_only]
+    copy.operators = [_at_rest(op) for op in kept if gone.isdisjoint(op.input_names())]
     used = {n for op in copy.operators for n in (*op.input_names(), *op.output_names())}
     used |= {program.variables[n].storage for n in used}
     copy.variables = {

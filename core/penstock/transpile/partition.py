@@ -73,6 +73,7 @@ class Partition:
                 "before transpile, in the same program"
             )
         self._refuse_fused(remote)
+        _refuse_second(pairs)
         self.shared_state = self._shared_state()
         self.updates = tuple(self._update(parameter, gradient, remote) for parameter, gradient in pairs)
 
@@ -167,6 +168,19 @@ class Partition:
         if len(asked) != 1 or not set(asked) <= known:
             raise _foreign(gradient.name, asked, [gradient.name])
         return (asked[0],)
+
+
+def _refuse_second(pairs: Iterable[tuple[str, str]]) -> None:
+    """Raise ProgramError for a parameter that two losses update: a server's round has one gradient of each."""
+    seen: dict[str, str] = {}
+    for parameter, gradient in pairs:
+        if seen.setdefault(parameter, gradient) != gradient:
+            raise ProgramError(
+                f"{_UNSUPPORTED}: {parameter!r} is updated with {seen[parameter]!r} and with {gradient!r}, and servers "
+                "take one gradient a step. Add the losses and minimize the sum, or give each loss its own parameters "
+                "by parameter_list",
+                variable=parameter,
+            )
 
 
 def is_clip(op: Operator) -> bool:

@@ -269,6 +269,21 @@ def expect_true() -> Pairs:
     ]
 
 
+def hash_rows() -> Pairs:
+    """Values of Fluid's documentation and of its own tests, and of xxhash 3.5 for rows of 36, 40 and 12 bytes."""
+    rows = [
+        (torch.tensor([[1, 2], [3, 4]], dtype=torch.int32), 1000, [[722, 407, 337, 395], [603, 590, 386, 901]]),
+        (torch.tensor([[1], [2**32 + 1]]), 10000, [[1269, 9609], [3868, 7268]]),
+        (torch.arange(9, dtype=torch.int32)[None] * 7 - 11, 10**9, [[772138695, 385824020]]),
+        (torch.arange(5)[None] * 7 - 11, 10**9, [[182815343, 925147455]]),
+        (torch.arange(3, dtype=torch.int32)[None] * 7 - 11, 10**9, [[314964400, 211849085]]),
+    ]
+    return [
+        (OPS.hash_rows(ids, len(wanted[0]), size), torch.tensor(wanted, dtype=ids.dtype)[..., None])
+        for ids, size, wanted in rows
+    ]
+
+
 def py_func() -> Pairs:
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     forward, backward = key_of(np.tanh), key_of(lambda _, y, grad: np.array(grad) * (1 - np.array(y) ** 2))
@@ -290,7 +305,7 @@ LAYERS = {
         function.__name__: function
         for function in (
             chunk_eval, ctc, ctc_backward, cvm, data_norm_update_, distinct_ids, edit_distance, expect_true,
-            gather_tree, py_func, py_func_grad, random,
+            gather_tree, hash_rows, py_func, py_func_grad, random,
         )
     },
 }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.native.ops import recurrent
 from tests.native.ops.blocks import branch
 from tests.support import typed_ops as ops
 from torch import Tensor
@@ -97,25 +98,6 @@ def _rate() -> Tensor:
     return torch.tensor(0.1)
 
 
-STEPS, ROWS, WIDTH, SIZE = 3, 2, 4, 5
-FLOAT64, FLOAT32 = torch.float64, torch.float32
-
-
-def _recurrent(gates: int, dtype: torch.dtype) -> tuple[list[Tensor], list[Any]]:
-    """(x and states, weights and direction) of a recurrent layer, last step first."""
-    shapes = [(gates * SIZE, WIDTH), (gates * SIZE, SIZE), (gates * SIZE,), (gates * SIZE,)]
-    states = [torch.randn(ROWS, SIZE, dtype=dtype) for _ in range(2 if gates == 4 else 1)]
-    return [torch.randn(STEPS, ROWS, WIDTH, dtype=dtype), *states], [
-        *(torch.randn(shape, dtype=dtype) for shape in shapes),
-        True,
-    ]
-
-
-def _lstm(dtype: torch.dtype) -> list[Any]:
-    inputs, weights = _recurrent(4, dtype)
-    return [*inputs, *weights, True]
-
-
 def _two_lengths() -> list[Tensor]:
     return [torch.tensor([4, 2]), torch.tensor([3, 1])]
 
@@ -132,39 +114,6 @@ def _state() -> Tensor:
 
 def _crf() -> list[Any]:
     return [_table(), torch.rand(5, 3), torch.tensor([[0], [2], [1], [1], [0], [2]]), torch.tensor([2, 0, 4])]
-
-
-def _lstm_backward(dtype: torch.dtype) -> list[Any]:
-    inputs, weights = _recurrent(4, dtype)
-    out, h, c, saved = _OPS.lstm(*inputs, *weights, True)
-    grads = [torch.randn_like(t) for t in (out, h, c)]
-    return [*grads, *inputs, *weights, out, c, saved, True]
-
-
-_CELL = ("sigmoid", "tanh", "relu")
-
-
-def _sequence() -> list[Any]:
-    (_, *states), weights = _recurrent(4, FLOAT64)
-    gates = torch.randn(STEPS, ROWS, 4 * SIZE, dtype=FLOAT64)
-    return [gates, *states, weights[1], torch.randn(3, SIZE, dtype=FLOAT64), False, True]
-
-
-def _sequence_backward() -> list[Any]:
-    _, *given, _ = arguments = _sequence()
-    outputs = _OPS.lstm_sequence(*arguments)
-    return [torch.randn_like(outputs[0]), None, *given, *outputs]
-
-
-def _gru() -> list[Any]:
-    inputs, weights = _recurrent(3, FLOAT32)
-    return [*inputs, *weights, True]
-
-
-def _gru_backward() -> list[Any]:
-    *given, _ = arguments = _gru()
-    out, _, saved = _OPS.gru(*arguments)
-    return [torch.randn_like(out), None, *given, out, saved, True]
 
 
 UPDATES = [
@@ -266,25 +215,26 @@ CASES = [
     Case("linear_chain_crf", _crf),
     Case("linear_chain_crf_backward", lambda: [torch.rand(3, 1), *_crf(), *_OPS.linear_chain_crf(*_crf())[1:]]),
     Case("crf_decoding", lambda: [_table(), torch.rand(5, 3), torch.tensor([2, 0, 4])]),
-    Case("lstm", lambda: _lstm(FLOAT32)),
-    Case("lstm", lambda: _lstm(FLOAT64)),
-    Case("lstm_backward", lambda: _lstm_backward(FLOAT32), is_copied=False),
-    Case("lstm_backward", lambda: _lstm_backward(FLOAT64), idle=frozenset({"saved"})),
-    Case("lstm_sequence", lambda: [*_sequence(), *_CELL]),
-    Case("lstm_sequence_backward", lambda: [*_sequence_backward(), *_CELL]),
-    Case("gru", _gru),
-    Case("gru_backward", _gru_backward),
+    Case("lstm", lambda: recurrent.lstm(torch.float32)),
+    Case("lstm", lambda: recurrent.lstm(torch.float64)),
+    Case("lstm_backward", lambda: recurrent.lstm_backward(torch.float32), is_copied=False),
+    Case("lstm_backward", lambda: recurrent.lstm_backward(torch.float64), idle=frozenset({"saved"})),
+    Case("lstm_sequence", lambda: [*recurrent.sequence(), *recurrent.CELL]),
+    Case("lstm_sequence_backward", lambda: [*recurrent.sequence_backward(), *recurrent.CELL]),
+    Case("gru", recurrent.gru),
+    Case("gru_backward", recurrent.gru_backward),
     Case("ctc", _labelled),
     Case("ctc_backward", lambda: [torch.rand(2, 1), *_labelled()], is_copied=False),
     Case("edit_distance", lambda: [_ids(2, 4), _ids(2, 3), *_two_lengths(), [1], False]),
     Case("chunk_eval", lambda: [_ids(6, 1, below=5), _ids(6, 1, below=5), _sequences(), "IOB", 2, []]),
+    Case("hash_rows", lambda: [_ids(6, 3), 2, 1000]),
     Case("cvm", lambda: [torch.rand(6, 3), torch.rand(6, 2), True]),
     Case("cvm", lambda: [torch.rand(6, 3), torch.rand(6, 2), False]),
     Case("data_norm_update_", lambda: [*torch.rand(3, 4), torch.rand(6, 4), torch.rand(4), 0.1, 0.5, 2, True]),
     Case("gather_tree", lambda: [_ids(3, 2, 2, below=9), _ids(3, 2, 2)]),
     Case("print", lambda: [_table(), _sequences(), _state(), "x", "seen", 0, 3, "name lod shape type", "both"]),
     Case("expect_true", lambda: [torch.tensor([True]), _tables(), ["x", "y"], "holds", 20]),
-    Case("random", lambda: [_state(), [6, 3], "normal", 0.0, 1.0, 4, True, 0, 2, FLOAT64]),
+    Case("random", lambda: [_state(), [6, 3], "normal", 0.0, 1.0, 4, True, 0, 2, torch.float64]),
     Case("distinct_ids", lambda: [_state(), 40, 5, 4, True]),
     Case("py_func", lambda: [[torch.rand(2, 3)], [2, 3], [2], ["float32"], key_of(np.tanh), "", [0]]),
     Case("py_func_grad", lambda: [[torch.rand(2, 3), None], [torch.rand(2, 3)], key_of(lambda x, _: np.array(x))]),

@@ -25,15 +25,17 @@ class _Settings:
     overlap: float
     eta: float
     is_normalized: bool
+    marks_none: bool
 
 
 def kept(
-    boxes: Tensor, scores: Tensor, settings: tuple[int, float, int, int, float, float, bool]
+    boxes: Tensor, scores: Tensor, settings: tuple[int, float, int, int, float, float, bool, bool]
 ) -> tuple[Tensor, ...]:
     """Return (label, score, box) of what is kept [k, 6], its number among all boxes int32 [k, 1], and of each image how
     many there are, int64 [n, 1].
 
-    Shapes: boxes [n, m, 4], scores [n, classes, m]. Rows are in the order of images, classes, scores.
+    Shapes: boxes [n, m, 4], scores [n, classes, m]. Rows are in the order of images, classes, scores. If nothing is
+    kept of any image, and that is to be marked, there is one row [1, 1] of -1, as if of a single image.
     """
     chosen, own = _Settings(*settings), boxes.detach().numpy()
     rows: list[np.ndarray] = []
@@ -44,6 +46,9 @@ def kept(
         rows += [np.array([label, by_class[label, at], *image[at]], own.dtype) for label, at in found]
         numbers += [number * own.shape[1] + at for _, at in found]
         counts.append(len(found))
+    if not rows and chosen.marks_none:
+        no_index = torch.zeros((0, 1), dtype=torch.int32)
+        return torch.full((1, 1), -1.0, dtype=boxes.dtype), no_index, torch.ones((1, 1), dtype=torch.int64)
     whole = np.stack(rows) if rows else np.zeros((0, 2 + own.shape[2]), own.dtype)
     index = np.array(numbers, np.int32).reshape(-1, 1)
     return torch.from_numpy(whole), torch.from_numpy(index), torch.tensor(counts, dtype=torch.int64).reshape(-1, 1)

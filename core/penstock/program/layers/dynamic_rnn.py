@@ -15,6 +15,7 @@ from penstock.program.layers.control_flow import expect_rows
 from penstock.program.layers.static_rnn import Recurrence
 from penstock.program.record.blocks import Recorded, control, recorded_block, sub_block, symbols_of
 from penstock.program.record.context import default_main_program, name_scope
+from penstock.program.record.declared_sizes import fix_all
 from penstock.program.record.opening import recording_of
 from penstock.program.record.ragged import join_rows
 from penstock.program.record.recording import Recording
@@ -170,16 +171,21 @@ def _unused(recording: Recording, like: str, name: str) -> Any:
 
 
 def _symbol(size: Any) -> str:
-    if not isinstance(size, Expr) or size.op != "sym":
+    if not _is_symbol(size):
         raise ProgramError(f"{user_line()}: rows of {size} cannot be divided; expected those of an input")
     return str(size.args[0])
+
+
+def _is_symbol(size: Any) -> bool:
+    return isinstance(size, Expr) and size.op == "sym"
 
 
 class IfElse:
     """Two blocks: `true_block` on the rows of which `cond` is true, `false_block` on the others.
 
     `with ie.true_block():` takes its rows of variables (`ie.input(x)`) and marks outputs (`ie.output(…)`). `ie()`
-    returns the outputs of both, row by row in the order of `cond`.
+    returns the outputs of both, row by row in the order of `cond`. Where `cond` has a batch, a block sees its rows of
+    whatever has that batch; where it has a number of rows, of what it takes by `input`.
     """
 
     def __init__(self, cond: Any, name: str | None = None) -> None:
@@ -191,6 +197,7 @@ class IfElse:
         self._outputs: list[Any] = []
         self._recorded: dict[bool, tuple[Recorded, list[str], list[Any]]] = {}
         self._open: Any = None
+        self._rows: Any = None  # the number of rows of a block, where cond's is no symbol: one that a run knows
 
     def true_block(self) -> Any:
         """Return the context in which the block of true rows is recorded."""
@@ -206,6 +213,9 @@ class IfElse:
             raise ProgramError(f"{user_line()}: this IfElse has a {str(which).lower()}_block already, or is in a block")
         recording = recording_of(default_main_program())
         self._outputs = []
+        fix_all(recording)
+        if self._rows is None and not _is_symbol(recording.own(self._cond).desc.shape[0]):
+            self._rows = recording.symbols.new_of_data()
         with name_scope(self._name), recorded_block(recording) as block:
             self._open = block
             try:
@@ -218,13 +228,18 @@ class IfElse:
                 self._open = None
 
     def input(self, x: Any) -> Any:
-        """Return the rows of x [n, …] that the block is for."""
+        """Return the rows of x [n, …] that the block is for. Raises ProgramError for an x of other rows than `cond`."""
         if self._open is None:
             raise ProgramError(f"{user_line()}: IfElse.input stands outside of its blocks")
-        own = self._open.recording.own(x)
+        own, cond = self._open.recording.own(x), self._open.recording.own(self._cond)
+        if self._rows is not None and own.desc.shape[:1] != cond.desc.shape[:1]:
+            raise ProgramError(
+                f"{user_line()}: IfElse.input: {own!r} has other rows than the condition {cond!r}", variable=own.name
+            )
         if own.name not in self._taken:
             name = f"{self._name}.input_{len(self._taken)}"
-            inside = self._open.placeholder(name, list(own.fake.shape), own.dtype)
+            sizes = list(own.fake.shape) if self._rows is None else [self._rows, *own.fake.shape[1:]]
+            inside = self._open.placeholder(name, sizes, own.dtype)
             self._taken[own.name] = (inside, own)
         return self._taken[own.name][0]
 
@@ -247,18 +262,19 @@ class IfElse:
             raise ProgramError(f"{user_line()}: a block of an IfElse writes {named!r} from outside; use layers.cond")
         program, mask = recording.program, recording.own(self._cond).name
         batch = program.variables[mask].shape[0]
+        rows = batch if self._rows is None else recording.symbols.dim(self._rows)
         taken = [(inside.name, outside.name) for inside, outside in self._taken.values()]
         known = {formal for formal, _ in taken} | {mask}
         rest = [n for n in dict.fromkeys((*then.reads, *otherwise.reads)) if n not in known]
-        split = [n for n in rest if program.variables[n].shape[:1] == (batch,)]
+        split = [n for n in rest if self._rows is None and program.variables[n].shape[:1] == (batch,)]
         pairs = [(mask, mask), *taken, *((n, n) for n in split), *((n, n) for n in rest if n not in split)]
         formal, actual = ([pair[i] for pair in pairs] for i in (0, 1))
-        symbols = symbols_of(recording, (then, otherwise), [*formal, *actual])
+        symbols = list(dict.fromkeys([*symbols_of(recording, (then, otherwise), [*formal, *actual]), _symbol(rows)]))
         blocks = [sub_block(recording, one, formal, names, symbols)
                   for one, names in ((then, left), (otherwise, right))]  # fmt: skip
-        counts = [len(taken) + len(split), symbols.index(_symbol(batch))]
+        counts = [len(taken) + len(split), symbols.index(_symbol(rows))]
         with name_scope(self._name):
-            made = control(recording, "if_else", actual, blocks, counts)
+            made = control(recording, "if_else", actual, blocks, counts, {_symbol(rows): batch})
         for inside, _ in self._taken.values():
             recording.take_out(inside.name)
         self._recorded.clear()

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 
+from penstock.compat.torch import set_versions
 from penstock.errors import ProgramError
 from penstock.program.ir import Role
 from penstock.program.operator_types import BlockOperator, in_fluids_names
@@ -124,7 +125,10 @@ class Optimizer(Hooks, Minimizer):
         return append_backward(loss, parameter_list, no_grad_set)
 
     def apply_gradients(self, params_grads: Sequence[Pair]) -> list[BlockOperator]:
-        """Record clipping, regularisation and updates for given gradients; return their operators."""
+        """Record clipping, regularisation and updates for given gradients; return their operators.
+
+        The backward pass of another loss may follow: it reads the parameters as they are then, as in Fluid.
+        """
         given: Sequence[tuple[Variable, Gradient | None]] = params_grads
         pairs = [(param, gradient) for param, gradient in given if gradient is not None]
         if not pairs:
@@ -132,8 +136,10 @@ class Optimizer(Hooks, Minimizer):
         program = pairs[0][0].program
         before = len(program.operators)
         prefix = prefix_of_state(program, self.kind, self._name)
+        versions = recording_of(program).versions()
         with name_scope(prefix):
             self._record(prefix, [PendingGradient(p, g, prefix) for p, g in pairs])
+        set_versions(*versions)
         return in_fluids_names(program.operators[before:])
 
     # -- recording ---------------------------------------------------------------------------------

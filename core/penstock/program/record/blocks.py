@@ -9,7 +9,7 @@ ends within a block is therefore an operator, too (`aten.detach`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import torch
 from penstock.compat.torch import set_versions
 from penstock.errors import ProgramError
 from penstock.program.control.interpreter import UNKNOWN
-from penstock.program.expr import Expr, sym
+from penstock.program.expr import Dim, Expr, sym
 from penstock.program.ir import Operator, SubBlock, VarDesc
 from penstock.program.record.declared_sizes import fix_all
 from penstock.program.record.fakes import empty_fake
@@ -175,17 +175,25 @@ def _symbols(value: Any) -> frozenset[str]:
 
 
 def control(
-    recording: Recording, kind: str, inputs: Sequence[str], blocks: Sequence[SubBlock], counts: Sequence[int] = ()
+    recording: Recording,
+    kind: str,
+    inputs: Sequence[str],
+    blocks: Sequence[SubBlock],
+    counts: Sequence[int] = (),
+    sizes_outside: Mapping[str, Dim] | None = None,
 ) -> list[torch.Tensor]:
     """Record the operator that runs blocks, and return its results on fakes.
 
-    Raises ProgramError for a result whose size only the block knows.
+    `sizes_outside`: what symbols of a block's own stand for in what the operator returns. Raises ProgramError for a
+    result whose size only the block knows.
     """
     tensors = [_kept(recording, name) for name in inputs]
-    inner = _known_inside(recording, blocks[0].symbols)
+    outside = sizes_outside or {}
+    inner = _known_inside(recording, blocks[0].symbols) - outside.keys()
     for block in blocks:
         _expect_known(block, inner)
-    sizes = [UNKNOWN if name in inner else recording.symbols.size(sym(name)) for name in blocks[0].symbols]
+    whole = [UNKNOWN if name in inner else outside.get(name, sym(name)) for name in blocks[0].symbols]
+    sizes = [recording.symbols.size(size) if isinstance(size, Expr) else size for size in whole]
     texts = [block_text(block) for block in blocks]
     with recording_modes(recording):
         made = torch.ops.penstock.control(kind, tensors, sizes, texts, list(counts))

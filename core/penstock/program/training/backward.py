@@ -8,6 +8,7 @@ gradient exchange may write it in place. Of a sparse table it is a SelectedRows 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -38,6 +39,13 @@ from penstock.program.training.tape import leaves_of, overwritten_values_named, 
 def grad_name(name: str) -> str:
     """Return the name of the gradient of `name`."""
     return f"{name}@GRAD"
+
+
+def _free_name(program: Program, name: str) -> str:
+    """Return the name of the next gradient of `name`: of a second loss `name@GRAD_0`, as Fluid has it."""
+    first = grad_name(name)
+    later = (f"{first}_{number}" for number in itertools.count())
+    return next(one for one in itertools.chain([first], later) if one not in program.variables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +113,12 @@ def append_backward(
         _log.warning("%s: the loss %r depends on no trainable parameter, so nothing is learned", user_line(), loss.name)
         return []
     _check_leaves(recording, loss, tables)
-    _refuse_second(recording, loss, [*zip(dense, leaves, strict=False), *((k.table, k.leaf) for k in lookups)])
     before = len(program.operators)
     with undone_on_failure(recording, renames=True), recording_modes(recording):
         _mark_loss(program, loss.name)
         with role(Role.BACKWARD | Role.LOSS):
             seed = torch.ops.penstock.scale_loss_grad(loss.fake.detach(), 1.0)
-            rename_recorded(recording, seed, grad_name(loss.name))
+            rename_recorded(recording, seed, _free_name(program, loss.name))
         with role(Role.BACKWARD):
             # The tape is kept, since another loss may share the forward pass; fakes hold no memory.
             wanted = [*leaves, *opened.values()]
@@ -124,7 +131,7 @@ def append_backward(
                     rename_recorded(recording, made, grad_name(name))
                     recording.handle(made)
             pairs = _name_gradients(recording, dense, lookups, list(grads[: len(leaves)]), before)
-        _refuse_overwritten(program, before)
+        _warn_of_updated(program, before, loss.name)
     return [(program.handle(p), g) for p, g in pairs]
 
 
@@ -164,31 +171,17 @@ def _opened(recording: Recording, loss: Variable, refused: Iterable[Any]) -> dic
     }
 
 
-def _refuse_overwritten(program: Program, before: int) -> None:
-    """Raise ProgramError if the backward pass recorded since reads a value that an update wrote before it."""
+def _warn_of_updated(program: Program, before: int, loss: str) -> None:
+    """Log it if the backward pass recorded since `before` reads what an update of another loss has written."""
     storage = {name: var.storage for name, var in program.variables.items()}
     updated = {storage[n] for op in program.operators[:before] if op.role & Role.OPTIMIZE for n in op.writes}
-    for op in program.operators[before:]:
-        stale = [n for n in op.input_names() if storage.get(n) in updated]
-        if stale:
-            raise ProgramError(
-                f"this backward pass would read {stale[0]!r} after an update of another loss has changed it. Call "
-                "backward for each loss first, and apply_gradients after the last of them",
-                variable=stale[0],
-            )
-
-
-def _refuse_second(recording: Recording, loss: Variable, leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise ProgramError if a parameter that the loss depends on has a gradient already."""
-    reached = {id(leaf) for leaf in leaves_of(loss.fake)}
-    twice = [name for name, leaf in leaves if id(leaf) in reached and grad_name(name) in recording.program.variables]
-    if twice:
-        raise ProgramError(
-            f"{twice[0]!r} has a gradient already, of another loss than {loss.name!r}; a program holds one "
-            "gradient for each parameter. Add the losses and minimize the sum, or give each its own parameters by "
-            "parameter_list",
-            variable=twice[0],
-        )
+    read = {n: op for op in program.operators[before:] for n in op.input_names() if storage.get(n) in updated}
+    if read:
+        _log.warning(
+            "%s: the backward pass of %r reads %r as the update of another loss has left it, with activations from "
+            "before, as in Fluid. For gradients at one point call backward for each loss, and apply_gradients then",
+            user_line(), loss, min(read),
+        )  # fmt: skip
 
 
 def _wanted(program: Program, chosen: Any, refused: Iterable[Any]) -> tuple[list[str], set[str]]:
@@ -258,8 +251,9 @@ def _name_gradients(
 def _dense_gradient(recording: Recording, name: str, grad: torch.Tensor, private: bool) -> Variable:
     if not private:
         grad = grad.clone(memory_format=torch.contiguous_format)
-    rename_recorded(recording, grad, grad_name(name))
-    _pair(recording.program, grad_name(name), name)
+    own = _free_name(recording.program, name)
+    rename_recorded(recording, grad, own)
+    _pair(recording.program, own, name)
     return recording.handle(grad)  # type: ignore[no-any-return]  # a Variable
 
 
@@ -268,10 +262,10 @@ def _private(recording: Recording, grad: torch.Tensor, before: int) -> bool:
     program = recording.program
     var = program.variables[recording.name_of(grad)]
     root = program.variables[var.storage]
-    if var.name.endswith("@GRAD") or root.persistable or root.feed or root.shape == () or not grad.is_contiguous():
+    if "@GRAD" in var.name or root.persistable or root.feed or root.shape == () or not grad.is_contiguous():
         return False
     group = {v.name for v in program.variables.values() if v.storage == root.name}
-    if any(n.endswith("@GRAD") for n in group) or grad.untyped_storage().nbytes() != grad.numel() * grad.element_size():
+    if any("@GRAD" in n for n in group) or grad.untyped_storage().nbytes() != grad.numel() * grad.element_size():
         return False
     readers = [op for op in program.operators if group & set(op.input_names())]
     made_before = any(root.name in op.output_names() for op in program.operators[:before])
@@ -279,7 +273,7 @@ def _private(recording: Recording, grad: torch.Tensor, before: int) -> bool:
 
 
 def _sparse_gradient(recording: Recording, table: str, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> SelectedRows:
-    program, name = recording.program, grad_name(table)
+    program, name = recording.program, _free_name(recording.program, table)
     rows = torch.cat([p[0] for p in parts]) if len(parts) > 1 else parts[0][0].clone()
     values = torch.cat([p[1] for p in parts]) if len(parts) > 1 else parts[0][1].clone()
     rename_recorded(recording, rows, f"{name}@ROWS")
