@@ -30,6 +30,14 @@ from penstock.protocol.graphdoc import GraphDocument, graph_hash
 
 BATCH = 1000
 TOTAL_STEPS = 60_000
+TRACEBACK = """reading rows
+Traceback (most recent call last):
+  File "/home/me/train.py", line 41, in main
+    exe.run(program)
+  File "/opt/venv/lib/python3.11/site-packages/penstock/exec/run.py", line 9, in run
+    step()
+ValueError: no rows
+"""
 
 
 class Feeder:
@@ -73,12 +81,12 @@ class Feeder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Say GOODBYE and hang up; a second time does nothing."""
+    def close(self, error: str = "") -> None:
+        """Say GOODBYE, with the error that ended the process if there was one, and hang up; again it does nothing."""
         if self._closed:
             return
         self._closed = True
-        self._json(Kind.GOODBYE, {})
+        self._json(Kind.GOODBYE, {"failed": True, "error": error} if error else {})
         self._open.close()
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 from tests.e2e.conftest import Open, RunningServer, start_server, stop
-from tests.e2e.feeder import Feeder, exchange
+from tests.e2e.feeder import TRACEBACK, Feeder, exchange
 
 Feed = Callable[..., Feeder]
 
@@ -37,6 +37,24 @@ def test_failed_jobs_come_before_those_that_wait(open_page: Open, server: Runnin
     page.get_by_test_id("job-search").fill("")
     page.get_by_test_id("job-sort").select_option("name")
     expect(rows.first).to_contain_text("queued-0")
+
+
+def test_a_failed_job_shows_who_failed_first_and_where(open_page: Open, feed: Feed) -> None:
+    trainers = [feed("fails", index=index) for index in range(2)]
+    for trainer in trainers:
+        trainer.graph()
+        trainer.steps(3, sampled=True)
+    trainers[1].log(TRACEBACK)
+    trainers[1].close(error="ValueError: no rows")
+    trainers[0].close()
+    page = open_page(f"/jobs/{trainers[0].job_id}").page
+    card = page.get_by_test_id("crash")
+    expect(card).to_contain_text("trainer 1 failed first")
+    expect(card).to_contain_text("train.py:41 in main")
+    expect(card.locator("summary")).to_have_text("1 frame in penstock")
+    expect(page.get_by_test_id("crash-last")).to_contain_text(re.compile(r"last step 3 · last operator \w+"))
+    card.get_by_role("link", name="Open the log there").click()
+    expect(page.locator(".logline.is-at")).to_contain_text("Traceback")
 
 
 def test_the_cause_of_a_slow_step_leads_to_its_evidence(open_page: Open, feed: Feed) -> None:

@@ -69,6 +69,7 @@ export const api = {
   logout: async (): Promise<void> => void (await request("DELETE", "/session")),
   cancel: async (jobId: string): Promise<Job> =>
     (await (await request("POST", `/jobs/${enc(jobId)}:cancel`)).json()) as Job,
+  submit: async (spec: Job["spec"]): Promise<Job> => (await (await request("POST", "/jobs", { spec })).json()) as Job,
   jobs: (pageToken: string | null) =>
     get<Page<Job>>(`/jobs?page_size=200${pageToken === null ? "" : `&page_token=${enc(pageToken)}`}`),
   nodes: () => get<Page<NodeRow>>("/nodes?page_size=200"),

@@ -5,6 +5,7 @@ import "./styles/exchange.css";
 import "./styles/job.css";
 import "./styles/jobs.css";
 import "./styles/why.css";
+import "./styles/crash.css";
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { listenToKeys } from "./keyboard";

@@ -8,6 +8,8 @@ interface Props {
   readonly row: (index: number) => ComponentChildren;
   /** Keep the end in view as rows are added. */
   readonly follow?: boolean;
+  /** A row to show first; -1: none. */
+  readonly at?: number;
   /** The person scrolled: away from the end, or back to it. */
   readonly onFollow?: (follow: boolean) => void;
   readonly label: string;
@@ -15,6 +17,7 @@ interface Props {
 }
 
 const OVERSCAN = 12;
+const ROWS_ABOVE = 3;
 
 export function VirtualRows(props: Props) {
   const element = useRef<HTMLDivElement>(null);
@@ -33,6 +36,11 @@ export function VirtualRows(props: Props) {
     pinned.current = true;
     box.scrollTop = box.scrollHeight;
   }, [props.count, props.follow, view.height]);
+  useLayoutEffect(() => {
+    const box = element.current;
+    if (box === null || props.at === undefined || props.at < 0 || props.at >= props.count) return;
+    box.scrollTop = Math.max(0, (props.at - ROWS_ABOVE) * props.rowHeight);
+  }, [props.at, (props.at ?? 0) < props.count]);
   const onScroll = () => {
     const box = element.current;
     if (box === null) return;

@@ -15,6 +15,13 @@ export interface StepTrace {
   readonly thread: Uint16Array | Uint32Array;
 }
 
+export interface LastOp {
+  readonly hash: string;
+  readonly step: number;
+  readonly t0Ns: bigint;
+  readonly op: number;
+}
+
 /** A step of more slices, or of more seconds, than one frame holds comes in several, in the order of time. */
 function joined(first: StepTrace, then: StepTrace): StepTrace {
   const later = Number(then.t0Ns - first.t0Ns);
@@ -29,11 +36,14 @@ function joined(first: StepTrace, then: StepTrace): StepTrace {
 
 export class StepStore {
   #traces = new Map<string, StepTrace>();
+  #last = new Map<number, LastOp>();
   /** Steps received, so that a held timeline can say how many newer ones there are. */
   steps = 0;
 
   ingest(hash: string, frame: Frame): void {
-    if (frame.count === 0 || (frame.flags & FLAG_WHOLE_STEP) === 0) return;
+    if (frame.count === 0) return;
+    this.#noteLast(hash, frame);
+    if ((frame.flags & FLAG_WHOLE_STEP) === 0) return;
     const trace: StepTrace = {
       stream: frame.stream,
       epoch: frame.epoch,
@@ -50,6 +60,18 @@ export class StepStore {
     const goesOn = before?.step === trace.step && before.epoch === trace.epoch && before.t0Ns <= trace.t0Ns;
     this.#traces.set(key, goesOn ? joined(before, trace) : trace);
     if (!goesOn) this.steps += 1;
+  }
+
+  /** What a stream ran last, in a step that was sampled whole or broke off. */
+  lastOf(stream: number): LastOp | undefined {
+    return this.#last.get(stream);
+  }
+
+  #noteLast(hash: string, frame: Frame): void {
+    const before = this.#last.get(frame.stream);
+    const ops = smallColumn(frame, Column.OP);
+    if (before !== undefined && before.t0Ns > frame.t0Ns) return;
+    this.#last.set(frame.stream, { hash, step: frame.step, t0Ns: frame.t0Ns, op: ops[ops.length - 1] ?? 0 });
   }
 
   /**

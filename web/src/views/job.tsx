@@ -10,6 +10,7 @@ import { currentGraph, currentJob, currentTimeline } from "../store/current";
 import { JobStore } from "../store/job";
 import { isCommand, isWithoutGraph } from "../store/mode";
 import { TimelineController } from "../timeline/controller";
+import { CrashCard } from "./crash";
 import { ConfigView, EventsView } from "./facts";
 import { GraphView } from "./graph";
 import { JobHeader } from "./header";
@@ -64,6 +65,7 @@ export function JobPage({ jobId }: { jobId: string }) {
           The server slowed this dashboard's event stream down: {store.degraded.value}
         </div>
       )}
+      {currentTab() === "overview" && <CrashCard job={store.job.value} store={store} />}
       <Tabs jobId={jobId} store={store} />
       <TabBody parts={parts} />
     </>

@@ -12,7 +12,8 @@ const ROW_PX = 18;
 export function LogsView({ store }: { store: JobStore }) {
   store.logsVersion.value;
   const [text, setText] = useState("");
-  const [follow, setFollow] = useState(true);
+  const line = Number(url.value.searchParams.get("line") ?? -1);
+  const [follow, setFollow] = useState(line < 0);
   const replicas = store.job.value?.replicas ?? [];
   const wanted = url.value.searchParams.get("replica");
   const replica =
@@ -31,7 +32,7 @@ export function LogsView({ store }: { store: JobStore }) {
         <select
           aria-label="Replica"
           value={replica?.id ?? ""}
-          onChange={(event) => setQuery({ replica: event.currentTarget.value })}
+          onChange={(event) => setQuery({ replica: event.currentTarget.value, line: null })}
         >
           {replicas.map((one) => (
             <option key={one.id} value={one.id}>
@@ -70,11 +71,12 @@ export function LogsView({ store }: { store: JobStore }) {
           count={found?.length ?? lines.length}
           rowHeight={ROW_PX}
           follow={follow && found === null}
+          at={found === null ? line : -1}
           onFollow={setFollow}
           label="Log lines"
           testid="log"
           row={(index) => (
-            <LogLine key={index} index={index} line={found?.[index] ?? index} log={log} needle={needle} />
+            <LogLine key={index} index={index} line={found?.[index] ?? index} log={log} needle={needle} at={line} />
           )}
         />
       )}
@@ -94,10 +96,14 @@ function describe(log: ReplicaLog | undefined, found: readonly number[] | null):
   return parts.join(" · ");
 }
 
-function LogLine(props: { index: number; line: number; log: ReplicaLog | undefined; needle: string }) {
+function LogLine(props: { index: number; line: number; log: ReplicaLog | undefined; needle: string; at: number }) {
   const text = props.log?.lines[props.line] ?? "";
   return (
-    <div class="logline" style={{ top: `${props.index * ROW_PX}px` }} data-testid="log-line">
+    <div
+      class={props.line === props.at ? "logline is-at" : "logline"}
+      style={{ top: `${props.index * ROW_PX}px` }}
+      data-testid="log-line"
+    >
       <span class="no" aria-hidden="true">
         {props.line + 1 + (props.log?.dropped ?? 0)}
       </span>
