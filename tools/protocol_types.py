@@ -24,7 +24,8 @@ CONSTANTS, TYPES, API = (
 )
 CLIENT = (
     "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken",
-    "Pilot", "PilotReport", "Progress", "Replica", "Series", "Snapshot", "Token", "TokenMade",
+    "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "Replica", "Series",
+    "Snapshot", "Token", "TokenMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 

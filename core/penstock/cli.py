@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.command import cluster, cluster_kubernetes, convert, doctor, fluid, jobs, nodes, serve
+from penstock.command import cluster, cluster_kubernetes, convert, doctor, fluid, jobs, nodes, projects, serve
 from penstock.command.exits import exit_of
 from penstock.errors import PenstockError
 from penstock.version import __version__
@@ -44,6 +44,7 @@ app.command("demo")(serve.demo)
 app.command("backup")(serve.backup)
 app.command("restore")(serve.restore)
 app.command("submit")(jobs.submit)
+app.command("plan")(projects.plan)
 app.command("jobs")(jobs.list_jobs)
 app.command("job")(jobs.show_job)
 app.command("logs")(jobs.logs)
@@ -57,6 +58,7 @@ app.command("run-fluid", context_settings=fluid.RUN_SETTINGS)(fluid.run_fluid)
 app.command("check-fluid")(fluid.check_fluid)
 app.command("convert-fluid")(convert.convert_fluid)
 app.command("login-link")(nodes.login_link)
+app.add_typer(projects.project_commands, name="project")
 app.add_typer(nodes.token_commands, name="token")
 app.add_typer(nodes.agent_commands, name="agent")
 cluster.cluster_commands.command("kubernetes")(cluster_kubernetes.kubernetes)

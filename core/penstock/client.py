@@ -28,7 +28,9 @@ from penstock.protocol.rest import (
     NodeJoin,
     Pilot,
     PilotReport,
+    Plan,
     Progress,
+    Project,
     Replica,
     Series,
     Snapshot,
@@ -189,6 +191,23 @@ class Client:
     def why(self, job_id: str) -> Diagnosis:
         """Return why the steps of a job take as long as they do."""
         return cast(Diagnosis, self._json("GET", f"/jobs/{_segment(job_id)}/why"))
+
+    def plan(self, spec: Mapping[str, Any]) -> Plan:
+        """Return where a job would be placed now, or why it would wait."""
+        return cast(Plan, self._json("POST", "/jobs:plan", json={"spec": spec}))
+
+    # Projects
+
+    def projects(self) -> list[Project]:
+        """Return the projects that have terms of their own, or jobs that run or wait."""
+        return [cast(Project, item) for item in self._json("GET", "/projects")["items"]]
+
+    def set_project(
+        self, name: str, *, share: float, max_cpus: int | None, max_gpus: int | None, max_jobs: int | None
+    ) -> Project:
+        """Give a project these terms in place of those that it has. `max_…`: None without a limit."""
+        body = {"share": share, "max_cpus": max_cpus, "max_gpus": max_gpus, "max_jobs": max_jobs}
+        return cast(Project, self._json("PUT", f"/projects/{_segment(name)}", json=body))
 
     # Snapshots
 

@@ -15,13 +15,14 @@ from penstock_server.clock import Clock
 from penstock_server.guard import guard
 from penstock_server.middleware import Envelope
 from penstock_server.problems import ProblemBody
-from penstock_server.routers import access, agent_ws, attach_ws, jobs, nodes, operations, pages, stream_ws
+from penstock_server.routers import access, agent_ws, attach_ws, jobs, nodes, operations, pages, projects, stream_ws
 from penstock_server.runtime import Runtime, open_runtime
 from penstock_server.settings import Settings
 
 ROUTERS: tuple[APIRouter, ...] = (
     jobs.router,
     jobs.replicas,
+    projects.router,
     nodes.router,
     nodes.snapshots,
     access.router,

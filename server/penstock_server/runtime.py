@@ -22,6 +22,8 @@ from penstock_server.services.jobs import Jobs
 from penstock_server.services.leases import Leases
 from penstock_server.services.nodes import Nodes
 from penstock_server.services.pilots import PilotBoard
+from penstock_server.services.plans import Plans
+from penstock_server.services.projects import Projects
 from penstock_server.services.reports import Reports
 from penstock_server.services.retention import Retention, Sweeper
 from penstock_server.services.scheduling import Scheduling
@@ -77,6 +79,8 @@ class Runtime:
     leases: LeaseWatch
     publisher: Publisher
     scheduling: Scheduling
+    plans: Plans
+    projects: Projects
     loops: list[Loop]
 
     async def log_offsets(self, node_id: str) -> dict[str, int]:
@@ -128,7 +132,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     grace_s = settings.grace_s
     changes = Changes()
     scheduling = Scheduling(database, clock, agents)
-    jobs = Jobs(database, clock, live, logs.tail, changes, lambda: scheduling.line, grace_s=grace_s)
+    jobs = Jobs(database, clock, live, logs.tail, changes, scheduling.waits, grace_s=grace_s)
     nodes = Nodes(database, clock, tokens)
     reports = Reports(
         database, clock, nodes, logs.tail, grace_s=grace_s, stop_patience_s=settings.stop_patience_s,
@@ -149,7 +153,8 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
         PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder),
-        agents, hub, ingest, logs, recorder, exchanges, diagnoses, metrics, leases, publisher, scheduling, [],
+        agents, hub, ingest, logs, recorder, exchanges, diagnoses, metrics, leases, publisher, scheduling,
+        Plans(database, scheduling, agents), Projects(database), [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime

@@ -63,12 +63,15 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_state_id", "state", "id"),
+        Index("ix_jobs_state_project_priority_id", "state", "project", "priority", "id"),
         Index("ix_jobs_name_id", "name", "id", postgresql_ops={"name": "varchar_pattern_ops"}),  # for LIKE 'start%'
     )
     id: Mapped[str] = mapped_column(_ID, primary_key=True)
     name: Mapped[str]
     kind: Mapped[str] = mapped_column(String(16))
     state: Mapped[str] = mapped_column(String(16))
+    project: Mapped[str] = mapped_column(String(63), default="default", server_default="default")
+    priority: Mapped[int] = mapped_column(default=0, server_default="0")
     reason: Mapped[str] = mapped_column(String(32), default="")
     reason_detail: Mapped[str] = mapped_column(Text, default="")
     why: Mapped[str] = mapped_column(Text, default="")
@@ -88,6 +91,17 @@ class JobRow(Base):
     lost: Mapped[dict[str, Any]] = mapped_column(default=dict)
     version: Mapped[int] = mapped_column(default=1)
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - a ClassVar would clash with the base class
+
+
+class ProjectRow(Base):
+    """A project with a share or quotas of its own (`fairness.Terms`); others need no row."""
+
+    __tablename__ = "projects"
+    name: Mapped[str] = mapped_column(String(63), primary_key=True)
+    share: Mapped[float]
+    max_cpus: Mapped[int | None]
+    max_gpus: Mapped[int | None]
+    max_jobs: Mapped[int | None]
 
 
 class AttemptRow(Base):

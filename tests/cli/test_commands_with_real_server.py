@@ -47,6 +47,21 @@ def test_a_command_job_runs_to_its_end_and_its_log_can_be_read(serving: Site) ->
     assert job["id"] in [item["id"] for item in serving.json("jobs", "--state", "succeeded")]
 
 
+def test_plan_names_nodes_and_quotas_without_a_job(serving: Site) -> None:
+    path = serving.job("planned", "print('never')", project="lab")
+    planned = serving.run("plan", str(path))
+    assert planned.returncode == 0, planned.stderr
+    assert planned.stdout.startswith("it would start now\nNODE") and "takes trainer 0" in planned.stdout
+    assert serving.run("project", "set", "lab", "--jobs", "0").stdout == "lab\n"
+    refused = serving.run("plan", str(path), "--json")
+    assert refused.returncode == 1
+    assert "the quota of project 'lab' is 0" in json.loads(refused.stdout)["why"]
+    assert [row.split() for row in serving.run("project", "list").stdout.splitlines()][1] == [
+        *("lab", "1", "0", "0", "0/0", "0")
+    ]
+    assert "planned" not in [item["name"] for item in serving.json("jobs")]
+
+
 def test_a_crash_fails_the_job_and_says_why(serving: Site) -> None:
     result = serving.run("submit", str(serving.job("crash", "raise RuntimeError('broken on purpose')")), "--wait")
     assert result.returncode == 1

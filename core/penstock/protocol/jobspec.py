@@ -24,6 +24,7 @@ from penstock.protocol.contract import Mode, reserved
 RetryClass = Literal["infra", "user"]
 OnDisconnect = Literal["continue", "stop"]
 
+NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 _MEMORY = r"^ *([0-9]{1,15}) *(B|KiB|MiB|GiB|TiB|kB|MB|GB|TB)? *$"
 _UNIT = {
     None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
@@ -72,7 +73,7 @@ class Strict(BaseModel):
         return value
 
 
-_NUMBERS = (int, float, float | None)
+_NUMBERS = (int, int | None, float, float | None)
 
 
 class Resources(Strict):
@@ -130,7 +131,7 @@ class JobSpec(Strict):
 
     model_config = ConfigDict(json_schema_extra={"anyOf": _BY_MODE})
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")] = Field(
+    name: Annotated[str, StringConstraints(pattern=NAME)] = Field(
         description="lower-case letters, digits, '.', '_' and '-'; at most 63 characters"
     )
     entrypoint: list[Text] = Field(min_length=1, description="program and arguments; no shell is involved")
@@ -140,6 +141,10 @@ class JobSpec(Strict):
     snapshot: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="SHA-256 of an uploaded tar.gz in which the entrypoint runs"
     )
+    project: Annotated[str, StringConstraints(pattern=NAME)] = Field(
+        "default", description="whose job it is: projects share the nodes, and may have quotas"
+    )
+    priority: int = Field(0, ge=-1000, le=1000, description="jobs of a project with a higher one are placed first")
     mode: Mode = "local"
     trainers: Resources = Field(default_factory=lambda: Resources(count=1))
     pservers: Resources = Field(default_factory=lambda: Resources(count=0))

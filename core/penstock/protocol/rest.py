@@ -96,10 +96,37 @@ class PilotReport(TypedDict):
     state: str
 
 
+class Plan(TypedDict):
+    nodes: list[PlannedNode]
+    why: str
+    would_start: bool
+
+
+class PlannedNode(TypedDict):
+    id: str
+    name: str
+    reason: str
+    replicas: int
+    state: str
+
+
 class Progress(TypedDict):
     done: float
     total: float
     unit: str
+
+
+class Project(TypedDict):
+    cpus_used: int
+    gpus_used: int
+    jobs: int
+    max_cpus: int | None
+    max_gpus: int | None
+    max_jobs: int | None
+    memory_used_bytes: int
+    name: str
+    share: float
+    waiting: int
 
 
 class Replica(TypedDict):

@@ -117,6 +117,48 @@ class Submission(Request):
     )
 
 
+class PlannedNode(Answer):
+    """What a plan says of one node. `replicas`: of the job, that would go there."""
+
+    id: str
+    name: str
+    state: NodeState
+    replicas: int
+    reason: str
+
+
+class Plan(Answer):
+    """What would become of a job that is submitted now."""
+
+    would_start: bool
+    why: str
+    nodes: list[PlannedNode]
+
+
+class ProjectTerms(Request):
+    """What a project may use. `max_…`: of what its replicas hold at once; null without a limit."""
+
+    share: Annotated[float, Field(ge=0.001, le=1000, description="among projects that wait: how much is its due")] = 1.0
+    max_cpus: Annotated[int | None, Field(ge=0, le=10_000_000)] = None
+    max_gpus: Annotated[int | None, Field(ge=0, le=10_000_000)] = None
+    max_jobs: Annotated[int | None, Field(ge=0, le=10_000_000)] = None
+
+
+class Project(Answer):
+    """A project: its terms, what its replicas hold now, and how many of its jobs run and wait."""
+
+    name: str
+    share: float
+    max_cpus: int | None
+    max_gpus: int | None
+    max_jobs: int | None
+    cpus_used: int
+    gpus_used: int
+    memory_used_bytes: int
+    jobs: int
+    waiting: int
+
+
 class Event(Answer):
     """One change of state."""
 

@@ -26,8 +26,9 @@ from penstock_server.streams.live import Live
 from penstock_server.tables import EventRow, IdempotencyRow, JobRow, ReplicaRow, SnapshotRow
 from penstock_server.uuid7 import uuid7
 
-Line = Callable[[], str | None]
-"""Gives why a job that is submitted now waits, or None if the scheduler has to look. Asked within a transaction."""
+Line = Callable[[str, int], str | None]
+"""Gives why a job of a project and a priority that is submitted now waits, or None if the scheduler has to look. Asked
+within a transaction."""
 KEY_LIFE = timedelta(hours=24)
 
 
@@ -50,7 +51,7 @@ class Jobs:
         async with self._db.write() as tx:
             known = await self._known(tx, principal, key, fingerprint) if key else None
             row = known or await self._create(tx, spec)
-            if known is None and (line := self._line()) is not None:
+            if known is None and (line := self._line(spec.project, spec.priority)) is not None:
                 row.why = line
                 tx.effects.schedule = False  # it is the last in the line: there is nothing to place
             if key and known is None:
@@ -205,6 +206,8 @@ class Jobs:
             name=spec.name,
             kind="managed",
             state=JobState.CREATED.value,
+            project=spec.project,
+            priority=spec.priority,
             spec=spec.model_dump(mode="json"),
             why="waits to be placed",
             created_at=now,

@@ -90,6 +90,30 @@ def take(rooms: Sequence[Room], needs: Sequence[Need], placed: Chosen) -> list[R
     return [replace(room, free=free[room.node_id], ports=_free_ports(room, taken)) for room in rooms]
 
 
+def verdicts(needs: Sequence[Need], rooms: Sequence[Room], answer: Chosen | Waits) -> dict[str, str]:
+    """Describe for each node what it would take of a job, or why not, by node."""
+    names: dict[str, list[str]] = {}
+    if isinstance(answer, Chosen):
+        for need, node_id in zip(needs, answer.node_ids, strict=True):
+            names.setdefault(node_id, []).append(f"{need.role} {need.index}")
+    is_placed = isinstance(answer, Chosen)
+    return {room.node_id: _verdict(needs, room, names.get(room.node_id), is_placed=is_placed) for room in rooms}
+
+
+def _verdict(needs: Sequence[Need], room: Room, taken: Sequence[str] | None, *, is_placed: bool) -> str:
+    if taken:
+        return "takes " + ", ".join(taken[:4]) + (f" and {len(taken) - 4} more" if len(taken) > 4 else "")
+    stuck = next((need for need in needs if not _fits(need.amounts, room.free)), None)
+    if stuck is not None:
+        what = f"{stuck.role} {stuck.index} asks for {_amounts_text(stuck.amounts)}"
+        if not _fits(stuck.amounts, room.total):
+            return f"{what}; it has {_amounts_text(room.total)}"
+        return f"{what}; free are {_amounts_text(room.free)} of {_amounts_text(room.total)}"
+    if any(need.num_ports > len(room.ports) for need in needs):
+        return f"{len(room.ports)} of its {len(room.offered)} ports are free"
+    return "has room, and is not needed" if is_placed else f"has room, but not for all {len(needs)} replicas"
+
+
 def behind(name: str) -> str:
     """Describe a job that waits for the one before it."""
     return f"waits behind job {name!r}, which waits for room"

@@ -7,18 +7,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, func, select, union_all, update
+from sqlalchemy import ColumnElement, func, select, true, union_all, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from penstock.protocol.jobspec import JobSpec, Resources, memory_bytes
 from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, JobState, NodeState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.services.addresses import Site, addresses, endpoint
+from penstock_server.services.fairness import Head, Line, Terms, Turns, Use, behind_quota, capacity_of
 from penstock_server.services.pilots import Stay, bound, place_job
-from penstock_server.services.placement import Amounts, Chosen, Need, Room, behind, disconnected, take
+from penstock_server.services.placement import Amounts, Chosen, Need, Room, Waits, behind, disconnected, place, take
 from penstock_server.services.transitions import created, transition
 from penstock_server.streams.agents import Agents
-from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
+from penstock_server.tables import AttemptRow, JobRow, NodeRow, ProjectRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
 
 
@@ -31,13 +33,12 @@ def _waiting(now: datetime) -> ColumnElement[bool]:
 
 
 class Scheduling:
-    """Places jobs on nodes whose agents are connected. One pass looks at every waiting job, in order of submission."""
+    """Places jobs on nodes whose agents are connected. Whose turn it is in a pass, `fairness` decides."""
 
     def __init__(self, database: Database, clock: Clock, agents: Agents) -> None:
         self._db, self._clock, self._agents = database, clock, agents
         self._again_at: datetime | None = None
-        self.line: str | None = None
-        """Why a job that is submitted now waits, if that is known without a look at it: others wait for room."""
+        self.line = Line()
 
     async def run(self) -> int:
         """Place what fits; return how many jobs were placed. All or nothing for each job.
@@ -47,42 +48,80 @@ class Scheduling:
         now = self._clock.now()
         self._again_at = await self._next_pause_ends(now)
         if not await self._any_waiting():
-            self.line = None
+            self.line = Line()
             return 0
-        placed, line = 0, None
         async with self._db.write() as tx:
-            rooms, absent = await _rooms(tx, self._agents)
-            stays = await self._stays(tx)
-            after = ""
-            while (job := await self._next(tx, now, after)) is not None:
-                after = job.id
-                spec = JobSpec.model_validate(job.spec)
-                needs = needs_of(spec)
-                answer = place_job(needs, rooms, stays, job.id, spec.max_duration_s)
-                if isinstance(answer, Chosen):
-                    stays = bound(stays, answer, job.id)
-                    rooms = take(rooms, needs, answer)
-                    await _start(tx, job, needs, answer, spec.max_duration_s, now)
-                    placed += 1
-                    continue
-                if not rooms:
-                    why = disconnected(absent) if absent else answer.why
-                    await self._explain(tx, now, why, JobRow.id >= job.id)
-                    line = why
-                    break
-                await self._explain(tx, now, answer.why, JobRow.id == job.id)
-                if not answer.forever:
-                    line = behind(job.name)
-                    await self._explain(tx, now, line, JobRow.id > job.id)
-                    break
+            rooms, absent = await rooms_of(tx.session, self._agents)
+            if rooms:
+                placed, line = await self._pass(tx, rooms, now)
+            else:
+                placed, line = 0, Line(everyone=nowhere(absent))
+                await self._explain(tx, now, line.everyone, true())
         self.line = line
         return placed
+
+    async def _pass(self, tx: Tx, rooms: list[Room], now: datetime) -> tuple[int, Line]:
+        stays = await self.stays(tx.session)
+        order = await self._turns(tx, rooms, now)
+        placed, held = 0, {}
+        while (head := order.next()) is not None:
+            job = (
+                await tx.session.execute(select(JobRow).where(JobRow.id == head.job_id).with_for_update(key_share=True))
+            ).scalar_one()
+            spec = JobSpec.model_validate(job.spec)
+            needs = needs_of(spec)
+            quota = order.over_quota(job.project, needs)
+            answer = quota or place_job(needs, rooms, stays, job.id, spec.max_duration_s)
+            if isinstance(answer, Chosen):
+                stays, rooms = bound(stays, answer, job.id), take(rooms, needs, answer)
+                await _start(tx, job, needs, answer, spec.max_duration_s, now)
+                order.place(job.project, needs)
+                placed += 1
+            else:
+                await self._explain(tx, now, answer.why, JobRow.id == job.id)
+            following = await self._head(tx.session, now, job.project, after=head)
+            if quota is not None and not quota.forever:
+                held[job.project] = job.priority, behind_quota(job.name, job.project)
+                await self._explain_behind(tx, now, held[job.project][1], following)
+                following = None
+            order.follow(job.project, following)
+            if quota is None and isinstance(answer, Waits) and not answer.forever:
+                blocked = head, behind(job.name)
+                for one in order.left():
+                    await self._explain_behind(tx, now, blocked[1], one)
+                return placed, Line(blocked=blocked, held=held, burdens=order.burdens())
+        return placed, Line(held=held, burdens=order.burdens())
+
+    async def _turns(self, tx: Tx, rooms: Sequence[Room], now: datetime) -> Turns:
+        projects = (await tx.session.execute(select(JobRow.project).where(_waiting(now)).distinct())).scalars().all()
+        heads = [await self._head(tx.session, now, project) for project in projects]
+        found = [head for head in heads if head is not None]
+        return Turns(found, await uses(tx.session), await terms(tx.session), capacity_of(rooms))
+
+    async def _head(
+        self, session: AsyncSession, now: datetime, project: str, *, after: Head | None = None
+    ) -> Head | None:
+        """Return the first job of a project that waits, or the first after another one."""
+        statement = select(JobRow.priority, JobRow.id).where(_waiting(now), JobRow.project == project)
+        if after is not None:
+            statement = statement.where(_not_before(after), JobRow.id != after.job_id)
+        found = (await session.execute(statement.order_by(JobRow.priority.desc(), JobRow.id).limit(1))).first()
+        return None if found is None else Head(project, *found)
+
+    async def _explain_behind(self, tx: Tx, now: datetime, why: str, head: Head | None) -> None:
+        """Say of a job and of all that come after it in its project why they wait."""
+        if head is not None:
+            await self._explain(tx, now, why, (JobRow.project == head.project) & _not_before(head))
+
+    def waits(self, project: str, priority: int) -> str | None:
+        """Return why a job that is submitted now waits, or None if a pass has to look at it."""
+        return self.line.why(project, priority)
 
     def look_at_clock(self) -> bool:
         """Return whether a job's pause has ended since the last pass."""
         return self._again_at is not None and self._again_at <= self._clock.now()
 
-    async def _stays(self, tx: Tx) -> dict[str, Stay]:
+    async def stays(self, session: AsyncSession) -> dict[str, Stay]:
         """Return how long the pilots that are connected stay. Other nodes are not in it."""
         now = self._clock.monotonic()
         links = [link for link in self._agents.all() if link.once or link.ends_at is not None or link.leaving]
@@ -91,7 +130,7 @@ class Scheduling:
         statement = statement.join(NodeRow, NodeRow.id == ReplicaRow.node_id).where(
             ReplicaRow.node_id.in_(of_one_job), ReplicaRow.created_at >= NodeRow.joined_at
         )
-        found = await tx.session.execute(statement.distinct()) if of_one_job else ()
+        found = await session.execute(statement.distinct()) if of_one_job else ()
         jobs: dict[str, str] = {node_id: job_id for node_id, job_id in found if node_id is not None}
         return {
             link.node_id: Stay(
@@ -115,16 +154,6 @@ class Scheduling:
         async with self._db.glance() as session:
             return (await session.execute(statement)).first() is not None
 
-    async def _next(self, tx: Tx, now: datetime, after: str) -> JobRow | None:
-        statement = (
-            select(JobRow)
-            .where(_waiting(now), JobRow.id > after)
-            .order_by(JobRow.id)
-            .limit(1)
-            .with_for_update(key_share=True)
-        )
-        return (await tx.session.execute(statement)).scalar_one_or_none()
-
     async def _explain(self, tx: Tx, now: datetime, why: str, which: ColumnElement[bool]) -> None:
         statement = (
             update(JobRow)
@@ -134,6 +163,37 @@ class Scheduling:
             .execution_options(synchronize_session=False)
         )
         tx.effects.jobs.update((await tx.session.execute(statement)).scalars())
+
+
+def _not_before(head: Head) -> ColumnElement[bool]:
+    """Select a job and those after it in the line of its project."""
+    is_same = (JobRow.priority == head.priority) & (JobRow.id >= head.job_id)
+    return (JobRow.priority < head.priority) | is_same
+
+
+def nowhere(absent: Sequence[str]) -> str:
+    """Describe why no job is placed. `absent`: nodes that are READY, but not connected."""
+    none = place((), ())
+    assert isinstance(none, Waits)  # without a node
+    return disconnected(absent) if absent else none.why
+
+
+async def uses(session: AsyncSession) -> dict[str, Use]:
+    """Return what each project holds."""
+    sums = (func.sum(ReplicaRow.cpus), func.sum(ReplicaRow.gpus), func.sum(ReplicaRow.memory_bytes))
+    statement = select(JobRow.project, *sums, func.count(ReplicaRow.job_id.distinct())).join(
+        JobRow, JobRow.id == ReplicaRow.job_id
+    )
+    found = await session.execute(
+        statement.where(ReplicaRow.state.in_(LIVE_REPLICA), JobRow.kind == "managed").group_by(JobRow.project)
+    )
+    return {project: Use((int(cpus), int(gpus), int(memory)), jobs) for project, cpus, gpus, memory, jobs in found}
+
+
+async def terms(session: AsyncSession) -> dict[str, Terms]:
+    """Return the terms of the projects that have some of their own."""
+    rows = (await session.execute(select(ProjectRow))).scalars()
+    return {row.name: Terms(row.share, row.max_cpus, row.max_gpus, row.max_jobs) for row in rows}
 
 
 def needs_of(spec: JobSpec) -> list[Need]:
@@ -156,9 +216,9 @@ def _amounts(resources: Resources) -> Amounts:
     return resources.cpus, resources.gpus, memory_bytes(resources.memory)
 
 
-async def _rooms(tx: Tx, agents: Agents) -> tuple[list[Room], list[str]]:
+async def rooms_of(session: AsyncSession, agents: Agents) -> tuple[list[Room], list[str]]:
     """Return the READY nodes whose agents are connected, and the names of those whose are not (yet)."""
-    found = await tx.session.execute(select(NodeRow).where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
+    found = await session.execute(select(NodeRow).where(NodeRow.state == NodeState.READY).order_by(NodeRow.id))
     ready = found.scalars().all()
     nodes = [node for node in ready if agents.get(node.id) is not None]
     absent = [node.name for node in ready if agents.get(node.id) is None]
@@ -167,9 +227,9 @@ async def _rooms(tx: Tx, agents: Agents) -> tuple[list[Room], list[str]]:
     used: dict[str | None, Amounts] = defaultdict(lambda: (0, 0, 0))
     sums = (func.sum(ReplicaRow.cpus), func.sum(ReplicaRow.gpus), func.sum(ReplicaRow.memory_bytes))
     statement = select(ReplicaRow.node_id, sums[0], sums[1], sums[2]).where(ReplicaRow.state.in_(LIVE_REPLICA))
-    for node_id, cpus, gpus, memory in await tx.session.execute(statement.group_by(ReplicaRow.node_id)):
+    for node_id, cpus, gpus, memory in await session.execute(statement.group_by(ReplicaRow.node_id)):
         used[node_id] = (int(cpus), int(gpus), int(memory))
-    taken = await _ports_in_use(tx)
+    taken = await _ports_in_use(session)
     rooms = []
     for node in nodes:
         total = (node.cpus, node.gpus, node.memory_bytes)
@@ -180,7 +240,7 @@ async def _rooms(tx: Tx, agents: Agents) -> tuple[list[Room], list[str]]:
     return rooms, absent
 
 
-async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:
+async def _ports_in_use(session: AsyncSession) -> set[tuple[str, int]]:
     """Return (host, port) of every port that a job holds: while it goes on, also those of attempts before.
 
     So a pserver that is down finds its port free, and an attempt that failed because of a port gets another.
@@ -192,7 +252,7 @@ async def _ports_in_use(tx: Tx) -> set[tuple[str, int]]:
     )
     live = ports_of.where(ReplicaRow.state.in_(LIVE_REPLICA))
     of_active_jobs = ports_of.where(ReplicaRow.job_id.in_(select(JobRow.id).where(JobRow.state.in_(ACTIVE_JOB))))
-    found = await tx.session.execute(union_all(live, of_active_jobs))  # two indexes; one OR would be read by none
+    found = await session.execute(union_all(live, of_active_jobs))  # two indexes; one OR would be read by none
     return {(host, port) for host, *ports in found for port in ports if port is not None}
 
 

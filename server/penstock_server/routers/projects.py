@@ -1,0 +1,37 @@
+"""Plans of jobs, and projects: what would be placed where, and who may use how much."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from penstock.protocol.jobspec import NAME
+from penstock_server.auth.principal import scoped
+from penstock_server.routers.deps import Server
+from penstock_server.schemas import api
+
+router = APIRouter(prefix="/api/v1", tags=["projects"])
+
+
+@router.post("/jobs:plan", operation_id="planJob", tags=["jobs"])
+@scoped("submit")
+async def plan_job(server: Server, body: api.Submission) -> api.Plan:
+    """Say where a job would be placed now, or why it would wait; with a reason for each node. Nothing is reserved."""
+    return await server.plans.of(body.spec)
+
+
+@router.get("/projects", operation_id="listProjects")
+@scoped("read")
+async def list_projects(server: Server) -> api.Items[api.Project]:
+    """List the projects that have a share or quotas of their own, or jobs that run or wait."""
+    return api.Items(items=await server.projects.all())
+
+
+@router.put("/projects/{project}", operation_id="setProject")
+@scoped("admin")
+async def set_project(
+    server: Server, project: Annotated[str, Path(pattern=NAME)], body: api.ProjectTerms
+) -> api.Project:
+    """Give a project a share and quotas, in place of those that it has. What runs goes on."""
+    return await server.projects.put(project, body)
