@@ -175,13 +175,14 @@ def test_recurrent_layers_run_over_each_sequence(is_reverse: bool) -> None:
     )  # fmt: skip
 
     def gru(x: torch.Tensor, own: list[int], given: dict[str, torch.Tensor]) -> torch.Tensor:
-        weight, found = given["gru_0.w_0"], []
+        flat, found = given["gru_0.w_0"].reshape(-1), []
+        of_gates, of_candidate = flat[:8].view(2, 4), flat[8:].view(2, 2)
         for part in split(x, own):
             h, steps = torch.zeros(2, dtype=x.dtype), []
             for row in turned(part):
-                (r, u, n), (hr, hu, hn) = (row + given["gru_0.b_0"]).chunk(3), (weight @ h).chunk(3)
-                r, u = (r + hr).sigmoid(), (u + hu).sigmoid()
-                h = u * h + (1 - u) * (n + r * hn).tanh()
+                own_gates = row + given["gru_0.b_0"][0]
+                u, r = (own_gates[:4] + h @ of_gates).sigmoid().chunk(2)
+                h = u * h + (1 - u) * (own_gates[4:] + (r * h) @ of_candidate).tanh()
                 steps.append(h)
             found += list(turned(torch.stack(steps))) if steps else []
         return torch.stack(found)

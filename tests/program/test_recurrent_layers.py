@@ -47,10 +47,13 @@ def lstm_cell(weight: torch.Tensor, bias: torch.Tensor, peepholes: bool) -> Call
 def gru_cell(
     weight: torch.Tensor, bias: torch.Tensor, origin: bool, gate: Any = torch.sigmoid, act: Any = torch.tanh
 ) -> Callable[..., Any]:
+    split = 2 * HIDDEN * HIDDEN  # values of the gates stand before those of the candidate
+    of_gates, of_candidate = weight.reshape(-1)[:split].view(HIDDEN, -1), weight.reshape(-1)[split:].view(HIDDEN, -1)
+
     def cell(gates: torch.Tensor, h: torch.Tensor, _: torch.Tensor) -> Any:
-        given, own = (gates + bias).chunk(3), (weight @ h).chunk(3)
-        r, u = gate(given[0] + own[0]), gate(given[1] + own[1])
-        candidate = act(given[2] + r * own[2])
+        x = gates + bias[0]
+        u, r = gate(x[: 2 * HIDDEN] + h @ of_gates).chunk(2)
+        candidate = act(x[2 * HIDDEN :] + (r * h) @ of_candidate)
         new = u * h + (1 - u) * candidate if origin else (1 - u) * h + u * candidate
         return [new, new]
 
@@ -132,6 +135,18 @@ def test_dynamic_gru_takes_other_activations(reverse: bool, whole: bool) -> None
     found = recorded(write, 3, feed, whole=whole)
     cell = {"gate": torch.tanh, "act": torch.relu}
     assert_same(found, lambda w: walk(x, lengths, reverse, gru_cell(w[0], w[1], whole, **cell))[:1])
+
+
+def test_dynamic_gru_steps_as_gru_unit_does() -> None:
+    with fluid.program_guard(main := Program(seed=1), startup := Program(seed=1)):
+        x = L.data("x", [STEPS, 3 * HIDDEN], dtype="float64")
+        whole = L.dynamic_gru(x, HIDDEN, param_attr="w", bias_attr="b")
+        h = x.new_zeros(x.shape[0], HIDDEN)
+        for t in range(STEPS):
+            h, _, _ = L.gru_unit(x[:, t], h, 3 * HIDDEN, param_attr="w", bias_attr="b")
+    feed, _, _ = batch(3, whole=True)
+    found, last = fluid.Executor().run(main, feed, [whole, h], scope=started(startup))
+    np.testing.assert_allclose(found[:, -1], last, atol=TOLERANCE)
 
 
 def test_stacked_lstm_is_torchs() -> None:

@@ -24,6 +24,7 @@ _TRAINING = {
     "penstock.lstm.default": 8,
     "penstock.lstm_sequence.default": 6,
     "penstock.gru.default": 7,
+    "penstock.gru_sequence.default": 5,
     "penstock.data_norm_update_.default": 8,
     "aten.native_batch_norm.default": 5,
     "aten._native_batch_norm_legit.default": 5,

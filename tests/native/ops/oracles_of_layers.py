@@ -269,6 +269,43 @@ def expect_true() -> Pairs:
     ]
 
 
+def _gru_steps(gates: Tensor, h: Tensor, weight: Tensor, *, origin: bool) -> Tensor:
+    """Fluid's GRU from the last step to the first, with gates of tanh and a candidate of relu."""
+    size, flat, found = len(weight), weight.reshape(-1), []
+    for x in gates.flip(0):
+        both = torch.tanh(x[:, : 2 * size] + h @ flat[: 2 * size * size].view(size, -1))
+        update, reset = both.chunk(2, 1)
+        new = torch.relu(x[:, 2 * size :] + (reset * h) @ flat[2 * size * size :].view(size, -1))
+        old, new = (h, new) if origin else (new, h)
+        h = update * old + (1 - update) * new
+        found.append(h)
+    return torch.stack(found[::-1])
+
+
+@cache
+def _gru_sequences() -> tuple[Pairs, Pairs]:
+    """Results, and gradients."""
+    results: Pairs = []
+    gradients: Pairs = []
+    for origin in (False, True):
+        shapes = ((3, 2, 12), (2, 4), (4, 12))
+        operands = [torch.randn(shape, dtype=torch.float64).div(4).requires_grad_() for shape in shapes]
+        found, _ = OPS.gru_sequence(*operands, True, origin, True, "tanh", "relu")
+        wanted, weight = _gru_steps(*operands, origin=origin), torch.randn(3, 2, 4, dtype=torch.float64)
+        results.append((found, wanted))
+        each = (torch.autograd.grad(made, operands, weight) for made in (found, wanted))
+        gradients += zip(*each, strict=True)
+    return results, gradients
+
+
+def gru_sequence() -> Pairs:
+    return _gru_sequences()[0]
+
+
+def gru_sequence_backward() -> Pairs:
+    return _gru_sequences()[1]
+
+
 def hash_rows() -> Pairs:
     """Values of Fluid's documentation and of its own tests, and of xxhash 3.5 for rows of 36, 40 and 12 bytes."""
     rows = [
@@ -305,7 +342,7 @@ LAYERS = {
         function.__name__: function
         for function in (
             chunk_eval, ctc, ctc_backward, cvm, data_norm_update_, distinct_ids, edit_distance, expect_true,
-            gather_tree, hash_rows, py_func, py_func_grad, random,
+            gather_tree, gru_sequence, gru_sequence_backward, hash_rows, py_func, py_func_grad, random,
         )
     },
 }  # fmt: skip

@@ -60,3 +60,14 @@ def gru_backward() -> list[Any]:
     *given, _ = arguments = gru()
     out, _, saved = OPS.gru(*arguments)
     return [torch.randn_like(out), None, *given, out, saved, True]
+
+
+def gru_sequence() -> list[Any]:
+    gates, h0 = torch.randn(STEPS, ROWS, 3 * SIZE, dtype=FLOAT64), torch.randn(ROWS, SIZE, dtype=FLOAT64)
+    return [gates, h0, torch.randn(SIZE, 3 * SIZE, dtype=FLOAT64), True, False, True, "tanh", "relu"]
+
+
+def gru_sequence_backward() -> list[Any]:
+    _, h0, weight, reverse, origin, _, *kinds = arguments = gru_sequence()
+    out, saved = OPS.gru_sequence(*arguments)
+    return [torch.randn_like(out), h0, weight, reverse, origin, out, saved, *kinds]

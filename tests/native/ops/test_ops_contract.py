@@ -223,6 +223,8 @@ CASES = [
     Case("lstm_sequence_backward", lambda: [*recurrent.sequence_backward(), *recurrent.CELL]),
     Case("gru", recurrent.gru),
     Case("gru_backward", recurrent.gru_backward),
+    Case("gru_sequence", recurrent.gru_sequence),
+    Case("gru_sequence_backward", recurrent.gru_sequence_backward),
     Case("ctc", _labelled),
     Case("ctc_backward", lambda: [torch.rand(2, 1), *_labelled()], is_copied=False),
     Case("edit_distance", lambda: [_ids(2, 4), _ids(2, 3), *_two_lengths(), [1], False]),

@@ -9,7 +9,7 @@ belongs to the input whose time it has: its dimension 1 is the same symbol, so a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from penstock.errors import ProgramError
 from penstock.native.activations import ACTIVATIONS
 from penstock.program.initializers import Constant, Xavier
 from penstock.program.layers.sequences import is_sequence, padded, unpadded
-from penstock.program.layers.static_rnn import StaticRNN
 from penstock.program.record.context import default_main_program, name_scope
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import record_call
@@ -60,7 +59,7 @@ def dynamic_lstm(
     prefix = name or default_main_program().unique("lstm")
     with name_scope(prefix):
         weight = _weight(param_attr, [4 * hidden, hidden], dtype, prefix)
-        bias = _bias(bias_attr, (7 if use_peepholes else 4) * hidden, dtype, prefix)
+        bias = _bias(bias_attr, [(7 if use_peepholes else 4) * hidden], dtype, prefix)
         if use_peepholes and bias is None:
             raise ProgramError(
                 "dynamic_lstm: peepholes are part of the bias, so bias_attr=False needs use_peepholes=False"
@@ -93,10 +92,11 @@ def dynamic_gru(
 
     Shapes: input [rows, 3 size], ragged, result [rows, size]; or input [n, t, 3 size], lengths int64 [n] or [n, 1],
     result [n, t, size]. h_0 [n, size].
-    Parameters: w_0 [3 size, size], b_0 [3 size]: gates in torch's order (reset, update, candidate).
-    `origin_mode`: h' = u h + (1 - u) candidate; else h' = (1 - u) h + u candidate. The candidate is
-    tanh(x + reset * (W h)), as torch and cuDNN have it. Other activations of gates and candidate (sigmoid, tanh, relu,
-    identity) run step by step. Source: fluid.layers.dynamic_gru.
+    Parameters, as in Fluid's files: w_0 [size, 3 size], whose values are [size, 2 size] of update and reset and then
+    [size, size] of the candidate; b_0 [1, 3 size]. The gates of the input are in that order, too.
+    The candidate is act(x + (reset * h) W), the reset gate before the product. `origin_mode`: h' = u h + (1 - u)
+    candidate; else h' = (1 - u) h + u candidate. Activations of gates and candidate are sigmoid, tanh, relu or
+    identity. Source: fluid.layers.dynamic_gru, gru_op.h (Fluid 1.8).
     """
     if is_sequence(input):
         steps, own = padded("dynamic_gru", input)
@@ -106,23 +106,14 @@ def dynamic_gru(
     hidden, dtype = _hidden("dynamic_gru", input, 3 * size, 3), input.desc.dtype
     prefix = default_main_program().unique("gru")
     with name_scope(prefix):
-        weight = _weight(param_attr, [3 * hidden, hidden], dtype, prefix)
-        bias = _bias(bias_attr, 3 * hidden, dtype, prefix)
+        weight = _weight(param_attr, [hidden, 3 * hidden], dtype, prefix)
+        bias = _bias(bias_attr, [1, 3 * hidden], dtype, prefix)
         gates = input if bias is None else input + bias
         lengths = _checked("dynamic_gru", gates, lengths)
         turned, reverse = _turned(gates, lengths, is_reverse)
-        state = _state(gates, h_0, hidden)
-        if activations:
-            steps = torch.flip(turned, [1]) if reverse else turned
-            found = _gru_steps(steps.transpose(0, 1), state, weight, activations, origin_mode=origin_mode)
-            made = found.transpose(0, 1)
-            return _turned_back(torch.flip(made, [1]) if reverse else made, lengths, is_reverse)
-        if not origin_mode:  # 1 - sigmoid(a) = sigmoid(-a): the update gate with its sign turned
-            sign = torch.ones(3 * hidden, dtype=getattr(torch, dtype))
-            sign[hidden : 2 * hidden] = -1.0
-            turned, weight = turned * sign, weight * sign.unsqueeze(1)
-        call = torch.ops.penstock.gru
-        found = record_call(call, (turned.transpose(0, 1), state, None, weight, None, None, reverse, True), {})
+        call, state = torch.ops.penstock.gru_sequence, _state(gates, h_0, hidden)
+        operands = (turned.transpose(0, 1), state, weight, reverse, bool(origin_mode), True, *activations)
+        found = record_call(call, operands, {})
         return _turned_back(found[0].transpose(0, 1), lengths, is_reverse)
 
 
@@ -171,11 +162,6 @@ def lstm(
 _SHAPES = {"weight_ih": "i", "weight_hh": "h", "bias_ih": "", "bias_hh": ""}
 
 
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "identity": lambda x: x
-}  # fmt: skip
-
-
 def _activations(layer: str, *names: str) -> tuple[str, ...]:
     """Return the activations, those of gates first; none if they are the usual ones."""
     if unknown := [name for name in names if name not in ACTIVATIONS]:
@@ -183,24 +169,6 @@ def _activations(layer: str, *names: str) -> tuple[str, ...]:
             f"{user_line()}: {layer} has no activation {unknown[0]!r}; expected one of {', '.join(ACTIVATIONS)}"
         )
     return () if names[0] == "sigmoid" and set(names[1:]) == {"tanh"} else names
-
-
-def _gru_steps(steps: Any, state: Any, weight: Any, kinds: Sequence[str], *, origin_mode: bool) -> Any:
-    """The states after each step [t, n, h], of a GRU with other activations: a block for each step."""
-    gate, act = (_FUNCTIONS[kind] for kind in kinds)
-    hidden = state.desc.shape[1]
-    loop = StaticRNN()
-    with loop.step():
-        x, before = loop.step_input(steps), loop.memory(init=state)
-        products = torch.matmul(before, weight.transpose(0, 1))
-        both = gate(x[:, : 2 * hidden] + products[:, : 2 * hidden])
-        reset, update = both[:, :hidden], both[:, hidden:]
-        candidate = act(x[:, 2 * hidden :] + reset * products[:, 2 * hidden :])
-        old, new = (update, 1.0 - update) if origin_mode else (1.0 - update, update)
-        after = old * before + new * candidate
-        loop.update_memory(before, after)
-        loop.output(after)
-    return loop()
 
 
 def _hidden(layer: str, input: Any, size: int, gates: int) -> int:
@@ -221,11 +189,11 @@ def _weight(attr: Any, shape: Sequence[int], dtype: str, prefix: str) -> Any:
     return create_parameter(shape, dtype, wanted, Xavier(), prefix=prefix, suffix="w_0")
 
 
-def _bias(attr: Any, size: int, dtype: str, prefix: str) -> Any:
+def _bias(attr: Any, shape: Sequence[int], dtype: str, prefix: str) -> Any:
     wanted = ParamAttr.of(attr)
     if wanted is None:
         return None
-    return create_parameter([size], dtype, wanted, Constant(0.0), prefix=prefix, suffix="b_0")
+    return create_parameter(shape, dtype, wanted, Constant(0.0), prefix=prefix, suffix="b_0")
 
 
 def _state(like: Any, given: Any, hidden: int) -> Any:

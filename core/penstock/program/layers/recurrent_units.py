@@ -27,8 +27,8 @@ def gru_unit(
 
     Shapes: input [n, size], the projected input, size = 3 h; hidden [n, h]. Parameters, as in Fluid's files: w_0
     [h, 3 h], whose values are [h, 2 h] of update and reset and then [h, h] of the candidate; b_0 [1, 3 h].
-    `origin_mode`: h' = u h + (1 - u) candidate; else h' = (1 - u) h + u candidate. The activations are sigmoid and
-    tanh whatever is given, as in Fluid.
+    `origin_mode`: h' = u h + (1 - u) candidate; else h' = (1 - u) h + u candidate, as in `dynamic_gru`. The
+    activations are sigmoid and tanh whatever is given, as in Fluid.
     """
     h = size // 3
     weights, bias = ParamAttr.of(param_attr), ParamAttr.of(bias_attr)
