@@ -155,6 +155,17 @@ def test_timeline_paints_every_event_of_the_sampled_step(
     expect(page.get_by_test_id("hold")).to_have_attribute("aria-pressed", "true")
     page.keyboard.press(".")
     expect(page.get_by_test_id("hold")).to_have_attribute("aria-pressed", "false")
+    live = summary.inner_text()
+    feeder.steps(5, sampled=True)
+    expect(summary).to_contain_text("step 10 ")
+    page.keyboard.press("[")
+    expect(summary).to_have_text(live)  # replayed, it is what it was
+    assert "step=5" in page.url
+    expect(page.get_by_test_id("strip-text")).to_contain_text("replay of step 5")
+    page.keyboard.press("]")
+    page.keyboard.press("]")
+    expect(summary).to_contain_text("step 10 ")
+    assert "step=" not in page.url
 
 
 def test_dropped_rows_are_counted_in_the_badge(browser_page: Watched, server: RunningServer, feed: Feed) -> None:
@@ -184,6 +195,7 @@ def test_logs_follow_and_find(browser_page: Watched, server: RunningServer, feed
 
 def test_finished_job_shows_what_it_did_and_lights_nothing(open_page: Open, server: RunningServer, feed: Feed) -> None:
     feeder = running(feed, "finished")
+    feeder.steps(5, sampled=True)
     feeder.close()
     page = open_page().page
     row = page.locator(f"[data-job='{feeder.job_id}']")
@@ -194,6 +206,9 @@ def test_finished_job_shows_what_it_did_and_lights_nothing(open_page: Open, serv
     wait(page, "(n) => __penstock.paintedSlices() === n", feeder.num_ops)
     assert page.evaluate("() => __penstock.litOperators()") == []
     expect(page.get_by_test_id("live")).to_contain_text("finished")
+    expect(page.get_by_test_id("strip-text")).to_contain_text("2 of 2 sampled steps")
+    page.get_by_test_id("strip").click(position={"x": 1, "y": 10})
+    expect(page.get_by_test_id("timeline-summary")).to_contain_text("step 5 ")
 
 
 def test_page_finds_back_after_the_connection_was_cut(browser_page: Watched, server: RunningServer, feed: Feed) -> None:

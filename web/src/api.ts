@@ -77,6 +77,11 @@ export const api = {
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
   graphs: (jobId: string) => get<{ readonly items: readonly GraphUse[] }>(`/jobs/${enc(jobId)}/graphs`),
+  /** Recorded OP_EVENTS (3) and GRAPH_USED (12) frames of a stream, each behind its length. */
+  frames: (jobId: string, of: number, afterSeq: bigint | null, limitBytes: number) =>
+    bytes(
+      `/jobs/${enc(jobId)}/frames?stream=${of}&kinds=3,12&limit_bytes=${limitBytes}${afterSeq === null ? "" : `&after_seq=${afterSeq}`}`,
+    ),
   /** The bytes of a graph document's JSON: a large one is not parsed on the main thread. */
   graph: (hash: string) => bytes(`/graphs/${enc(hash)}`),
 };

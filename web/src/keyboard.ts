@@ -3,6 +3,7 @@ import { openHelp, openPalette, overlayOpen } from "./parts/overlays";
 import { jobHref, navigate, route, setQuery, TABS } from "./router";
 import { currentGraph, currentTimeline } from "./store/current";
 import { toggleTheme } from "./store/session";
+import { moveStep } from "./views/strip";
 
 let leader = false;
 
@@ -40,6 +41,8 @@ const PLAIN: Readonly<Record<string, () => void>> = {
 };
 
 const TIMELINE: Readonly<Record<string, () => void>> = {
+  "[": () => moveStep(-1),
+  "]": () => moveStep(1),
   w: () => currentTimeline.value?.zoom(1.5),
   s: () => currentTimeline.value?.zoom(1 / 1.5),
   a: () => currentTimeline.value?.pan(120),

@@ -3,6 +3,7 @@ import "uplot/dist/uPlot.min.css";
 import "./styles/app.css";
 import "./styles/exchange.css";
 import "./styles/job.css";
+import "./styles/strip.css";
 import "./styles/jobs.css";
 import "./styles/why.css";
 import "./styles/crash.css";

@@ -331,8 +331,7 @@ export class GraphController {
     const ctx = this.#canvas?.getContext("2d");
     const canvas = this.#canvas;
     if (!ctx || canvas === null || this.layout === null || this.#document === null) return "done";
-    const hash = this.store.shownHash.value;
-    const graph = hash === null ? undefined : this.store.ops.graphs.get(hash);
+    const graph = this.store.shownRuntime.value;
     if (graph === undefined || graph.document !== this.#document) return "done";
     const fading = graph.light(nowMs);
     this.#refreshCritical(graph, nowMs);

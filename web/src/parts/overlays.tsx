@@ -31,6 +31,7 @@ const KEYS: readonly (readonly [string, string])[] = [
   ["f", "fit to the window"],
   ["+ · −", "graph: zoom"],
   ["w · s · a · d", "timeline: zoom in · out, pan left · right"],
+  ["[ · ]", "the sampled step before · after"],
   [".", "timeline: hold this step, or go back to live"],
   ["v", "table instead of graph or timeline"],
   ["Esc", "clear the selection, close a dialog"],

@@ -15,8 +15,9 @@ import type { EventRow, GraphDocument, Job, NodeRow, ServerMessage } from "../ty
 import { DiagnosisStore } from "./diagnosis";
 import { ExchangeStore } from "./exchange";
 import { GraphLoader } from "./graphs";
+import { runtimeOfStep, StepHistory } from "./history";
 import { LogStore } from "./logs";
-import { OpsStore } from "./ops";
+import { type GraphRuntime, OpsStore } from "./ops";
 import { SeriesStore } from "./series";
 import { endOfFrameMs, StepStore } from "./steps";
 import { SyncStore } from "./sync";
@@ -65,6 +66,7 @@ export class JobStore {
   readonly sync = new SyncStore();
   readonly exchange = new ExchangeStore();
   readonly steps = new StepStore();
+  readonly history = new StepHistory((of, after, limit) => api.frames(this.jobId, of, after, limit));
   readonly diagnosis = new DiagnosisStore(() => api.why(this.jobId));
   readonly documents = new GraphLoader(loadDocument, (hash, document) => this.#haveDocument(hash, document));
   readonly ops = new OpsStore((hash) => this.documents.load(hash));
@@ -77,6 +79,14 @@ export class JobStore {
     this.graphVersion.value;
     const hash = this.shownHash.value;
     return hash === null ? null : (this.ops.graphs.get(hash)?.document ?? null);
+  });
+
+  /** Sums of the shown graph: since the page was opened, or of the step that was chosen. */
+  readonly shownRuntime = computed<GraphRuntime | undefined>(() => {
+    const [hash, document, chosen] = [this.shownHash.value, this.shownDocument.value, this.history.chosen.value];
+    if (hash === null) return undefined;
+    if (chosen === null || document === null) return this.ops.graphs.get(hash);
+    return runtimeOfStep(chosen, document, hash);
   });
 
   #unsubscribe: () => void;
@@ -112,6 +122,19 @@ export class JobStore {
     this.#unsubscribe();
     this.#frameListeners.clear();
     this.documents.dispose();
+  }
+
+  /** The document of a graph that trains; null if it does not, or is not there. */
+  trainingDocument(hash: string): GraphDocument | null {
+    const graph = this.ops.graphs.get(hash);
+    return graph?.trains === true ? graph.document : null;
+  }
+
+  /** Fetch more of the sampled steps that were recorded, of trainers. Raises ApiError. */
+  async loadHistory(pages: number): Promise<void> {
+    const trainers = (this.job.value?.replicas ?? []).filter((one) => one.role === "trainer");
+    const streams = trainers.map((one) => one.stream);
+    await this.history.load(streams, pages, (hash) => this.ops.ensure(hash));
   }
 
   /** Call `listener` for every operator frame that arrived, so that a canvas can ask for an animation frame. */
@@ -229,7 +252,8 @@ export class JobStore {
     if (graph === undefined) return;
     this.#note("ops");
     if (frame.kind === Kind.OP_EVENTS) {
-      this.steps.ingest(graph.hash, frame);
+      const trace = this.steps.ingest(graph.hash, frame);
+      if (trace !== null) this.history.add(trace);
       this.#note("step");
     }
     for (const listener of this.#frameListeners) listener();
@@ -273,7 +297,11 @@ export class JobStore {
       if (due.metrics) this.metricsVersion.value += 1;
       if (due.logs) this.logsVersion.value += 1;
       if (due.sync) this.syncVersion.value += 1;
-      if (due.step) this.stepVersion.value += 1;
+      if (due.step) {
+        this.stepVersion.value += 1;
+        // The step that the address names may have come.
+        if (this.history.wanted.value !== null && this.history.chosen.value === null) this.history.version.value += 1;
+      }
       if (due.ops) {
         this.opsVersion.value += 1;
         if (this.#autoHash() !== this.shownHash.value) this.graphVersion.value += 1;

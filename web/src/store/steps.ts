@@ -23,7 +23,7 @@ export interface LastOp {
 }
 
 /** A step of more slices, or of more seconds, than one frame holds comes in several, in the order of time. */
-function joined(first: StepTrace, then: StepTrace): StepTrace {
+export function joined(first: StepTrace, then: StepTrace): StepTrace {
   const later = Number(then.t0Ns - first.t0Ns);
   return {
     ...first,
@@ -34,32 +34,36 @@ function joined(first: StepTrace, then: StepTrace): StepTrace {
   };
 }
 
+export const traceOf = (hash: string, frame: Frame): StepTrace => ({
+  stream: frame.stream,
+  epoch: frame.epoch,
+  hash,
+  step: frame.step,
+  t0Ns: frame.t0Ns,
+  start: smallColumn(frame, Column.START_NS),
+  duration: smallColumn(frame, Column.DURATION_NS),
+  op: smallColumn(frame, Column.OP),
+  thread: smallColumn(frame, Column.THREAD),
+});
+
 export class StepStore {
   #traces = new Map<string, StepTrace>();
   #last = new Map<number, LastOp>();
   /** Steps received, so that a held timeline can say how many newer ones there are. */
   steps = 0;
 
-  ingest(hash: string, frame: Frame): void {
-    if (frame.count === 0) return;
+  /** Returns what the frame holds of a whole step, null if it is not of one. */
+  ingest(hash: string, frame: Frame): StepTrace | null {
+    if (frame.count === 0) return null;
     this.#noteLast(hash, frame);
-    if ((frame.flags & FLAG_WHOLE_STEP) === 0) return;
-    const trace: StepTrace = {
-      stream: frame.stream,
-      epoch: frame.epoch,
-      hash,
-      step: frame.step,
-      t0Ns: frame.t0Ns,
-      start: smallColumn(frame, Column.START_NS),
-      duration: smallColumn(frame, Column.DURATION_NS),
-      op: smallColumn(frame, Column.OP),
-      thread: smallColumn(frame, Column.THREAD),
-    };
+    if ((frame.flags & FLAG_WHOLE_STEP) === 0) return null;
+    const trace = traceOf(hash, frame);
     const key = `${frame.stream}/${hash}`;
     const before = this.#traces.get(key);
     const goesOn = before?.step === trace.step && before.epoch === trace.epoch && before.t0Ns <= trace.t0Ns;
     this.#traces.set(key, goesOn ? joined(before, trace) : trace);
     if (!goesOn) this.steps += 1;
+    return trace;
   }
 
   /** What a stream ran last, in a step that was sampled whole or broke off. */

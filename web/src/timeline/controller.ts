@@ -5,6 +5,7 @@
 import { signal } from "@preact/signals";
 import { type Again, addPainter, invalidate } from "../frameloop";
 import { palette } from "../palette";
+import type { Sampled } from "../store/history";
 import type { JobStore } from "../store/job";
 import type { GraphDocument } from "../types";
 import { buildTimeline, EMPTY_MODEL, shownOp, sliceAt, type TimelineModel, type Traced } from "./model";
@@ -35,6 +36,7 @@ export class TimelineController {
   #document: GraphDocument | null = null;
   #refreshedAt = Number.NEGATIVE_INFINITY;
   #stepsAtHold = 0;
+  #replayed: Sampled | null = null;
   #later: ReturnType<typeof setTimeout> | undefined;
   #painter = (): Again => this.#paint();
 
@@ -74,7 +76,9 @@ export class TimelineController {
     const hash = this.store.shownHash.value;
     const document = this.store.shownDocument.value;
     if (hash === null || document === null) return;
-    const changed = document !== this.#document;
+    const replayed = this.store.history.chosen.value;
+    const changed = document !== this.#document || replayed !== this.#replayed;
+    if (replayed !== null && !changed) return;
     if (this.held.value && !changed) {
       this.newer.value = this.store.steps.steps - this.#stepsAtHold;
       return;
@@ -90,6 +94,7 @@ export class TimelineController {
       return;
     }
     this.#document = document;
+    this.#replayed = replayed;
     this.#refreshedAt = now;
     const next = buildTimeline(document, this.#traced());
     this.model.value = next;
@@ -101,14 +106,15 @@ export class TimelineController {
 
   /** The newest steps of all trainers, each with its graph; if an evaluation was chosen by hand, its own. */
   #traced(): Traced[] {
-    const { ops, steps, chosenGraph } = this.store;
+    const { ops, steps, chosenGraph, history } = this.store;
     const chosen = ops.graphs.get(chosenGraph.value ?? "");
     const trains = (hash: string) => {
       const graph = ops.graphs.get(hash);
       if (graph?.document == null) return null;
       return chosen?.trains === false ? graph === chosen : graph.trains;
     };
-    return steps.newest(trains).flatMap((trace) => {
+    const traces = history.chosen.value?.traces ?? steps.newest(trains);
+    return [...traces].flatMap((trace) => {
       const document = ops.graphs.get(trace.hash)?.document;
       return document == null ? [] : [{ trace, document, name: this.#nameOf(trace.stream) }];
     });

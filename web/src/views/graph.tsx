@@ -23,6 +23,10 @@ export function GraphView({ parts }: { parts: JobParts }) {
     graph.replica.value;
     untracked(() => graph.relayout(shown));
   });
+  useSignalEffect(() => {
+    store.shownRuntime.value;
+    untracked(() => graph.repaint());
+  });
   return (
     <section class="panel" aria-labelledby="graph-title">
       <div class="panel-title">

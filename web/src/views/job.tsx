@@ -17,6 +17,7 @@ import { JobHeader } from "./header";
 import { LogsView } from "./logs";
 import { MetricsView } from "./metrics";
 import { SidePanel } from "./side";
+import { StepStrip } from "./strip";
 import { SyncView } from "./sync";
 import { TimelineView } from "./timeline";
 
@@ -90,6 +91,8 @@ function currentTab(): Tab {
   return route.value.page === "job" ? route.value.tab : "overview";
 }
 
+/** Views of a sampled step. */
+const OF_STEP: readonly Tab[] = ["overview", "graph", "timeline"];
 /** Views of a graph: a command without one has none of them. */
 const OF_GRAPH: readonly Tab[] = ["graph", "timeline", "sync"];
 
@@ -157,6 +160,7 @@ function TabBody({ parts }: { parts: JobParts }) {
   const layout = tab === "overview" || tab === "graph" ? tab : "single";
   return (
     <main class="work-frame" id="main">
+      {OF_STEP.includes(tab) && <StepStrip store={parts.store} />}
       <div class={`work ${layout}`} id="view" role="tabpanel" aria-labelledby={`tab-${tab}`}>
         <View tab={tab} parts={parts} />
       </div>

@@ -52,8 +52,7 @@ export function OperatorTable({ store, graph }: { store: JobStore; graph: GraphC
   const [text, setText] = useState("");
   const order = useRef<HeldOrder | null>(null);
   store.opsVersion.value;
-  const hash = store.shownHash.value;
-  const runtime = hash === null ? undefined : store.ops.graphs.get(hash);
+  const runtime = store.shownRuntime.value;
   const document = store.shownDocument.value;
   if (runtime === undefined || document === null) return null;
   const found = rowsOf(document, runtime, text.toLowerCase().split(/\s+/).filter(Boolean));

@@ -35,16 +35,11 @@ export function SidePanel({ parts, what }: { parts: JobParts; what: "all" | "ope
   );
 }
 
-function runtimeOf(store: JobStore): GraphRuntime | undefined {
-  const hash = store.shownHash.value;
-  return hash === null ? undefined : store.ops.graphs.get(hash);
-}
-
 function Selection({ parts }: { parts: JobParts }) {
   const { store, graph } = parts;
   graph.layoutVersion.value;
   store.opsVersion.value;
-  const runtime = runtimeOf(store);
+  const runtime = store.shownRuntime.value;
   const index = graph.hovered.value >= 0 && graph.selected < 0 ? graph.hovered.value : graph.selected;
   const box = graph.layout?.boxes[index];
   if (runtime?.document == null) return null;

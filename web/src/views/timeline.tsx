@@ -15,6 +15,7 @@ export function TimelineView({ parts, wide }: { parts: JobParts; wide?: boolean 
   useSignalEffect(() => {
     store.stepVersion.value;
     store.shownDocument.value;
+    store.history.chosen.value;
     untracked(() => timeline.refresh());
   });
   useSignalEffect(() => {

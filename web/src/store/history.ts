@@ -1,0 +1,196 @@
+/**
+ * Every sampled step that the page has: those that came live, and those that it fetched from the recording. One of
+ * them may be chosen; graph, panel and timeline then show it alone, from the same events as when it was live.
+ *
+ * Bounded by slices, oldest dropped (they are in the recording still). A step of several trainers is one entry.
+ */
+import { computed, signal } from "@preact/signals";
+import { decodeFrame } from "../codec";
+import { FLAG_WHOLE_STEP, Kind } from "../constants";
+import { bucketOf } from "../graph/group";
+import type { GraphDocument } from "../types";
+import { GraphRuntime } from "./ops";
+import { joined, type StepTrace, traceOf } from "./steps";
+
+const MAX_SLICES = 3_000_000;
+const PAGE_BYTES = 4 << 20;
+
+export interface Sampled {
+  readonly key: string;
+  readonly step: number;
+  readonly t0Ns: bigint;
+  readonly traces: readonly StepTrace[];
+}
+
+export interface Bar extends Sampled {
+  readonly spanNs: number;
+  /** Shares of the time in operators; together 1. */
+  readonly compute: number;
+  readonly sync: number;
+  readonly input: number;
+}
+
+/** Frames of a stream, each behind its length: `GET /jobs/{id}/frames`. */
+export type FetchFrames = (stream: number, afterSeq: bigint | null, limitBytes: number) => Promise<ArrayBuffer>;
+
+export class StepHistory {
+  readonly version = signal(0);
+  /** The step that the address names; null: the newest is shown. */
+  readonly wanted = signal<number | null>(null);
+  /** Whether the recording may hold steps that the page has not fetched. */
+  readonly more = signal(true);
+  readonly busy = signal(false);
+  readonly chosen = computed<Sampled | null>(() => {
+    this.version.value;
+    const wanted = this.wanted.value;
+    return wanted === null ? null : (this.all().findLast((one) => one.step === wanted) ?? null);
+  });
+  #entries = new Map<string, { step: number; t0Ns: bigint; traces: StepTrace[] }>();
+  #bars = new Map<string, Bar>();
+  /** Answers that were fetched. */
+  loads = 0;
+  #slices = 0;
+  #cursors = new Map<number, { afterSeq: bigint | null; hash: string; done: boolean }>();
+
+  constructor(private readonly fetchFrames: FetchFrames) {}
+
+  /** Steps in the order of time. */
+  all(): Sampled[] {
+    return [...this.#entries].map(([key, one]) => ({ key, ...one })).sort((a, b) => (a.t0Ns < b.t0Ns ? -1 : 1));
+  }
+
+  add(trace: StepTrace): void {
+    const key = `${trace.epoch}/${trace.step}`;
+    const entry = this.#entries.get(key) ?? { step: trace.step, t0Ns: trace.t0Ns, traces: [] };
+    if (entry.traces.some((one) => has(one, trace))) return;
+    const at = entry.traces.findIndex((one) => one.stream === trace.stream);
+    const before = entry.traces[at];
+    const traces = before === undefined ? [...entry.traces, trace] : entry.traces.with(at, inOrder(before, trace));
+    const t0Ns = trace.t0Ns < entry.t0Ns ? trace.t0Ns : entry.t0Ns;
+    this.#entries.set(key, { step: entry.step, t0Ns, traces });
+    this.#bars.delete(key);
+    this.#slices += trace.op.length;
+    while (this.#slices > MAX_SLICES && this.#entries.size > 1) this.#dropOldest();
+  }
+
+  /** What the strip draws: steps whose graphs are known and accepted. */
+  bars(documentOf: (hash: string) => GraphDocument | null): Bar[] {
+    return this.all().flatMap((one) => {
+      const known = this.#bars.get(one.key) ?? barOf(one, documentOf);
+      if (known === null) return [];
+      this.#bars.set(one.key, known);
+      return [known];
+    });
+  }
+
+  /** Fetch more of the recording of these streams, the oldest first: at most `pages` answers. Raises ApiError. */
+  async load(streams: readonly number[], pages: number, onGraph: (hash: string) => void): Promise<void> {
+    if (this.busy.value) return;
+    this.busy.value = true;
+    this.loads += 1;
+    try {
+      for (let page = 0; page < pages; page++) {
+        const stream = streams.find((one) => this.#cursors.get(one)?.done !== true);
+        if (stream === undefined) break;
+        await this.#page(stream, onGraph);
+        this.version.value += 1;
+      }
+      this.more.value = streams.some((one) => this.#cursors.get(one)?.done !== true);
+    } finally {
+      this.busy.value = false;
+    }
+  }
+
+  async #page(stream: number, onGraph: (hash: string) => void): Promise<void> {
+    const cursor = this.#cursors.get(stream) ?? { afterSeq: null, hash: "", done: false };
+    this.#cursors.set(stream, cursor);
+    const content = await this.fetchFrames(stream, cursor.afterSeq, PAGE_BYTES);
+    cursor.done = content.byteLength === 0;
+    for (const frame of framesIn(content)) {
+      cursor.afterSeq = frame.seq;
+      if (frame.kind === Kind.GRAPH_USED) {
+        cursor.hash = String((frame.body as { readonly hash?: unknown }).hash ?? "");
+        onGraph(cursor.hash);
+      } else if (cursor.hash !== "" && (frame.flags & FLAG_WHOLE_STEP) !== 0 && frame.count > 0) {
+        this.add(traceOf(cursor.hash, frame));
+      }
+    }
+  }
+
+  #dropOldest(): void {
+    const oldest = this.all()[0];
+    if (oldest === undefined) return;
+    this.#entries.delete(oldest.key);
+    this.#bars.delete(oldest.key);
+    for (const trace of oldest.traces) this.#slices -= trace.op.length;
+  }
+}
+
+/** Whether the events that `trace` begins with are in `one` already. */
+const has = (one: StepTrace, trace: StepTrace): boolean =>
+  one.stream === trace.stream &&
+  trace.t0Ns >= one.t0Ns &&
+  Number(trace.t0Ns - one.t0Ns) <= (one.start[one.start.length - 1] ?? 0);
+
+const inOrder = (a: StepTrace, b: StepTrace): StepTrace => (a.t0Ns <= b.t0Ns ? joined(a, b) : joined(b, a));
+
+function framesIn(content: ArrayBuffer) {
+  const view = new DataView(content);
+  const frames = [];
+  for (let at = 0; at + 4 <= content.byteLength; ) {
+    const size = view.getUint32(at, true);
+    frames.push(decodeFrame(content.slice(at + 4, at + 4 + size)));
+    at += 4 + size;
+  }
+  return frames;
+}
+
+function barOf(one: Sampled, documentOf: (hash: string) => GraphDocument | null): Bar | null {
+  const sums = { compute: 0, sync: 0, input: 0 };
+  let end = 0;
+  for (const trace of one.traces) {
+    const document = documentOf(trace.hash);
+    if (document === null) return null;
+    const shift = Number(trace.t0Ns - one.t0Ns);
+    for (let i = 0; i < trace.op.length; i++) {
+      const op = document.ops[trace.op[i] ?? -1];
+      const spent = trace.duration[i] ?? 0;
+      end = Math.max(end, shift + (trace.start[i] ?? 0) + spent);
+      if (op === undefined) continue;
+      const bucket = bucketOf(op);
+      sums[bucket === "communication" ? "sync" : bucket === "input" ? "input" : "compute"] += spent;
+    }
+  }
+  const all = Math.max(1, sums.compute + sums.sync + sums.input);
+  return { ...one, spanNs: end, compute: sums.compute / all, sync: sums.sync / all, input: sums.input / all };
+}
+
+/** Sums of one step alone, in place of those since the page was opened. It lights nothing: it ran in the past. */
+export function runtimeOfStep(one: Sampled, document: GraphDocument, hash: string): GraphRuntime {
+  const runtime = new GraphRuntime(hash);
+  runtime.setDocument(document);
+  for (const trace of one.traces) {
+    if (trace.hash !== hash) continue;
+    for (let i = 0; i < trace.op.length; i++) {
+      const op = trace.op[i] ?? 0;
+      if (op >= document.ops.length) continue;
+      const spent = trace.duration[i] ?? 0;
+      runtime.received[op] = 1;
+      runtime.count[op] = (runtime.count[op] ?? 0) + 1;
+      runtime.totalNs[op] = (runtime.totalNs[op] ?? 0) + spent;
+      runtime.maxNs[op] = Math.max(runtime.maxNs[op] ?? 0, spent);
+      runtime.sumNs += spent;
+    }
+  }
+  // Views compute anew when this number changes; that of a live graph is whole.
+  runtime.rows = one.step + 0.5;
+  return runtime;
+}
+
+/** The step before or after the chosen one (null: the newest is shown); null: go back to live. */
+export function neighbour(bars: readonly Sampled[], chosen: number | null, by: -1 | 1): number | null {
+  const at = chosen === null ? bars.length - 1 : bars.findLastIndex((one) => one.step === chosen);
+  const next = at + by;
+  if (next >= bars.length) return null;
+  return bars[Math.max(0, next)]?.step ?? null;
+}

@@ -1,0 +1,133 @@
+/** Sampled steps: each is once, whatever way it came; one that is chosen again is what it was. */
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { describe, expect, test } from "vitest";
+import { decodeFrame, type Frame } from "../src/codec";
+import { neighbour, runtimeOfStep, StepHistory } from "../src/store/history";
+import { StepStore, type StepTrace } from "../src/store/steps";
+import { buildTimeline } from "../src/timeline/model";
+import type { GraphDocument, GraphOp } from "../src/types";
+
+const GOLDEN = join(import.meta.dirname, "../../tests/golden/frames");
+
+function golden(name: string): ArrayBuffer {
+  const file = readFileSync(join(GOLDEN, `${name}.bin`));
+  return file.buffer.slice(file.byteOffset, file.byteOffset + file.byteLength) as ArrayBuffer;
+}
+
+/** Frames as the server answers with them: each behind its length. */
+function page(...frames: ArrayBuffer[]): ArrayBuffer {
+  const parts = frames.flatMap((frame) => [
+    new Uint8Array(Uint32Array.of(frame.byteLength).buffer),
+    new Uint8Array(frame),
+  ]);
+  const content = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    content.set(part, at);
+    at += part.length;
+  }
+  return content.buffer;
+}
+
+function graph(n: number): GraphDocument {
+  const facts = { type: "t", kind: "computation" as const, module: "", source: "", inputs: [], outputs: [] };
+  const role = (i: number): GraphOp["role"] => (i % 2 === 0 ? "forward" : "communication");
+  const ops = Array.from({ length: n }, (_, i) => ({
+    name: `o${i}`,
+    role: role(i),
+    replica: 0,
+    bytes: 0,
+    flops: 0,
+    ...facts,
+  }));
+  const head = { version: 1 as const, program: "p", mode: "local" as const, num_replicas: 1, num_threads: 1 };
+  return { ...head, batch: [1], ops, edges: [], syncs: [] };
+}
+
+function trace(step: number, more: Partial<StepTrace> = {}): StepTrace {
+  const events = {
+    start: Uint32Array.of(0, 100),
+    duration: Uint32Array.of(100, 300),
+    op: Uint16Array.of(0, 1),
+    thread: Uint16Array.of(0, 0),
+  };
+  return { stream: 1, epoch: 1, hash: "h", step, t0Ns: BigInt(step * 1000), ...events, ...more };
+}
+
+const none = () => Promise.resolve(new ArrayBuffer(0));
+const document = graph(2);
+
+describe("sampled steps", () => {
+  test("are bars in the order of time, trainers of one step together, none of them twice", () => {
+    const history = new StepHistory(none);
+    for (const one of [trace(20), trace(10), trace(10, { stream: 2, t0Ns: 10_200n }), trace(20)]) history.add(one);
+    const bars = history.bars(() => document);
+    expect(bars.map((bar) => [bar.step, bar.traces.length, bar.spanNs])).toEqual([
+      [10, 2, 600],
+      [20, 1, 400],
+    ]);
+    expect([bars[0]?.compute, bars[0]?.sync, bars[0]?.input]).toEqual([0.25, 0.75, 0]);
+    expect(history.bars(() => null).length).toBe(2); // what was measured stays
+  });
+
+  test("of a run that was started again are entries of their own", () => {
+    const history = new StepHistory(none);
+    history.add(trace(10));
+    history.add(trace(10, { epoch: 2, t0Ns: 99_000n }));
+    expect(history.all().map((one) => one.t0Ns)).toEqual([10_000n, 99_000n]);
+  });
+
+  test("are walked from the newest, and past the last one back to live", () => {
+    const history = new StepHistory(none);
+    for (const step of [10, 20, 30]) history.add(trace(step));
+    const bars = history.bars(() => document);
+    expect([neighbour(bars, null, -1), neighbour(bars, 20, 1), neighbour(bars, 10, -1)]).toEqual([20, 30, 10]);
+    expect(neighbour(bars, 30, 1)).toBeNull();
+  });
+
+  test("above the bound the oldest are dropped", () => {
+    const history = new StepHistory(none);
+    const many = { op: new Uint16Array(2_000_000) };
+    history.add(trace(1, many));
+    history.add(trace(2, many));
+    expect(history.all().map((one) => one.step)).toEqual([2]);
+  });
+});
+
+describe("a replayed step", () => {
+  const events = decodeFrame(golden("op_events"));
+  const used = decodeFrame(golden("graph_used"));
+  const hash = (used.body as { hash: string }).hash;
+  const of = graph(70_000);
+  const whole: Frame = { ...events, flags: 1 };
+
+  test("equals what was live, and its graph's sums are its own", async () => {
+    const live = new StepStore();
+    live.ingest(hash, whole);
+    const raw = new Uint8Array(golden("op_events"));
+    raw[4] = 1; // flags: a step that was sampled whole
+    const seen: string[] = [];
+    const asked: (bigint | null)[] = [];
+    const history = new StepHistory((_, after) => {
+      asked.push(after);
+      return Promise.resolve(after === null ? page(golden("graph_used"), raw.buffer) : new ArrayBuffer(0));
+    });
+    await history.load([events.stream], 4, (one) => seen.push(one));
+    history.wanted.value = events.step;
+    const [replayed, was] = [history.chosen.value?.traces ?? [], live.newest(() => true)];
+    const model = (traces: readonly StepTrace[]) =>
+      buildTimeline(
+        of,
+        traces.map((one) => ({ trace: one, document: of, name: "trainer-0" })),
+      );
+    expect(model(replayed)).toEqual(model(was));
+    expect([seen, asked, history.more.value]).toEqual([[hash], [null, events.seq], false]);
+    const chosen = history.chosen.value;
+    const sums = chosen === null ? null : runtimeOfStep(chosen, of, hash);
+    const durations = [...(replayed[0]?.duration ?? [])];
+    expect(sums?.sumNs).toBe(durations.reduce((sum, one) => sum + one, 0));
+    expect(sums?.light(1e9)).toBe(false);
+    expect(sums?.lit.some((one) => one === 1)).toBe(false);
+  });
+});
