@@ -127,6 +127,7 @@ def embedding(
     expect_ids("embedding", input)
     if is_distributed:
         _check_distributed(is_sparse, dtype)
+        _refuse_in_block(input)
     _check_kept_ids(is_distributed, admit_after, expire_after_s)
     prefix = default_main_program().unique("embedding")
     table = create_parameter(list(size), dtype, attr, Xavier(), prefix=prefix, suffix="w_0")
@@ -142,6 +143,16 @@ def embedding(
                 return wrap(recording, sparse_lookup(recording, table.fake, ids.fake, padding, zero_padding=True))
         rows: Any = torch.embedding(table, ids, padding)  # type: ignore[arg-type]  # Variables stand for tensors
         return rows if padding < 0 else rows.masked_fill((ids == padding).unsqueeze(-1), 0.0)
+
+
+def _refuse_in_block(ids: Variable) -> None:
+    if recording_of(default_main_program()).open_blocks:
+        raise ProgramError(
+            f"{user_line()}: embedding(is_distributed=True) in a block of control flow: a table that is on parameter "
+            "servers alone has no dense gradient, which lookups in blocks make. Look the ids up before the block, and "
+            "take the rows in it (step_input, static_input, or by their name)",
+            variable=ids.name,
+        )
 
 
 def _check_distributed(is_sparse: bool, dtype: str) -> None:

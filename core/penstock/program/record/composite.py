@@ -199,10 +199,15 @@ def sparse_lookup(
 ) -> torch.Tensor:
     """Record a lookup: the rows are a fresh leaf, the gradient is (ids, rows' gradient).
 
+    In a block of control flow, which runs several times or not at all, the table has a dense gradient.
     `zero_padding`: the padding row reads as zeros, as in Fluid.
     """
     weight = weight if rec.is_named(weight) else rec.capture(weight)
     indices = indices if rec.is_named(indices) else rec.capture(indices)
+    if rec.open_blocks:
+        found = torch.embedding(weight, indices, padding, scale_grad_by_freq)
+        hidden = zero_padding and padding >= 0
+        return found.masked_fill((indices == padding).unsqueeze(-1), 0.0) if hidden else found
     if not weight.is_leaf or scale_grad_by_freq:
         raise ProgramError(
             f"{user_line()}: embedding(sparse=True) needs a parameter as its table and scale_grad_by_freq=False; "
