@@ -253,6 +253,93 @@ def test_while_loop_gives_back_its_variables_and_their_gradients() -> None:
     np.testing.assert_allclose(grad, 40 * ROWS**4, rtol=1e-12, atol=1e-12)
 
 
+def test_while_loop_changes_the_variables_that_it_began_with() -> None:
+    def build() -> list[Any]:
+        i, total, limit = L.zeros([1], "int64"), L.zeros([3], "float64"), number(4, "int64")
+        x = L.data("x", [3], dtype="float64", stop_gradient=False, append_batch_size=False)
+        before = total + 1.0
+
+        def inner(j: Any, sum_: Any) -> list[Any]:
+            return [L.increment(j), sum_ + x]
+
+        def outer(i: Any, sum_: Any) -> list[Any]:
+            j = L.zeros([1], "int64")
+            L.while_loop(lambda j, _: L.less_than(j, i), inner, [j, sum_])
+            return [L.increment(i), L.elementwise_add(sum_, j.astype("float64"))]
+
+        L.while_loop(lambda i, _: L.less_than(i, limit), outer, [i, total])
+        return [i, total, before, fluid.gradients(L.reduce_sum(total), x)[0]]
+
+    x = np.array([1.0, 2.0, 4.0])
+    i, total, before, grad = results(build, {"x": x})
+    assert i.tolist() == [4]
+    np.testing.assert_allclose(total, 6 * x + 6, rtol=1e-12)  # x and 1 are added 0 + 1 + 2 + 3 times
+    np.testing.assert_allclose(before, np.ones(3))
+    np.testing.assert_allclose(grad, np.full(3, 6.0))
+
+
+def test_while_loop_keeps_a_counter_of_the_scope() -> None:
+    def build() -> list[Any]:
+        count = L.create_global_var([1], 0, "int64", persistable=True, name="count")
+        until = count + 3
+        L.while_loop(lambda c: L.less_than(c, until), lambda c: [L.increment(c)], [count])
+        return [count]
+
+    assert results(build, runs=3)[0].tolist() == [9]
+
+
+def function() -> Any:
+    return number(1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: L.cond(None, function, function),
+        lambda: L.cond(number(1) > 0.0, function, {1}),
+        lambda: L.cond(number(1) > 0.0, function, function, {1}),
+        lambda: L.case(1, function),
+        lambda: L.case([1], function),
+        lambda: L.case([(1, function, 3)], function),
+        lambda: L.case([(1, function)], function),
+        lambda: L.case([(number(1) > 0.0, 2)], function),
+        lambda: L.case([(number(1) > 0.0, function)], 1),
+        lambda: L.switch_case(1, [(1, function)], function),
+        lambda: L.switch_case(number(1), [(1, function)], function),
+        lambda: L.switch_case(L.zeros([2], "int32"), [(1, function)], function),
+        lambda: L.switch_case(number(1, "int32"), 1, function),
+        lambda: L.switch_case(number(1, "int32"), [1], function),
+        lambda: L.switch_case(number(1, "int32"), [(1, 2, 3)], function),
+        lambda: L.switch_case(number(1, "int32"), [(2.3, function)], function),
+        lambda: L.switch_case(number(1, "int32"), [(1, 1), (2, function)], function),
+        lambda: L.switch_case(number(1, "int32"), [(1, function), (2, function)], 1),
+        lambda: L.while_loop(1, lambda i: [i], [number(1)]),
+        lambda: L.while_loop(lambda i: i > 0.0, lambda i: [i], number(1)),
+        lambda: L.while_loop(lambda i: 1, lambda i: [i], [number(1)]),
+        lambda: L.while_loop(lambda i: i, lambda i: [i], [number(1)]),
+        lambda: L.While(cond=number(1)),
+        lambda: L.increment([1, 2, 3]),
+    ],
+)
+def test_arguments_of_another_type_are_type_errors(call: Callable[[], Any]) -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()), pytest.raises(TypeError):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: L.switch_case(number(1, "int32"), [(2, function), (2, function)], function),
+        lambda: L.while_loop(lambda: number(1) > 0.0, list, []),
+        lambda: L.while_loop(lambda i: i > 0.0, lambda i: [i, i], [number(1)]),
+    ],
+)
+def test_arguments_that_do_not_fit_are_value_errors(call: Callable[[], Any]) -> None:
+    with fluid.program_guard(fluid.Program(), fluid.Program()), pytest.raises(ProgramError) as raised:
+        call()
+    assert isinstance(raised.value, ValueError) and not isinstance(raised.value, TypeError)
+
+
 def test_is_empty_asks_for_elements_when_it_runs() -> None:
     def build() -> list[Any]:
         x = L.data("x", [3], dtype="float64")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -132,6 +133,7 @@ def cond(pred: Any, true_fn: Branch | None = None, false_fn: Branch | None = Non
     where dtypes or numbers of dimensions do, it can only be fetched. Raises ProgramError for another nest.
     """
     expect_condition("cond", pred)
+    _expect_name("cond", name)
     for fn in (true_fn, false_fn):
         if fn is not None and not callable(fn):
             raise ArgumentError(f"{user_line()}: a branch of cond is {fn!r}; expected a function without arguments")
@@ -157,7 +159,7 @@ def _words(nest: str, shapes: Sequence[tuple[Any, str, int]]) -> str:
 
 def case(pred_fn_pairs: Sequence[tuple[Any, Branch]], default: Branch | None = None, name: str | None = None) -> Any:
     """Return what the function of the first true condition returns, else what `default` does; without it the last."""
-    pairs: list[Any] = list(pred_fn_pairs)
+    pairs: list[Any] = list(pred_fn_pairs) if isinstance(pred_fn_pairs, (list, tuple)) else []
     are_pairs = all(isinstance(pair, (tuple, list)) and len(pair) == 2 and callable(pair[1]) for pair in pairs)
     if not pairs or not are_pairs or not (default is None or callable(default)):
         raise ArgumentError(f"{user_line()}: case needs pairs of a condition and a function, got {pred_fn_pairs!r}")
@@ -181,9 +183,13 @@ def switch_case(
 ) -> Any:
     """Return what the function of the index returns, else what `default` does; without it that of the largest index.
 
-    `branch_fns`: functions, or pairs or a dict of an index and a function. Raises ProgramError for an index twice.
+    `branch_index`: an integer variable of one element. `branch_fns`: functions, or pairs or a dict of an index and a
+    function. Raises ProgramError for an index twice.
     """
+    _expect_index(branch_index)
     pairs = _indexed(branch_fns)
+    if default is not None and not callable(default):
+        raise ArgumentError(f"{user_line()}: switch_case: default is {default!r}; expected a function or None")
     if default is None:
         default = pairs[-1][1]
         pairs = pairs[:-1]
@@ -192,12 +198,28 @@ def switch_case(
     return case([(branch_index == index, fn) for index, fn in pairs], default, name)
 
 
+def _expect_index(index: Any) -> None:
+    kinds = (torch.int64, torch.int32, torch.uint8)
+    if not isinstance(index, Variable) or index.dtype not in kinds or any(d != 1 for d in index.desc.shape):
+        raise ArgumentError(
+            f"{user_line()}: switch_case needs a variable of one element, int32, int64 or uint8, as branch_index, got "
+            f"{index!r}. Cast it (layers.cast)"
+        )
+
+
 def _indexed(branch_fns: Any) -> list[tuple[int, Branch]]:
-    given = list(branch_fns.items() if isinstance(branch_fns, Mapping) else branch_fns)
+    listed = isinstance(branch_fns, (Mapping, list, tuple))
+    given = list(branch_fns.items() if isinstance(branch_fns, Mapping) else branch_fns) if listed else []
     pairs = [one if isinstance(one, (tuple, list)) else (i, one) for i, one in enumerate(given)]
-    indices = [index for index, _ in pairs]
-    if not pairs or len(set(indices)) < len(indices) or not all(callable(fn) for _, fn in pairs):
-        raise ProgramError(f"{user_line()}: switch_case needs functions, each with an index of its own, got {given}")
+    if not pairs or not all(len(p) == 2 and isinstance(p[0], Integral) and callable(p[1]) for p in pairs):
+        raise ArgumentError(
+            f"{user_line()}: switch_case needs functions, or pairs of a whole number and a function, as branch_fns, "
+            f"got {branch_fns!r}"
+        )
+    if len({index for index, _ in pairs}) < len(pairs):
+        raise ProgramError(
+            f"{user_line()}: switch_case needs functions, each with an index of its own, got {branch_fns!r}"
+        )
     return sorted(((int(index), fn) for index, fn in pairs), key=lambda pair: pair[0])
 
 
@@ -297,9 +319,11 @@ def while_loop(
 ) -> list[Any]:  # fmt: skip
     """Return `loop_vars` after `vars = body(*vars)` was run as long as `cond(*vars)` is true.
 
+    `loop_vars` themselves have the last values from then on, too; an input that gradients were asked for keeps its own.
     Shapes and dtypes stay those of `loop_vars`. Raises ProgramError for others, and for another number of variables.
     """
     _expect_loop(cond, body, loop_vars)
+    _expect_name("while_loop", name)
     if not loop_vars:
         raise ProgramError(f"{user_line()}: while_loop needs variables to carry, got {loop_vars!r}")
     leaves, nest = tree_flatten(list(loop_vars))
@@ -315,7 +339,21 @@ def while_loop(
             raise ProgramError(f"{user_line()}: the body of while_loop returns {shape}, its variables are {nest}")
         _carry(state, given)
         assign(cond(*now), going)
+    _write_back(leaves, state)
     return list(now)
+
+
+def _write_back(leaves: Sequence[Any], state: Sequence[Any]) -> None:
+    """Give the variables that a loop began with the values that it ends with."""
+    for leaf, last in zip(leaves, state, strict=True):
+        fed = leaf.desc.feed and leaf.fake.requires_grad
+        if leaf is not last and not fed and not isinstance(leaf, Unsized):
+            assign(last, leaf)
+
+
+def _expect_name(what: str, name: object) -> None:
+    if name is not None and not isinstance(name, str):
+        raise ArgumentError(f"{user_line()}: {what}: name is {name!r}; expected a text or None")
 
 
 def _expect_loop(cond: object, body: object, loop_vars: object) -> None:

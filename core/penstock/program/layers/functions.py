@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from penstock.errors import ProgramError
+from penstock.errors import ArgumentError, ProgramError
 from penstock.program.record.declared import written
 from penstock.program.record.source import user_line
+from penstock.program.record.variable import Variable
 
 
 def _unary(kind: str, function: Callable[[Any], Any], formula: str) -> Callable[..., Any]:
@@ -215,10 +216,16 @@ def has_nan(x: Any) -> Any:
 
 def increment(x: Any, value: float = 1.0, in_place: bool = True) -> Any:
     """Add a number to a variable, in place unless `in_place` is False, and return it."""
+    _expect_variable("increment", x)
     amount = value if x.dtype.is_floating_point else int(value)
     if not in_place:
         return x + amount
     return written(x, x + amount) if not x.persistable else _added(x, amount)
+
+
+def _expect_variable(what: str, value: object) -> None:
+    if not isinstance(value, Variable):
+        raise ArgumentError(f"{user_line()}: {what} needs a variable, got {value!r}")
 
 
 def _added(x: Any, amount: float) -> Any:
