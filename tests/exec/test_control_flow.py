@@ -337,7 +337,7 @@ def test_arguments_of_another_type_are_type_errors(call: Callable[[], Any]) -> N
 def test_arguments_that_do_not_fit_are_value_errors(call: Callable[[], Any]) -> None:
     with fluid.program_guard(fluid.Program(), fluid.Program()), pytest.raises(ProgramError) as raised:
         call()
-    assert isinstance(raised.value, ValueError) and not isinstance(raised.value, TypeError)
+    assert not isinstance(raised.value, TypeError)  # ProgramError is a ValueError
 
 
 def test_is_empty_asks_for_elements_when_it_runs() -> None:

@@ -26,7 +26,7 @@ from penstock.exec.lowering import Lowered, bind, lower, resize, set_random_stat
 from penstock.exec.memory import ReplicaMemory
 from penstock.exec.pass_choice import settled
 from penstock.exec.places import num_cores
-from penstock.exec.sequences import element_of
+from penstock.exec.sequences import element_of, elements_of
 from penstock.exec.shown_graphs import ShownGraphs, write_drawings
 from penstock.exec.temporaries import ReleasePolicy, Statistics, Temporaries, statistics
 from penstock.exec.trainers import SharedSteps, Trainers, signature
@@ -349,9 +349,24 @@ def results(
         if var.kind == "selected_rows":
             rows, values = (_value(name, next(parts), return_numpy, True) for _ in range(2))
             out.append(SelectedRowsValue(rows, values, int(str(var.shape[0]))))
+        elif var.kind == "array":
+            out.append(_array(name, [elements_of(part) for part in next(parts)], return_numpy, merged))
         else:
             out.append(_value(name, [element_of(var, part) for part in next(parts)], return_numpy, merged))
     return out
+
+
+def _array(name: str, parts: list[list[torch.Tensor]], return_numpy: bool, merged: bool) -> list[Any]:
+    """A list of the elements of an array: each merged over the replicas, or one list for each replica."""
+    if not merged:
+        return [[as_array(one) if return_numpy else LoDTensor(one) for one in part] for part in parts]
+    if len({len(part) for part in parts}) > 1:
+        raise FetchError(
+            f"fetch {name!r}: the arrays of the replicas have {[len(part) for part in parts]} elements and cannot be "
+            "merged; use Executor.run(…, return_merged=False) to get each",
+            variable=name,
+        )
+    return [_value(name, list(column), return_numpy, True) for column in zip(*parts, strict=True)]
 
 
 def _value(name: str, parts: list[torch.Tensor], return_numpy: bool, merged: bool) -> Any:

@@ -27,7 +27,7 @@ from penstock.exec.matmuls import Matmuls
 from penstock.exec.parallel import CompiledProgram
 from penstock.exec.pass_choice import matrix_settings
 from penstock.exec.places import CPUPlace, Place, device_of
-from penstock.exec.sequences import as_lod_tensors, element_of, with_their_lengths
+from penstock.exec.sequences import as_lod_tensors, element_of, elements_of, with_their_lengths
 from penstock.lod_tensor import LoDTensor
 from penstock.log import warn_once
 from penstock.program import legality
@@ -328,6 +328,9 @@ def _fetched(
         raise FetchError(
             f"fetch {name!r}: no operator of this run made it (is it a feed that was not fed?)", variable=name
         )
+    if var.kind == "array":
+        elements = elements_of(_value(program, name, values, scope, device))
+        return [as_array(one) for one in elements] if return_numpy else elements
     tensor = element_of(var, _value(program, name, values, scope, device).cpu())
     tensor = tensor.detach().clone().reshape(1) if tensor.dim() == 0 else tensor.detach().clone()
     return as_array(tensor) if return_numpy else tensor

@@ -144,6 +144,12 @@ def element_of(var: VarDesc, value: torch.Tensor) -> torch.Tensor:
     return element
 
 
+def elements_of(value: torch.Tensor) -> list[torch.Tensor]:
+    """Return copies of the elements of a fetched array; [0] stands for one that was not written."""
+    found = (torch.empty(0, dtype=value.dtype) if one is None else one for one in arrays.unpacked(value))
+    return [one.reshape(1).clone() if one.dim() == 0 else one.clone() for one in found]
+
+
 def with_their_lengths(program: Program, names: Sequence[str]) -> list[str]:
     """Return what to fetch so that the LoD of ragged variables is known: the names, then their lengths."""
     lengths = [level for name in names for level in _levels(program, name)]
@@ -151,11 +157,13 @@ def with_their_lengths(program: Program, names: Sequence[str]) -> list[str]:
 
 
 def as_lod_tensors(program: Program, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
-    """Return the values of `names` among those of `with_their_lengths` as LoDTensors; SelectedRows stay as they are."""
+    """Return the values of `names` among those of `with_their_lengths` as LoDTensors, of arrays as lists of them."""
     known = dict(zip(with_their_lengths(program, names), values, strict=True))
     found: list[Any] = []
     for name, value in zip(names, values, strict=False):
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, list):  # of an array
+            value = [LoDTensor(one) for one in value]
+        elif isinstance(value, torch.Tensor):
             value = LoDTensor(value, [np.asarray(known[level]) for level in _levels(program, name)])
         found.append(value)
     return found

@@ -1,8 +1,9 @@
 """Tensor arrays: lists of tensors that are written and read at positions which are values of the program.
 
-Elements have one dtype and rank. Their rows may differ where they are written in a loop: what is read there has a
-number of rows of its own, which turns out, at the loop's end, to be that of the first element, if all that was written
-has as many (`settle`). Source: array_write, array_read, array_length, create_array, tensor_array_to_tensor (Fluid 1.8).
+Elements have one dtype and rank; sizes in which they differ follow from data where one is read. Rows may differ in a
+loop: what is read there has a number of rows of its own, which turns out, at the loop's end, to be that of the first
+element, if all that was written has as many (`settle`). Source: array_write, array_read, array_length, create_array,
+tensor_array_to_tensor (Fluid 1.8).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def create_array(dtype: Any) -> TensorArray:
 def array_write(x: Any, i: Any, array: Any = None) -> Any:
     """Put a copy of x at position `i` (int64, one element) of an array, a new one by default, and return the array.
 
-    All elements have one dtype and one shape, but for their rows; sequences, if the first one that is written has them.
+    All elements have one dtype and number of dimensions, those that are written in a loop one shape, but for their
+    rows; sequences, if the first one that is written has them.
     Raises ProgramError for others.
     """
     array = create_array(x.dtype) if array is None else _expect(array, "array_write")
@@ -82,13 +84,16 @@ def _write(recording: Recording, array: TensorArray, i: Any, value: Variable) ->
     sizes = list(value.fake.shape)
     old = None if array.sizes is None else _dims(recording, array.sizes)
     new = _dims(recording, sizes)
-    if array.dtype != value.dtype or (old is not None and (len(old) != len(new) or old[1:] != new[1:])):
+    loop = _loop_around(recording, array)
+    other = old is not None and (len(old) != len(new) or (loop is not None and old[1:] != new[1:]))
+    if array.dtype != value.dtype or other:
         raise ProgramError(
             f"{user_line()}: array_write puts {value!r} into an array of {array.dtype} {old}; all elements of an "
-            "array have one dtype and one shape, but for their rows",
+            "array have one dtype and number of dimensions, and those written in a loop one shape, but for their rows",
             variable=value.name,
         )
-    loop = _loop_around(recording, array)
+    if old is not None:
+        array.varying |= {at for at, (one, this) in enumerate(zip(old, new, strict=True)) if at and one != this}
     if loop is not None:
         loop.late_writes.append((array, value.name))
     elif old is not None and old != new:
@@ -126,7 +131,7 @@ def array_read(array: Any, i: Any) -> Any:
 
 
 def _sizes_to_read(recording: Recording, array: TensorArray) -> list[Any]:
-    sizes = list(array.sizes or ())
+    sizes = [recording.symbols.new_of_data() if at in array.varying else s for at, s in enumerate(array.sizes or ())]
     if array.varies:
         return [recording.symbols.new_of_data(), *sizes[1:]]
     loop, rows = _loop_around(recording, array), array.rows

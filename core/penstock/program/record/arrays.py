@@ -29,17 +29,19 @@ class TensorArray(Variable):
     """The handle of an array.
 
     `sizes`: those of its elements, once one was written. `varies`: whether elements have different numbers of rows.
+    `varying`: further dimensions in which elements differ.
     `levels`: arrays of the lengths of its elements' sequences, outermost level first, if they are ragged.
     """
 
     sizes: Sequence[Any] | None = None
     varies = False
+    varying: frozenset[int] = frozenset()
     levels: Sequence[TensorArray] = ()
 
     def for_recording(self, recording: Recording) -> Variable:
         """Return the handle of the same array in a clone of its Program."""
         copy = type(self)(recording, self.name, self.fake)
-        copy.sizes, copy.varies = self.sizes, self.varies
+        copy.sizes, copy.varies, copy.varying = self.sizes, self.varies, self.varying
         copy.levels = [level.for_recording(recording) for level in self.levels]  # type: ignore[misc]  # arrays, too
         return copy
 
@@ -122,5 +124,5 @@ def copied(array: TensorArray, output: Any = None) -> TensorArray:
         )
     in_block(recording, lambda: append(recording, "array_assign", (target, array), writes=True))
     own = recording.own(target)
-    own.sizes, own.varies = array.sizes, array.varies
+    own.sizes, own.varies, own.varying = array.sizes, array.varies, array.varying
     return target
