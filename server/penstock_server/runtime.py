@@ -18,6 +18,7 @@ from penstock_server.services.attach import Attach
 from penstock_server.services.changes import Changes
 from penstock_server.services.diagnosis import Diagnoses
 from penstock_server.services.exchange import Exchanges
+from penstock_server.services.hangs import Hangs
 from penstock_server.services.jobs import Jobs
 from penstock_server.services.leases import Leases
 from penstock_server.services.nodes import Nodes
@@ -81,6 +82,7 @@ class Runtime:
     scheduling: Scheduling
     plans: Plans
     projects: Projects
+    hangs: Hangs
     loops: list[Loop]
 
     async def log_offsets(self, node_id: str) -> dict[str, int]:
@@ -140,7 +142,8 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     )  # fmt: skip
     attach = Attach(database, clock, Leases(settings.lease_ttl_s, grace_s), logs.tail, grace_s=grace_s)
     metrics = MetricsWriter(database, hub, live, meters)
-    telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub)
+    hangs = Hangs(database, clock, logs.tail, grace_s=grace_s)
+    telemetry = Telemetry(database, clock, live=live, metrics=metrics, hub=hub, hangs=hangs)
     ingest = Ingest(
         telemetry.find, telemetry.on_frame, metrics.lose, hub=hub, recorder=recorder, logs=logs, meters=meters
     )
@@ -154,7 +157,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder),
         agents, hub, ingest, logs, recorder, exchanges, diagnoses, metrics, leases, publisher, scheduling,
-        Plans(database, scheduling, agents), Projects(database), [],
+        Plans(database, scheduling, agents), Projects(database), hangs, [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime
@@ -184,6 +187,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
         await runtime.leases.step()
         await runtime.attach.step()
         await runtime.held.step()
+        await runtime.hangs.step()
         if runtime.publisher.look_at_clock():
             publisher.wake()
         if runtime.scheduling.look_at_clock():
@@ -195,6 +199,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
                 runtime.hub.drop(event.subject)
                 runtime.ingest.forget_streams(event.subject)
                 runtime.recorder.release(event.subject)
+                runtime.hangs.forget(event.subject)
         for job_id in effects.jobs:
             runtime.ingest.forget_job(job_id)
         runtime.changes.note(effects.jobs)

@@ -21,7 +21,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from penstock.protocol.contract import Mode, reserved
 
-RetryClass = Literal["infra", "user"]
+RetryClass = Literal["infra", "user", "hang"]
 OnDisconnect = Literal["continue", "stop"]
 
 NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
@@ -96,7 +96,8 @@ class Resources(Strict):
 class Restart(Strict):
     """When a failed attempt is followed by another. An attempt of which nothing had started never counts.
 
-    `on`: "infra", faults of machines: a lost node, a full disk, a killed process guard; "user": the script's own.
+    `on`: "infra", faults of machines: a lost node, a full disk, a killed process guard; "user": the script's own;
+    "hang": no trainer has ended a step for 8 times their median and 60 s. Without that, a hang is only reported.
     """
 
     max_restarts: int = Field(3, ge=0, le=1000)

@@ -58,6 +58,7 @@ class StopReason(StrEnum):
     NODE_LOST = "node_lost"
     PREEMPTED = "preempted"
     MAX_DURATION = "max_duration"
+    HANG = "hang"
     DETACHED = "detached"
 
 
@@ -117,5 +118,6 @@ def terminal_of(reason: StopReason) -> JobState:
             | StopReason.NODE_LOST
             | StopReason.PREEMPTED
             | StopReason.MAX_DURATION
+            | StopReason.HANG
         ):
             return J.FAILED

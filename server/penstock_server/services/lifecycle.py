@@ -120,6 +120,14 @@ def decide(job: JobFacts) -> Step | Replace | None:
     return None
 
 
+def hung(job: JobFacts, why: str) -> Step:
+    """Return what follows for a job whose attempt hangs and is not to be waited for."""
+    if job.restarts < job.max_restarts:
+        why = f"{why}; restart {job.restarts + 1} of {job.max_restarts} follows"
+        return Step(JobState.RECOVERING, StopReason.HANG, why, is_restart=True)
+    return Step(JobState.STOPPING, StopReason.HANG, why)
+
+
 def may_linger(job_state: JobState, reason: str, role: str) -> bool:
     """Whether a replica may run on for a while though its job stops: a pserver ends by itself after its trainers."""
     return job_state is JobState.STOPPING and reason == StopReason.COMPLETED and role == "pserver"

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from penstock.protocol.states import TERMINAL_JOB, TERMINAL_REPLICA, JobState, ReplicaState
 from penstock_server.db import Tx, next_numbers
 from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS, Span, starts_at
-from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, watching
+from penstock_server.services.lifecycle import JobFacts, Replace, ReplicaFacts, Step, decide, hung, watching
 from penstock_server.services.transitions import created, transition
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 from penstock_server.uuid7 import uuid7
@@ -49,6 +49,13 @@ async def settle(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail, grace_s: f
     if job.state == JobState.RUNNING:
         job.why = watching(facts.replicas, grace_s)
     tx.effects.jobs.add(job.id)
+
+
+async def end_hung(tx: Tx, job: JobRow, *, at: datetime, tail: LogTail) -> None:
+    """End the attempt of a job that hangs, whose `why` says so; another follows if restarts are left."""
+    replicas = await replicas_of(tx, job)
+    await _apply(tx, job, hung(_facts(job, replicas, {}), job.why), at=at, tail=tail)
+    tx.effects.nodes.update(r.node_id for r in replicas if r.node_id is not None)
 
 
 async def _apply(tx: Tx, job: JobRow, step: Step, *, at: datetime, tail: LogTail) -> None:

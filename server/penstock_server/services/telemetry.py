@@ -18,6 +18,7 @@ from penstock.protocol.graphdoc import GraphDocument, canonical, graph_hash
 from penstock.protocol.jobspec import storable
 from penstock_server.clock import Clock
 from penstock_server.db import Database
+from penstock_server.services.hangs import Hangs
 from penstock_server.streams.hub import Hub
 from penstock_server.streams.ingest import StreamSource
 from penstock_server.streams.live import Live
@@ -33,8 +34,11 @@ MAX_PID = (1 << 31) - 1
 class Telemetry:
     """Takes the frames that are decoded. A frame that does not hold what its kind promises is a PeerError."""
 
-    def __init__(self, database: Database, clock: Clock, *, live: Live, metrics: MetricsWriter, hub: Hub) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, *, live: Live, metrics: MetricsWriter, hub: Hub, hangs: Hangs
+    ) -> None:
         self._db, self._clock, self._live, self._metrics, self._hub = database, clock, live, metrics, hub
+        self._hangs = hangs
 
     async def find(self, stream: int) -> StreamSource | None:
         """Return what a stream stands for."""
@@ -75,6 +79,11 @@ class Telemetry:
         for row in step_figures(frame):
             for name, value in row.values.items():
                 self._put(source, name, row.step, row.time_ns, value)
+            self._step(source, row.step, row.time_ns)
+
+    def _step(self, source: StreamSource, step: int, time_ns: int) -> None:
+        if source.role == "trainer":
+            self._hangs.note(source.job_id, source.attempt, source.index, step, time_ns)
 
     def _on_scalars(self, source: StreamSource, body: Mapping[str, Any]) -> None:
         values = body.get("values")
@@ -87,6 +96,8 @@ class Telemetry:
                 raise PeerError(f"a SCALARS frame names a series {name[:MAX_SERIES_NAME]!r}, which cannot be stored")
         for name, number in points.items():
             self._put(source, name, step, time_ns, number)
+        if points:
+            self._step(source, step, time_ns)
 
     def _on_progress(self, source: StreamSource, frame: Frame) -> None:
         if source.suffix:

@@ -62,6 +62,11 @@ def transition(
     _record(tx, row, before.value, after.value, at, reason, detail)
 
 
+def noted(tx: Tx, row: JobRow, *, at: datetime, reason: str, detail: str) -> None:
+    """Write an event of a job that does not change its state."""
+    _record(tx, row, row.state, row.state, at, reason, detail)
+
+
 def _state_of(row: JobRow | ReplicaRow | NodeRow) -> State:
     match row:
         case JobRow():
