@@ -99,6 +99,42 @@ def test_a_table_that_blocks_look_up_is_trained(kind: str) -> None:
         np.testing.assert_allclose(value(scope, "table").numpy(), table.numpy(), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["DynamicRNN", "StaticRNN"])
+def test_steps_of_ids_give_a_sparse_gradient(kind: str) -> None:
+    def build(*, inside: bool) -> tuple[Any, Any, Any]:
+        with fluid.program_guard(main := fluid.Program(), startup := fluid.Program()):
+            ragged = kind == "DynamicRNN"
+            ids = L.data("ids", [1] if ragged else [3, 2, 1], dtype="int64", lod_level=int(ragged),
+                         append_batch_size=ragged)  # fmt: skip
+            rnn = getattr(L, kind)()
+            rows = ids if inside else looked_up(ids)
+            first = L.sequence_pool(L.cast(ids, "float64"), "sum") if ragged else L.cast(ids[0], "float64")
+            zeros = L.expand(first, [1, WIDTH]) * 0.0
+            with rnn.block() if ragged else rnn.step():
+                step = rnn.step_input(rows)
+                row = looked_up(step) if inside else step
+                before = rnn.memory(init=zeros)
+                after = L.tanh(row + before)
+                rnn.update_memory(before, after)
+                rnn.output(after)
+            loss = L.mean(rnn())
+            fluid.optimizer.Adam(RATE).minimize(loss)
+        return main, startup, loss
+
+    feed = {"ids": SEQUENCES if kind == "DynamicRNN" else np.array([1, 2, 1, 5, 2, 6]).reshape(3, 2, 1)}
+    tables = []
+    for inside in (True, False):
+        main, startup, loss = build(inside=inside)
+        assert main.variables["table@GRAD"].kind == "selected_rows"
+        exe, scope = fluid.Executor(), Scope()
+        startup.random_seed = 3
+        exe.run(startup, scope=scope)
+        for _ in range(3):
+            exe.run(main, feed, [loss], scope=scope)
+        tables.append(value(scope, "table").clone())
+    assert torch.equal(tables[0], tables[1])
+
+
 def test_a_module_with_sparse_gradients_is_trained_in_a_block() -> None:
     module = torch.nn.Embedding(HEIGHT, WIDTH, sparse=True, dtype=torch.float64)
     with fluid.program_guard(main := fluid.Program(), startup := fluid.Program()):

@@ -71,8 +71,7 @@ class DynamicRNN(Recurrence):
         self._lengths = lengths
         sizes = [lengths.fake.shape[0], *recording.own(x).fake.shape[1:]]
         inside = block.placeholder(f"{self._name}.step_{len(self._steps)}", sizes, x.dtype)
-        self._steps.append((inside, x))
-        return inside
+        return self._step(inside, x)
 
     def static_input(self, x: Any) -> Any:
         """Return what belongs to the sequences that have the step: rows of x [n, …], or of a ragged x all their rows.

@@ -14,6 +14,7 @@ from penstock.errors import ProgramError
 from penstock.program.initializers import Constant, Xavier
 from penstock.program.layers.activations import activate
 from penstock.program.layers.expected import expect_features, expect_ids, refuse
+from penstock.program.record.blocks import Stepped
 from penstock.program.record.composite import sparse_lookup
 from penstock.program.record.context import default_main_program, default_startup_program, name_scope
 from penstock.program.record.opening import recording_of
@@ -125,6 +126,10 @@ def embedding(
             f"param_attr={param_attr!r}"
         )
     expect_ids("embedding", input)
+    if is_sparse and (stepped := _stepped(input)) is not None:
+        more = {"admit_after": admit_after, "expire_after_s": expire_after_s}
+        settings = (is_sparse, is_distributed, padding_idx, param_attr, dtype)
+        return stepped(lambda ids: embedding(ids, size, *settings, **more))
     if is_distributed:
         _check_distributed(is_sparse, dtype)
         _refuse_in_block(input)
@@ -143,6 +148,15 @@ def embedding(
                 return wrap(recording, sparse_lookup(recording, table.fake, ids.fake, padding, zero_padding=True))
         rows: Any = torch.embedding(table, ids, padding)  # type: ignore[arg-type]  # Variables stand for tensors
         return rows if padding < 0 else rows.masked_fill((ids == padding).unsqueeze(-1), 0.0)
+
+
+def _stepped(ids: Any) -> Stepped | None:
+    """What looks up all ids of a recurrent block before it, so that the gradient is sparse; None for other ids."""
+    blocks = recording_of(default_main_program()).open_blocks
+    if not blocks or (ids.ndim == 1 and ids.desc.shape[0] == 1):  # of which a whole would lose its last size
+        return None
+    found: Stepped | None = blocks[-1].steps.get(ids.name)
+    return found
 
 
 def _refuse_in_block(ids: Variable) -> None:

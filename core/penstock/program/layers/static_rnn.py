@@ -5,7 +5,7 @@ Source: StaticRNN (Fluid 1.8), python/paddle/fluid/layers/control_flow.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,6 +82,22 @@ class Recurrence:
         self._memories[handle.name] = Memory(handle, first)
         return handle
 
+    def step_input(self, x: Any) -> Any:
+        """Return the step of a sequence."""
+        raise NotImplementedError
+
+    def _step(self, inside: Variable, whole: Variable) -> Variable:
+        block = self._open("step_input")
+
+        def stepped(function: Callable[[Any], Any]) -> Any:
+            with block.outside():
+                made = function(whole)
+            return self.step_input(made)
+
+        self._steps.append((inside, whole))
+        block.steps[inside.name] = stepped
+        return inside
+
     def update_memory(self, mem: Any, var: Any) -> None:
         """Set what the next step finds in a memory: a variable of its shape and dtype. Raises ProgramError."""
         self._open("update_memory")
@@ -120,8 +136,7 @@ class StaticRNN(Recurrence):
         block = self._open("step_input")
         name = f"{self._name}.step_{len(self._steps)}"
         inside = block.placeholder(name, list(block.recording.own(x).fake.shape[1:]), x.dtype)
-        self._steps.append((inside, x))
-        return inside
+        return self._step(inside, x)
 
     def memory(
         self,

@@ -9,7 +9,7 @@ ends within a block is therefore an operator, too (`aten.detach`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -41,6 +41,10 @@ class Recorded:
     writes: tuple[str, ...]
 
 
+Stepped = Callable[[Callable[[Any], Any]], Any]
+"""Records a function of what a step is taken from, before the block, and returns the step of its result."""
+
+
 class OpenBlock:
     """A block that is recorded now: the operators of the Program from `start` on."""
 
@@ -50,6 +54,7 @@ class OpenBlock:
         self.repeats = False  # a loop's, in which an array's elements may turn out to differ; see layers/arrays.py
         self.late_reads: list[tuple[Any, str, str]] = []  # array, symbol of the element's rows, that of the first one's
         self.late_writes: list[tuple[Any, str]] = []  # array, name of what was written
+        self.steps: dict[str, Stepped] = {}  # by the name of a step, in a recurrent block
         self._versions = recording.versions()
 
     def makes(self, name: str) -> bool:
