@@ -109,6 +109,8 @@ else
 	$(BIN)/python -m bench collective
 	$(BIN)/python -m bench checkpoints
 	$(BIN)/python -m bench startup
+	$(BIN)/python -m bench server
+	$(BIN)/python -m bench server --database postgresql
 endif
 
 peers: setup-dev ## Make the environments of the benchmarks' peers in build/peers (ARGS="NAME …" for some)
