@@ -114,6 +114,7 @@ class Loop:
         self._event = asyncio.Event()
         self.failures = 0
         self._stopping = self._waits = False
+        self._ends = asyncio.Event()
 
     def wake(self) -> None:
         """Have the step run soon."""
@@ -123,6 +124,7 @@ class Loop:
         """Have the loop end after the step that runs."""
         self._stopping = True
         self._event.set()
+        self._ends.set()
 
     async def run(self) -> None:
         """Run until stopped; a step that runs is never cancelled, because it may be in a transaction."""
@@ -145,13 +147,15 @@ class Loop:
             else:
                 self._waits = False
                 await self._pause(self._every_s)
-                if self._rest_s and not self._stopping:
-                    await asyncio.sleep(self._rest_s)
+                await self._wait(self._ends, self._rest_s)
 
     async def _pause(self, seconds: float) -> None:
+        await self._wait(self._event, seconds)
+
+    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         try:
             async with asyncio.timeout(0 if self._stopping else seconds):
-                await self._event.wait()
+                await event.wait()
         except TimeoutError:
             return
 
@@ -165,7 +169,10 @@ class Publisher:
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
         self._db, self._clock, self._hub, self._live, self._agents = database, clock, hub, live, agents
         self._jobs: set[str] = set()
+        self._figures: set[str] = set()
         self._nodes: set[str] = set()
+        self._nodes_changed = False
+        self._showing = asyncio.Lock()  # else the older of two states that were read could be published last
         self._again_at: dict[str, datetime] = {}
         self._events: list[EventRow] = []
 
@@ -173,14 +180,23 @@ class Publisher:
         """Note what a transaction changed."""
         self._jobs |= effects.jobs
         self._nodes |= effects.nodes
+        self._nodes_changed |= bool(effects.nodes)
         self._events += effects.events
 
     def mark_jobs(self, job_ids: set[str]) -> None:
         """Note jobs whose figures changed."""
-        self._jobs |= job_ids
+        self._figures |= job_ids
+
+    async def step_figures(self) -> None:
+        """Send the figures of jobs, and all nodes if one has changed: what is as good a moment later."""
+        jobs, self._figures = self._figures, set()
+        await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)})
+        changed, self._nodes_changed = self._nodes_changed, False
+        if changed and self._hub.lists_followed:
+            await self._publish_nodes()
 
     async def step(self) -> None:
-        """Send everything that was noted."""
+        """Send orders, events, and jobs whose state changed."""
         jobs, self._jobs = self._jobs, set()
         nodes, self._nodes = self._nodes, set()
         events, self._events = self._events, []
@@ -189,8 +205,6 @@ class Publisher:
         for event in events:
             self._hub.publish_event(event.job_id, event_view(event).model_dump(mode="json", by_alias=True))
         await self._publish_jobs({job_id for job_id in jobs if self._hub.follows(job_id)})
-        if nodes and self._hub.lists_followed:
-            await self._publish_nodes()
 
     async def push_desired(self, node_id: str) -> None:
         """Send a node's whole wanted set to its agent, if it is connected."""
@@ -215,7 +229,7 @@ class Publisher:
     async def _publish_jobs(self, job_ids: set[str]) -> None:
         if not job_ids:
             return
-        async with self._db.read() as session:
+        async with self._showing, self._db.read() as session:
             rows = (await session.execute(select(JobRow).where(JobRow.id.in_(job_ids)))).scalars().all()
             for view in await job_views(session, rows, self._live):
                 self._hub.publish_job(view.id, view.model_dump(mode="json"))

@@ -47,6 +47,8 @@ KEEP_EVERY_S = 1.0
 SWEEP_EVERY_S = 600.0
 SCHEDULE_REST_S = 0.1
 PUBLISH_REST_S = 0.01
+FIGURES_REST_S = 1.0
+"""Figures and nodes go to browsers at most so often: each change sends a job, or all nodes, to every one of them."""
 
 
 @dataclass(slots=True)
@@ -174,14 +176,24 @@ def _sweeper(settings: Settings, clock: Clock, database: Database, recorder: Rec
     return Sweeper(database, clock, recorder, settings.state_dir, days)
 
 
+def _forget_ended(runtime: Runtime, effects: Effects) -> None:
+    for event in effects.events:
+        if event.kind == "job" and event.to_state in TERMINAL_JOB:
+            runtime.hub.drop(event.subject)
+            runtime.ingest.forget_streams(event.subject)
+            runtime.recorder.release(event.subject)
+            runtime.hangs.forget(event.subject)
+
+
 def _wire(runtime: Runtime, live: Live) -> None:
     """Connect commits to the pipelines that follow from them."""
     publisher = Loop("publisher", runtime.publisher.step, every_s=PUBLISH_EVERY_S, rest_s=PUBLISH_REST_S)
+    figures = Loop("figures", runtime.publisher.step_figures, every_s=PUBLISH_EVERY_S, rest_s=FIGURES_REST_S)
     scheduler = Loop("scheduler", runtime.scheduling.run, every_s=SCHEDULE_EVERY_S, rest_s=SCHEDULE_REST_S)
 
     def on_stored(job_ids: set[str]) -> None:
         runtime.publisher.mark_jobs(job_ids)
-        publisher.wake()
+        figures.wake()
 
     async def watch() -> None:
         await runtime.leases.step()
@@ -194,17 +206,14 @@ def _wire(runtime: Runtime, live: Live) -> None:
             scheduler.wake()
 
     def on_commit(effects: Effects) -> None:
-        for event in effects.events:
-            if event.kind == "job" and event.to_state in TERMINAL_JOB:
-                runtime.hub.drop(event.subject)
-                runtime.ingest.forget_streams(event.subject)
-                runtime.recorder.release(event.subject)
-                runtime.hangs.forget(event.subject)
+        _forget_ended(runtime, effects)
         for job_id in effects.jobs:
             runtime.ingest.forget_job(job_id)
         runtime.changes.note(effects.jobs)
         runtime.publisher.mark(effects)
         publisher.wake()
+        if effects.nodes:
+            figures.wake()
         if effects.schedule:
             scheduler.wake()
 
@@ -212,6 +221,7 @@ def _wire(runtime: Runtime, live: Live) -> None:
     runtime.metrics.on_stored = on_stored
     runtime.loops = [
         publisher,
+        figures,
         scheduler,
         Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
         Loop("leases", watch, every_s=runtime.settings.tick_s),
