@@ -129,3 +129,17 @@ def loops() -> None:
 def test_elements_that_an_array_cannot_hold_are_refused(build: Callable[[], None]) -> None:
     with pytest.raises(ProgramError, match="all elements of an array have one dtype"):
         build()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: L.array_read(np.zeros(3), L.zeros([1], "int64")),
+        lambda: L.array_read(L.create_array("float32"), 0),
+        lambda: L.array_write(L.zeros([2], "float32"), L.zeros([1], "float32")),
+        lambda: L.array_length(L.zeros([2], "float32")),
+    ],
+)
+def test_arguments_of_arrays_of_another_type_are_type_errors(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match="needs an"):
+        call()

@@ -178,3 +178,16 @@ def test_batch_norm_over_several_gpus_is_refused_by_field_name() -> None:
     refuse_on_gpus(build, network, cards[:1])
     refuse_on_gpus(build, network.clone(for_test=True), cards)
     refuse_on_gpus(fluid.BuildStrategy(), network, cards)
+
+
+def test_flags_of_fluid_without_effect_are_kept_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    fluid.set_flags({"FLAGS_use_mkldnn": True, "FLAGS_fuse_parameter_memory_size": 2.0})
+    fluid.set_flags({"FLAGS_use_mkldnn": False})
+    assert caplog.messages == ["the flag FLAGS_use_mkldnn has no effect in Penstock"]
+    wanted = {"FLAGS_use_mkldnn": False, "FLAGS_fuse_parameter_memory_size": 2.0, "FLAGS_rpc_deadline": None}
+    assert fluid.get_flags(list(wanted)) == wanted
+    for unknown in ("FLAGS_use_mkldn", "use_mkldnn"):
+        with pytest.raises(SpecError, match=f"'{unknown}' has no effect"):
+            fluid.set_flags({unknown: True})
+        with pytest.raises(SpecError, match=f"'{unknown}' has no effect"):
+            fluid.get_flags(unknown)

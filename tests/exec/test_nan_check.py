@@ -181,8 +181,8 @@ def test_the_environment_and_set_flags_turn_it_on(monkeypatch: pytest.MonkeyPatc
     assert diagnostics.checks_results()
     fluid.set_flags({"FLAGS_check_nan_inf": 0})
     assert fluid.get_flags("FLAGS_check_nan_inf") == {"FLAGS_check_nan_inf": False}
-    with pytest.raises(SpecError, match=r"'FLAGS_benchmark' has no effect.*FLAGS_check_nan_inf"):
-        fluid.set_flags({"FLAGS_check_nan_inf": True, "FLAGS_benchmark": True})
+    with pytest.raises(SpecError, match=r"'FLAGS_benchmarks' has no effect.*FLAGS_check_nan_inf"):
+        fluid.set_flags({"FLAGS_check_nan_inf": True, "FLAGS_benchmarks": True})
     with pytest.raises(SpecError, match="FLAGS_check_nan_inf is 'maybe'; expected 1 or 0"):
         fluid.set_flags({"FLAGS_check_nan_inf": "maybe"})
     assert not diagnostics.checks_results()

@@ -14,13 +14,16 @@ from penstock.telemetry.sessions import Session
 @contextmanager
 def no_flags_set() -> Iterator[None]:
     """Begin without flags; those that are set within the block end with it."""
-    before = dict(flags._set)
-    flags._set.clear()
+    held = (flags._set, flags._without_effect)
+    before = [dict(one) for one in held]
+    for one in held:
+        one.clear()
     try:
         yield
     finally:
-        flags._set.clear()
-        flags._set.update(before)
+        for one, values in zip(held, before, strict=True):
+            one.clear()
+            one.update(values)
 
 
 @contextmanager

@@ -20,26 +20,57 @@ from penstock.settings import (
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-Value = bool | str | float
 
 _KNOWN: Mapping[str, Setting[Any]] = {
     CHECK_NAN.same_as: CHECK_NAN,
     **{one.name: one for one in (MATRIX_KERNELS, FUSE_MEMORY_SIZE, FUSE_GROUPS_SIZE, EAGER_DELETE)},
 }
 _DEPRECATED = {MATRIX_KERNELS.same_as: MATRIX_KERNELS}
+_OF_FLUID = frozenset(
+    f"FLAGS_{name}"
+    for name in (
+        "allocator_strategy", "benchmark", "communicator_fake_rpc", "communicator_independent_recv_thread",
+        "communicator_is_sgd_optimizer", "communicator_max_merge_var_num", "communicator_merge_sparse_grad",
+        "communicator_min_send_grad_num_before_recv", "communicator_send_queue_size", "communicator_send_wait_times",
+        "communicator_thread_pool_size", "conv_workspace_size_limit", "cpu_deterministic",
+        "cudnn_batchnorm_spatial_persistent", "cudnn_deterministic", "cudnn_exhaustive_search",
+        "cudnn_exhaustive_search_times", "dist_threadpool_size", "eager_delete_scope", "enable_cublas_tensor_op_math",
+        "enable_parallel_graph", "enable_rpc_profiler", "fast_eager_deletion_mode", "fraction_of_cpu_memory_to_use",
+        "fraction_of_cuda_pinned_memory_to_use", "fraction_of_gpu_memory_to_use", "free_idle_chunk",
+        "gpu_memory_limit_mb", "init_allocated_mem", "initial_cpu_memory_in_mb", "initial_gpu_memory_in_mb",
+        "inner_op_parallelism", "local_exe_sub_scope_limit", "max_inplace_grad_add",
+        "memory_fraction_of_eager_deletion", "multiple_of_cupti_buffer_size", "paddle_num_threads",
+        "pe_profile_fname", "print_sub_graph_dir", "reader_queue_speed_test_mode", "reallocate_gpu_memory_in_mb",
+        "rpc_deadline", "rpc_disable_reuse_port", "rpc_get_thread_num", "rpc_prefetch_thread_num", "rpc_retry_times",
+        "rpc_send_thread_num", "selected_gpus", "sync_nccl_allreduce", "tracer_profile_fname", "use_mkldnn",
+        "use_ngraph", "use_pinned_memory",
+    )
+)  # fmt: skip
+"""Flags of Fluid 1.8 that say how its own core allocates, sends or profiles: no result depends on them here."""
 _set: dict[str, Any] = {}  # of the process, as Fluid's flags are
 _without_effect: dict[str, Any] = {}
 
 
 def set_flags(flags: Mapping[str, object]) -> None:
-    """Set flags for this process. Raises SpecError, with nothing set, for one that is unknown or has another value."""
-    found = {name: _flag(name) for name in flags}
+    """Set flags for this process; one of Fluid's that has no effect here is kept, with a warning.
+
+    Raises SpecError, with nothing set, for one that is unknown or has another value.
+    """
+    found = {name: _flag(name) for name in flags if name not in _OF_FLUID}
     _set.update({flag.name: flag.parsed(str(flags[name]).strip(), name) for name, flag in found.items()})
+    for name in flags.keys() - found.keys():
+        _keep(name, flags[name])
 
 
-def get_flags(flags: str | Sequence[str]) -> dict[str, Value]:
-    """Return the values of flags by name. Raises SpecError for one that is unknown."""
-    return {name: value_of(_flag(name)) for name in ([flags] if isinstance(flags, str) else flags)}
+def get_flags(flags: str | Sequence[str]) -> dict[str, Any]:
+    """Return the values of flags by name: of one without effect what was set, or None. Raises SpecError for others."""
+    names = [flags] if isinstance(flags, str) else flags
+    return {name: _without_effect.get(name) if name in _OF_FLUID else value_of(_flag(name)) for name in names}
+
+
+def _keep(name: str, value: object) -> None:
+    warn_once(_log, f"the flag {name} has no effect in Penstock", about=name)
+    _without_effect[name] = value
 
 
 class FlagsByName(MutableMapping[str, Any]):
@@ -54,8 +85,7 @@ class FlagsByName(MutableMapping[str, Any]):
         if name in _KNOWN or name in _DEPRECATED or not name.startswith("FLAGS_"):
             set_flags({name: value})
             return
-        warn_once(_log, f"the flag {name} has no effect in Penstock", about=name)
-        _without_effect[name] = value
+        _keep(name, value)
 
     def __delitem__(self, name: str) -> None:
         raise SpecError(f"flag {name!r} cannot be taken away; set it to another value")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from penstock.errors import ProgramError
+from penstock.errors import ArgumentError, ProgramError
 from penstock.program.expr import Dim, Expr, renamed
 from penstock.program.record import arithmetic
 from penstock.program.record.arrays import TensorArray, append, in_block, new_array
@@ -224,10 +224,10 @@ def tensor_array_to_tensor(
 
 def _expect(array: Any, what: str) -> TensorArray:
     if not isinstance(array, TensorArray):
-        raise ProgramError(f"{user_line()}: {what} needs an array (layers.create_array), got {array!r}")
+        raise ArgumentError(f"{user_line()}: {what} needs an array (layers.create_array), got {array!r}")
     return array
 
 
 def _expect_index(i: Any, what: str) -> None:
     if not isinstance(i, Variable) or i.dtype not in (torch.int64, torch.int32) or any(d != 1 for d in i.desc.shape):
-        raise ProgramError(f"{user_line()}: {what} needs an int64 variable of one element as position, got {i!r}")
+        raise ArgumentError(f"{user_line()}: {what} needs an int64 variable of one element as position, got {i!r}")
