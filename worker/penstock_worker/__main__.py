@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -98,9 +99,11 @@ def _identity(arguments: argparse.Namespace, state_dir: Path) -> identity.Identi
         )
     is_pilot = arguments.once or arguments.ttl is not None
     offer = identity.offer(cpus=arguments.cpus, gpus=arguments.gpus, memory_bytes=arguments.memory)
-    return identity.join(
-        url, arguments.join_token, name=arguments.name, state_dir=state_dir, offer=offer, is_pilot=is_pilot
-    )
+    join = partial(
+        identity.join, url, arguments.join_token, name=arguments.name, state_dir=state_dir, offer=offer,
+        is_pilot=is_pilot,
+    )  # fmt: skip
+    return identity.join_within(join) if is_pilot else join()
 
 
 @contextmanager

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
+from penstock.backoff import Backoff
 from penstock.client import Client
-from penstock.errors import SpecError
+from penstock.errors import SpecError, Unavailable
 from penstock.machine import memory
 from penstock.machine.cores import usable_cores
 from penstock.protocol.rest import NodeJoin
@@ -17,6 +21,8 @@ from penstock.version import __version__
 from penstock_worker import lease
 
 FILE = "node.json"
+PILOT_JOIN_LIMIT_S = 300.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,26 @@ def join(
     identity = Identity(url, answer["node_id"], answer["node_token"])
     lease.write_json(state_dir / FILE, asdict(identity))
     return identity
+
+
+def join_within(
+    join: Callable[[], Identity],
+    limit_s: float = PILOT_JOIN_LIMIT_S,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Identity:
+    """Retry a join while the server is unreachable, so long at most. Raises what the last attempt raised."""
+    backoff, started = Backoff(0.5, 10.0, limit_s=limit_s), clock()
+    while True:
+        try:
+            return join()
+        except Unavailable as error:
+            wait_s = backoff.wait_within_s(clock() - started)
+            if wait_s is None:
+                raise
+            _log.warning("%s; next attempt in %.1f s", error, wait_s)
+        sleep(wait_s)
 
 
 def num_gpus() -> int:
