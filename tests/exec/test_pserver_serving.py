@@ -28,10 +28,12 @@ def network(kind: str) -> tuple[Any, Any, Any]:
     with fluid.program_guard(main, startup):
         L: Any = fluid.layers
         dtype = "float32" if kind == "distributed" else "float64"
-        ids, label = fluid.data("ids", [-1, 2], "int64"), fluid.data("label", [-1, 3], dtype)
+        rows = 40 if kind == "declared" else -1  # BATCH are fed, whatever is declared
+        ids = L.data("ids", [rows, 2], dtype="int64", append_batch_size=False)
+        label = L.data("label", [rows, 3], dtype=dtype, append_batch_size=False)
         how = {"is_sparse": kind != "dense", "is_distributed": kind == "distributed"}
-        rows = fluid.embedding(ids, [HEIGHT, WIDTH], **how, param_attr="table", dtype=dtype)
-        hidden = L.fc(L.reduce_sum(rows, 1), 7, param_attr="w1", bias_attr="b1", act="tanh")
+        found = fluid.embedding(ids, [HEIGHT, WIDTH], **how, param_attr="table", dtype=dtype)
+        hidden = L.fc(L.reduce_sum(found, 1), 7, param_attr="w1", bias_attr="b1", act="tanh")
         loss = L.mean(L.square_error_cost(L.fc(hidden, 3, param_attr="w2", bias_attr=False), label))
         rate = L.exponential_decay(0.05, 2, 0.9)
         fluid.optimizer.Adam(rate, regularization=fluid.regularizer.L2Decay(0.01)).minimize(loss)
@@ -91,7 +93,7 @@ def found(scope: Scope, name: str) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "declared"])
 def test_two_servers_and_trainers_equal_one_machine_whole_batch(kind: str) -> None:
     main, startup, loss = network(kind)
     local, exe = Scope(), fluid.Executor()

@@ -20,6 +20,7 @@ from penstock.program.initializers import Constant, Initializer, Normal, Truncat
 from penstock.program.ir import Role, VarDesc
 from penstock.program.operator_types import BlockOperator
 from penstock.program.program import Block, Program
+from penstock.program.record.arrays import named_array
 from penstock.program.record.context import current_role, program_guard, record_on, role
 from penstock.program.record.declared import Declared, written
 from penstock.program.record.opening import recording_of
@@ -122,12 +123,16 @@ class Writer:
         persistable: bool = False,
         stop_gradient: bool = False,
         lod_level: int = 0,
-        type: object = None,
+        type: str | None = None,
         initializer: Initializer | None = None,
         **ignored: object,
     ) -> Variable:
         """See `Block.create_var`. A persistable variable needs its sizes; its value is set in the scope, or by
-        `initializer`, which is recorded into the same Program."""
+        `initializer`, which is recorded into the same Program.
+
+        `type`: a tensor's by default; `core.VarDesc.VarType.LOD_TENSOR_ARRAY` makes an empty array, another kind a
+        variable that no operator takes.
+        """
         name = name or program.unique("_generated_var")
         recording = recording_of(program)
         sizes = [-1 if size is None or isinstance(size, torch.SymInt) else int(size) for size in shape or ()]
@@ -135,10 +140,13 @@ class Writer:
             return _known(program.handle(name), None if shape is None else sizes, dtype)
         record_on(program)
         kind = dtype_named(dtype or "float32")
-        if not persistable:
+        if type == "array":
+            return named_array(recording, name, kind)
+        other = "" if type in (None, "dense") else str(type)
+        if not persistable or other:
             text = str(kind).removeprefix("torch.")
             described = VarDesc(name, tuple(sizes), text, lod_level=lod_level, source=user_line())
-            made = recording.declared[name] = Declared(recording, described, is_sized=shape is not None)
+            made = recording.declared[name] = Declared(recording, described, is_sized=shape is not None, kind=other)
             made.stop_gradient = stop_gradient
             return made
         if shape is None:

@@ -19,6 +19,7 @@ from penstock.program.record.blocks import recorded_block, run_once
 from penstock.program.record.context import current_role
 from penstock.program.record.fakes import empty_fake
 from penstock.program.record.recording import Recording
+from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
 from penstock.program.record.variable import Variable
 
@@ -109,6 +110,13 @@ def new_array(recording: Recording, dtype: torch.dtype) -> TensorArray:
     set_kind(recording, name, "array")
     array = TensorArray(recording, name, made)
     recording.handles[name] = array
+    return array
+
+
+def named_array(recording: Recording, name: str, dtype: torch.dtype) -> TensorArray:
+    """Record an empty array under a name."""
+    array = new_array(recording, dtype)
+    rename_recorded(recording, array.fake, name)
     return array
 
 

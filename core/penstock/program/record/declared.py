@@ -14,6 +14,7 @@ import torch
 
 from penstock.errors import ProgramError
 from penstock.program.ir import VarDesc
+from penstock.program.record.attributes import Kind
 from penstock.program.record.recording import Recording
 from penstock.program.record.renaming import rename_recorded
 from penstock.program.record.source import user_line
@@ -24,11 +25,12 @@ from penstock.program.record.versions import is_replaceable, take_over
 class Declared(Variable):
     """A variable that no operator has made yet: its sizes and dtype are what was declared, if they were.
 
-    `is_sized`: its sizes were declared, so that it may become an input.
+    `is_sized`: its sizes were declared, so that it may become an input. `kind`: of Fluid's kinds one that no operator
+    here makes or reads, such as 'raw'.
     """
 
-    def __init__(self, recording: Recording, described: VarDesc, *, is_sized: bool = False) -> None:
-        self._recording = recording
+    def __init__(self, recording: Recording, described: VarDesc, *, is_sized: bool = False, kind: str = "") -> None:
+        self._recording, self._kind = recording, kind
         self.name = described.name
         self._declared = described
         self._is_sized = is_sized
@@ -41,13 +43,14 @@ class Declared(Variable):
         """Return the handle of the same variable in a clone of its Program."""
         if self._fake is not None:
             return Variable(recording, self.name, self._fake)
-        copy = Declared(recording, self._declared, is_sized=self._is_sized)
+        copy = Declared(recording, self._declared, is_sized=self._is_sized, kind=self._kind)
         copy._stops_gradient = self._stops_gradient
         return copy
 
     @property
     def fake(self) -> torch.Tensor:  # type: ignore[override]  # an attribute there; here it is made late
         """The tensor that stands for it: an input's, if nothing has made it. Raises ProgramError without its sizes."""
+        self._refuse_kind()
         if self._fake is None or (self._is_read and not self._recording.is_named(self._fake)):  # undone by a failure
             if not self._is_sized or self._depth:
                 raise ProgramError(
@@ -58,6 +61,20 @@ class Declared(Variable):
                 )
             return self._begin(persistable=False)
         return self._fake
+
+    def _refuse_kind(self) -> None:
+        if self._kind:
+            raise ProgramError(
+                f"{user_line()}: variable {self.name!r} (declared at {self._declared.source}) has the type "
+                f"{self._kind!r}, which no operator makes or reads here. Declare it without a type for tensors",
+                variable=self.name,
+            )
+
+    @property
+    def type(self) -> Kind:
+        """Fluid's kind of variable, as it was declared."""
+        own = Variable.type.__get__(self)
+        return Kind(self._kind, own) if self._kind else own
 
     def _begin(self, *, persistable: bool) -> torch.Tensor:
         """Be an input or state of the sizes that were declared, from before the blocks that are open now."""
@@ -154,6 +171,7 @@ class Declared(Variable):
         return bool(blocks)
 
     def _take(self, fake: torch.Tensor) -> None:
+        self._refuse_kind()
         rename_recorded(self._recording, fake, self.name)
         self._fake = fake
         self._recording.handles[self.name] = self
