@@ -13,6 +13,8 @@ import { GraphRuntime } from "./ops";
 import { joined, type StepTrace, traceOf } from "./steps";
 
 const MAX_SLICES = 3_000_000;
+/** Of a small graph every step may be sampled. */
+const MAX_STEPS = 4000;
 const PAGE_BYTES = 4 << 20;
 
 export interface Sampled {
@@ -45,7 +47,9 @@ export class StepHistory {
     const wanted = this.wanted.value;
     return wanted === null ? null : (this.all().findLast((one) => one.step === wanted) ?? null);
   });
-  #entries = new Map<string, { step: number; t0Ns: bigint; traces: StepTrace[] }>();
+  #entries = new Map<string, Sampled>();
+  /** The same, in the order of time. */
+  #sorted: Sampled[] = [];
   #bars = new Map<string, Bar>();
   /** Answers that were fetched. */
   loads = 0;
@@ -55,22 +59,33 @@ export class StepHistory {
   constructor(private readonly fetchFrames: FetchFrames) {}
 
   /** Steps in the order of time. */
-  all(): Sampled[] {
-    return [...this.#entries].map(([key, one]) => ({ key, ...one })).sort((a, b) => (a.t0Ns < b.t0Ns ? -1 : 1));
+  all(): readonly Sampled[] {
+    return this.#sorted;
   }
 
   add(trace: StepTrace): void {
     const key = `${trace.epoch}/${trace.step}`;
-    const entry = this.#entries.get(key) ?? { step: trace.step, t0Ns: trace.t0Ns, traces: [] };
+    const entry = this.#entries.get(key) ?? { key, step: trace.step, t0Ns: trace.t0Ns, traces: [] };
     if (entry.traces.some((one) => has(one, trace))) return;
     const at = entry.traces.findIndex((one) => one.stream === trace.stream);
     const before = entry.traces[at];
     const traces = before === undefined ? [...entry.traces, trace] : entry.traces.with(at, inOrder(before, trace));
-    const t0Ns = trace.t0Ns < entry.t0Ns ? trace.t0Ns : entry.t0Ns;
-    this.#entries.set(key, { step: entry.step, t0Ns, traces });
-    this.#bars.delete(key);
+    this.#put({ ...entry, t0Ns: trace.t0Ns < entry.t0Ns ? trace.t0Ns : entry.t0Ns, traces });
     this.#slices += trace.op.length;
-    while (this.#slices > MAX_SLICES && this.#entries.size > 1) this.#dropOldest();
+    while ((this.#slices > MAX_SLICES || this.#sorted.length > MAX_STEPS) && this.#sorted.length > 1)
+      this.#dropOldest();
+  }
+
+  /** O(1) for the newest step, as nearly all are. */
+  #put(entry: Sampled): void {
+    if (this.#entries.has(entry.key)) {
+      const at = this.#sorted.findLastIndex((one) => one.key === entry.key);
+      this.#sorted.splice(at, 1);
+    }
+    const before = this.#sorted.findLastIndex((one) => one.t0Ns <= entry.t0Ns);
+    this.#sorted.splice(before + 1, 0, entry);
+    this.#entries.set(entry.key, entry);
+    this.#bars.delete(entry.key);
   }
 
   /** What the strip draws: steps whose graphs are known and accepted. */
@@ -118,7 +133,7 @@ export class StepHistory {
   }
 
   #dropOldest(): void {
-    const oldest = this.all()[0];
+    const oldest = this.#sorted.shift();
     if (oldest === undefined) return;
     this.#entries.delete(oldest.key);
     this.#bars.delete(oldest.key);
