@@ -18,7 +18,11 @@ const failure = signal<ApiError | null>(null);
 
 const barsOf = (store: JobStore): Bar[] => store.history.bars((hash) => store.trainingDocument(hash));
 
-export const choose = (step: number | null): void => setQuery({ step: step === null ? null : String(step) });
+function choose(step: number | null): void {
+  setQuery({ step: step === null ? null : String(step) });
+  // The effect that follows the address waits for an animation frame; a second key may come before.
+  if (currentJob.value !== null) currentJob.value.history.wanted.value = step;
+}
 
 /** [ and ]: the step before, the step after. */
 export function moveStep(by: -1 | 1): void {
