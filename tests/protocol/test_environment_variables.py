@@ -52,7 +52,9 @@ FLUID_FLAGS = {
     "FLAGS_communicator_independent_recv_thread", "FLAGS_communicator_min_send_grad_num_before_recv",
     "FLAGS_communicator_thread_pool_size", "FLAGS_communicator_send_wait_times", "FLAGS_communicator_is_sgd_optimizer",
 }  # fmt: skip
-_OF_ANY_PROGRAM = {"PATH", "PYTHONPATH", "PYTHONUNBUFFERED"}
+_OF_ANY_PROGRAM = {
+    "PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+}  # fmt: skip
 
 
 def names_in(source: str) -> Iterator[str]:
@@ -227,6 +229,8 @@ _MAY_READ = {
     "core/penstock/settings.py",
     "core/penstock/__init__.py",  # before torch reads it
     # launchers: they build the environment of a process that they start, or submit
+    "core/penstock/cluster/kubernetes/access.py",
+    "core/penstock/command/cluster_kubernetes.py",
     "core/penstock/command/demo.py",
     "core/penstock/command/fluid.py",
     "core/penstock/command/jobs.py",

@@ -27,7 +27,6 @@ from penstock.command.cluster import (
     serve,
 )  # fmt: skip
 from penstock.command.options import Token, Url
-from penstock.command.passing import given
 
 if TYPE_CHECKING:
     from penstock.cluster.provisioner import Provisioner
@@ -79,6 +78,7 @@ def kubernetes(
         from penstock.cluster.kubernetes import access, manifests
         from penstock.cluster.kubernetes.api import Api
         from penstock.cluster.kubernetes.engine import Kubernetes
+        from penstock.command.passing import given  # loads pydantic and yaml
 
         found = access.find(context, os.environ)
         options = manifests.PodOptions(

@@ -15,6 +15,7 @@ import yaml
 
 from penstock.cluster.provisioner import Request
 from penstock.errors import SpecError
+from penstock.settings import JOIN_TOKEN, NODE_ADDRESS
 
 Manifest = dict[str, Any]
 
@@ -166,7 +167,7 @@ def _container(request: Request, name: str, options: PodOptions) -> Manifest:
         "command": ["python", "-m", "penstock_worker"],
         # $(…) is replaced by the kubelet
         "args": [
-            *request.agent_arguments(), "--name", f"{request.name}-$(PENSTOCK_PILOT_INDEX)",
+            *request.agent_arguments(), "--name", f"{request.name}-$(PILOT_INDEX)",
             "--state-dir", f"{_STATE}/agent",
         ],
         "env": _environ(name, options),
@@ -182,9 +183,9 @@ def _container(request: Request, name: str, options: PodOptions) -> Manifest:
 def _environ(name: str, options: PodOptions) -> list[Manifest]:
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
     return [
-        {"name": "PENSTOCK_PILOT_INDEX", "valueFrom": index},
-        {"name": "PENSTOCK_JOIN_TOKEN", "valueFrom": {"secretKeyRef": {"name": name, "key": "join-token"}}},
-        {"name": "PENSTOCK_NODE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "PILOT_INDEX", "valueFrom": index},
+        {"name": JOIN_TOKEN.name, "valueFrom": {"secretKeyRef": {"name": name, "key": "join-token"}}},
+        {"name": NODE_ADDRESS.name, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "HOME", "value": _STATE},
         *([{"name": "SSL_CERT_FILE", "value": "/etc/penstock/ca.crt"}] if options.ca else []),
         *(
