@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.harness import FakeAgent, Server, running, settings_for
+from tests.server.harness import FakeAgent, FakeClock, Server, running, settings_for
 from tests.server.postgres_cluster import Cluster
 from tests.support.waiting import until_answer
 
@@ -75,8 +74,10 @@ def point(step: int) -> dict[str, Any]:
     return {"step": step, "time_ns": step + 1, "values": {f"series-{i}-{'x' * 60}": 0.5 for i in range(20)}}
 
 
-async def test_without_the_database_for_long_no_job_ends(tmp_path: Path, postgres_apart: Cluster) -> None:
-    async with running(settings_for(tmp_path, postgres_apart.url, lease_ttl_s=0.6, grace_s=0.6)) as server:
+async def test_without_the_database_for_long_no_job_ends(
+    tmp_path: Path, postgres_apart: Cluster, clock: FakeClock
+) -> None:
+    async with running(settings_for(tmp_path, postgres_apart.url), clock) as server:
         job = await server.submit()
         node = await server.join()
         async with server.agent(node) as agent:
@@ -91,8 +92,9 @@ async def test_without_the_database_for_long_no_job_ends(tmp_path: Path, postgre
             assert (answer.status_code, answer.json()["code"]) == (503, "database_away")
             for step in range(1, 7):  # twice the lease and its grace
                 await agent.frame(replica, Kind.SCALARS, seq=step, body=point(step))
+                clock.advance(25)
                 await agent.send(type="beat")
-                await asyncio.sleep(0.4)
+                await until_answer(lambda: leases(agent), lambda found, number=step + 1: len(found) == number)
             assert [m["stored"] for m in await leases(agent)][-1] is False
             postgres_apart.start()
 
