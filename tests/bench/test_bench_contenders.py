@@ -86,7 +86,12 @@ def test_contenders_learn_the_same_and_leave_no_process(small: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("name", "options"), [("slots", {"num_slots": 9}), ("ragged_slots", {"num_slots": 9}), ("din", {"longest": 9})]
+    ("name", "options"),
+    [
+        pytest.param("slots", {"num_slots": 9}, marks=pytest.mark.soak),
+        pytest.param("ragged_slots", {"num_slots": 9}, marks=pytest.mark.soak),
+        ("din", {"longest": 9}),
+    ],
 )
 def test_a_network_of_tables_is_trained_the_same(name: str, options: dict[str, int], tmp_path: Path) -> None:
     made = workloads.build(name, num_batches=3, batch_size=16, **options)

@@ -16,9 +16,9 @@ from bench import workloads
 from penstock.distributed.ports import free_ports
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)  # five processes import torch
-@pytest.mark.parametrize("key", ["penstock_hosts", pytest.param("torch_rpc_hosts", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("key", ["penstock_hosts", "torch_rpc_hosts"])
 def test_two_servers_and_two_trainers_learn_as_one_process(tmp_path: Path, key: str) -> None:
     kept = tmp_path / "small.npz"
     workloads.criteo(num_batches=4, batch_size=16, rows=101).save(kept)

@@ -131,7 +131,7 @@ def test_slurm_warns_a_pilot_ahead_of_its_time_limit(
     preempted_by(quick_site, cluster, limited, tmp_path, lambda handle: None)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_job_outlives_the_loss_of_a_slurm_node(
     quick_site: Site, cluster: SlurmCluster, engine: Slurm, agents: SlurmAgents, folder: Path
 ) -> None:

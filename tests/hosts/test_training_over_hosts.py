@@ -49,7 +49,7 @@ def commands_of_readme() -> list[list[str]]:
     return lines
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_job_over_two_hosts_survives_the_loss_of_one(hosts: Hosts, tmp_path: Path) -> None:
     """By the commands of the README; the working folder of the job reaches both hosts as a snapshot."""
     first, second = hosts
