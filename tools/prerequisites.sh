@@ -2,8 +2,8 @@
 # Names every prerequisite that this machine lacks, with the Debian package that brings it.
 #
 #   prerequisites.sh build    what `make setup` needs; exit 1 after naming all that is missing
-#   prerequisites.sh test     that, and a Chromium, a PostgreSQL, QEMU, Slurm, iproute2 and nftables, installed by
-#                             apt-get if we are root and it is there
+#   prerequisites.sh test     that, and a Chromium, a PostgreSQL, QEMU, Slurm, iproute2, nftables and systemd's
+#                             programs, installed by apt-get if we are root and it is there
 #   prerequisites.sh python   print the interpreter to make the virtual environment with
 #
 # PYTHON, CXX, PENSTOCK_CHROMIUM and PENSTOCK_PG_BIN name a program (the last: a folder) in an unusual place;
@@ -96,6 +96,7 @@ check_test() {
     has_system munged || lack "munge, for the same" munge
     has_system ip || lack "iproute2, for the tests on several hosts" iproute2
     has_system nft || lack "nftables, for the same" nftables
+    has systemd-analyze || lack "systemd's checks of units, for the tests of deploy/systemd" systemd
     has_emulator || lack "QEMU's user-mode emulator, for the tests on older processors" qemu-user
 }
 

@@ -15,9 +15,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "prerequisites.sh"
 EMULATOR = f"qemu-{platform.machine()}"
 SYSTEM = {
     "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge", "ip": "iproute2",
-    "nft": "nftables",
+    "nft": "nftables", "systemd-analyze": "systemd",
 }  # fmt: skip
-"""The programs of Slurm and of network namespaces, with their packages, in the order of the script."""
+"""The programs of Slurm, of network namespaces and of systemd, with their packages, in the order of the script."""
 BASE = ("bash", "env", "id", "python3", "g++", "make", "node", "npm")
 
 
