@@ -167,8 +167,8 @@ def _projected(x: torch.Tensor, state: dict[str, torch.Tensor], peepholes: bool,
     r, c = torch.zeros(2).double(), torch.zeros(3).double()
     made = []
     for row in x:
-        i, f, g, o = torch.split(row + bias[:12] + weight @ r, 3)
-        look = torch.split(bias[12:], 3) if peepholes else [0.0] * 3
+        g, i, f, o = torch.split(row + bias[0, :12] + r @ weight, 3)
+        look = torch.split(bias[0, 12:], 3) if peepholes else [0.0] * 3
         c = ((f + look[1] * c).sigmoid() * c + (i + look[0] * c).sigmoid() * g.relu()).clamp(-clip, clip)
         r = (((o + look[2] * c).sigmoid() * c.tanh()) @ projection).clamp(-clip, clip)
         made.append(torch.cat([r, c]))

@@ -162,7 +162,7 @@ def test_recurrent_layers_run_over_each_sequence(is_reverse: bool) -> None:
             h = c = torch.zeros(2, dtype=x.dtype)
             steps = []
             for row in turned(part):
-                i, f, g, o = (row + given["lstm_0.b_0"] + weight @ h).chunk(4)
+                g, i, f, o = (row + given["lstm_0.b_0"][0] + h @ weight).chunk(4)
                 c = f.sigmoid() * c + i.sigmoid() * g.tanh()
                 h = o.sigmoid() * c.tanh()
                 steps.append(h)

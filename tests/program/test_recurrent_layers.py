@@ -36,8 +36,8 @@ def walk(gates: torch.Tensor, lengths: torch.Tensor, reverse: bool, cell: Callab
 
 def lstm_cell(weight: torch.Tensor, bias: torch.Tensor, peepholes: bool) -> Callable[..., Any]:
     def cell(gates: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> Any:
-        i, f, g, o = (gates + bias[: 4 * HIDDEN] + weight @ h).chunk(4)
-        p = bias[4 * HIDDEN :].chunk(3) if peepholes else [torch.zeros(())] * 3
+        g, i, f, o = (gates + bias[0, : 4 * HIDDEN] + h @ weight).chunk(4)
+        p = bias[0, 4 * HIDDEN :].chunk(3) if peepholes else [torch.zeros(())] * 3
         new = torch.sigmoid(f + p[1] * c) * c + torch.sigmoid(i + p[0] * c) * torch.tanh(g)
         return [torch.sigmoid(o + p[2] * new) * torch.tanh(new), new]
 

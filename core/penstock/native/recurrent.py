@@ -2,6 +2,7 @@
 
 `penstock.lstm`, `penstock.gru`: what torch.nn.LSTM and torch.nn.GRU compute, with torch's layout of weights.
 `penstock.lstm_sequence`: over gates [t, b, 4 h] that are projected already, with peepholes if given; returns all cells.
+Gates, and those of its weight [h, 4 h], are in Fluid's order: candidate, i, f, o (lstm_op.cc, Fluid 1.8).
 
 An operator returns what its backward operator needs (`saved`), so that neither runs twice.  A float32 `lstm` on a CPU
 with oneDNN is oneDNN's own layer; everything else is a loop here, whose products over all steps (input, weight
@@ -31,7 +32,7 @@ _LSTM_MODE = 2  # torch's number of the cell, in aten::mkldnn_rnn_layer
 
 _LIBRARY: Any = torch.library.Library("penstock", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch
 _WEIGHTS = "Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, bool reverse"
-_RECURRENT = "Tensor h0, Tensor c0, Tensor w_hh, Tensor? peephole, bool reverse"
+_RECURRENT = "Tensor h0, Tensor c0, Tensor weight, Tensor? peephole, bool reverse"
 _LIBRARY.define(
     f"lstm(Tensor x, Tensor h0, Tensor c0, {_WEIGHTS}, bool keep) -> (Tensor out, Tensor h, Tensor c, Tensor saved)"
 )
@@ -135,14 +136,14 @@ def _run_steps(
     gates: Tensor, cells: Tensor, out: Tensor, states: tuple[Tensor, Tensor], cell: Cell, order: range
 ) -> None:
     """Turn projected `gates` into gates, step by step; fill `cells` and `out`."""
-    size, recurrent, peephole, (h, c) = cell.w_hh.shape[1], cell.w_hh.t(), cell.peephole, states
+    recurrent, peephole, (h, c) = cell.w_hh.t(), cell.peephole, states
     for t in order:
         now = gates[t].addmm_(h, recurrent)
-        i, f, g, o = now.chunk(4, 1)
+        i, f, g, o = cell.split(now)
         if peephole is not None:
             i.addcmul_(c, peephole[0])
             f.addcmul_(c, peephole[1])
-        cell.gate.over(now[:, : 2 * size])
+        cell.gate.over(cell.input_and_forget(now))
         c = torch.mul(f, c, out=cells[t]).addcmul_(i, cell.candidate.over(g))
         if peephole is not None:
             o.addcmul_(c, peephole[2])
@@ -214,12 +215,12 @@ class _Walk(NamedTuple):
             t = self.order[position]
             before = self.cells[self.order[position - 1]] if position else self.c0
             dh, dc = (d if g is None else d + g[t] for d, g in zip((dh, dc), sequences, strict=True))
-            dc = self._step(t, before, dh, dc, made[t].chunk(4, 1))
+            dc = self._step(t, before, dh, dc, self.cell.split(made[t]))
             dh = made[t] @ self.cell.w_hh
         return made, dh.contiguous(), dc.contiguous()
 
     def _step(self, t: int, before: Tensor, dh: Tensor, dc: Tensor, made: tuple[Tensor, ...]) -> Tensor:
-        (i, f, g, o), (di, df, dg, do), cell = self.gates[t].chunk(4, 1), made, self.cell
+        (i, f, g, o), (di, df, dg, do), cell = self.cell.split(self.gates[t]), made, self.cell
         squashed = cell.state.into(self.cells[t], torch.empty_like(dc))
         dc = dc + cell.state.back(dh * o, squashed)
         do.copy_(cell.gate.back(dh * squashed, o))
@@ -241,35 +242,41 @@ def _input_gradients(made: Tensor, x: Tensor, w_ih: Tensor | None, input_grad: b
     return gx, torch.mm(flat.t(), x.reshape(-1, x.shape[-1])), flat.sum(0)
 
 
-def _recurrent_gradient(made: Tensor, h0: Tensor, out: Tensor, reverse: bool) -> Tensor:
+def _read(h0: Tensor, out: Tensor, reverse: bool) -> Tensor:
+    """The states [t b, h] that the steps read."""
     read = torch.cat([out[1:], h0[None]]) if reverse else torch.cat([h0[None], out[:-1]])
-    return torch.mm(made.view(-1, made.shape[-1]).t(), read.view(-1, h0.shape[-1]))
+    return read.view(-1, h0.shape[-1])
+
+
+def _recurrent_gradient(made: Tensor, h0: Tensor, out: Tensor, reverse: bool) -> Tensor:
+    return torch.mm(made.view(-1, made.shape[-1]).t(), _read(h0, out, reverse))
 
 
 # ---------------------------------------------------------------- LSTM over gates
 
 
 def _lstm_sequence(gates: Tensor, h0: Tensor, c0: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    (w_hh, peephole, reverse, keep), activations = rest[:4], rest[4:]
+    (weight, peephole, reverse, keep), activations = rest[:4], rest[4:]
     saved = gates.clone(memory_format=torch.contiguous_format)
-    out, cells = (gates.new_empty(*gates.shape[:2], w_hh.shape[1]) for _ in range(2))
-    cell = cell_of(w_hh, peephole, activations)
+    out, cells = (gates.new_empty(*gates.shape[:2], weight.shape[0]) for _ in range(2))
+    cell = cell_of(weight, peephole, activations)
     _run_steps(saved, cells, out, (h0, c0), cell, _order(gates.shape[0], reverse))
     return out, cells, saved if keep else gates.new_empty(0)
 
 
 def _lstm_sequence_backward(*given: Any) -> tuple[Tensor, ...]:
-    grads, (h0, c0, w_hh, peephole, reverse), (out, cells, saved) = given[:2], given[2:7], given[7:10]
-    cell = cell_of(w_hh, peephole, given[10:])
+    grads, (h0, c0, weight, peephole, reverse), (out, cells, saved) = given[:2], given[2:7], given[7:10]
+    cell = cell_of(weight, peephole, given[10:])
     walk = _Walk(_order(saved.shape[0], reverse), saved, cells, c0, cell)
     made, dh, dc = walk.backward(grads, (None, None))
-    seen = w_hh.new_zeros(3, w_hh.shape[1])
+    seen = weight.new_zeros(3, weight.shape[0])
     if peephole is not None:
         before = torch.cat([cells[1:], c0[None]]) if reverse else torch.cat([c0[None], cells[:-1]])
-        di, df, _, do = made.chunk(4, 2)
+        di, df, _, do = cell.split(made)
         for row, (gradient, own) in enumerate(((di, before), (df, before), (do, cells))):
             torch.sum(gradient * own, (0, 1), out=seen[row])
-    return made, dh, dc, _recurrent_gradient(made, h0, out, reverse), seen
+    flat = made.view(-1, made.shape[-1])
+    return made, dh, dc, torch.mm(_read(h0, out, reverse).t(), flat), seen
 
 
 # ---------------------------------------------------------------- GRU
@@ -363,15 +370,15 @@ def _gru_shape(x: Tensor, h0: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 
 def _lstm_sequence_shape(gates: Tensor, h0: Tensor, c0: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    (w_hh, peephole, _, keep), activations = rest[:4], rest[4:]
-    size = w_hh.shape[1]
+    (weight, peephole, _, keep), activations = rest[:4], rest[4:]
+    size = weight.shape[0]
     _expect(
         all(name in ACTIVATIONS for name in activations), "lstm_sequence",
         f"the activations are {activations}; expected some of {', '.join(ACTIVATIONS)}",
     )  # fmt: skip
     _expect(
-        gates.dim() == 3 and gates.shape[2] == 4 * size and w_hh.shape[0] == 4 * size, "lstm_sequence",
-        f"gates have shape {list(gates.shape)} and w_hh {list(w_hh.shape)}; expected [time, batch, 4 h] and [4 h, h]",
+        gates.dim() == 3 and gates.shape[2] == 4 * size and weight.shape[1] == 4 * size, "lstm_sequence",
+        f"gates have shape {list(gates.shape)}, weight {list(weight.shape)}; expected [time, batch, 4 h] and [h, 4 h]",
     )  # fmt: skip
     if peephole is not None:
         shape = list(peephole.shape)
@@ -381,8 +388,8 @@ def _lstm_sequence_shape(gates: Tensor, h0: Tensor, c0: Tensor, *rest: Any) -> t
 
 
 def _lstm_sequence_backward_shape(*given: Any) -> tuple[Tensor, ...]:
-    h0, c0, w_hh, saved = given[2], given[3], given[4], given[9]
-    return (*_like(saved, h0, c0, w_hh), w_hh.new_empty([3, w_hh.shape[1]]))
+    h0, c0, weight, saved = given[2], given[3], given[4], given[9]
+    return (*_like(saved, h0, c0, weight), weight.new_empty([3, weight.shape[0]]))
 
 
 def _like(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -432,11 +439,11 @@ def _sequence_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, .
 
 
 def _sequence_derivative(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    h0, c0, w_hh, peephole, *outputs = ctx.saved_tensors
+    h0, c0, weight, peephole, *outputs = ctx.saved_tensors
     if all(g is None for g in grads[:2]):
         return (None,) * 10
     call = torch.ops.penstock.lstm_sequence_backward
-    *found, seen = call(*grads[:2], h0, c0, w_hh, peephole, ctx.reverse, *outputs, *ctx.activations)
+    *found, seen = call(*grads[:2], h0, c0, weight, peephole, ctx.reverse, *outputs, *ctx.activations)
     return *found, None if peephole is None else seen, None, None, None, None, None
 
 

@@ -42,7 +42,7 @@ CELL = ("sigmoid", "tanh", "relu")
 def sequence() -> list[Any]:
     (_, *states), weights = _operands(4, FLOAT64)
     gates = torch.randn(STEPS, ROWS, 4 * SIZE, dtype=FLOAT64)
-    return [gates, *states, weights[1], torch.randn(3, SIZE, dtype=FLOAT64), False, True]
+    return [gates, *states, weights[1].t().contiguous(), torch.randn(3, SIZE, dtype=FLOAT64), False, True]
 
 
 def sequence_backward() -> list[Any]:

@@ -423,14 +423,14 @@ def gated(*activations: str) -> tuple[Pairs, Pairs]:
         getattr(torch, name) if name != "identity" else torch.clone
         for name in activations or ("sigmoid", "tanh", "tanh")
     )
-    shapes = [(3, 2, 20), (2, 5), (2, 5), (20, 5), (3, 5)]
+    shapes = [(3, 2, 20), (2, 5), (2, 5), (5, 20), (3, 5)]
     operands = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    gates, h, c, w_hh, peephole = operands
+    gates, h, c, of_gates, peephole = operands
     out, cells, _ = OPS.lstm_sequence(*operands, False, True, *activations)
     wanted: list[Tensor] = []
     wanted_cells: list[Tensor] = []
     for now in gates:
-        i, f, g, o = (now + h @ w_hh.t()).chunk(4, 1)
+        g, i, f, o = (now + h @ of_gates).chunk(4, 1)
         c = gate(f + c * peephole[1]) * c + gate(i + c * peephole[0]) * candidate(g)
         h = gate(o + c * peephole[2]) * state(c)
         wanted.append(h)

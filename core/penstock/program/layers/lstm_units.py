@@ -69,10 +69,10 @@ def dynamic_lstmp(
 ) -> tuple[Any, Any]:
     """LSTM over projected rows whose outputs are projected; return them [rows, proj_size] and all cells [rows, h].
 
-    Shapes: input [rows, size] with size = 4 h, ragged; h_0 [n, proj_size], c_0 [n, h]. Parameters: w_0 [4 h,
-    proj_size], the projection w_1 [h, proj_size], b_0 [4 h], with peepholes [7 h]; gates in the order i, f, candidate,
-    o, then the peepholes of i, f, o, as `dynamic_lstm`. Cells and outputs are clipped to ±cell_clip and ±proj_clip. It
-    is a `DynamicRNN`, a step of all sequences at a time.
+    Shapes: input [rows, size] with size = 4 h, ragged; h_0 [n, proj_size], c_0 [n, h]. Parameters, as in
+    Fluid's files: w_0 [proj_size, 4 h], the projection w_1 [h, proj_size], b_0 [1, 4 h], with peepholes [1, 7 h]; gates
+    in the order candidate, i, f, o, then the peepholes of i, f, o, as `dynamic_lstm`. Cells and outputs are clipped to
+    ±cell_clip and ±proj_clip. It is a `DynamicRNN`, a step of all sequences at a time.
     """
     kinds = (gate_activation, cell_activation, candidate_activation, proj_activation)
     _expect(input, size, proj_size, kinds)
@@ -112,14 +112,14 @@ def _weights(
     wanted, bias_wanted = ParamAttr.of(param_attr), ParamAttr.of(bias_attr)
     if wanted is None or bias_wanted is None:
         raise ProgramError(f"{user_line()}: {prefix}: param_attr and bias_attr cannot be False")
-    weight = create_parameter([4 * hidden, proj_size], dtype, wanted, Xavier(), prefix=prefix, suffix="w_0")
+    weight = create_parameter([proj_size, 4 * hidden], dtype, wanted, Xavier(), prefix=prefix, suffix="w_0")
     second = copy.copy(wanted)
     second.name = None if wanted.name is None else f"{wanted.name}.projection"
     projection = create_parameter([hidden, proj_size], dtype, second, Xavier(), prefix=prefix, suffix="w_1")
     length = (7 if use_peepholes else 4) * hidden
-    bias: Any = create_parameter([length], dtype, bias_wanted, Constant(0.0), prefix=prefix, suffix="b_0")
-    peepholes = bias[4 * hidden :].reshape([3, hidden]) if use_peepholes else None
-    return weight, projection, bias[: 4 * hidden], peepholes
+    bias: Any = create_parameter([1, length], dtype, bias_wanted, Constant(0.0), prefix=prefix, suffix="b_0")
+    peepholes = bias[:, 4 * hidden :].reshape([3, hidden]) if use_peepholes else None
+    return weight, projection, bias[:, : 4 * hidden], peepholes
 
 
 def _step(
@@ -127,8 +127,8 @@ def _step(
 ) -> tuple[Any, Any]:
     weight, projection, bias, peepholes = weights
     gate, of_cell, of_candidate, of_projection = (_FUNCTIONS[kind] for kind in kinds)
-    gates = x + bias + before.matmul(weight.t())
-    i, f, candidate, o = gates.split(cell.desc.shape[1], 1)
+    gates = x + bias + before.matmul(weight)
+    candidate, i, f, o = gates.split(cell.desc.shape[1], 1)
     if peepholes is not None:
         i, f = i + cell * peepholes[0], f + cell * peepholes[1]
     after = gate(f) * cell + gate(i) * of_candidate(candidate)

@@ -45,8 +45,9 @@ def dynamic_lstm(
     Shapes: input [rows, size] with size = 4 h, ragged, results [rows, h]; or input [n, t, size], lengths int64 [n] or
     [n, 1], results [n, t, h]. h_0, c_0 [n, h].
     Activations are sigmoid, tanh, relu or identity: that of the gates, of the cell on its way to the output, and of the
-    candidate. Parameters: w_0 [4 h, h]; b_0 [4 h], with peepholes [7 h]: gates in torch's order (i, f, candidate, o),
-    then the peepholes of i, f, o. Source: fluid.layers.dynamic_lstm.
+    candidate. Parameters, as in Fluid's files: w_0 [h, 4 h]; b_0 [1, 4 h], with peepholes [1, 7 h]: gates in the order
+    candidate, i, f, o, then the peepholes of i, f, o. The gates of the input are in that order, too.
+    Source: fluid.layers.dynamic_lstm, lstm_op.cc (Fluid 1.8).
     """
     if is_sequence(input):
         steps, own = padded("dynamic_lstm", input)
@@ -58,14 +59,14 @@ def dynamic_lstm(
     hidden = _hidden("dynamic_lstm", input, size, 4)
     prefix = name or default_main_program().unique("lstm")
     with name_scope(prefix):
-        weight = _weight(param_attr, [4 * hidden, hidden], dtype, prefix)
-        bias = _bias(bias_attr, [(7 if use_peepholes else 4) * hidden], dtype, prefix)
+        weight = _weight(param_attr, [hidden, 4 * hidden], dtype, prefix)
+        bias = _bias(bias_attr, [1, (7 if use_peepholes else 4) * hidden], dtype, prefix)
         if use_peepholes and bias is None:
             raise ProgramError(
                 "dynamic_lstm: peepholes are part of the bias, so bias_attr=False needs use_peepholes=False"
             )
-        gates = input if bias is None else input + bias[: 4 * hidden]
-        peephole = bias[4 * hidden :].reshape(3, hidden) if use_peepholes else None
+        gates = input if bias is None else input + bias[:, : 4 * hidden]
+        peephole = bias[:, 4 * hidden :].reshape(3, hidden) if use_peepholes else None
         states = [_state(gates, given, hidden) for given in (h_0, c_0)]
         lengths = _checked("dynamic_lstm", gates, lengths)
         turned, reverse = _turned(gates, lengths, is_reverse)
