@@ -49,7 +49,7 @@ def kubernetes(
     every: Every = 5.0,
     plan: Plan = False,
     down: Down = False,
-    image: Annotated[str, typer.Option("--image", help="of the pods: Python with Penstock, see deploy/")] = "",
+    image: Annotated[str, typer.Option("--image", help="of the pods: Python with Penstock on PATH")] = "",
     namespace: Annotated[str, typer.Option("--namespace", help="of the pods (that of the context)")] = "",
     context: Annotated[str | None, typer.Option("--context", help="of the kubeconfig (the current one)")] = None,
     queue: Annotated[str, typer.Option("--queue", help="LocalQueue of Kueue, which admits each gang whole")] = "",
