@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import pickle
 import sys
 from collections.abc import Iterator
@@ -183,3 +184,15 @@ def test_what_scripts_use_most_is_there() -> None:
     for name in ("layers.fc", "layers.data", "layers.reshape", "Executor", "ParamAttr", "optimizer.Adam", "io.batch"):
         module, _, last = f"paddle.fluid.{name}".rpartition(".")
         assert table().look_up(module, last).standing in (Standing.THERE, Standing.DIFFERS), name
+
+
+def test_program_to_code_prints_the_text(paddle: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    given = run("import paddle.fluid as fluid\nfrom paddle.fluid.transpiler.details import program_to_code")
+    fluid, code = given["fluid"], io.StringIO()
+    with fluid.program_guard(main := fluid.Program(), fluid.Program()):
+        fluid.layers.fc(fluid.data("x", [None, 3]), 2)
+    given["program_to_code"](main)
+    fluid.transpiler.details.program_to_code(main, fout=code, skip_op_callstack=False)
+    printed = capsys.readouterr().out
+    assert printed == code.getvalue()
+    assert fluid.Program.parse(printed) == main

@@ -5,8 +5,9 @@ from penstock.transpile.config import DistributeTranspilerConfig
 from penstock.transpile.dispatch import HashName, PSDispatcher, RoundRobin
 from penstock.transpile.geo import GeoSgdTranspiler
 from penstock.transpile.transpiler import DistributeTranspiler
+from penstock.transpiler import details
 
 __all__ = [
     "DistributeTranspiler", "DistributeTranspilerConfig", "GeoSgdTranspiler", "HashName", "PSDispatcher", "RoundRobin",
-    "memory_optimize", "release_memory",
+    "details", "memory_optimize", "release_memory",
 ]  # fmt: skip
