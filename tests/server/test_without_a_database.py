@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ pytestmark = pytest.mark.asyncio
 
 async def leases(agent: FakeAgent) -> list[dict[str, Any]]:
     return [m for m in agent.messages if m["type"] == "lease"]
+
+
+def has(number: int) -> Callable[[list[dict[str, Any]]], bool]:
+    """Whether there are so many answers."""
+    return lambda found: len(found) == number
 
 
 @pytest.fixture
@@ -94,7 +100,7 @@ async def test_without_the_database_for_long_no_job_ends(
                 await agent.frame(replica, Kind.SCALARS, seq=step, body=point(step))
                 clock.advance(25)
                 await agent.send(type="beat")
-                await until_answer(lambda: leases(agent), lambda found, number=step + 1: len(found) == number)
+                await until_answer(lambda: leases(agent), has(step + 1))
             assert [m["stored"] for m in await leases(agent)][-1] is False
             postgres_apart.start()
 
