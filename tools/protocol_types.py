@@ -23,7 +23,7 @@ CONSTANTS, TYPES, API = (
     ROOT / "web/src/api.d.ts",
 )
 CLIENT = (
-    "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken",
+    "AuditEntry", "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken",
     "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "Replica", "Series",
     "Snapshot", "Token", "TokenMade",
 )  # fmt: skip

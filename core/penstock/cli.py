@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.command import cluster, cluster_kubernetes, convert, doctor, fluid, jobs, nodes, projects, serve
+from penstock.command import audit, cluster, cluster_kubernetes, convert, doctor, fluid, jobs, nodes, projects, serve
 from penstock.command.exits import exit_of
 from penstock.errors import PenstockError
 from penstock.version import __version__
@@ -53,6 +53,7 @@ app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
 app.command("why")(jobs.why)
 app.command("nodes")(nodes.nodes)
+app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)
 app.command("run-fluid", context_settings=fluid.RUN_SETTINGS)(fluid.run_fluid)
 app.command("check-fluid")(fluid.check_fluid)

@@ -22,6 +22,7 @@ from penstock.backoff import Backoff
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, UserError
 from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
+    AuditEntry,
     Job,
     Node,
     NodeFinding,
@@ -42,8 +43,8 @@ from penstock.protocol.rest import NodeJoined as NodeGrant
 from penstock.protocol.rest import OneTimeToken as JoinToken
 
 __all__ = [
-    "AuthError", "Client", "Conflict", "Exchange", "Job", "JoinToken", "LogPiece", "Node", "NodeFinding", "NodeGrant",
-    "NotFound", "Progress", "Replica", "Series", "Snapshot", "Token", "is_loopback", "problem",
+    "AuditEntry", "AuthError", "Client", "Conflict", "Exchange", "Job", "JoinToken", "LogPiece", "Node", "NodeFinding",
+    "NodeGrant", "NotFound", "Progress", "Replica", "Series", "Snapshot", "Token", "is_loopback", "problem",
 ]  # fmt: skip
 TIMEOUT_S = 15.0
 SUBMIT_RETRIES, SUBMIT_PAUSE_S, SUBMIT_LONGEST_S = 3, 0.1, 1.0
@@ -282,6 +283,14 @@ class Client:
     def revoke_token(self, token_id: str) -> None:
         """Make a token worthless."""
         self._request("DELETE", f"/tokens/{_segment(token_id)}")
+
+    def audit(
+        self, *, token: str | None = None, subject: str | None = None, since_s: float | None = None
+    ) -> Iterator[AuditEntry]:
+        """Yield the entries of the audit log, newest first. `token`: its id or name; `since_s`: seconds since 1970."""
+        since = None if since_s is None else repr(since_s)
+        for item in self._pages("/audit", {"token": token, "subject": subject, "since_s": since, "page_size": "200"}):
+            yield cast(AuditEntry, item)
 
     def login_code(self) -> str:
         """Return a one-time code with which a browser logs in."""

@@ -27,6 +27,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker, create_async_engine
 
 from penstock.errors import Bug, Unavailable
+from penstock_server import acting
 from penstock_server.tables import CounterRow, EventRow
 
 BUSY_TIMEOUT_MS = 30_000
@@ -77,10 +78,14 @@ class Effects:
 
 @dataclass(slots=True)
 class Tx:
-    """A write transaction. `session` is for statements; `effects` for what follows the commit."""
+    """A write transaction. `session` is for statements; `effects` for what follows the commit.
+
+    `subject`: identifier of what it makes, for the audit log; without one, what the path of the request names.
+    """
 
     session: AsyncSession
     effects: Effects = field(default_factory=Effects)
+    subject: str = ""
 
 
 class Database:
@@ -148,7 +153,13 @@ class Database:
                     if tx.effects.events:
                         await session.flush()
                         session.add_all(tx.effects.events)
+                    request = acting.unrecorded()
+                    subject = tx.subject or (request.subject if request else "")
+                    if request is not None and subject:
+                        session.add(request.row(subject))
                     await session.commit()
+                    if request is not None and subject:
+                        request.is_recorded = True
         except DatabaseAway as error:
             self.trouble, self._trouble_at = error, time.monotonic()
             raise

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
+from penstock_server import acting
 from penstock_server.auth.principal import OPEN, Principal, scopes_of
 from penstock_server.problems import Problem
 from penstock_server.runtime import Runtime
@@ -50,9 +51,10 @@ def host_allowed(host: str | None, *, own: str, extra: Collection[str]) -> bool:
 async def guard(conn: HTTPConnection) -> None:
     """Let the request pass, or raise a problem (401 who are you, 403 you may not)."""
     needed = scopes_of(conn.scope.get("endpoint"))
-    if OPEN in needed:
-        return
     runtime: Runtime = conn.app.state.runtime
+    if OPEN in needed:
+        _begin(conn, runtime, None)
+        return
     principal = await _authenticate(conn, runtime)
     if principal is None:
         if "authorization" in conn.headers or runtime.tokens.cookie in conn.cookies:
@@ -70,11 +72,39 @@ async def guard(conn: HTTPConnection) -> None:
         wanted = " or ".join(sorted(needed)) or "none that can be given"
         raise Problem(403, "forbidden", f"token {principal.name!r} lacks the scope that this needs: {wanted}")
     conn.state.principal = principal
+    _begin(conn, runtime, principal)
+
+
+def _begin(conn: HTTPConnection, runtime: Runtime, principal: Principal | None) -> None:
+    """Have what the request changes recorded in the audit log. Only now: the use of a token is no change."""
+    if conn.scope["type"] != "http" or conn.scope["method"] in SAFE_METHODS:
+        return
+    request = _described(conn, runtime, status=conn.scope["route"].status_code or 200)
+    if principal is not None:
+        request.token_id, request.token_name = principal.token_id, principal.name
+    request.subject = next(iter(conn.path_params.values()), "")
+    acting.begin(request)
+
+
+def _described(conn: HTTPConnection, runtime: Runtime, *, status: int) -> acting.Request:
+    return acting.Request(
+        at=runtime.clock.now(),
+        peer=_peer(conn),
+        method=conn.scope.get("method", "GET"),  # a websocket begins as one
+        route=conn.scope["route"].path_format,
+        status=status,
+        request_id=conn.scope["penstock.request_id"],
+    )
+
+
+def _peer(conn: HTTPConnection) -> str:
+    return conn.client.host if conn.client else ""
 
 
 def count_wrong(conn: HTTPConnection, runtime: Runtime) -> None:
     """Count a secret that opens nothing; raise a problem (429) for a peer that has sent too many."""
-    if runtime.wrong.note(conn.client.host if conn.client else "", runtime.clock.monotonic()):
+    if runtime.wrong.note(_peer(conn), runtime.clock.monotonic()):
+        runtime.audit.refuse(_described(conn, runtime, status=429))
         raise Problem(429, "too_many_wrong_secrets", "too many wrong tokens or codes came from this address; wait")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from penstock.errors import Unavailable
 from penstock.protocol.states import TERMINAL_JOB
 from penstock_server.auth.tokens import Held, Tokens
 from penstock_server.auth.wrong import WrongSecrets
@@ -15,6 +16,7 @@ from penstock_server.db import Database, Effects, upgrade
 from penstock_server.instruments import Instruments
 from penstock_server.pipelines import LeaseWatch, Loop, Publisher
 from penstock_server.services.attach import Attach
+from penstock_server.services.audit import Audit
 from penstock_server.services.changes import Changes
 from penstock_server.services.diagnosis import Diagnoses
 from penstock_server.services.exchange import Exchanges
@@ -46,6 +48,9 @@ PUBLISH_EVERY_S = 60.0
 KEEP_EVERY_S = 1.0
 SWEEP_EVERY_S = 600.0
 SCHEDULE_REST_S = 0.1
+REFUSED_EVERY_S = 60.0
+REFUSED_REST_S = 10.0
+"""Refused requests of one peer are at most one row in so long."""
 PUBLISH_REST_S = 0.01
 FIGURES_REST_S = 1.0
 """Figures and nodes go to browsers at most so often: each change sends a job, or all nodes, to every one of them."""
@@ -84,6 +89,7 @@ class Runtime:
     scheduling: Scheduling
     plans: Plans
     projects: Projects
+    audit: Audit
     hangs: Hangs
     loops: list[Loop]
 
@@ -124,6 +130,8 @@ async def _running(runtime: Runtime) -> AsyncIterator[None]:
         for loop in runtime.loops:
             loop.stop()
         await asyncio.wait(tasks)
+        with suppress(Unavailable):  # without its database nothing more can be stored
+            await runtime.audit.step()
         runtime.recorder.close()
 
 
@@ -159,7 +167,7 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
         PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder),
         agents, hub, ingest, logs, recorder, exchanges, diagnoses, metrics, leases, publisher, scheduling,
-        Plans(database, scheduling, agents), Projects(database), hangs, [],
+        Plans(database, scheduling, agents), Projects(database), Audit(database), hangs, [],
     )  # fmt: skip
     _wire(runtime, live)
     return runtime
@@ -172,6 +180,7 @@ def _sweeper(settings: Settings, clock: Clock, database: Database, recorder: Rec
         metrics_days=settings.retain_metrics_days,
         events_days=settings.retain_events_days,
         snapshots_days=settings.retain_snapshots_days,
+        audit_days=settings.retain_audit_days,
     )
     return Sweeper(database, clock, recorder, settings.state_dir, days)
 
@@ -217,12 +226,15 @@ def _wire(runtime: Runtime, live: Live) -> None:
         if effects.schedule:
             scheduler.wake()
 
+    refused = Loop("refused", runtime.audit.step, every_s=REFUSED_EVERY_S, rest_s=REFUSED_REST_S)
+    runtime.audit.on_refused = refused.wake
     runtime.database.on_commit = on_commit
     runtime.metrics.on_stored = on_stored
     runtime.loops = [
         publisher,
         figures,
         scheduler,
+        refused,
         Loop("metrics", runtime.metrics.flush, every_s=runtime.settings.metrics_flush_s),
         Loop("leases", watch, every_s=runtime.settings.tick_s),
         Loop("retention", runtime.sweeper.step, every_s=SWEEP_EVERY_S),

@@ -51,6 +51,7 @@ class Settings(BaseSettings):
     retain_metrics_days: float | None = Field(None, gt=0)
     retain_events_days: float | None = Field(None, gt=0)
     retain_snapshots_days: float | None = Field(None, gt=0, description="after the upload")
+    retain_audit_days: float = Field(365.0, gt=0, description="after the request")
     browser_high_water_bytes: int = Field(1 << 20, ge=1024)
     browser_limit_bytes: int = Field(4 << 20, ge=1024)
     browser_slow_s: float = Field(5.0, gt=0)

@@ -223,6 +223,28 @@ class EventRow(Base):
     detail: Mapped[str] = mapped_column(Text, default="")
 
 
+class AuditRow(Base):
+    """A request that changed something, written with the change; or `count` refused ones of one peer.
+
+    `route`: the template of the path; `subject`: identifier of what was changed or made; `token_id`: kept also when the
+    token is gone, so it is no foreign key.
+    """
+
+    __tablename__ = "audit"
+    __table_args__ = (Index("ix_audit_at_id", "at", "id"), Index("ix_audit_subject_at_id", "subject", "at", "id"))
+    id: Mapped[str] = mapped_column(_ID, primary_key=True)
+    at: Mapped[datetime]
+    token_id: Mapped[str | None] = mapped_column(_ID)
+    token_name: Mapped[str] = mapped_column(Text)
+    peer: Mapped[str] = mapped_column(String(64))
+    method: Mapped[str] = mapped_column(String(16))
+    route: Mapped[str] = mapped_column(String(255))
+    subject: Mapped[str] = mapped_column(Text)
+    status: Mapped[int]
+    request_id: Mapped[str] = mapped_column(String(64))
+    count: Mapped[int]
+
+
 class SeriesRow(Base):
     """A series of one attempt of a job. `first_step`: its lowest step, from which on it replaces earlier attempts'."""
 

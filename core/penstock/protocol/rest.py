@@ -5,6 +5,20 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 
+class AuditEntry(TypedDict):
+    at: str
+    count: int
+    id: str
+    method: str
+    peer: str
+    request_id: str
+    route: str
+    status: int
+    subject: str
+    token_id: str | None
+    token_name: str
+
+
 class Job(TypedDict):
     attempt: int
     created_at: str

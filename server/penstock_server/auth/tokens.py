@@ -13,6 +13,7 @@ from typing import cast
 from sqlalchemy import or_, select, update
 from sqlalchemy.engine import CursorResult
 
+from penstock_server import acting
 from penstock_server.auth.principal import Principal
 from penstock_server.auth.secrets import TokenKind, keyed_hash, load_pepper, new_secret, write_private
 from penstock_server.clock import Clock
@@ -87,6 +88,7 @@ class Tokens:
             expires_at=None if expires_in_s is None else now + timedelta(seconds=expires_in_s),
         )
         tx.session.add(row)
+        tx.subject = row.id
         return Minted(row, secret)
 
     async def bearer(self, secret: str) -> Principal | None:
@@ -112,13 +114,17 @@ class Tokens:
             .values(used_at=now)
             .returning(TokenRow)
         )
-        return (await tx.session.execute(statement)).scalar_one_or_none()
+        row = (await tx.session.execute(statement)).scalar_one_or_none()
+        if row is not None:
+            acting.identify(row.id, row.name)
+        return row
 
     async def admits(self, tx: Tx, secret: str) -> bool:
         """Whether a token lets a node join: a reusable one, or one that is used up by this."""
         statement = select(TokenRow).where(TokenRow.hash == keyed_hash(self._pepper, secret), TokenRow.kind == "pilot")
         row = (await tx.session.execute(statement)).scalar_one_or_none()
         if row is not None:
+            acting.identify(row.id, row.name)
             return _valid(row, self._clock.now())
         return await self.take(tx, "join", secret) is not None
 
@@ -134,6 +140,7 @@ class Tokens:
             result = cast("CursorResult[object]", await tx.session.execute(statement))
             if result.rowcount == 0:
                 raise NotFound("token", token_id)
+            tx.subject = token_id
         self.forget()
 
     async def _keep_an_administrator(self, tx: Tx, token_id: str) -> None:

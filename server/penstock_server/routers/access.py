@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import select
 
 from penstock.errors import Bug
@@ -12,13 +14,16 @@ from penstock_server.auth.tokens import LOGIN_S, SESSION_S, Minted
 from penstock_server.description import problems
 from penstock_server.guard import count_wrong, origin_allowed
 from penstock_server.problems import Problem
-from penstock_server.routers.deps import Asker, Id, Server
+from penstock_server.routers.deps import Asker, Id, PageSize, PageToken, Server
 from penstock_server.schemas import api
+from penstock_server.services.pages import DEFAULT_SIZE
 from penstock_server.services.views import columns
 from penstock_server.tables import TokenRow
 
 router = APIRouter(prefix="/api/v1", tags=["access"])
 
+MAX_TIME_S = 4_102_444_800.0  # 2100
+TIME = "seconds since 1970, UTC; `until_s` is not included"
 _BROWSER_SCOPES = ("read", "submit", "admin")
 
 
@@ -36,6 +41,23 @@ async def create_token(server: Server, body: api.TokenRequest) -> api.TokenMade:
     async with server.database.write() as tx:
         minted = server.tokens.mint(tx, "user", body.name, body.scopes, expires_in_s=body.expires_in_s)
     return api.TokenMade(**columns(api.Token, minted.row), token=minted.secret)
+
+
+@router.get("/audit", operation_id="listAudit")
+@scoped("admin")
+async def list_audit(
+    server: Server,
+    token: Annotated[str | None, Query(max_length=255, description="its id or name", examples=["admin"])] = None,
+    subject: Annotated[str | None, Query(max_length=255, description="what was changed", examples=["default"])] = None,
+    since_s: Annotated[float | None, Query(ge=0, le=MAX_TIME_S, description=TIME, examples=[1_767_225_600])] = None,
+    until_s: Annotated[float | None, Query(ge=0, le=MAX_TIME_S, description=TIME, examples=[1_767_312_000])] = None,
+    page_size: PageSize = DEFAULT_SIZE,
+    page_token: PageToken = None,
+) -> api.Page[api.AuditEntry]:
+    """List the requests that changed something, and refused ones beyond the limit of wrong tokens; newest first."""
+    return await server.audit.page(
+        by=token, subject=subject, since_s=since_s, until_s=until_s, size=page_size, token=page_token
+    )
 
 
 @router.get("/tokens", operation_id="listTokens")

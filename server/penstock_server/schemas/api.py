@@ -364,6 +364,43 @@ class TokenMade(Token):
     token: str
 
 
+class AuditEntry(Answer):
+    """A request that changed something, or `count` refused ones of one peer (429: wrong tokens beyond the limit)."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "019b76da-a800-7000-8000-000000000001",
+                    "at": "2026-01-01T00:00:00.000000Z",
+                    "token_id": "019b76da-a800-7000-8000-000000000002",
+                    "token_name": "admin",
+                    "peer": "127.0.0.1",
+                    "method": "POST",
+                    "route": "/api/v1/jobs/{job_id}:cancel",
+                    "subject": "019b76da-a800-7000-8000-000000000003",
+                    "status": 202,
+                    "request_id": "019b76da-a800-7000-8000-000000000004",
+                    "count": 1,
+                }
+            ]
+        },
+    )
+
+    id: str
+    at: Timestamp
+    token_id: str | None = Field(description="of the token or session that asked; null if there was none")
+    token_name: str
+    peer: str = Field(description="address that the request came from; '' for those of many")
+    method: str
+    route: str = Field(description="template of the path")
+    subject: str = Field(description="identifier of what was changed or made: a job, a token, a node, a project, …")
+    status: int
+    request_id: str
+    count: int
+
+
 class JoinTokenRequest(Request):
     """How long a join token stays valid, and for how many nodes: one, or any number (the pilots of a cluster)."""
 

@@ -220,6 +220,7 @@ class Jobs:
             attempt=0,
             restarts=0,
         )
+        tx.subject = row.id
         created(tx, row, at=now)
         transition(tx, row, JobState.QUEUED, at=now)
         return row

@@ -55,6 +55,7 @@ class Nodes:
                 await self._tokens.revoke_node(tx, row.id)
             await tx.session.flush()
             minted = self._tokens.mint(tx, "node", f"node {row.name}", ["agent"], node_id=row.id)
+            tx.subject = row.id
         self._tokens.forget()
         return api.NodeJoined(node_id=row.id, node_token=minted.secret)
 

@@ -20,22 +20,24 @@ from penstock.protocol.states import TERMINAL_JOB, JobState
 from penstock_server.clock import Clock
 from penstock_server.db import Database
 from penstock_server.streams.recorder import Recorder
-from penstock_server.tables import EventRow, JobRow, MetricRow, SeriesRow, SnapshotRow, TierRow
+from penstock_server.tables import AuditRow, EventRow, JobRow, MetricRow, SeriesRow, SnapshotRow, TierRow
 
 _ACTIVE = [state.value for state in JobState if state not in TERMINAL_JOB]
 _METRICS = (MetricRow, TierRow, SeriesRow)
 JOBS_A_PASS = 200
+AUDIT_ROWS_A_PASS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Days after the end of a job; None: for ever. Of snapshots: days after the upload."""
+    """Days after the end of a job; None: for ever. Of snapshots: after the upload; of the audit: the request."""
 
     telemetry_days: float | None = None
     logs_days: float | None = None
     metrics_days: float | None = None
     events_days: float | None = None
     snapshots_days: float | None = None
+    audit_days: float | None = None
 
 
 class Sweeper:
@@ -56,6 +58,8 @@ class Sweeper:
             await self._sweep_rows(EventRow, (EventRow,), self._before(self._days.events_days))
         if self._days.snapshots_days is not None:
             await self._sweep_snapshots(self._before(self._days.snapshots_days))
+        if self._days.audit_days is not None:
+            await self._sweep_audit(self._before(self._days.audit_days))
 
     def _before(self, days: float) -> datetime:
         return self._clock.now() - timedelta(days=days)
@@ -83,6 +87,11 @@ class Sweeper:
             async with self._db.write() as tx:
                 for table in tables:
                     await tx.session.execute(delete(table).where(table.job_id == job_id))  # type: ignore[attr-defined]
+
+    async def _sweep_audit(self, before: datetime) -> None:
+        oldest = select(AuditRow.id).where(AuditRow.at < before).order_by(AuditRow.at, AuditRow.id)
+        async with self._db.write() as tx:
+            await tx.session.execute(delete(AuditRow).where(AuditRow.id.in_(oldest.limit(AUDIT_ROWS_A_PASS))))
 
     async def _sweep_snapshots(self, before: datetime) -> None:
         async with self._db.write() as tx:

@@ -82,7 +82,8 @@ class JobStorage:
         async with self._db.write() as tx:
             insert = sqlite.insert if self._db.is_sqlite else postgresql.insert
             row = {"sha256": sha256, "size_bytes": size, "created_at": self._clock.now()}
-            await tx.session.execute(insert(SnapshotRow).values(row).on_conflict_do_nothing())
+            statement = insert(SnapshotRow).values(row).on_conflict_do_nothing().returning(SnapshotRow.sha256)
+            tx.subject = (await tx.session.execute(statement)).scalar_one_or_none() or ""
         return api.Snapshot(sha256=sha256, size_bytes=size)
 
     @contextmanager
