@@ -43,11 +43,32 @@ def test_no_hang_before_it_is_known_how_long_a_step_takes() -> None:
     assert found.hang(last + 1e6) is not None
 
 
-def test_steps_that_are_sent_again_are_no_arrival() -> None:
-    found, last = after({0: 10}, 1.0)
-    found.note(0, 10, 10 * S, last + 70)
-    found.note(0, 4, 4 * S, last + 70)
-    assert found.hang(last + 61) is not None
+def test_a_trainer_that_repeats_steps_is_at_work() -> None:
+    found, last = after({0: 1000}, 1.0)
+    for step in range(900, 990):  # from a checkpoint
+        found.note(0, step, int((last + step) * S), last + 30 + step)
+    assert found.hang(last + 30 + 989 + 50) is None
+    hang = found.hang(last + 30 + 989 + 70)
+    assert hang is not None and hang.arrivals[0].step == 989
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_comes_back_has_time_for_a_step(tmp_path: Path, clock: FakeClock) -> None:
+    async with running(settings_for(tmp_path), clock) as server:
+        job = await server.submit(restart={"max_restarts": 1, "on": ["hang"]})
+        async with server.agent(await server.join()) as agent:
+            [replica] = await agent.desired(1)
+            await agent.start(replica)
+            await report_steps(agent, replica, range(1, 6))
+            await until_answer(lambda: server.job(job["id"]), lambda j: j["latest"].get("step") == 5)
+            clock.advance(17)
+            await until_answer(lambda: server.job(job["id"]), lambda j: j["replicas"][0]["state"] == "UNKNOWN")
+            clock.advance(53)  # 70 s since its last step: within the grace
+            await server.runtime.hangs.step()
+            await silent(server, agent, clock, 50)
+            back = await until_answer(lambda: server.job(job["id"]), lambda j: j["replicas"][0]["state"] == "RUNNING")
+            await server.runtime.hangs.step()
+            assert back["attempt"] == 1 and await events_of(server, job["id"]) == []
 
 
 def test_table_has_who_did_not_arrive_first() -> None:

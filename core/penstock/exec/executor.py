@@ -56,7 +56,6 @@ class Executor:
     def __init__(self, place: Place | None = None) -> None:
         self.place = place or CPUPlace()
         self._device = device_of(self.place)
-        self._matrix = matrix_settings(at_once=1, intra_op=torch.get_num_threads())
         self._checked: dict[int, tuple[Program, int, list[tuple[Operator, Any]], Matmuls | None]] = {}
         self._cut: dict[tuple[int, tuple[str, ...]], tuple[Program, int, Program]] = {}
         self._collective: dict[tuple[int, int], tuple[Program, Scope, Any]] = {}
@@ -195,7 +194,9 @@ class Executor:
         legality.check(program)
         check_writes(program)
         prepared = [(op, None if op.type == CAPTURED else resolve(op)) for op in program.global_block().operators]
-        matmuls = Matmuls(program, self._matrix) if self._device.type == "cpu" else None
+        matmuls = None
+        if self._device.type == "cpu":
+            matmuls = Matmuls(program, matrix_settings(at_once=1, intra_op=torch.get_num_threads()))
         self._checked[id(program)] = (program, program.revision, prepared, matmuls)
         return prepared, matmuls
 

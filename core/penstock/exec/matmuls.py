@@ -68,13 +68,15 @@ class Matmuls:
         """
         products = {position: matmul.product(bindings) for position, matmul in self._found.items()}
         key = tuple(products.values())
-        if key not in self._chosen:
+        found = self._chosen.get(key)  # once: another thread may empty it
+        if found is None:
             if len(self._chosen) >= _MOST_SIZES:
                 self._chosen.clear()
             kernels = kernels_of([p for p in key if p is not None], self._settings, 1)
             taken = {i: kernels.get(p, "torch") for i, p in products.items() if p is not None}
-            self._chosen[key] = {i: self._found[i].by(kernel) for i, kernel in taken.items() if kernel != "torch"}
-        return self._chosen[key]
+            found = {i: self._found[i].by(kernel) for i, kernel in taken.items() if kernel != "torch"}
+            self._chosen[key] = found
+        return found
 
 
 def _matmuls(program: Program) -> dict[int, _Matmul]:

@@ -95,15 +95,15 @@ class _DeviceBuild(Build):
 
     def _compute(self, op: Operator) -> None:
         replicas = range(self.num_replicas if op.name in self.everywhere else self.active)
+        place = self._place_of_writes(op)  # now: what is pending changes with the operator
         for name in op.input_names():
             root = self.program.variables[name].storage
             if self.program.variables[root].persistable:
                 self._bring_root(root, replicas)
             elif self._is_of_one_place(name):
-                place = self._place_of_writes(op)
                 self._bring(name, replicas if place is None else [place], written=name in op.writes)
         super()._compute(op)
-        for name in op.output_names() if self._place_of_writes(op) is not None else ():
+        for name in op.output_names() if place is not None else ():
             self._held[name] = {self.made_on[name]}
 
     def _update(self, op: Operator) -> None:

@@ -1,6 +1,7 @@
 """Hang detection of one attempt: which trainer has arrived at which step, and when. Pure; times are the caller's.
 
-An attempt hangs if no trainer has ended a step for `FACTOR` medians of its steps, and `LEAST_S` at least. Before
+An attempt hangs if no trainer has reported a step for `FACTOR` medians of its steps, and `LEAST_S` at least. Any report
+counts, of an earlier step too: a trainer that was started again repeats steps, a script may count as it likes. Before
 `MIN_STEPS` steps nothing is known of how long one takes. A table of the trainers says who has not arrived at the step
 that others have ended.
 """
@@ -63,13 +64,12 @@ class Arrivals:
 
     def note(self, trainer: int, step: int, time_ns: int, now: float) -> None:
         """Note that a trainer has ended a step at a time of its own clock."""
-        before = self._last.get(trainer)
-        if before is not None and step <= before[0]:
-            return  # sent again, or out of order
-        if before is not None and time_ns > before[1]:
-            self._took.append((time_ns - before[1]) / 1e9 / (step - before[0]))
-        self._last[trainer] = step, time_ns, now
         self.last_at = now
+        before = self._last.get(trainer)
+        if before is not None and step > before[0] and time_ns > before[1]:
+            self._took.append((time_ns - before[1]) / 1e9 / (step - before[0]))
+        if before is None or step != before[0]:
+            self._last[trainer] = step, time_ns, now
 
     def hang(self, now: float) -> Hang | None:
         """Return the hang if the attempt hangs now."""

@@ -19,7 +19,7 @@ from penstock_server.services.pages import from_token, to_token
 from penstock_server.services.views import columns
 from penstock_server.tables import AuditRow
 
-MAX_PEERS = 1000
+MAX_PEERS = 50
 
 
 class Audit:

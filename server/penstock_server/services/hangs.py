@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from penstock.protocol.states import JobState, ReplicaState
+from penstock.protocol.states import TERMINAL_JOB, JobState, ReplicaState
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx
 from penstock_server.services.arrivals import LEAST_S, Arrivals, Hang
@@ -50,13 +50,19 @@ class Hangs:
         silent = [(job_id, one) for job_id, one in self._jobs.items() if now - one.last_at > LEAST_S]
         for job_id, one in silent:
             hang = one.hang(now) if job_id not in self._hung else None
-            if hang is not None and await self._report(job_id, one.attempt, hang):
+            if hang is None:
+                continue
+            if await self._report(job_id, one.attempt, hang):
                 self._hung[job_id] = one.attempt
+            else:
+                one.last_at = now  # silence says nothing while it is not reachable, nor right after
 
     async def _report(self, job_id: str, attempt: int, hang: Hang) -> bool:
         """Write the event, and end the attempt if the job says so. False if the server cannot say that it hangs."""
         async with self._db.glance() as session:
             state = (await session.execute(select(JobRow.state).where(JobRow.id == job_id))).scalar_one_or_none()
+        if state is None or state in TERMINAL_JOB:
+            self.forget(job_id)  # what came after its end
         if state != JobState.RUNNING:
             return False
         async with self._db.write() as tx:

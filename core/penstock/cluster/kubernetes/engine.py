@@ -108,10 +108,10 @@ class Kubernetes:
 
 
 def rendered(request: Request, options: PodOptions) -> str:
-    """Return what `launch` would create, as YAML, without the token."""
+    """Return what `launch` would create, as YAML, without the token and other secrets."""
     name = f"{request.name}-0"
     secret = manifests.secret(request, name, options)
-    secret["stringData"] = {"join-token": "<the join token>"}
+    secret["stringData"] = {key: f"<the value of {key}>" for key in secret["stringData"]}
     return manifests.as_yaml(
         [manifests.job(request, name, options), secret, manifests.config_map(request, name, options)]
     )

@@ -15,6 +15,7 @@ import yaml
 
 from penstock.cluster.provisioner import Request
 from penstock.errors import SpecError
+from penstock.protocol.environment import is_secret
 from penstock.settings import JOIN_TOKEN, NODE_ADDRESS
 
 Manifest = dict[str, Any]
@@ -30,8 +31,8 @@ AGENT_MEMORY = 256 << 20
 """For the agent itself, beside what it offers to jobs."""
 GRACE_S = 40
 """From SIGTERM to SIGKILL: a pilot ends what it runs within 20 s, and reports it."""
-LEEWAY_S = 120
-"""How much longer than its pilot a pod may run: it joins first, and ends what it runs last."""
+LEEWAY_S = 1800
+"""How much longer than its pilot a pod may run: its image is pulled first, and what it runs ends last."""
 KEPT_S = 600
 """How long an ended Job is retained, with the reasons why its pods ended."""
 ATTEMPTS = 3
@@ -88,7 +89,8 @@ def secret(request: Request, name: str, options: PodOptions, owner: Manifest | N
     """Return the Secret of the join token. `owner`: the Job as the API server returned it."""
     return {
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True,
-        "metadata": _metadata(request, name, options, owner), "stringData": {"join-token": request.token},
+        "metadata": _metadata(request, name, options, owner),
+        "stringData": {**_parted(options.environ)[1], "join-token": request.token},
     }  # fmt: skip
 
 
@@ -97,8 +99,14 @@ def config_map(request: Request, name: str, options: PodOptions, owner: Manifest
     return {
         "apiVersion": "v1", "kind": "ConfigMap", "immutable": True,
         "metadata": _metadata(request, name, options, owner),
-        "data": {**options.environ, **({"ca.crt": options.ca} if options.ca else {})},
+        "data": {**_parted(options.environ)[0], **({"ca.crt": options.ca} if options.ca else {})},
     }  # fmt: skip
+
+
+def _parted(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the variables that everyone may read, and those whose name or value is a secret's."""
+    secrets = {name: value for name, value in environ.items() if is_secret(name, value)}
+    return {name: value for name, value in environ.items() if name not in secrets}, secrets
 
 
 def as_yaml(manifests: list[Manifest]) -> str:
@@ -189,8 +197,9 @@ def _environ(name: str, options: PodOptions) -> list[Manifest]:
         {"name": "HOME", "value": _STATE},
         *([{"name": "SSL_CERT_FILE", "value": "/etc/penstock/ca.crt"}] if options.ca else []),
         *(
-            {"name": one, "valueFrom": {"configMapKeyRef": {"name": name, "key": one}}}
-            for one in sorted(options.environ)
+            {"name": one, "valueFrom": {kind: {"name": name, "key": one}}}
+            for kind, part in zip(("configMapKeyRef", "secretKeyRef"), _parted(options.environ), strict=True)
+            for one in sorted(part)
         ),
     ]
 

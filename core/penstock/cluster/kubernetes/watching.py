@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from penstock.cluster.kubernetes.api import Api, Expired, Object
 from penstock.cluster.provisioner import EngineAway
 from penstock.errors import PenstockError
 
+LEAST_WATCH_S = 1.0
+"""Rest before the next request after a watch that was shorter, or one whose version had expired."""
 _log = logging.getLogger(__name__)
 
 
@@ -74,10 +77,14 @@ class Watched:
         while not self._stop.is_set():
             try:
                 self._list_if_need_be()
+                began = time.monotonic()
                 self._watch_once()
                 failures = 0
+                if time.monotonic() - began < LEAST_WATCH_S:  # a proxy that ends watches
+                    self._wait(LEAST_WATCH_S)
             except Expired:
                 self._forget(None)
+                self._wait(LEAST_WATCH_S)
             except PenstockError as error:
                 self._forget(error)
                 failures += 1

@@ -319,7 +319,8 @@ def while_loop(
 ) -> list[Any]:  # fmt: skip
     """Return `loop_vars` after `vars = body(*vars)` was run as long as `cond(*vars)` is true.
 
-    `loop_vars` themselves have the last values from then on, too; an input that gradients were asked for keeps its own.
+    `loop_vars` themselves have the last values from then on, too; an input that gradients were asked for, a
+    parameter and a view keep their own.
     Shapes and dtypes stay those of `loop_vars`. Raises ProgramError for others, and for another number of variables.
     """
     _expect_loop(cond, body, loop_vars)
@@ -344,10 +345,17 @@ def while_loop(
 
 
 def _write_back(leaves: Sequence[Any], state: Sequence[Any]) -> None:
-    """Give the variables that a loop began with the values that it ends with."""
+    """Give the variables that a loop began with the values that it ends with.
+
+    Not parameters, which no block may write, nor views, whose memory other variables have too. (In a block a variable
+    from outside is a view as well.)
+    """
+    in_block = bool(recording_of(default_main_program()).open_blocks)
     for leaf, last in zip(leaves, state, strict=True):
+        if leaf is last or isinstance(leaf, Unsized) or (leaf.desc.storage != leaf.name and not in_block):
+            continue
         fed = leaf.desc.feed and leaf.fake.requires_grad
-        if leaf is not last and not fed and not isinstance(leaf, Unsized):
+        if not fed and not (leaf.desc.parameter and leaf.desc.trainable):
             assign(last, leaf)
 
 
