@@ -13,7 +13,17 @@ from tests.native.products import fails, gives_nan, in_bfloat16
 
 from penstock.machine.cache import cache_folder
 from penstock.native.matrix_cache import FILE_NAME, VERSION, CacheFile, machine
-from penstock.native.matrix_kernels import KERNELS, MOST_FLOP, Conditions, KernelTimes, Product, decide, forced, rounded
+from penstock.native.matrix_kernels import (
+    KERNELS,
+    MOST_ELEMENTS,
+    MOST_FLOP,
+    Conditions,
+    KernelTimes,
+    Product,
+    decide,
+    forced,
+    rounded,
+)  # fmt: skip
 from penstock.native.matrix_probe import Multiply, available
 from penstock.native.matrix_timing import measure
 
@@ -347,3 +357,8 @@ def test_settings_of_the_libraries_make_another_machine(monkeypatch: pytest.Monk
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert machine() == f"{before}, ONEDNN_MAX_CPU_ISA=AVX2"
     assert "mkl vendor" in before
+
+
+def test_what_is_measured_of_a_large_layer_takes_little_memory() -> None:
+    found = Product(1, 512, 1_000_000).measured()
+    assert found.k * found.n <= MOST_ELEMENTS and found.flop > 0

@@ -25,6 +25,8 @@ LEAST_FLOP = 1 << 19
 """Below this (a few microseconds) the call costs more than the product, and torch's call is the cheapest."""
 MOST_FLOP = 1 << 31
 """A larger product is measured on a part of it."""
+MOST_ELEMENTS = 1 << 24
+"""And one with a larger matrix, so that a large layer of a served model gets no second copy."""
 BUDGET_S = 2.0
 LOG_AFTER_S = 1.0
 
@@ -63,9 +65,14 @@ class Product:
         return KERNELS if self.transpose_x and not self.bias else ("torch", "onednn")
 
     def measured(self) -> Product:
-        """Return the product that is measured in the place of this one: the largest size halved until it is short."""
+        """Return the product that is measured in the place of this one: the largest size halved until it is short and small."""
         sizes = {"batch": self.batch, "m": self.m, "k": self.k, "n": self.n}
-        while 2 * max(sizes["batch"], 1) * sizes["m"] * sizes["k"] * sizes["n"] > MOST_FLOP:
+
+        def is_long() -> bool:
+            many, (m, k, n) = max(sizes["batch"], 1), (sizes[name] for name in "mkn")
+            return 2 * many * m * k * n > MOST_FLOP or many * max(m * k, k * n, m * n) > MOST_ELEMENTS
+
+        while is_long():
             largest = max(sizes, key=lambda name: sizes[name])
             sizes[largest] //= 2
         return Product(
