@@ -65,7 +65,7 @@ class Product:
         return KERNELS if self.transpose_x and not self.bias else ("torch", "onednn")
 
     def measured(self) -> Product:
-        """Return the product that is measured in the place of this one: the largest size halved until it is short and small."""
+        """Return the product that is measured in its place: the largest size halved until it is short and small."""
         sizes = {"batch": self.batch, "m": self.m, "k": self.k, "n": self.n}
 
         def is_long() -> bool:
