@@ -186,6 +186,8 @@ def test_flags_of_fluid_without_effect_are_kept_with_a_warning(caplog: pytest.Lo
     assert caplog.messages == ["the flag FLAGS_use_mkldnn has no effect in Penstock"]
     wanted = {"FLAGS_use_mkldnn": False, "FLAGS_fuse_parameter_memory_size": 2.0, "FLAGS_rpc_deadline": None}
     assert fluid.get_flags(list(wanted)) == wanted
+    fluid.set_flags({"FLAGS_communicator_send_queue_size": 5})
+    assert "FLAGS_communicator_send_queue_size is read from the environment" in caplog.messages[1]
     for unknown in ("FLAGS_use_mkldn", "use_mkldnn"):
         with pytest.raises(SpecError, match=f"'{unknown}' has no effect"):
             fluid.set_flags({unknown: True})

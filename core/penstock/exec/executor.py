@@ -1,4 +1,7 @@
-"""Executor: a plain loop over a Program's operators, in order. The oracle of the recorder against torch eager.
+"""Executor: a plain loop over a Program's operators, in order.
+
+It is the recorder's oracle against torch eager, and the engine's to the bit; its matmuls run the kernels that an engine
+takes for them, so that bits equal torch's with FLAGS_matrix_kernels=torch alone.
 
 Temporaries live for one run; persistable variables live in the scope. Operators run under no-grad with
 torch's own number of intra-op threads.

@@ -14,6 +14,7 @@ from penstock.settings import (
     FUSE_GROUPS_SIZE,
     FUSE_MEMORY_SIZE,
     MATRIX_KERNELS,
+    SETTINGS,
     Setting,
     warn_deprecated,
 )  # fmt: skip
@@ -46,7 +47,8 @@ _OF_FLUID = frozenset(
         "use_ngraph", "use_pinned_memory",
     )
 )  # fmt: skip
-"""Flags of Fluid 1.8 that say how its own core allocates, sends or profiles: no result depends on them here."""
+"""Flags of Fluid 1.8 that say how its own core allocates, sends or profiles: set here, no result depends on them."""
+_OF_THE_ENVIRONMENT = frozenset(setting.name for setting in SETTINGS) & _OF_FLUID
 _set: dict[str, Any] = {}  # of the process, as Fluid's flags are
 _without_effect: dict[str, Any] = {}
 
@@ -69,7 +71,10 @@ def get_flags(flags: str | Sequence[str]) -> dict[str, Any]:
 
 
 def _keep(name: str, value: object) -> None:
-    warn_once(_log, f"the flag {name} has no effect in Penstock", about=name)
+    text = f"the flag {name} has no effect in Penstock"
+    if name in _OF_THE_ENVIRONMENT:
+        text = f"the flag {name} is read from the environment, when a job starts; set_flags does not change it"
+    warn_once(_log, text, about=name)
     _without_effect[name] = value
 
 
