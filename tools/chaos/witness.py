@@ -1,0 +1,39 @@
+"""What the processes of jobs wrote themselves, as `counting.py` writes it, outside of all that Penstock knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.chaos.history import ProcessSeen
+
+SCRIPT = Path(__file__).with_name("counting.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of a witness file."""
+
+    at: float
+    word: str
+    number: int
+
+
+def processes(folder: Path) -> list[ProcessSeen]:
+    """Return the processes that wrote to a folder of witness files."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        replica_id, _, pid = path.name.rpartition(".")
+        notes = list(_notes(path)) if pid.isdecimal() else []
+        if notes:
+            wrote = max((note.number for note in notes if note.word == "wrote"), default=0)
+            found.append(ProcessSeen(replica_id, int(pid), notes[0].at, notes[-1].at, wrote))
+    return found
+
+
+def _notes(path: Path) -> Iterator[Note]:
+    content = path.read_text(encoding="utf-8")
+    for line in content[: content.rfind("\n") + 1].splitlines():
+        at, word, number = line.split()
+        yield Note(float(at), word, int(number))
