@@ -17,7 +17,7 @@ NATIVE_SOURCES := $(shell find core/penstock/native -name '*.cpp' -o -name '*.h'
 WEB_SOURCES := $(shell find web/src web/public web/index.html web/vite.config.ts web/tsconfig.json -type f 2>/dev/null)
 CPP_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-directions check-private check-native check-web test mutants constraints bench peers docs wheel emulate matrix soak format clean distclean
+.PHONY: help prerequisites sanitize setup setup-dev demo check check-python check-sizes check-directions check-private check-native check-web test mutants constraints bench peers docs wheel emulate matrix soak chaos format clean distclean
 
 help: ## Show this list
 	@echo "Penstock: make TARGET [ARGS=\"…\"]"
@@ -188,6 +188,9 @@ matrix: | $(STAMPS)/venv ## Each Python with the oldest and the newest torch, an
 
 soak: setup-dev ## The long tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m soak --timeout 0 $(ARGS)
+
+chaos: setup-dev ## Random faults against a control plane of 4 hosts, 15 minutes, as root (ARGS="--seconds N --seed N")
+	$(BIN)/python -m tools.chaos $(ARGS)
 
 format: setup-dev ## Rewrite Python, C++ and web sources in the house format
 	$(BIN)/ruff check --fix --quiet . || true
