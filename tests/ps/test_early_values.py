@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 from tests.ps.channel_jobs import AHEAD, OPS, STEP, Job, Start, frame, jobs, raw_channel
-from tests.ps.torch_storage import TorchStorage
+from tests.ps.staged_storage import stored, taken
 from tests.support.waiting import until
-from torch import Tensor
 
 from penstock.errors import PenstockError
 from penstock.ps.communicator import remotes
@@ -27,41 +26,12 @@ from penstock.ps.rounds.sync import SyncRounds
 from penstock.ps.storage import Gradient
 
 
-class StagedStorage(TorchStorage):
-    """One whose dense blocks can be staged. `staged`: value and speed by block; `taken`: blocks, in order."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.staged: dict[str, tuple[Tensor, Tensor]] = {}
-        self.taken: list[str] = []
-
-    def stage(self, block: str, gradient: Gradient) -> Tensor | None:
-        if gradient.rows is not None:
-            return None
-        speed = self.speed[block].mul(0.5).add_(gradient.values)
-        value = self.values[block] - speed * (0.1 / (2 + self.rounds))
-        self.staged[block] = (value, speed)
-        return value.clone()
-
-    def take_staged(self, block: str) -> None:
-        self.values[block], self.speed[block] = self.staged[block]
-        self.steps[block] += 1
-        self.taken.append(block)
-
-
-def stored(capacity: int = 1000) -> list[TorchStorage]:
-    return [
-        StagedStorage({f"w.block{i}": (w, 4), f"t.block{i}": (t, 2)}, {"ids": (2, capacity)})
-        for i, (w, t) in enumerate([(3, 4), (2, 5)])
-    ]
-
-
 @pytest.fixture
 def start() -> Iterator[Start]:
     with jobs() as begin:
 
         def begun(**settings: Any) -> Job:
-            job = begin("sync", trainers=2, stored=stored(), shared_memory=False, **settings)
+            job = begin("sync", trainers=2, stored=stored("sync"), shared_memory=False, **settings)
             with ThreadPoolExecutor(2) as pool:
                 list(pool.map(remotes.get, job.remotes))
             return job
@@ -96,10 +66,6 @@ def finished(steps: list[Finish]) -> list[list[Any]]:
 
 def both(job: Job, seed: int) -> list[list[Any]]:
     return finished([begin(job, seed, trainer) for trainer in (0, 1)])
-
-
-def taken(job: Job) -> list[list[str]]:
-    return [storage.taken for storage in job.storages]  # type: ignore[attr-defined]  # `stored`
 
 
 def staged_by(job: Job, steps: list[Finish]) -> bool:
@@ -183,7 +149,7 @@ def test_staged_rounds_are_in_the_log(start: Start, tmp_path: Path) -> None:
     for seed in range(3):
         both(job, seed)
     assert all(taken(job))
-    again = stored()
+    again = stored("sync")
     for server, storage in zip(job.servers, again, strict=True):
         folder = server.settings.folder
         assert folder is not None

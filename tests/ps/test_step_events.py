@@ -103,3 +103,20 @@ def test_a_step_that_reads_makes_the_next_push_fresh() -> None:
         assert isinstance(applied, Apply)
         staleness.append(applied.staleness)
     assert staleness == [1, 0]
+
+
+def test_a_value_that_was_read_early_lacks_the_updates_since_then() -> None:
+    staleness = []
+    for early in ({}, {"w": 1}):
+        machine = immediate()
+        machine.handle(Pull(4, A, 0), 1)
+        assert machine.version("w") == 0
+        machine.handle(Push(5, B, 1, "w", 20), 1)  # after the value of A's next step was sent
+        machine.handle(AppliedPush(20), 1)
+        assert machine.version("w") == 1
+        machine.handle(Step(6, A, 1, {"w": 10}, reads=True, read_early=early), 1)
+        machine.handle(AppliedPush(10), 1)
+        (apply,) = machine.handle(Push(7, A, 2, "w", 11), 1)
+        assert isinstance(apply, Apply)
+        staleness.append(apply.staleness)
+    assert staleness == [0, 1]

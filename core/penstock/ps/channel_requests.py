@@ -15,7 +15,7 @@ import torch
 from penstock.errors import PeerError
 from penstock.native.channels import AHEAD, LOOK_UP, STEP, Answers, Block, Request, Traffic
 from penstock.ps.dispatcher import Dispatcher, Response
-from penstock.ps.early import EarlyAnswers
+from penstock.ps.early import early_answers
 from penstock.ps.requests import Requests, sender_of
 from penstock.ps.rounds.messages import Pull, Refuse, Step, TrainerIncarnation
 from penstock.ps.state import ServerState, use_cores_for
@@ -31,7 +31,7 @@ class ChannelRequests:
         self._state, self._dispatcher, self._requests = state, dispatcher, requests
         self._names = list(state.specs)
         self._fitting: set[tuple[str, bool]] = set()  # (block, is dense): gradients that its update takes
-        self._early = EarlyAnswers(state, dispatcher, self._names)
+        self._early = early_answers(state, dispatcher, self._names)
         self.in_parts = self._early.is_possible
         self.traffic = Traffic(
             [Block(name, spec.dtype, list(spec.shape), is_table=spec.is_table) for name, spec in state.specs.items()]
@@ -77,7 +77,7 @@ class ChannelRequests:
     def _step(self, request: Request, sender: TrainerIncarnation, channel: Answers) -> tuple[Response, list[int]]:
         """Take pushes, in sync mode wait for the round, and read. Return which values were sent early, and hold."""
         try:
-            response = self._pushed(request, sender)
+            response = self._pushed(request, sender, self._early.read_early(request.trainer, channel))
         finally:
             sent = self._early.end(request.trainer, channel)
         reads = request.reads()
@@ -86,13 +86,13 @@ class ChannelRequests:
         # Locks are enough: a round is applied under those of all blocks, so it is read whole or not at all.
         names = [self._names[block] for block in reads]
         with self._requests.reading(names, sender.trainer):
-            taken = self._state.staging.taken(request.round) if sent else {}
-            early = [b for b in reads if b in sent and sent[b] == taken.get(self._names[b])]
-            rest = [b for b in reads if b not in early]
+            hold = self._early.holding(request.round, sent)
+            early = [b for b in reads if b in hold]
+            rest = [b for b in reads if b not in hold]
             channel.stage(rest, [self._state.storage.value(self._names[b]) for b in rest])
         return response, early
 
-    def _pushed(self, request: Request, sender: TrainerIncarnation) -> Response:
+    def _pushed(self, request: Request, sender: TrainerIncarnation, early: Mapping[str, int]) -> Response:
         state, number = self._state, request.round
         reads = request.reads()
         gradients = {
@@ -106,7 +106,7 @@ class ChannelRequests:
         # Not copied: the request is answered when they are applied, or refused when they are released.
         payloads = {block: state.payloads.hold(gradient, copied=False) for block, gradient in gradients.items()}
         return self._dispatcher.dispatch(
-            lambda ticket: Step(ticket, sender, number, payloads, bool(reads)), payloads=payloads.values()
+            lambda ticket: Step(ticket, sender, number, payloads, bool(reads), early), payloads=payloads.values()
         )
 
     def _look_up(self, request: Request, sender: TrainerIncarnation, channel: Answers) -> Response:

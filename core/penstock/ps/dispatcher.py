@@ -83,6 +83,11 @@ class Dispatcher:
         with self._lock:
             return self.machine.expected(round)
 
+    def version(self, block: str) -> int:
+        """Return how many updates of a block have been applied, in modes without rounds; it may be one too few."""
+        with self._lock:
+            return self.machine.version(block)
+
     def dispatch(self, make: Callable[[Ticket], TrainerRequest], *, payloads: Collection[Payload] = ()) -> Response:
         """Pass a request to the machine, and wait for its answer. `payloads`: of pushes. Raises what `stop` decides."""
         inbox: Inbox = SimpleQueue()

@@ -1,16 +1,20 @@
-"""Values of blocks that trainers are sent before their round is applied, while other gradients are still on their way.
+"""Values of blocks that trainers are sent before their step is applied, while other gradients are still on their way.
 
-A trainer over a network sends gradients ahead of its step, and says what it will read. When the last trainer's part of
-a block has come, the block is staged (`staging.py`), and its new value is sent to each of them that reads it: both
-directions of a link are used at once. Trainers use it only when the answer of the step says that it holds: when the
-round has taken just that staged update. Any other block is in the answer itself. Parts have no key and no answer, and
-are not pushes: the step pushes them.
+A trainer over a network sends gradients ahead of its step, and says what it will read. The block of each is staged
+(`staging.py`), in sync mode when the last trainer's part has come, and its new value is sent to the trainers that read
+it: both directions of a link are used at once. A trainer uses it only when the answer of the step says that it holds.
+Any other block is in the answer itself. Parts have no key and no answer, and are not pushes: the step pushes them.
+
+sync            a value holds if the round has taken just that staged update
+without rounds  a value holds if the step is applied. Where others have updated the block since it was staged, the push
+                is computed anew, and the trainer's value lacks these updates, as if it had been read before them: the
+                staleness of its next push counts them
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -27,8 +31,9 @@ class OpenStep:
     def __init__(self, request: Request, channel: Answers) -> None:
         self.epoch, self.round, self.channel = request.epoch, request.round, channel
         self.parts: dict[str, Gradient] = {}
+        self.versions: dict[str, int] = {}  # of what was sent, without rounds
         self._trainer, self._reads = request.trainer, frozenset(request.reads())
-        self._sent: dict[int, int] = {}
+        self._sent: dict[int, int] = {}  # block -> number of the newest value
         self._is_ended = False
         self._lock = threading.Lock()
 
@@ -36,12 +41,14 @@ class OpenStep:
         """Whether a message ahead belongs to it."""
         return (self.epoch, self.round) == (request.epoch, request.round) and self.channel is channel
 
-    def send(self, block: int, number: int, value: Tensor) -> None:
+    def send(self, block: int, number: int, value: Tensor) -> bool:
         """Send the staged value of a block, if it is read, the step is not answered, and no newer one was sent."""
         with self._lock:
-            if not self._is_ended and block in self._reads and number > self._sent.get(block, 0):
-                self.channel.send_early(self._trainer, self.round, block, value, ANSWER_S)
-                self._sent[block] = number
+            if self._is_ended or block not in self._reads or number <= self._sent.get(block, 0):
+                return False
+            self.channel.send_early(self._trainer, self.round, block, value, ANSWER_S)
+            self._sent[block] = number
+            return True
 
     def end(self) -> dict[int, int]:
         """Send no more: its answer comes now. Return what was sent: the number of the staged value, by block."""
@@ -56,7 +63,9 @@ def complete(parts: Sequence[Mapping[str, Gradient]], blocks: Sequence[str]) -> 
 
 
 class EarlyAnswers:
-    """The open steps of a server in sync mode. Thread-safe."""
+    """The open steps of a server, and what is sent early of them: the base of both kinds. Thread-safe."""
+
+    modes: frozenset[str]
 
     def __init__(self, state: ServerState, dispatcher: Dispatcher, names: Sequence[str]) -> None:
         self._state, self._dispatcher, self._names = state, dispatcher, names
@@ -66,8 +75,8 @@ class EarlyAnswers:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are rounds, and blocks can be staged."""
-        return self._state.settings.mode == "sync" and self._state.staging.is_possible
+        """Whether blocks can be staged in the mode of the server."""
+        return self._state.settings.mode in self.modes and self._state.staging.is_possible
 
     def arrived(self, request: Request, channel: Answers) -> None:
         """Take what a message ahead of a step has brought; stage and send what is complete with it."""
@@ -78,6 +87,49 @@ class EarlyAnswers:
             step = self._steps.get(request.trainer)
             if step is None or not step.is_of(request, channel):
                 step = self._steps[request.trainer] = OpenStep(request, channel)
+        self._stage(request, step, newest)
+
+    def _stage(self, request: Request, step: OpenStep, newest: dict[str, Gradient]) -> None:
+        raise NotImplementedError
+
+    def read_early(self, trainer: int, channel: Answers) -> dict[str, int]:
+        """Return the versions of the values that the trainer's step has been sent, for `Step.read_early`."""
+        step = self._open(trainer, channel)
+        return {} if step is None else step.versions
+
+    def end(self, trainer: int, channel: Answers) -> dict[int, int]:
+        """The trainer's step is answered now, over this channel. Return what was sent early: see `OpenStep.end`."""
+        step = self._open(trainer, channel)
+        if step is None:
+            return {}
+        with self._lock:
+            if self._steps.get(trainer) is step:
+                del self._steps[trainer]
+        return step.end()
+
+    def _open(self, trainer: int, channel: Answers) -> OpenStep | None:
+        with self._lock:
+            step = self._steps.get(trainer)
+        return step if step is not None and step.channel is channel else None
+
+    def holding(self, round: int, sent: Mapping[int, int]) -> Collection[int]:
+        """Return which of the values in `sent` hold after their step is applied. Under the lock of a block, if any."""
+        raise NotImplementedError
+
+    def closed(self, channel: Answers) -> None:
+        """Forget the steps of a channel that has ended."""
+        with self._lock:
+            for trainer in [t for t, step in self._steps.items() if step.channel is channel]:
+                self._steps.pop(trainer).end()
+
+
+class RoundAnswers(EarlyAnswers):
+    """Of a server in sync mode."""
+
+    modes = frozenset({"sync"})
+
+    def _stage(self, request: Request, step: OpenStep, newest: dict[str, Gradient]) -> None:
+        with self._lock:
             step.parts |= newest
             members = self._dispatcher.expected(request.round)
             steps = [of for t in members if (of := self._steps.get(t)) is not None and of.round == request.round]
@@ -91,17 +143,32 @@ class EarlyAnswers:
                 for of in steps:
                     of.send(self._numbers[block], *staged)
 
-    def end(self, trainer: int, channel: Answers) -> dict[int, int]:
-        """The trainer's step is answered now, over this channel. Return what was sent early: see `OpenStep.end`."""
-        with self._lock:
-            step = self._steps.get(trainer)
-            if step is None or step.channel is not channel:
-                return {}
-            del self._steps[trainer]
-        return step.end()
+    def holding(self, round: int, sent: Mapping[int, int]) -> Collection[int]:
+        """Return those of which the round has taken the staged update."""
+        taken = self._state.staging.taken(round) if sent else {}
+        return {block for block, number in sent.items() if number == taken.get(self._names[block])}
 
-    def closed(self, channel: Answers) -> None:
-        """Forget the steps of a channel that has ended."""
-        with self._lock:
-            for trainer in [t for t, step in self._steps.items() if step.channel is channel]:
-                self._steps.pop(trainer).end()
+
+class PushAnswers(EarlyAnswers):
+    """Of a server without rounds. A trainer's steps and its messages ahead are handled by one thread."""
+
+    modes = frozenset({"async", "half_async"})
+
+    def _stage(self, request: Request, step: OpenStep, newest: dict[str, Gradient]) -> None:
+        for block, gradient in newest.items():
+            use_cores_for(gradient.values.nbytes)
+            with self._state.locks.of([block]):
+                version = self._dispatcher.version(block)
+                value = self._state.staged_pushes.stage(block, gradient)
+            if value is not None and step.send(self._numbers[block], 1, value):
+                step.versions[block] = version + 1  # with its own push
+
+    def holding(self, round: int, sent: Mapping[int, int]) -> Collection[int]:
+        """Return all: the step has pushed what they were computed with."""
+        return sent.keys()
+
+
+def early_answers(state: ServerState, dispatcher: Dispatcher, names: Sequence[str]) -> EarlyAnswers:
+    """Return those of the server's mode. `names`: of its blocks, by their numbers."""
+    kind = RoundAnswers if state.settings.mode in RoundAnswers.modes else PushAnswers
+    return kind(state, dispatcher, names)

@@ -27,13 +27,13 @@ class StagingStorage(Storage, Protocol):
     """Storage that can compute a dense block's update before it is applied."""
 
     def stage(self, block: str, gradient: Gradient) -> Any | None:
-        """Return a new tensor: the block's value after `begin_round` and `update` with a dense gradient.
+        """Return a new tensor: the block's value after `begin_round` (sync mode) and `update` with a dense gradient.
 
         None where that cannot be said before. Nothing that others see changes. Raises as `update`.
         """
 
     def take_staged(self, block: str) -> None:
-        """Apply what was staged of the block last. `begin_round` was called, and the block not updated, since then."""
+        """Apply what was staged of the block last: it was not updated since then. Sync: `begin_round` was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +132,39 @@ class Staging:
         Under the lock of a block: then no other round is applied meanwhile.
         """
         return self._taken if self._round == round and self._applied.round == round + 1 else {}
+
+
+class StagedPushes:
+    """Without rounds: updates of pushes that are on their way, each computed on its block's present value.
+
+    Of a block the last one staged is retained, until the block is updated: by that push, which takes it, or by another
+    one, after which it would not hold. Each call is under the lock of its block.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage if isinstance(storage, StagingStorage) else None
+        self._gradients: dict[str, Gradient] = {}  # staged; held, so that no other gets their memory
+
+    def stage(self, block: str, gradient: Gradient) -> torch.Tensor | None:
+        """Return the value that the block would have with this push, a new tensor; None if it cannot be staged.
+
+        An error is met again when the push is applied, and reported then.
+        """
+        if self._storage is None:
+            return None
+        self._gradients.pop(block, None)
+        try:
+            value = self._storage.stage(block, gradient)
+        except PenstockError:
+            return None
+        if value is not None:
+            self._gradients[block] = gradient
+        return value
+
+    def take(self, block: str, gradient: Gradient) -> bool:
+        """Apply the staged update if it is that of this push; else forget it, since the block is updated now."""
+        staged = self._gradients.pop(block, None)
+        if self._storage is None or staged is None or _memory([staged]) != _memory([gradient]):
+            return False
+        self._storage.take_staged(block)
+        return True

@@ -48,7 +48,7 @@ from penstock.ps.rounds.messages import (
     Refuse,
 )
 from penstock.ps.settings import ServerSettings
-from penstock.ps.staging import Staging
+from penstock.ps.staging import StagedPushes, Staging
 from penstock.ps.storage import BlockLocks, Gradient, Storage, describe
 from penstock.ps.wire import MAX_TENSORS, ROWS, VALUES, Message, Value, WireTensor, to_wire
 
@@ -141,7 +141,7 @@ class ServerState:
         self.locks = BlockLocks(list(self.specs))
         self.payloads, self.counters = Payloads(), Counters()
         self.applied = AppliedIndex(trainers=settings.fanin, keeps_changes=settings.mode == "geo")
-        self.staging = Staging(storage, self.applied)
+        self.staging, self.staged_pushes = Staging(storage, self.applied), StagedPushes(storage)
         self.log = WriteAheadLog(None)
         self.goes_on = self.is_torn = False
 
@@ -221,7 +221,7 @@ class Updates:
                     except PenstockError as error:
                         out[push.payload] = FailedPush(push.payload, str(error))
                 fits = [push for push in pushes if push.payload not in out]
-                self._update({push.block: gradients[push.block] for push in fits})
+                self._update_with_staged({push.block: gradients[push.block] for push in fits})
                 for push in fits:
                     if state.log.is_kept:
                         state.log.append(_applied(push, gradients[push.block]))
@@ -232,6 +232,15 @@ class Updates:
         for push in fits:
             self._count(push)
         return [out.get(push.payload) or AppliedPush(push.payload) for push in pushes]
+
+    def _update_with_staged(self, gradients: dict[str, Gradient]) -> None:
+        """Apply pushes: those whose updates are staged by taking these."""
+        try:
+            rest = {b: g for b, g in gradients.items() if not self.state.staged_pushes.take(b, g)}
+        except BaseException:
+            self.state.is_torn = True
+            raise
+        self._update(rest)
 
     def _update(self, gradients: dict[str, Gradient]) -> None:
         """Apply all, each to its block; large ones by threads that use all cores."""
@@ -317,7 +326,8 @@ class Updates:
             with self.state.locks.of([work.block]):
                 try:
                     self.state.storage.check_room(work.block, gradient)
-                    self.state.storage.update(work.block, gradient)
+                    if not self.state.staged_pushes.take(work.block, gradient):
+                        self.state.storage.update(work.block, gradient)
                 except PenstockError as error:
                     if isinstance(error, Bug):
                         self.state.is_torn = True

@@ -112,8 +112,13 @@ class ImmediateUpdates(RoundMachine):
         return [Reply(event.ticket, 0)]
 
     def _note_read(self, event: Pull | Step) -> None:
+        early = event.read_early if isinstance(event, Step) else {}
         for name, block in self._blocks.items():
-            self._seen[event.sender.trainer, name] = block.version
+            self._seen[event.sender.trainer, name] = early.get(name, block.version)
+
+    def version(self, block: str) -> int:
+        """Return how many updates of a block have been reported as applied."""
+        return self._blocks[block].version if block in self._blocks else 0
 
     def _leave(self, event: Leave) -> list[Instruction]:
         trainer = event.sender.trainer

@@ -308,6 +308,10 @@ class RoundMachine:
         """The open round; 0 where there are none."""
         return 0
 
+    def version(self, block: str) -> int:
+        """Return how many updates of a block have been applied; 0 where rounds are counted instead."""
+        return 0
+
     def expected(self, round: int) -> tuple[int, ...]:
         """Trainers without which `round` cannot be closed as things are, ascending; none if it is not open."""
         return ()

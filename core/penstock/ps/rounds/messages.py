@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Ticket = int
 Payload = int
@@ -55,12 +55,14 @@ class Push(TrainerRequest):
 class Step(TrainerRequest):
     """All that a trainer pushes in a round or step, by block, and in sync mode its barrier: each as if by itself.
 
-    `reads`: when it is answered, the trainer reads parameters, as of then.
+    `reads`: when it is answered, the trainer reads parameters, as of then; of the blocks in `read_early`, which have no
+    rounds, it has read this version before, with its own push of the step.
     """
 
     round: int
     payloads: Mapping[str, Payload]
     reads: bool = False
+    read_early: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

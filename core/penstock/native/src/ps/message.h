@@ -18,12 +18,13 @@ namespace penstock::ps {
 
 enum class Kind : std::uint16_t {
   kLookUp = 1,   // [ids] of a block or table; round: what has to be applied before
-  kAhead = 2,    // gradients of the step that follows on the connection, which is answered for both; sync: its round,
-                 // and `reads` of which the values may be sent early
+  kAhead = 2,    // gradients of the step that follows on the connection, which is answered for both, and `reads` of
+                 // which the values may be sent early; sync: its round, else 0
   kStep = 3,     // gradients, and `reads` when they are applied; sync: the round's barrier; number: of kAhead before it
   kAnswer = 16,  // reads: blocks whose values were sent early, and hold
   kRefuse = 17,  // text: the reason; number: whether to join again
-  kEarly = 18,   // of one block: its values once `round` is applied, if the answer that follows says that they hold
+  kEarly = 18,   // of one block: its values once `round` (of kAhead) or, without rounds, the step is applied, if the
+                 // answer that follows says that they hold
 };
 
 enum class Role : std::uint8_t { kValues, kRows };

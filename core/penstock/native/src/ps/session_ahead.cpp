@@ -46,16 +46,14 @@ std::int64_t Session::send_ahead(const std::vector<std::string>& blocks, at::Int
   return sent;
 }
 
-// In sync mode the server is asked for the values of blocks as soon as it has them: it may then answer in parts.
+// The server is asked for the values of blocks as soon as it has them: it may then answer in parts.
 void Session::send_ahead_to(std::size_t at, Outgoing out) {
   Server& server = *servers_[at];
   for (const Part& part : out.message.parts) server.ahead[part.block] = {part.data, part.num_bytes};
-  if (sync_) {
-    out.message.round = server.round;
-    out.message.reads = server.reads;
-    if (server.num_ahead == 0 && !server.reads.empty()) {
-      server.inbox.begin(server.lines[0].channel, out.message.round);
-    }
+  out.message.round = sync_ ? server.round.load() : 0;
+  out.message.reads = server.reads;
+  if (server.num_ahead == 0 && !server.reads.empty()) {
+    server.inbox.begin(server.lines[0].channel, out.message.round);
   }
   ++server.num_ahead;
   server.outbox.send(server.lines[0].channel, std::move(out.message), std::move(out.kept), limit_s_);
@@ -65,7 +63,7 @@ void Session::send_ahead_to(std::size_t at, Outgoing out) {
 void Session::send_dense_first(Sent& out) {
   for (std::size_t at = 0; at < out.size(); ++at) {
     Server& server = *servers_[at];
-    if (!sync_ || !out[at] || server.local || server.lines[0].channel->shares() || server.reads.empty()) continue;
+    if (!out[at] || server.local || server.lines[0].channel->shares() || server.reads.empty()) continue;
     std::vector<Part>& parts = out[at]->message.parts;
     const auto rows = std::find_if(parts.begin(), parts.end(), [](const Part& one) { return one.role == Role::kRows; });
     std::size_t dense_bytes = 0, other_bytes = 0;
