@@ -80,6 +80,12 @@ class LoDTensor:
         """Return the sizes of all rows together."""
         return list(self._rows.shape)
 
+    _get_dims = shape  # Fluid's name, which scripts that make arrays of the same sizes use
+
+    def _is_initialized(self) -> bool:
+        """Whether it has rows: what is fetched always has."""
+        return self._has_rows
+
     @property
     def rows(self) -> Any:
         """The rows: an array, or a tensor if one was given."""

@@ -105,3 +105,16 @@ def test_lengths_may_be_set_before_rows() -> None:
         tensor.set_recursive_sequence_lengths([[1, 2]])
     with pytest.raises(UserError, match="do not add up"):
         fluid.LoDTensor().set_recursive_sequence_lengths([[1], [2, 3]])
+
+
+def test_a_lod_tensor_says_whether_it_has_rows() -> None:
+    """Scripts of Fluid that turn fetched values into arrays ask first."""
+    tensor = fluid.LoDTensor()
+    assert not tensor._is_initialized()
+    tensor.set(np.zeros((6, 2), "float32"), fluid.CPUPlace())
+    assert (tensor._is_initialized(), tensor._get_dims()) == (True, [6, 2])
+    network = fit_a_line()
+    (fetched,) = fluid.Executor().run(
+        network.main, network.feed(4, 0), [network.loss], scope=started(network.startup), return_numpy=False
+    )
+    assert fetched._is_initialized()
