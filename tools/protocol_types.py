@@ -23,8 +23,8 @@ CONSTANTS, TYPES, API = (
     ROOT / "web/src/api.d.ts",
 )
 CLIENT = (
-    "AuditEntry", "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined", "OneTimeToken",
-    "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "Replica", "Series",
+    "Advice", "AdvisedSetting", "AuditEntry", "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined",
+    "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "Replica", "Series",
     "Snapshot", "Token", "TokenMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}

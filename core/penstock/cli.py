@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from penstock.command import audit, cluster, cluster_kubernetes, convert, doctor, fluid, jobs, nodes, projects, serve
+from penstock.command import (
+    advise,
+    audit,
+    cluster,
+    cluster_kubernetes,
+    convert,
+    doctor,
+    fluid,
+    jobs,
+    nodes,
+    projects,
+    serve,
+)
 from penstock.command.exits import exit_of
 from penstock.errors import PenstockError
 from penstock.version import __version__
@@ -52,6 +64,7 @@ app.command("cancel")(jobs.cancel)
 app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
 app.command("why")(jobs.why)
+app.command("advise")(advise.advise)
 app.command("nodes")(nodes.nodes)
 app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)

@@ -22,6 +22,7 @@ from penstock.backoff import Backoff
 from penstock.errors import PeerError, PenstockError, SpecError, Unavailable, UserError
 from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
+    Advice,
     AuditEntry,
     Job,
     Node,
@@ -192,6 +193,10 @@ class Client:
     def why(self, job_id: str) -> Diagnosis:
         """Return why the steps of a job take as long as they do."""
         return cast(Diagnosis, self._json("GET", f"/jobs/{_segment(job_id)}/why"))
+
+    def advice(self, job_id: str) -> Advice:
+        """Return settings ranked by predicted step time. Raises Conflict if no step has been recorded."""
+        return cast(Advice, self._json("GET", f"/jobs/{_segment(job_id)}/advice"))
 
     def plan(self, spec: Mapping[str, Any]) -> Plan:
         """Return where a job would be placed now, or why it would wait."""

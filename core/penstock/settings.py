@@ -171,6 +171,14 @@ NUMBERS = Values("numbers, comma-separated", "numbers as '0,1'", lambda text: tu
 SETTING, PATH, NODE, PLACE, SECRET, TOOL = VariableKind
 
 CPU_NUM = count("CPU_NUM", "replicas, from 1", "replicas of a ParallelExecutor on the CPU", SETTING, "number of cores")
+NUM_THREADS: Setting[int | None] = Setting(
+    "PENSTOCK_NUM_THREADS", whole(0, "threads; 0: four a replica"), None,
+    "ExecutionStrategy.num_threads, over the script's", shown_default="the script's",
+)  # fmt: skip
+REDUCE_STRATEGY = Setting(
+    "PENSTOCK_REDUCE_STRATEGY", choice("allreduce", "reduce"), "", "BuildStrategy.reduce_strategy, over the script's",
+    shown_default="the script's",
+)  # fmt: skip
 MATRIX_KERNELS = Setting(
     "PENSTOCK_MATRIX_KERNELS", choice("auto", "torch", "onednn"), "auto", "kernels of float32 matmuls",
     same_as="FLAGS_matrix_kernels", is_deprecated=True,
@@ -325,7 +333,8 @@ LIBRARIES = tuple(
 
 TREE: Mapping[str, tuple[Setting[Any], ...]] = {
     "executor": (
-        CPU_NUM, MATRIX_KERNELS, CHECK_NAN, FUSE_MEMORY_SIZE, FUSE_GROUPS_SIZE, EAGER_DELETE, SELECTED_GPUS,
+        CPU_NUM, NUM_THREADS, REDUCE_STRATEGY, MATRIX_KERNELS, CHECK_NAN, FUSE_MEMORY_SIZE, FUSE_GROUPS_SIZE,
+        EAGER_DELETE, SELECTED_GPUS,
         Setting(MATRIX_KERNELS.same_as, MATRIX_KERNELS.values, "auto", f"deprecated: use {MATRIX_KERNELS}"),
         Setting(CHECK_NAN.same_as, SWITCH, False, f"the same; {CHECK_NAN} wins"),
     ),

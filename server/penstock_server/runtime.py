@@ -15,6 +15,7 @@ from penstock_server.clock import Clock, SystemClock
 from penstock_server.db import Database, Effects, upgrade
 from penstock_server.instruments import Instruments
 from penstock_server.pipelines import LeaseWatch, Loop, Publisher
+from penstock_server.services.advice import Advices
 from penstock_server.services.attach import Attach
 from penstock_server.services.audit import Audit
 from penstock_server.services.changes import Changes
@@ -83,6 +84,7 @@ class Runtime:
     recorder: Recorder
     exchanges: Exchanges
     diagnoses: Diagnoses
+    advices: Advices
     metrics: MetricsWriter
     leases: LeaseWatch
     publisher: Publisher
@@ -162,11 +164,12 @@ def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
     storage = JobStorage(database, clock, settings.state_dir / "snapshots")
     exchanges = Exchanges(jobs, recorder)
     diagnoses = Diagnoses(database, jobs, storage, exchanges, recorder)
+    advices = Advices(jobs, storage, recorder, diagnoses)
     runtime = Runtime(
         settings, clock, database, meters, tokens, WrongSecrets(), Held(database, clock), jobs, changes, nodes,
         PilotBoard(clock), reports, attach, storage, Metrics(database),
         _sweeper(settings, clock, database, recorder),
-        agents, hub, ingest, logs, recorder, exchanges, diagnoses, metrics, leases, publisher, scheduling,
+        agents, hub, ingest, logs, recorder, exchanges, diagnoses, advices, metrics, leases, publisher, scheduling,
         Plans(database, scheduling, agents), Projects(database), Audit(database), hangs, [],
     )  # fmt: skip
     _wire(runtime, live)

@@ -1,5 +1,5 @@
 /** REST calls. Every failure becomes an `ApiError` that says what was asked, what came back and what to do. */
-import type { Diagnosis, EventRow, GraphUse, Job, Me, NodeRow, Page, PilotRow, Problem } from "./types";
+import type { Advice, Diagnosis, EventRow, GraphUse, Job, Me, NodeRow, Page, PilotRow, Problem } from "./types";
 
 const BASE = "/api/v1";
 
@@ -76,6 +76,7 @@ export const api = {
   pilots: () => get<{ readonly items: readonly PilotRow[] }>("/pilots"),
   events: (jobId: string) => get<Page<EventRow>>(`/jobs/${enc(jobId)}/events?page_size=200`),
   why: (jobId: string) => get<Diagnosis>(`/jobs/${enc(jobId)}/why`),
+  advice: (jobId: string) => get<Advice>(`/jobs/${enc(jobId)}/advice`),
   graphs: (jobId: string) => get<{ readonly items: readonly GraphUse[] }>(`/jobs/${enc(jobId)}/graphs`),
   /** Recorded OP_EVENTS (3) and GRAPH_USED (12) frames of a stream, each behind its length. */
   frames: (jobId: string, of: number, afterSeq: bigint | null, limitBytes: number) =>

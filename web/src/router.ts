@@ -15,6 +15,7 @@ export const TABS = [
   ["timeline", "Timeline"],
   ["sync", "Gradient sync"],
   ["metrics", "Metrics"],
+  ["advice", "Advice"],
   ["logs", "Logs"],
   ["events", "Events"],
   ["config", "Config"],

@@ -36,6 +36,7 @@ from penstock.program.record.context import default_main_program, program_runs
 from penstock.program.record.variable import Variable
 from penstock.ps.remote import REMOTE_TYPES
 from penstock.scope import Scope, global_scope
+from penstock.settings import NUM_THREADS, REDUCE_STRATEGY
 
 _log = logging.getLogger(__name__)
 
@@ -127,14 +128,29 @@ def _built(core: DataParallel) -> list[Any]:
     return []
 
 
+def _reduce_strategy(build: BuildStrategy) -> int:
+    """Return the strategy's, or what the environment asks for instead."""
+    asked = REDUCE_STRATEGY.read()
+    if not asked:
+        return build.reduce_strategy
+    return ReduceStrategy.Reduce if asked == "reduce" else ReduceStrategy.AllReduce
+
+
+def _num_threads(execution: ExecutionStrategy) -> int:
+    """Return the strategy's, or what the environment asks for instead."""
+    asked = NUM_THREADS.read()
+    return execution.num_threads if asked is None else asked
+
+
 def _mode(build: BuildStrategy, num_replicas: int, program: Program) -> Mode:
+    strategy = _reduce_strategy(build)
     trains = any(op.role & Role.BACKWARD for op in program.operators)
     if num_replicas > 1 and any(op.role & Role.RPC for op in program.operators):
-        if build.reduce_strategy != ReduceStrategy.Reduce:
+        if strategy != ReduceStrategy.Reduce:
             why = "the program sends to parameter servers, and one replica sends what all have summed"
             warn_once(_log, f"reduce_strategy AllReduce is run as Reduce: {why}")
         return "reduce"
-    if build.reduce_strategy == ReduceStrategy.Reduce:
+    if strategy == ReduceStrategy.Reduce:
         if num_replicas == 1 and trains:
             _log.warning(
                 "reduce_strategy Reduce has nothing to exchange on one replica; the program runs as in AllReduce mode"
@@ -186,7 +202,7 @@ def _data_parallel(
         memory,
         mode=_mode(build, num_replicas, program),
         num_replicas=num_replicas,
-        num_threads=execution.num_threads,
+        num_threads=_num_threads(execution),
         loss_name=loss_name,
         scale_loss=build.gradient_scale_strategy == GradientScaleStrategy.CoeffNumDevice,
         choice=choice_of(build),

@@ -5,6 +5,34 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 
+class Advice(TypedDict):
+    attempt: int
+    cores: int
+    graph: str
+    job_id: str
+    options: list[AdvisedSetting]
+    sampled_steps: int
+    step_ms: float
+
+
+class AdvisedSetting(TypedDict):
+    bucket_mb: float
+    busy: float
+    busy_ms: list[float]
+    cpu_num: int
+    current: bool
+    env: dict[str, str]
+    intra_op_threads: int
+    name: str
+    num_threads: int
+    path: list[str]
+    reason: str
+    reduce_strategy: str
+    samples_per_s: float
+    step_ms: float
+    workers: int
+
+
 class AuditEntry(TypedDict):
     at: str
     count: int

@@ -146,6 +146,13 @@ async def diagnose_job(server: Server, job_id: Id) -> api.Diagnosis:
     return await server.diagnoses.of(job_id)
 
 
+@router.get("/jobs/{job_id:id}/advice", operation_id="adviseJob", responses=problems(409))
+@scoped("read")
+async def advise_job(server: Server, job_id: Id) -> api.Advice:
+    """Return settings ranked by the step time that a simulation of the job's recorded steps predicts for them."""
+    return await server.advices.of(job_id)
+
+
 @router.get("/jobs/{job_id:id}/graphs", operation_id="listJobGraphs")
 @scoped("read")
 async def list_job_graphs(server: Server, job_id: Id) -> api.Items[api.GraphUse]:

@@ -246,6 +246,38 @@ class Diagnosis(Answer):
     findings: list[Finding]
 
 
+class AdvisedSetting(Answer):
+    """What a step is predicted to take under one setting. `env`: the variables that ask a job for it."""
+
+    name: str
+    num_threads: int = Field(description="0: four a replica, as many at once as there are replicas")
+    cpu_num: int = Field(description="replicas of the program")
+    reduce_strategy: Literal["AllReduce", "Reduce"]
+    bucket_mb: float = Field(description="FLAGS_fuse_parameter_memory_size; 0: one bucket")
+    workers: int = Field(description="operators that run at once")
+    intra_op_threads: int = Field(description="threads of each operator")
+    step_ms: float
+    samples_per_s: float
+    busy: float = Field(description="share of the workers' time in operators")
+    busy_ms: list[float] = Field(description="of a step, by worker")
+    path: list[str] = Field(description="operators that bound the step, the longest first")
+    current: bool
+    reason: str
+    env: dict[str, str]
+
+
+class Advice(Answer):
+    """Settings of a job ranked by their predicted step time, simulated from its recorded steps; the fastest first."""
+
+    job_id: str
+    attempt: int
+    graph: str = Field(description="hash of the graph that was simulated")
+    sampled_steps: int = Field(description="whole steps that the operators' times are medians of")
+    cores: int
+    step_ms: float = Field(description="measured, under the current setting")
+    options: list[AdvisedSetting]
+
+
 class GraphUse(Answer):
     """That a replica of a job used a graph."""
 

@@ -81,9 +81,9 @@ class Diagnoses:
     async def of(self, job_id: str) -> api.Diagnosis:
         """Return the findings about a job. Raises NotFound."""
         job = await self._jobs.get(job_id)
-        series = await self._steps(job_id)
+        series = await self.step_times(job_id)
         ops = await self._operators(job)
-        cores = await self._cores(job)
+        cores = await self.cores(job)
         trainers = [
             _trainer(
                 index, points, ops.get(index), self._graphs, cores=cores.get(index, 0), running=job.state == "RUNNING"
@@ -99,13 +99,14 @@ class Diagnoses:
             findings=[_answer(finding) for finding in findings],
         )
 
-    async def _cores(self, job: api.Job) -> dict[int, int]:
+    async def cores(self, job: api.Job) -> dict[int, int]:
+        """Return the cores of each trainer's machine, 0 where that is unknown."""
         async with self._db.read() as session:
             rows = (await session.execute(select(NodeRow.id, NodeRow.cpus))).all()
         nodes = {row.id: row.cpus for row in rows}
         return {r.index: nodes.get(r.node_id or "", 0) for r in job.replicas if r.role == "trainer"}
 
-    async def _steps(self, job_id: str) -> dict[int, list[tuple[int, int, float]]]:
+    async def step_times(self, job_id: str) -> dict[int, list[tuple[int, int, float]]]:
         """Return (step, time_ns, step_ms) of each trainer, newest points, ascending."""
         async with self._db.read() as session:
             names = select(MetricRow.series).where(MetricRow.job_id == job_id, MetricRow.series.like("step_ms%"))

@@ -1,10 +1,9 @@
 /** Of a failed job: who failed first, at which of the person's lines, after which step, and a button that runs it again. */
-import { useState } from "preact/hooks";
-import { ApiError, api } from "../api";
 import { clock, integer, plural } from "../format";
-import { ErrorCard, Link } from "../parts/basics";
-import { jobHref, navigate } from "../router";
-import { type FramesOf, firstFailure, hiddenVariables, lastTraceback, type Traceback } from "../store/crash";
+import { Link } from "../parts/basics";
+import { Submit } from "../parts/submit";
+import { jobHref } from "../router";
+import { type FramesOf, firstFailure, lastTraceback, type Traceback } from "../store/crash";
 import type { JobStore } from "../store/job";
 import type { Job, Replica } from "../types";
 
@@ -28,7 +27,7 @@ export function CrashCard({ job, store }: { job: Job; store: JobStore }) {
           <Link class="btn small" href={found === null ? log : `${log}&line=${found.begins}`}>
             {found === null ? "Open its log" : "Open the log there"}
           </Link>
-          {job.kind === "managed" && <RunAgain job={job} />}
+          {job.kind === "managed" && <Submit job={job} label="Run again" testId="run-again" />}
         </span>
       </div>
       {found === null ? <NoTraceback lines={lines} reason={failed.reason} /> : <Folded found={found} />}
@@ -85,32 +84,5 @@ function Library({ part }: { part: FramesOf }) {
       </summary>
       <pre>{text(part)}</pre>
     </details>
-  );
-}
-
-function RunAgain({ job }: { job: Job }) {
-  const [error, setError] = useState<ApiError | null>(null);
-  const [busy, setBusy] = useState(false);
-  const hidden = hiddenVariables(job);
-  const submit = async () => {
-    setBusy(true);
-    try {
-      navigate(jobHref((await api.submit(job.spec)).id));
-    } catch (failure) {
-      if (!(failure instanceof ApiError)) throw failure;
-      setError(failure);
-      setBusy(false);
-    }
-  };
-  if (hidden.length > 0) {
-    return <span class="muted">Run it again from a terminal: the value of {hidden.join(", ")} is not shown here.</span>;
-  }
-  return (
-    <>
-      <button type="button" class="btn small" disabled={busy} onClick={() => void submit()} data-testid="run-again">
-        Run again
-      </button>
-      {error !== null && <ErrorCard error={error} />}
-    </>
   );
 }

@@ -10,6 +10,7 @@ import { currentGraph, currentJob, currentTimeline } from "../store/current";
 import { JobStore } from "../store/job";
 import { isCommand, isWithoutGraph } from "../store/mode";
 import { TimelineController } from "../timeline/controller";
+import { AdviceView } from "./advice";
 import { CrashCard } from "./crash";
 import { ConfigView, EventsView } from "./facts";
 import { GraphView } from "./graph";
@@ -94,7 +95,7 @@ function currentTab(): Tab {
 /** Views of a sampled step. */
 const OF_STEP: readonly Tab[] = ["overview", "graph", "timeline"];
 /** Views of a graph: a command without one has none of them. */
-const OF_GRAPH: readonly Tab[] = ["graph", "timeline", "sync"];
+const OF_GRAPH: readonly Tab[] = ["graph", "timeline", "sync", "advice"];
 
 function Tabs({ jobId, store }: { jobId: string; store: JobStore }) {
   const tab = currentTab();
@@ -201,6 +202,8 @@ function View({ tab, parts }: { tab: Tab; parts: JobParts }) {
       return <SyncView store={store} />;
     case "metrics":
       return <MetricsView store={store} />;
+    case "advice":
+      return <AdviceView store={store} />;
     case "logs":
       return <LogsView store={store} />;
     case "events":

@@ -1,0 +1,103 @@
+"""Advice through a real server: from frames of a trainer to ranked settings."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.server.harness import Server
+from tests.support.waiting import until_answer
+
+from penstock.protocol.frames import FLAG_WHOLE_STEP, Column, Kind
+from penstock.protocol.graphdoc import GraphDocument, Op, Sync, Value, graph_hash
+
+pytestmark = pytest.mark.asyncio
+MS = 1_000_000
+
+
+def value(name: str, *shape: int) -> Value:
+    return Value(name=name, dtype="float32", shape=list(shape))
+
+
+def op(name: str, kind: str, role: str, replica: int, inputs: list[Value], outputs: list[Value]) -> Op:
+    return Op.model_validate({
+        "name": name, "type": f"aten.{name.split('_')[0]}.default", "kind": kind, "role": role, "replica": replica,
+        "module": "", "source": "train.py:3", "inputs": inputs, "outputs": outputs, "bytes": 0, "flops": 0,
+    })  # fmt: skip
+
+
+def two_replicas() -> GraphDocument:
+    """Return a product on two replicas, its gradient, their exchange, and the update on the owner."""
+    x, w, y, g = value("x", 50, 40), value("w", 40, 40), value("y", 50, 40), value("w@GRAD", 40, 40)
+    ops = [
+        op("mm_0", "computation", "forward", 0, [x, w], [y]), op("mm_0", "computation", "forward", 1, [x, w], [y]),
+        op("mm_1", "computation", "backward", 0, [y, x], [g]), op("mm_1", "computation", "backward", 1, [y, x], [g]),
+        op("reduce.w@GRAD", "reduce", "communication", 0, [g, g], [g]),
+        op("sgd_0", "computation", "optimize", 0, [w, g], [w]),
+    ]  # fmt: skip
+    sync = Sync(parameter="w", gradient="w@GRAD", mode="reduce", owner=0, bytes=6400, sparse=False, ops=[4])
+    return GraphDocument(
+        program="train", mode="reduce", num_replicas=2, num_threads=8, batch=[50, 50], ops=ops,
+        edges=[(0, 2), (1, 3), (2, 4), (3, 4), (4, 5)], syncs=[sync],
+    )  # fmt: skip
+
+
+async def advice(server: Server, job_id: str) -> dict[str, Any]:
+    """Return the answer, or the problem."""
+    answer = await server.http.get(f"/api/v1/jobs/{job_id}/advice")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def record(trainer: Any, document: GraphDocument, *, step_ms: float, count: int = 8) -> None:
+    """Send a graph, whole steps of it on one thread, and their times."""
+    await trainer.frame(Kind.GRAPH, body=document.model_dump(mode="json"))
+    await trainer.frame(Kind.GRAPH_USED, body={"hash": graph_hash(document)})
+    durations = np.array([2 * MS, 2 * MS, 4 * MS, 4 * MS, MS // 10, MS])
+    columns = {
+        Column.START_NS: np.cumsum(durations) - durations, Column.DURATION_NS: durations,
+        Column.OP: np.arange(6), Column.THREAD: np.zeros(6),
+    }  # fmt: skip
+    for step in range(1, count + 1):
+        await trainer.frame(Kind.OP_EVENTS, columns=columns, step=step, flags=FLAG_WHOLE_STEP)
+    metrics = {
+        Column.STEP: np.arange(1, count + 1), Column.TIME_NS: time.time_ns() + np.arange(count) * MS,
+        Column.LOSS: np.full(count, 0.5), Column.SAMPLES: np.full(count, 100),
+        Column.STEP_NS: np.full(count, int(step_ms * MS)), Column.SYNC_BYTES: np.zeros(count),
+        Column.SYNC_NS: np.zeros(count),
+    }  # fmt: skip
+    await trainer.frame(Kind.METRICS, columns=metrics)
+
+
+async def test_a_job_without_recorded_steps_has_no_advice(server: Server) -> None:
+    async with server.attached() as trainer:
+        answer = await server.http.get(f"/api/v1/jobs/{trainer.registered['job_id']}/advice")
+    assert answer.status_code == 409, answer.text
+    assert answer.headers["content-type"].startswith("application/problem+json")
+    assert answer.json()["code"] == "nothing_recorded" and "second" in answer.json()["hint"]
+    missing = await server.http.get("/api/v1/jobs/0198c0de-0000-7000-8000-000000000000/advice")
+    assert missing.status_code == 404
+
+
+async def test_recorded_steps_become_ranked_settings(sqlite_server: Server) -> None:
+    document = two_replicas()
+    async with sqlite_server.attached() as trainer:
+        job_id = trainer.registered["job_id"]
+        await record(trainer, document, step_ms=14.0)
+        found = await until_answer(lambda: advice(sqlite_server, job_id), lambda one: one.get("step_ms") == 14)
+    assert (found["graph"], found["sampled_steps"], found["step_ms"]) == (graph_hash(document), 8, 14.0)
+    options = found["options"]
+    current = next(one for one in options if one["current"])
+    others = [one["step_ms"] for one in options if not one["current"]]
+    assert others == sorted(others) and len(others) == 3
+    # an attached trainer's machine is unknown, and its events are of one thread: so one core
+    assert current["step_ms"] == pytest.approx(14.0, abs=0.01)
+    assert (current["cpu_num"], current["reduce_strategy"]) == (2, "Reduce")
+    assert sum(current["busy_ms"]) == pytest.approx(13.1, rel=0.02)
+    whole = next(one for one in options if one["cpu_num"] == 1)
+    assert whole["step_ms"] < current["step_ms"]  # without the exchange, and with one dispatch for each operator
+    assert whole["env"] == {"CPU_NUM": "1", "PENSTOCK_NUM_THREADS": "1"}
+    assert whole["reason"] == "no part of the step changes by more than 2 %"
+    assert options.index(current) < options.index(whole)  # so small a gain is no reason to change
