@@ -74,6 +74,7 @@ class LeaseWatch:
             if standing is Standing.GONE:
                 await self._reports.node_gone(node_id)
                 self._leases.drop(node_id)
+                self._agents.close(node_id, "the lease of this node and its grace were over; connect again")
             elif standing is Standing.MISSED and state != NodeState.UNREACHABLE:
                 await self._reports.node_missed(node_id)
             elif standing is Standing.ALIVE and state == NodeState.UNREACHABLE and node_id in self._heard:

@@ -113,7 +113,7 @@ async def open_runtime(settings: Settings, clock: Clock | None = None) -> AsyncI
             async with database.alone():
                 await upgrade(database)
                 await database.begin_term()
-                runtime = _build(settings, clock or SystemClock(), database)
+                runtime = build(settings, clock or SystemClock(), database)
                 await runtime.tokens.ensure_admin()
                 async with _running(runtime):
                     yield runtime
@@ -137,7 +137,8 @@ async def _running(runtime: Runtime) -> AsyncIterator[None]:
         runtime.recorder.close()
 
 
-def _build(settings: Settings, clock: Clock, database: Database) -> Runtime:
+def build(settings: Settings, clock: Clock, database: Database) -> Runtime:
+    """Return the parts of a server on a migrated database. Its loops do not run yet."""
     jobs_dir = settings.state_dir / "jobs"
     meters, hub, live, agents = Instruments(), Hub(), Live(), Agents()
     logs = LogStore(jobs_dir, quota_bytes=settings.log_quota_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from tests.faults.fluid_jobs import Job, Left, Undisturbed
 from tests.support.nursery import Nursery
+
+from penstock_server.db import Database, upgrade
 
 UNDISTURBED_STEPS, BRIEF_STEPS = 120, 40
 
@@ -29,6 +32,20 @@ def job(nursery: Nursery, tmp_path: Path) -> Iterator[Callable[..., Job]]:
         one.close()
     assert not alive
     assert nursery.ask(children=True) == []
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a migrated database, to be copied."""
+    path = tmp_path_factory.mktemp("migrated") / "penstock.db"
+
+    async def make() -> None:
+        database = Database(f"sqlite+aiosqlite:///{path}")
+        await upgrade(database)
+        await database.close()
+
+    asyncio.run(make())
+    return path
 
 
 @pytest.fixture(scope="session")

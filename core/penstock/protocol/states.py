@@ -80,7 +80,7 @@ REPLICA_TRANSITIONS: dict[ReplicaState, frozenset[ReplicaState]] = {
     R.ASSIGNED: frozenset({R.PREPARING, R.RUNNING, R.EXITED, R.KILLED, R.LOST}),
     R.PREPARING: frozenset({R.RUNNING, R.EXITED, R.KILLED, R.LOST, R.UNKNOWN}),
     R.RUNNING: frozenset({R.EXITED, R.KILLED, R.LOST, R.UNKNOWN}),
-    R.UNKNOWN: frozenset({R.RUNNING, R.EXITED, R.KILLED, R.LOST}),
+    R.UNKNOWN: frozenset({R.PREPARING, R.RUNNING, R.EXITED, R.KILLED, R.LOST}),
     R.EXITED: frozenset(),
     R.KILLED: frozenset(),
     R.LOST: frozenset(),

@@ -71,18 +71,23 @@ async def _read(socket: WebSocket, runtime: Runtime, link: AgentLink) -> None:
     hello = parse(FROM_AGENT, first) if isinstance(first, str) else None
     if not isinstance(hello, Hello):
         raise PeerError("the first message of an agent has to be hello")
-    await _welcome(runtime, link, hello)
-    sender = FrameSender(node_id=link.node_id)
+    await greet(runtime, link, hello)
     while (message := await receive(socket)) is not None:
-        runtime.leases.renew(link.node_id)
-        link.heard_at = runtime.clock.monotonic()
-        if isinstance(message, bytes):
-            await runtime.ingest.offer(sender, message)
-        else:
-            await _message(runtime, link, parse(FROM_AGENT, message))
+        await take(runtime, link, message)
 
 
-async def _welcome(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
+async def take(runtime: Runtime, link: AgentLink, message: str | bytes) -> None:
+    """Take one message of an agent that was greeted. Raises PeerError, DatabaseAway."""
+    runtime.leases.renew(link.node_id)
+    link.heard_at = runtime.clock.monotonic()
+    if isinstance(message, bytes):
+        await runtime.ingest.offer(FrameSender(node_id=link.node_id), message)
+    else:
+        await _message(runtime, link, parse(FROM_AGENT, message))
+
+
+async def greet(runtime: Runtime, link: AgentLink, hello: Hello) -> None:
+    """Take an agent's first message. Raises Conflict if another agent is this node, DatabaseAway."""
     link.stays_until(hello.pilot)
     link.instance, link.heard_at = hello.instance, runtime.clock.monotonic()
     runtime.agents.connect(link, alive_s=runtime.settings.lease_ttl_s)

@@ -35,3 +35,8 @@ def starts_at(former: Sequence[Span], created_at: datetime, *, longest: timedelt
     if soon < 2:
         return created_at
     return created_at + min(FIRST * (1 << min(soon - 2, 10)), longest)
+
+
+def is_due(at: datetime, now: datetime, *, longest: timedelta = LONGEST) -> bool:
+    """Whether a pause that ends at `at` is over. So is one that is longer than any: the clock was set back since."""
+    return not now < at <= now + longest

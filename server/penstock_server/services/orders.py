@@ -17,7 +17,7 @@ from penstock.protocol.jobspec import JobSpec
 from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, JobState, ReplicaState
 from penstock_server.db import Database
 from penstock_server.services.addresses import Site, addresses
-from penstock_server.services.backoff import Span, starts_at
+from penstock_server.services.backoff import Span, is_due, starts_at
 from penstock_server.services.lifecycle import may_linger
 from penstock_server.tables import AttemptRow, JobRow, NodeRow, ReplicaRow
 
@@ -78,24 +78,26 @@ async def desired(
     )
     async with database.read() as session:
         pairs: Sequence[Any] = (await session.execute(statement)).all()
-        wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, now - pserver_grace)]
+        wanted = [(r, job) for r, job in pairs if r.id not in without and _is_wanted(r, job, now, pserver_grace)]
         jobs = {job.id: job for _, job in wanted}
         groups = await _groups(session, [job.id for job in jobs.values() if job.spec.get("mode") in _GROUPED])
         keep = (await session.execute(kept)).scalars().all()
     specs = {job.id: JobSpec.model_validate(job.spec) for job in jobs.values()}
-    later = [at for r, job in wanted if (at := _starts_at(r, groups.get(job.id))) > now]
+    later = [at for r, job in wanted if not is_due(at := _starts_at(r, groups.get(job.id)), now)]
     orders = [
         _order(replica, specs[job.id], groups.get(job.id))
         for replica, job in wanted
-        if _starts_at(replica, groups.get(job.id)) <= now
+        if is_due(_starts_at(replica, groups.get(job.id)), now)
     ]
     return Orders(DesiredSet.model_construct(replicas=orders, keep_state=sorted(keep)), min(later, default=None))
 
 
-def _is_wanted(replica: ReplicaRow, job: JobRow, lingers_since: datetime) -> bool:
+def _is_wanted(replica: ReplicaRow, job: JobRow, now: datetime, grace: timedelta) -> bool:
     if JobState(job.state) is not JobState.STOPPING:
         return True
-    return may_linger(JobState.STOPPING, job.reason, replica.role) and job.state_at > lingers_since
+    if not may_linger(JobState.STOPPING, job.reason, replica.role):
+        return False
+    return now - grace < job.state_at <= now + grace  # later than now: the clock was set back
 
 
 def _starts_at(replica: ReplicaRow, group: _Group | None) -> datetime:

@@ -47,6 +47,7 @@ class Reports:
         self._db, self._clock, self._nodes, self._tail = database, clock, nodes, tail
         self._grace_s, self._stop_patience_s = grace_s, stop_patience_s
         self._pserver_grace = timedelta(seconds=pserver_grace_s)
+        self._stopping_since: dict[str, float] = {}  # on the monotonic clock: when a stop was seen first
         self._released: set[str] = set()  # pservers whose agents received that they are not wanted any more
 
     async def hello(self, node_id: str, hello: Hello) -> set[str]:
@@ -142,7 +143,7 @@ class Reports:
             jobs = set()
             for row in await self._busy_on(tx, node_id):
                 if row.state == ReplicaState.UNKNOWN:
-                    transition(tx, row, ReplicaState.RUNNING, at=self._clock.now(), reason="lease_renewed")
+                    transition(tx, row, _known_again(row), at=self._clock.now(), reason="lease_renewed")
                     jobs.add(row.job_id)
             await self._settle_all(tx, jobs)
 
@@ -172,6 +173,9 @@ class Reports:
         )
         async with self._db.glance() as session:
             pairs = [(replica, job) for replica, job in await session.execute(statement)]
+        since = self._stopping_since
+        seen = self._clock.monotonic()
+        self._stopping_since = {replica.id: since.get(replica.id, seen) for replica, _ in pairs}
         await self._release(pairs, now)
         late = [replica.id for replica, job in pairs if self._is_overdue(replica, job, now)]
         if not late:
@@ -211,7 +215,7 @@ class Reports:
 
     async def _release(self, pairs: Sequence[tuple[ReplicaRow, JobRow]], now: datetime) -> None:
         """Have pservers stopped that did not end by themselves after their trainers."""
-        late = [(r, job) for r, job in pairs if _lingers(r, job) and now - job.state_at >= self._pserver_grace]
+        late = [(r, job) for r, job in pairs if _lingers(r, job) and self._waited(r, job, now) >= self._pserver_grace]
         fresh = {replica.id: replica.node_id for replica, _ in late if replica.id not in self._released}
         self._released = {replica.id for replica, _ in late}
         if fresh:
@@ -219,7 +223,7 @@ class Reports:
                 tx.effects.nodes.update(node_id for node_id in fresh.values() if node_id is not None)
 
     def _is_overdue(self, replica: ReplicaRow, job: JobRow, now: datetime) -> bool:
-        waited = now - job.state_at
+        waited = self._waited(replica, job, now)
         waited -= self._pserver_grace if _lingers(replica, job) else timedelta()
         if replica.state == ReplicaState.ASSIGNED:
             return waited >= timedelta(seconds=NEVER_STARTED_S)
@@ -228,11 +232,19 @@ class Reports:
         limit_s = float(job.spec.get("stop_grace_s", 5.0)) + self._stop_patience_s
         return waited >= timedelta(seconds=limit_s)
 
+    def _waited(self, replica: ReplicaRow, job: JobRow, now: datetime) -> timedelta:
+        """Return how long a stop has taken, also if the wall clock was set back meanwhile."""
+        seen = timedelta(seconds=self._clock.monotonic() - self._stopping_since[replica.id])
+        return max(now - job.state_at, seen)
+
     def _readopt(self, tx: Tx, row: ReplicaRow, found: RunningReplica) -> None:
         row.pid = found.pid or row.pid
         state = ReplicaState(row.state)
-        back = ReplicaState.RUNNING if found.state is ReplicaState.RUNNING or state is ReplicaState.UNKNOWN else None
-        if back is not None and state is not back:
+        if found.state is ReplicaState.RUNNING:
+            back = ReplicaState.RUNNING
+        else:
+            back = _known_again(row) if state is ReplicaState.UNKNOWN else state
+        if state is not back:
             transition(tx, row, back, at=self._clock.now(), reason="readopted")
 
     def _take_over(self, tx: Tx, row: ReplicaRow, message: ReplicaReport) -> None:
@@ -252,6 +264,11 @@ class Reports:
             job = await locked_job(tx, job_id)
             assert job is not None  # foreign key
             await settle(tx, job, at=self._clock.now(), tail=self._tail, grace_s=self._grace_s)
+
+
+def _known_again(row: ReplicaRow) -> ReplicaState:
+    """Return the state of a replica that was UNKNOWN: what it was before. One that had not started may fail to."""
+    return ReplicaState.PREPARING if row.started_at is None else ReplicaState.RUNNING
 
 
 def _lingers(replica: ReplicaRow, job: JobRow) -> bool:

@@ -15,6 +15,7 @@ from penstock.protocol.states import ACTIVE_JOB, LIVE_REPLICA, JobState, NodeSta
 from penstock_server.clock import Clock
 from penstock_server.db import Database, Tx, next_numbers
 from penstock_server.services.addresses import Site, addresses, endpoint
+from penstock_server.services.backoff import LONGEST_OF_ATTEMPTS
 from penstock_server.services.fairness import Head, Line, Terms, Turns, Use, behind_quota, capacity_of
 from penstock_server.services.pilots import Stay, bound, place_job
 from penstock_server.services.placement import Amounts, Chosen, Need, Room, Waits, behind, disconnected, place, take
@@ -27,7 +28,8 @@ from penstock_server.uuid7 import uuid7
 def _waiting(now: datetime) -> ColumnElement[bool]:
     """Select jobs to be placed; those that recover, once nothing of the old attempt is left and their pause is over."""
     is_free = JobRow.id.not_in(select(ReplicaRow.job_id).where(ReplicaRow.state.in_(LIVE_REPLICA)))
-    is_due = JobRow.next_attempt_at.is_(None) | (JobRow.next_attempt_at <= now)
+    at = JobRow.next_attempt_at
+    is_due = at.is_(None) | (at <= now) | (at > now + LONGEST_OF_ATTEMPTS)  # later than that: the clock was set back
     is_waiting = JobRow.state.in_([JobState.QUEUED, JobState.RECOVERING])  # the index; what follows is looked up
     return is_waiting & ((JobRow.state == JobState.QUEUED) | (is_due & is_free))
 

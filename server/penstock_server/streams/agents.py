@@ -9,6 +9,7 @@ from penstock_server.problems import Conflict
 from penstock_server.streams.socket import Outbox
 
 REPLACED = 4409
+OUT_OF_DATE = 1013
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +63,12 @@ class Agents:
         """Forget a connection, unless another has replaced it."""
         if self._links.get(link.node_id) is link:
             del self._links[link.node_id]
+
+    def close(self, node_id: str, reason: str) -> None:
+        """End a node's connection, if there is one: its agent connects again, and says what it has."""
+        link = self._links.get(node_id)
+        if link is not None:
+            link.outbox.close(OUT_OF_DATE, reason)
 
     def get(self, node_id: str) -> AgentLink | None:
         """Return a node's connection, if there is one."""

@@ -42,13 +42,17 @@ class Outbox:
         self.closed_with = (code, reason)
         self._event.set()
 
+    def pop(self) -> str | None:
+        """Return the next message that waits, or None."""
+        return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
+
     async def get(self) -> str | None:
         """Return the next message, or None once the box is closed."""
         while True:
             if self.closed_with is not None:
                 return None
-            if self._waiting:
-                return self._waiting.pop(next(iter(self._waiting)))
+            if (text := self.pop()) is not None:
+                return text
             self._event.clear()
             await self._event.wait()
 
