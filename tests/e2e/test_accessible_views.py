@@ -12,7 +12,7 @@ from tests.e2e.conftest import ROOT, Open
 from tests.e2e.feeder import TRACEBACK, Feeder, exchange
 
 Feed = Callable[..., Feeder]
-VIEWS = ("overview", "graph", "graph&view=table", "timeline", "sync", "metrics", "logs", "events", "config")
+VIEWS = ("overview", "graph", "graph&view=table", "timeline", "sync", "metrics", "advice", "logs", "events", "config")
 PAGES = ("/", "/?state=failed&q=nothing", "/nodes", "/no/such/page")
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 # Regions of scrolled tables are reachable by keyboard; contrast of disabled and of canvas text is not axe's to see.

@@ -12,7 +12,7 @@ from tests.e2e.conftest import Open, RunningServer, Watched
 from tests.e2e.feeder import Feeder
 
 Feed = Callable[..., Feeder]
-TABS = ("overview", "graph", "timeline", "sync", "metrics", "logs", "events", "config")
+TABS = ("overview", "graph", "timeline", "sync", "metrics", "advice", "logs", "events", "config")
 expect.set_options(timeout=30_000)
 
 # What an audit tool would say first: everything that can be operated has a name, ids are unique, images and fields

@@ -125,5 +125,29 @@ def test_running_jobs_log_and_sync_table_are_shown(open_page: Open, job: str) ->
     expect(page.get_by_test_id("sync-row").filter(has_text="carrier.embedding").first).to_be_visible(timeout=60_000)
 
 
+@pytest.mark.timeout(300)
+def test_a_job_is_run_anew_with_a_setting_of_the_advice(open_page: Open, server: RunningServer, job: str) -> None:
+    page = open_page(f"/jobs/{job}").page
+    page.wait_for_function("() => window.__penstock.receivedOperators().length > 100", timeout=FIRST_STEPS_S * 1000)
+    page.get_by_test_id("tab-advice").click()
+    current = page.get_by_test_id("advice-current")
+    expect(current).to_contain_text("(now)")
+    expect(current.get_by_test_id("run-it")).to_have_count(0)
+    options = server.call("GET", f"/jobs/{job}/advice")["options"]
+    now = next(one for one in options if one["current"])
+    assert (now["cpu_num"], now["reduce_strategy"]) == (2, "Reduce")
+    expect(page.get_by_test_id("advice-option")).to_have_count(len(options) - 1)
+    whole = page.get_by_role("button", name="Run it: 1 thread, 1 replica")
+    whole.click()
+    page.wait_for_function("before => !location.pathname.endsWith(before)", arg=job)
+    made = server.call("GET", f"/jobs/{page.url.rsplit('/', 1)[1]}")
+    try:
+        old = server.call("GET", f"/jobs/{job}")["spec"]
+        assert made["spec"]["env"] == {**old["env"], "CPU_NUM": "1", "PENSTOCK_NUM_THREADS": "1"}
+        assert made["spec"]["snapshot"] == old["snapshot"]
+    finally:
+        server.call("POST", f"/jobs/{made['id']}:cancel")
+
+
 def test_picture_of_the_readme_is_there() -> None:
     assert Path(README_PICTURE).stat().st_size > 50_000, "make it: PENSTOCK_README_PICTURE=1 make test ARGS=tests/e2e"
