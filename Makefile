@@ -93,6 +93,7 @@ else
 	$(BIN)/python -m bench sync
 	$(BIN)/python -m bench tracing
 	$(BIN)/python -m bench grid
+	$(BIN)/python -m bench advise
 	$(BIN)/python -m bench matrix
 	$(BIN)/python -m bench ctr
 	$(BIN)/python -m bench ctr --workload slots

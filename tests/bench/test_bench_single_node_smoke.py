@@ -17,7 +17,7 @@ from bench.engine import add_costs, original_executor, script_chain
 from bench.report import Report
 from bench.workloads import Workload, criteo
 
-from bench import grid, peers, sync, tracing
+from bench import advise, grid, peers, sync, tracing
 from penstock.native.engine import Engine
 
 
@@ -154,3 +154,15 @@ def test_grid_runs_every_cell_and_marks_the_best(
     assert all(report.figures[f"{cell.name}_samples_per_s"] > 0 for cell in cells)
     assert 0 < report.figures["best_practice_of_best"] <= 1
     assert capsys.readouterr().out.count("*") == 1
+
+
+def test_advise_predicts_and_measures_every_setting(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(advise, "build", lambda name, **options: workload)
+    monkeypatch.setattr(advise, "RECORDED_STEPS", 4)
+    report = advise.main(1, False, argparse.Namespace(workload=["ctr"], steps=2))
+    assert report.figures["ctr_settings"] >= 4
+    assert report.figures["ctr_error"] >= 0 and 0 < report.ratios["ctr_advised_of_best"] <= 1
+    printed = capsys.readouterr().out
+    assert printed.count("(recorded)") == 1 and "median error" in printed

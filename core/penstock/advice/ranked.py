@@ -93,7 +93,7 @@ def _of_itself(option: Option) -> str:
     threads = f"{option.workers} thread{'s' if option.workers > 1 else ''}"
     return (
         f"as recorded: operators take {_ms(option.operators_ns)}, {_ms(option.exchange_ns)} of it exchange gradients, "
-        f"and {threads} {'are' if option.workers > 1 else 'is'} {option.busy:.0%} busy"
+        f"and {threads} {'are' if option.workers > 1 else 'is'} {_percent(option.busy)} busy"
     )
 
 
@@ -111,10 +111,14 @@ def _beside(option: Option, now: Option) -> str:
         parts.append((now.step_ns, f"operators run {each}, not {now.workers} with {now.intra_op}"))
     idle = (1 - option.busy) - (1 - now.busy)
     if abs(idle) > 0.03:
-        parts.append((abs(idle) * now.step_ns, f"threads are {option.busy:.0%} busy, not {now.busy:.0%}"))
+        parts.append((abs(idle) * now.step_ns, f"threads are {_percent(option.busy)} busy, not {_percent(now.busy)}"))
     if not parts:
         return "no part of the step changes by more than 2 %"
     return "; ".join(text for _, text in sorted(parts, key=lambda part: -part[0])[:3])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _ms(ns: float) -> str:

@@ -42,7 +42,7 @@ def advise(
         return
     emit_table(HEAD, rows_of(answer["options"]), empty="no setting can be simulated")
     note(
-        f"simulated from {answer['sampled_steps']} recorded steps on {answer['cores']} cores; a step takes "
+        f"recorded steps: {answer['sampled_steps']}, cores: {answer['cores']}; a step takes "
         f"{answer['step_ms']:.2f} ms now. 'penstock advise {job} --run RANK' submits the job with a setting"
     )
 

@@ -1,7 +1,7 @@
 /** Settings under which the job would be faster, as the server predicts them (core/penstock/advice), and "Run it". */
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "../api";
-import { integer } from "../format";
+import { integer, plural } from "../format";
 import { type Column, Empty, ErrorCard, Head } from "../parts/basics";
 import { Submit } from "../parts/submit";
 import type { JobStore } from "../store/job";
@@ -44,7 +44,7 @@ export function AdviceView({ store }: { store: JobStore }) {
 }
 
 const basisOf = (answer: Answer): string =>
-  `simulated from ${integer(answer.sampled_steps)} recorded steps on ${answer.cores} cores; a step takes ${milliseconds(answer.step_ms)} now`;
+  `simulated from ${plural(answer.sampled_steps, "recorded step")} on ${answer.cores} cores; a step takes ${milliseconds(answer.step_ms)} now`;
 
 function Ranked({ answer, job }: { answer: Answer; job: Job }) {
   return (
