@@ -14,6 +14,7 @@ from penstock.command import (
     audit,
     cluster,
     cluster_kubernetes,
+    cluster_ray,
     convert,
     doctor,
     fluid,
@@ -76,6 +77,7 @@ app.add_typer(projects.project_commands, name="project")
 app.add_typer(nodes.token_commands, name="token")
 app.add_typer(nodes.agent_commands, name="agent")
 cluster.cluster_commands.command("kubernetes")(cluster_kubernetes.kubernetes)
+cluster.cluster_commands.command("ray")(cluster_ray.ray)
 app.add_typer(cluster.cluster_commands, name="cluster")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.cli.conftest import Site
@@ -39,7 +40,10 @@ def trains(site: Site, job: str, folder: Path, attempts: int) -> bool:
 
 
 def run_and_lose_a_node(site: Site, folder: Path, engine: str, agents: Agents, *options: str) -> list[str]:
-    """Run the job, lose a node once it trains, and see it end well. Returns what `penstock nodes` has shown."""
+    """Run the job, lose a node once it trains, and see it end well.
+
+    Returns what `penstock nodes` and `penstock jobs` have shown on the way.
+    """
     site.up("--no-agent")
     shape = ("--cpus", "2", "--memory", "1200MiB", "--max", "3", "--idle", "1", "--every", "0.5", "--ttl", "600")
     keeper = site.start("penstock.cli", "cluster", engine, *shape, *options)
@@ -47,12 +51,12 @@ def run_and_lose_a_node(site: Site, folder: Path, engine: str, agents: Agents, *
     shown = []
     until(lambda: site.look(job)["state"] in ("STARTING", "RUNNING"), "the job is placed on pilots")
     until(lambda: trains(site, job, folder, 1), "both trainers train")
-    shown.append(site.run("nodes").stdout)
+    shown.append(_lists(site))
     assert "serves jobs on 2 of 2 CPUs" in shown[-1]
     first = site.look(job)
     agents.lose_node_of(f"{engine}-0-0")
     until(lambda: site.look(job)["attempt"] == 2, "the job has another attempt")
-    shown.append(site.run("nodes").stdout)
+    shown.append(_lists(site))
     until(lambda: trains(site, job, folder, 2), "both trainers train again")
     (folder / "go").touch()
     until(lambda: site.look(job)["state"] == "SUCCEEDED", "the job ends")
@@ -62,8 +66,12 @@ def run_and_lose_a_node(site: Site, folder: Path, engine: str, agents: Agents, *
     keeper.terminate()
     assert keeper.wait(20) == 0
     assert site.run("cluster", engine, "--down", *options).returncode == 0
-    shown.append(site.run("nodes").stdout)
+    shown.append(_lists(site))
     return shown
+
+
+def _lists(site: Site) -> str:
+    return f"{datetime.now(UTC):%H:%M:%S}\n{site.run('nodes').stdout}{site.run('jobs').stdout}"
 
 
 def _pilots(site: Site) -> list[str]:
