@@ -37,6 +37,7 @@ from bench.workloads.workload import Workload
 MODES = ("sync", "async")
 SIZES = tuple((servers, trainers) for servers in (1, 2, 4) for trainers in (1, 2, 4))
 PEER_SIZES = ((2, 2),)
+USUAL_LINKS = ("1gbit", "10gbit")
 FIRST_PORT, PORTS_EACH = 6170, 10
 MINE = "penstock_hosts"
 PEERS = {"torch_rpc_hosts": "sync", "paddle_brpc_hosts": "async"}
@@ -107,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes", default=",".join(f"{s}+{t}" for s, t in SIZES), help="servers+trainers (%(default)s)"
     )
     parser.add_argument("--modes", default=",".join(MODES), help="with --hosts (%(default)s)")
-    parser.add_argument("--links", default=",".join(LINKS), help="with --hosts (%(default)s)")
+    parser.add_argument("--links", default=",".join(USUAL_LINKS), help="with --hosts; also 100mbit (%(default)s)")
 
 
 def sizes_of(text: str) -> list[Size]:

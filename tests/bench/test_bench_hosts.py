@@ -86,7 +86,7 @@ def test_sizes_are_read_as_servers_and_trainers() -> None:
 
 def test_an_unknown_mode_or_link_is_named() -> None:
     assert names_of("sync,sync", ["sync", "async"], "--modes") == ["sync"]
-    with pytest.raises(SystemExit, match="--links has 5gbit; expected 1gbit, 10gbit"):
+    with pytest.raises(SystemExit, match="--links has 5gbit; expected 1gbit, 10gbit, 100mbit"):
         names_of("1gbit,5gbit", list(LINKS), "--links")
 
 

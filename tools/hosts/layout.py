@@ -32,7 +32,8 @@ class LinkShape:
 
 
 LINKS: Mapping[str, LinkShape] = {
-    shape.name: shape for shape in (LinkShape("1gbit", 1_000, 200), LinkShape("10gbit", 10_000, 50))
+    shape.name: shape
+    for shape in (LinkShape("1gbit", 1_000, 200), LinkShape("10gbit", 10_000, 50), LinkShape("100mbit", 100, 200))
 }
 
 
