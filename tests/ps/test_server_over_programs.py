@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,17 @@ from penstock.transpile.partition import Partition
 from penstock.transpile.pserver import pserver_program, pserver_startup
 
 
-def storage_of(mode: PsMode, **kept: Any) -> ProgramStorage:
+def adam() -> fluid.optimizer.Optimizer:
+    return fluid.optimizer.Adam(0.05)
+
+
+def decayed_adam() -> fluid.optimizer.Optimizer:
+    return fluid.optimizer.Adam(fluid.layers.exponential_decay(0.05, 1, 0.5))
+
+
+def storage_of(mode: PsMode, optimizer: Callable[[], fluid.optimizer.Optimizer] = adam, **kept: Any) -> ProgramStorage:
     """Return what the only server of a network with a distributed table begins with."""
-    net = network(lambda: fluid.optimizer.Adam(0.05), is_sparse=True)
+    net = network(optimizer, is_sparse=True)
     main = net.main.clone()
     main.variables["table"] = replace(main.variables["table"], distributed=True, **kept)
     partition = Partition(main)
@@ -221,8 +230,10 @@ def test_blocks_beyond_the_memory_for_copies_are_not_staged(monkeypatch: pytest.
     assert staged == [[True] * len(dense), [False] * len(dense)]
 
 
-def test_a_staged_update_is_the_update_to_the_bit() -> None:
-    apart, whole = storage_of("sync"), storage_of("sync")
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("optimizer", [adam, decayed_adam])
+def test_a_staged_update_is_the_update_to_the_bit(mode: PsMode, optimizer: Any) -> None:
+    apart, whole = storage_of(mode, optimizer), storage_of(mode, optimizer)
     dense = [b for b in whole.blocks() if b != "table"]
     for seed in range(3):
         random = torch.Generator().manual_seed(seed)
@@ -230,7 +241,7 @@ def test_a_staged_update_is_the_update_to_the_bit() -> None:
         before = everything(apart)
         staged = {block: apart.stage(block, gradient) for block, gradient in gradients.items()}
         assert everything(apart) == before, "nothing is changed"
-        for storage in (apart, whole):
+        for storage in (apart, whole) if mode == "sync" else ():
             storage.begin_round()
         for block, gradient in gradients.items():
             if seed == 1:  # the round was another one
