@@ -10,9 +10,11 @@ import pytest
 from tests.ps.communicator_harness import WAIT_S, Gate, Make, away, communicators, in_thread, joined, ones, zeros
 from tests.ps.fake_servers import FakeServers
 from tests.support.waiting import until
+from torch import Tensor
 
 from penstock.errors import Unavailable
 from penstock.ps.communicators.half_async import HalfAsyncCommunicator
+from penstock.ps.remote import SendCall
 
 
 @pytest.fixture
@@ -112,6 +114,65 @@ def test_one_send_a_step_pushes_and_pulls_in_each_step(opened: Make) -> None:
         trainer.send("w@GRAD", ["w"], [0], ones())
         trainer.recv("w", ["w"], [0], mine)
         assert mine[0].tolist() == [-1.0 - step] * 2
+
+
+def steps_of_two(trainer: Any, num_steps: int, parameters: list[list[Tensor]]) -> list[BaseException]:
+    """Train with two threads, whose steps push and pull both variables; return their errors."""
+
+    def train(who: int) -> None:
+        with trainer.participant():
+            for _ in range(num_steps):
+                gradients = {"w": ones(who + 1.0), "v": ones(10.0 * who)}
+                trainer.send_step([SendCall(f"{n}@GRAD", [n], [0], value) for n, value in gradients.items()])
+                trainer.recv_step(["w", "v"], ["w", "v"], [0, 0], parameters[who])
+
+    started = [in_thread(lambda who=who: train(who)) for who in (0, 1)]  # type: ignore[misc]
+    for thread, _ in started:
+        joined(thread)
+    return [error for _, errors in started for error in errors]
+
+
+def test_all_variables_of_a_round_are_one_push_and_one_pull(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(2)
+    parameters = [[*ones(0.0), *ones(0.0)] for _ in range(2)]
+    assert not steps_of_two(trainer, 5, parameters)
+    assert [(n, v.tolist()) for n, v in servers.pushes] == [("w", [1.5] * 2), ("v", [5.0] * 2)] * 5, "averages"
+    assert [[p.tolist() for p in mine] for mine in parameters] == [[[-7.5] * 2, [-25.0] * 2]] * 2
+    assert servers.calls.count("send_step") == 5
+    assert servers.calls.count("recv_step") == 4, (
+        "of the first round each is pulled by itself, since it is not known yet"
+    )
+
+
+def test_threads_of_a_new_epoch_read_what_one_thread_has_pushed(opened: Make) -> None:
+    servers = FakeServers(zeros())
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(2)
+    parameters = [[*ones(0.0), *ones(0.0)] for _ in range(2)]
+    assert not steps_of_two(trainer, 1, parameters)
+    trainer.set_participants(1)
+    trainer.send("w@GRAD", ["w"], [0], ones(100.0))
+    trainer.set_participants(2)
+    with trainer.participant():
+        trainer.recv("w", ["w"], [0], parameters[0][:1])
+    assert parameters[0][0].tolist() == [-101.5] * 2
+
+
+def test_an_error_of_a_push_names_all_its_gradients(opened: Make) -> None:
+    servers = FakeServers(zeros())
+
+    def refuse(variable: str) -> None:
+        if variable == "v@GRAD":
+            raise Unavailable("the server is gone")
+
+    servers.before_push = refuse
+    trainer = opened(HalfAsyncCommunicator, servers)
+    trainer.set_participants(2)
+    errors = steps_of_two(trainer, 1, [[*ones(0.0), *ones(0.0)] for _ in range(2)])
+    expected = "sending the gradients 'w@GRAD', 'v@GRAD' to host:1 failed in the background: the server is gone"
+    assert [str(error).split(" [")[0] for error in errors] == [expected] * 2
 
 
 def test_operators_are_served_while_one_thread_trains(opened: Make) -> None:

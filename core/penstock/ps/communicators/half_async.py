@@ -4,9 +4,10 @@ Each participant (a thread that runs the program) gives one gradient a step; whe
 servers, and each goes on with what it then pulls. A program that runs once a node gives once a node (Reduce mode
 merges the replicas' gradients before): one participant, which waits for no other. Its steps push and pull on the thread
 that runs them, over channels where there are any, as in async mode without a communicator. With more threads,
-`set_participants` announces them, and the program runs with the Executor, which keeps a step on its thread. A thread
-that ends without leaving counts as having left. One that was announced and has not started is warned of, and an error
-after MISSING_S.
+`set_participants` announces them, and the program runs with the Executor, which keeps a step on its thread. One call
+pushes all variables whose rounds are complete, and one message a server pulls all that are behind. A thread that ends
+without leaving counts as having left. One that was announced and has not started is warned of, and an error after
+MISSING_S.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from penstock.errors import Unavailable
 from penstock.log import warn_once
-from penstock.ps.communicators.base import LocalGradient, Location, OverServers, Servers
+from penstock.ps.communicators.base import LocalGradient, Location, OverServers, Servers, merge
 from penstock.ps.communicators.queues import LockStep
 from penstock.ps.counters import Counters, count_no_waits_here
 from penstock.ps.remote import Descriptor, SendCall
@@ -33,6 +35,19 @@ _log = logging.getLogger(__name__)
 _CHECK_S = 1.0  # only while a thread waits
 _REPORT_MISSING_S = 10.0
 MISSING_S = 600.0  # as long as servers and trainers wait for each other at the start
+
+
+Round = tuple[str, list[tuple[Location, LocalGradient]]]
+"""The blocks of a variable, as a key, and what each participant has given."""
+
+
+@dataclass(slots=True)
+class _Pulled:
+    """A variable as one thread has pulled it for all. `version`: how many rounds were applied, at least."""
+
+    to: Location
+    value: list[torch.Tensor]
+    version: int = -1
 
 
 class _Mine(threading.local):
@@ -60,8 +75,8 @@ class HalfAsyncCommunicator(OverServers):
         self._missing_s = missing_s
         self._num_announced, self._came = 0, set[int]()
         self._pulls_together = False  # one thread pulls, the others of its round copy
-        self._pulled: dict[tuple[str, ...], tuple[int, list[torch.Tensor]]] = {}
-        self._pull_locks: dict[tuple[str, ...], threading.Lock] = {}
+        self._pulled: dict[str, _Pulled] = {}
+        self._pulling = threading.Lock()
         self._is_alone = True  # one participant: nothing is queued
         servers.serve_operators()
         self._senders = [
@@ -81,6 +96,7 @@ class HalfAsyncCommunicator(OverServers):
         self.servers.withdraw_operators()
         with self._lock:
             self._threads.clear()  # a thread of before takes part again when it gives again
+            self._pulled.clear()  # one thread alone pushes outside of rounds
             self._num_announced = num
             self._came.clear()
             self._steps.begin(num)
@@ -140,13 +156,18 @@ class HalfAsyncCommunicator(OverServers):
         if self._is_alone:
             self._check()
             self._push_alone(target, gradient)
-            return
-        copy = gradient.copy()
+        else:
+            self._give([(target, gradient)])
+
+    def _give(self, gradients: Sequence[tuple[Location, LocalGradient]]) -> None:
+        copies = [(target, gradient.copy()) for target, gradient in gradients]
         with self._lock:
             self._check()
-            self._steps.give(_key(target.blocks), self._who(), (target, copy))
+            for target, copy in copies:
+                self._steps.give(_key(target.blocks), self._who(), (target, copy))
             self._changed.notify_all()
-        self.counters.add("", target.variable, calls=1)
+        for target, _ in copies:
+            self.counters.add("", target.variable, calls=1)
 
     def _push_alone(self, to: Location, gradient: LocalGradient) -> None:
         try:
@@ -160,7 +181,7 @@ class HalfAsyncCommunicator(OverServers):
     def send_step(self, pushes: Sequence[SendCall]) -> None:
         """Give all gradients of a step; alone, push them."""
         if not self._is_alone:
-            super().send_step(pushes)
+            self._give([_given(push) for push in pushes])
             return
         try:  # before any check: a native step that failed holds a lock until it is repeated
             self.servers.send_step(pushes)
@@ -184,16 +205,34 @@ class HalfAsyncCommunicator(OverServers):
         if not self._pulls_together:
             self.servers.recv(variable, blocks, at, out)
             return
-        with self._lock:
-            mine = self._pull_locks.setdefault(tuple(blocks), threading.Lock())
-        with mine:
-            pulled_at, pulled = self._pulled.get(tuple(blocks), (-1, []))
-            if pulled_at < version:
-                pulled = [torch.empty_like(t) for t in out]
-                self.servers.recv(variable, blocks, at, pulled)
-                self._pulled[tuple(blocks)] = (version, pulled)
-            for theirs, value in zip(out, pulled, strict=True):
+        with self._pulling:
+            found = self._pulled.get(_key(blocks))
+            if found is None:
+                to = Location(variable, tuple(blocks), tuple(at))
+                found = self._pulled[_key(blocks)] = _Pulled(to, [torch.empty_like(t) for t in out])
+            if found.version < version:
+                self._pull_behind()
+            for theirs, value in zip(out, found.value, strict=True):
                 theirs.copy_(value)
+
+    def _pull_behind(self) -> None:
+        """Pull all variables of which rounds were applied since they were pulled."""
+        with self._lock:
+            done = {key: self._steps.num_done(key) for key in self._pulled}
+        behind = [(key, one) for key, one in self._pulled.items() if one.version < done[key]]
+        if len(behind) == 1:
+            ((_, one),) = behind
+            self.servers.recv(one.to.variable, one.to.blocks, one.to.at, one.value)
+        else:
+            all_to = [one.to for _, one in behind]
+            self.servers.recv_step(
+                [to.variable for to in all_to for _ in to.blocks],
+                [block for to in all_to for block in to.blocks],
+                [at for to in all_to for at in to.at],
+                [tensor for _, one in behind for tensor in one.value],
+            )
+        for key, one in behind:
+            one.version = done[key]
 
     def prefetch(
         self, table: str, blocks: Sequence[str], at: Sequence[int], heights: Sequence[int], ids: Any, out: Any
@@ -240,32 +279,56 @@ class HalfAsyncCommunicator(OverServers):
 
     def _send_all(self) -> None:
         count_no_waits_here()
-        while (taken := self._take()) is not None:
-            key, items = taken
-            target, gradients = items[0][0], [gradient for _, gradient in items]
+        while taken := self._take():
+            pushes = [(items[0][0], [gradient for _, gradient in items]) for _, items in taken]
             try:
-                self._push(target, gradients, average=True)
+                self._push_all(pushes)
             except Exception as error:  # noqa: BLE001  # raised by the training thread's next call
-                self._fail(f"sending the gradient {target.variable!r} to {self._where(target.at)}", error)
+                names = ", ".join(repr(target.variable) for target, _ in pushes)
+                where = self._where([at for target, _ in pushes for at in target.at])
+                self._fail(f"sending the {'gradients' if len(pushes) > 1 else 'gradient'} {names} to {where}", error)
             with self._lock:
-                self._steps.done(key)
+                for key, _ in taken:
+                    self._steps.done(key)
                 self._changed.notify_all()
+
+    def _push_all(self, pushes: Sequence[tuple[Location, list[LocalGradient]]]) -> None:
+        if len(pushes) == 1:
+            ((target, gradients),) = pushes
+            self._push(target, gradients, average=True)
+            return
+        merged = [(target, merge(gradients, average=True)) for target, gradients in pushes]
+        self.servers.send_step([_call(target, gradient) for target, gradient in merged])
+        for (target, gradient), (_, gradients) in zip(merged, pushes, strict=True):
+            self.counters.add("", target.variable, sent_bytes=gradient.num_bytes, merges=len(gradients) - 1)
 
     def _fail(self, doing: str, error: BaseException) -> None:
         """The exchange ends: operators come here from now on, and raise."""
         self._failure.record(doing, error)
         self.servers.withdraw_operators()
 
-    def _take(self) -> tuple[str, list[tuple[Location, LocalGradient]]] | None:
+    def _take(self) -> list[Round]:
+        """Return all complete rounds, of a variable each; none: there is nothing more to send."""
         with self._lock:
             while not self._failure.happened:
-                taken = self._steps.take()
-                if taken is not None:
-                    return taken
-                if self._is_closed and self._steps.is_empty:
-                    return None
+                found: list[Round] = []
+                while (one := self._steps.take()) is not None:
+                    found.append(one)
+                if found or (self._is_closed and self._steps.is_empty):
+                    return found
                 self._changed.wait()
-            return None
+            return []
+
+
+def _given(push: SendCall) -> tuple[Location, LocalGradient]:
+    heights = None if push.rows is None else tuple(push.heights)
+    return Location(push.variable, tuple(push.blocks), tuple(push.at), heights), LocalGradient(
+        tuple(push.values), push.rows
+    )
+
+
+def _call(to: Location, gradient: LocalGradient) -> SendCall:
+    return SendCall(to.variable, to.blocks, to.at, gradient.values, to.heights or (), gradient.rows)
 
 
 def _key(blocks: Sequence[str]) -> str:
