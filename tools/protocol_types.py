@@ -23,9 +23,9 @@ CONSTANTS, TYPES, API = (
     ROOT / "web/src/api.d.ts",
 )
 CLIENT = (
-    "Advice", "AdvisedSetting", "AuditEntry", "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin", "NodeJoined",
-    "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "Replica", "Series",
-    "Snapshot", "Token", "TokenMade",
+    "Advice", "AdvisedSetting", "AuditEntry", "GraphUse", "Job", "LogChunk", "Node", "NodeFinding", "NodeJoin",
+    "NodeJoined", "OneTimeToken", "Pilot", "PilotReport", "Plan", "PlannedNode", "Progress", "Project", "Replica",
+    "Series", "Snapshot", "Token", "TokenMade",
 )  # fmt: skip
 PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
 

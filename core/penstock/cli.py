@@ -17,6 +17,7 @@ from penstock.command import (
     cluster_ray,
     convert,
     doctor,
+    export,
     fluid,
     jobs,
     nodes,
@@ -66,6 +67,7 @@ app.command("wait")(jobs.wait_for)
 app.command("exchange")(jobs.exchange)
 app.command("why")(jobs.why)
 app.command("advise")(advise.advise)
+app.command("export")(export.export)
 app.command("nodes")(nodes.nodes)
 app.command("audit")(audit.audit)
 app.command("doctor")(doctor.doctor)

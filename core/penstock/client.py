@@ -24,6 +24,7 @@ from penstock.protocol.exchange import Cell, cell_of
 from penstock.protocol.rest import (
     Advice,
     AuditEntry,
+    GraphUse,
     Job,
     Node,
     NodeFinding,
@@ -44,8 +45,9 @@ from penstock.protocol.rest import NodeJoined as NodeGrant
 from penstock.protocol.rest import OneTimeToken as JoinToken
 
 __all__ = [
-    "AuditEntry", "AuthError", "Client", "Conflict", "Exchange", "Job", "JoinToken", "LogPiece", "Node", "NodeFinding",
-    "NodeGrant", "NotFound", "Progress", "Replica", "Series", "Snapshot", "Token", "is_loopback", "problem",
+    "AuditEntry", "AuthError", "Client", "Conflict", "Event", "Exchange", "GraphUse", "Job", "JoinToken", "LogPiece",
+    "Node", "NodeFinding", "NodeGrant", "NotFound", "Progress", "Replica", "Series", "Snapshot", "Token", "is_loopback",
+    "problem",
 ]  # fmt: skip
 TIMEOUT_S = 15.0
 SUBMIT_RETRIES, SUBMIT_PAUSE_S, SUBMIT_LONGEST_S = 3, 0.1, 1.0
@@ -91,6 +93,13 @@ class Diagnosis(TypedDict):
     attempt: int
     over: bool
     findings: list[Finding]
+
+
+Event = TypedDict(
+    "Event",
+    {"id": str, "at": str, "kind": str, "subject": str, "from": str | None, "to": str, "reason": str, "detail": str},
+)
+"""A change of state of a job or of a replica, whose id is `subject`."""
 
 
 class Exchange(TypedDict):
@@ -174,16 +183,47 @@ class Client:
         params = {"replica_id": replica_id, "offset": offset, "limit": limit}
         return cast(LogPiece, self._json("GET", f"/jobs/{_segment(job_id)}/logs", params=params))
 
-    def replicas(self, job_id: str, *, attempt: int) -> list[Replica]:
-        """Return the replicas of one attempt of a job, oldest first."""
-        found = self._pages("/replicas", {"job_id": job_id, "attempt": str(attempt)})
+    def replicas(self, job_id: str, *, attempt: int | None = None) -> list[Replica]:
+        """Return the replicas of one attempt of a job, or of all, oldest first."""
+        found = self._pages("/replicas", {"job_id": job_id, "attempt": None if attempt is None else str(attempt)})
         return [cast(Replica, one) for one in found][::-1]
 
     def metrics(self, job_id: str, *names: str, max_points: int = 2000) -> dict[str, Series]:
-        """Return metric series; names that the job does not have are left out."""
-        params = {"names": ",".join(names), "max_points": max_points}
+        """Return metric series: all, or those named as far as the job has them. `max_points`: of each, at most."""
+        params = {"max_points": max_points, **({"names": ",".join(names)} if names else {})}
         answer = self._json("GET", f"/jobs/{_segment(job_id)}/metrics", params=params)
         return cast(dict[str, Series], answer["series"])
+
+    def events(self, job_id: str) -> Iterator[Event]:
+        """Yield the changes of state of a job and its replicas, oldest first."""
+        for item in self._pages(f"/jobs/{_segment(job_id)}/events", {}):
+            yield cast(Event, item)
+
+    def graphs(self, job_id: str) -> list[GraphUse]:
+        """Return which replica of a job used which graph."""
+        return [cast(GraphUse, item) for item in self._json("GET", f"/jobs/{_segment(job_id)}/graphs")["items"]]
+
+    def graph(self, graph_hash: str) -> dict[str, Any]:
+        """Return a graph document (`penstock.protocol.graphdoc.GraphDocument`)."""
+        return self._json("GET", f"/graphs/{_segment(graph_hash)}", timeout=UPLOAD_TIMEOUT_S)
+
+    def frames(
+        self,
+        job_id: str,
+        *,
+        stream: int,
+        kinds: Sequence[int],
+        after_seq: int | None = None,
+        limit_bytes: int = 4 << 20,
+    ) -> bytes:
+        """Return the oldest recorded frames of a process that are newer than `after_seq`, each behind its length.
+
+        `kinds`: numbers of `penstock.protocol.frames.Kind`. Nothing is returned when there are no more.
+        """
+        params = {"stream": stream, "kinds": ",".join(map(str, kinds)), "limit_bytes": limit_bytes}
+        after = {} if after_seq is None else {"after_seq": after_seq}
+        path = f"/jobs/{_segment(job_id)}/frames"
+        return self._request("GET", path, params={**params, **after}, timeout=UPLOAD_TIMEOUT_S).content
 
     def exchange(self, job_id: str) -> Exchange:
         """Return what the trainers and pservers of a job have exchanged."""

@@ -47,6 +47,13 @@ class AuditEntry(TypedDict):
     token_name: str
 
 
+class GraphUse(TypedDict):
+    first_seen_at: str
+    hash: str
+    program: str
+    replica_id: str
+
+
 class Job(TypedDict):
     attempt: int
     created_at: str
