@@ -29,6 +29,8 @@ class Format(StrEnum):
     PERFETTO = "perfetto"
     CSV = "csv"
     PARQUET = "parquet"
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
 
 
 def export(
@@ -37,8 +39,13 @@ def export(
         Format, typer.Option("--format", help="perfetto: every recorded slice; csv, parquet: costs of operators")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="file to write; gzipped if its name ends in .gz")
+        Path | None,
+        typer.Option("--output", "-o", help="file to write, gzipped if its name ends in .gz; tensorboard: folder"),
     ] = None,
+    tracking_uri: Annotated[
+        str | None, typer.Option("--tracking-uri", metavar="URL", help="mlflow: address of the tracking server")
+    ] = None,
+    experiment: Annotated[str, typer.Option("--experiment", help="mlflow: experiment of the run")] = "penstock",
     url: Url = None,
     token: Token = None,
     json: Json = False,
@@ -46,15 +53,31 @@ def export(
     """Write what was recorded of a job for other tools; of a running job, what there is so far."""
     from penstock.export.recording import Recording  # loads numpy and pydantic
 
+    _check(to, output, tracking_uri)
     with connect(url, token) as client, ProgressLine() as line:
         found = find(client, job)
-        path = output or Path(file_name(found, _SUFFIX[to]))
-        said = _WRITERS[to](Recording(client, found, line.show), path)
+        recording = Recording(client, found, line.show)
+        if tracking_uri is None:
+            path = output or Path(file_name(found, _SUFFIX[to]))
+            written, said = str(path), _WRITERS[to](recording, path)
+        else:
+            said = _mlflow(recording, tracking_uri, experiment)
+            written = said["run_id"]
     if json:
-        emit_json({"job_id": found["id"], "format": to, "output": str(path), **said})
+        emit_json({"job_id": found["id"], "format": to, "output": written, **said})
         return
-    print(printable(str(path)))
+    print(printable(written))
     note(sentence(said))
+
+
+def _check(to: Format, output: Path | None, tracking_uri: str | None) -> None:
+    """Refuse options that belong to another format."""
+    if to is Format.MLFLOW and tracking_uri is None:
+        raise typer.BadParameter("--format mlflow needs --tracking-uri http://…, the address of an MLflow server")
+    if to is Format.MLFLOW and output is not None:
+        raise typer.BadParameter("--format mlflow writes no file: leave out --output")
+    if to is not Format.MLFLOW and tracking_uri is not None:
+        raise typer.BadParameter(f"--tracking-uri is for --format mlflow, not for {to}")
 
 
 def file_name(job: Job, suffix: str) -> str:
@@ -129,9 +152,27 @@ def _parquet(recording: Recording, path: Path) -> dict[str, Any]:
         return {"operators": write(statistics(recording), file)}
 
 
-_SUFFIX = {Format.PERFETTO: ".perfetto-trace.gz", Format.CSV: ".csv", Format.PARQUET: ".parquet"}
+def _tensorboard(recording: Recording, path: Path) -> dict[str, Any]:
+    from penstock.export.curves import write_tensorboard
+
+    return dict(write_tensorboard(recording, path))
+
+
+def _mlflow(recording: Recording, uri: str, experiment: str) -> dict[str, Any]:
+    from penstock.export.mlflow import write_mlflow
+
+    return write_mlflow(recording, uri, experiment)
+
+
+_SUFFIX = {
+    Format.PERFETTO: ".perfetto-trace.gz",
+    Format.CSV: ".csv",
+    Format.PARQUET: ".parquet",
+    Format.TENSORBOARD: "-tensorboard",
+}
 _WRITERS: dict[Format, Callable[[Recording, Path], dict[str, Any]]] = {
     Format.PERFETTO: _perfetto,
     Format.CSV: _csv,
     Format.PARQUET: _parquet,
+    Format.TENSORBOARD: _tensorboard,
 }
