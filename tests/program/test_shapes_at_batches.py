@@ -159,3 +159,12 @@ def test_a_quotient_is_exact_where_the_rest_is_known() -> None:
     assert n % 2 == 0
     assert (n // 2) * 2 == n
     assert [str(asked.relation) for asked in sizes.asked] == ["s0 % 2 == 0"]
+
+
+def test_rows_that_a_shape_divides_by_any_number_are_found() -> None:
+    """39 has a factor, 13, that no number of rows has which is tried first."""
+    _, n, _ = world()
+    found, _ = call_on_fakes(aten.view.default, (empty_fake([n, 96], None, F32), [-1, 39, 96]), {})
+    assert [str(size) for size in found.shape] == ["s0 // 39", "39", "96"]
+    back, _ = call_on_fakes(aten.view.default, (found, [n, 96]), {})
+    assert [str(size) for size in back.shape] == ["s0", "96"]

@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import combinations_with_replacement
 
 from penstock.program.record import arithmetic
-from penstock.program.record.arithmetic import Size, constant
+from penstock.program.record.arithmetic import Atom, Size, constant
 
 Point = Mapping[str, int]
 _LARGEST_DIVISOR = 256
@@ -25,6 +25,12 @@ def multiple(base: Point, number: int, *, apart: bool) -> dict[str, int]:
     shifts = range(len(base)) if apart and number else [0] * len(base)
     chosen = zip(base.items(), shifts, strict=True)
     return {name: at * FACTORS[(number + shift) % len(FACTORS)] for (name, at), shift in chosen}
+
+
+def branch(atom: Atom, point: Point) -> int:
+    """Return which operand of a `min` or `max` it is at a point."""
+    values = [size.value(point) for size in atom.args]
+    return values.index(min(values) if atom.op == "min" else max(values))
 
 
 class Basis:

@@ -22,8 +22,9 @@ from penstock.errors import ProgramError
 from penstock.program.record import arithmetic
 from penstock.program.record.arithmetic import Atom, Size
 from penstock.program.record.described import DESCRIBED
+from penstock.program.record.divisors import divisor_of_rows, largest_divisor
 from penstock.program.record.fakes import CPU, META, Fake, empty_fake, fake_of, kernels
-from penstock.program.record.fitting import FACTORS, Basis, Point, multiple
+from penstock.program.record.fitting import FACTORS, Basis, Point, branch, multiple
 from penstock.program.record.sizes import Sizes, size_of
 
 aten = torch.ops.aten
@@ -34,8 +35,6 @@ _ALWAYS = (1, 3)
 _LARGE = 1025
 _LEAST = 6  # rows of a CPU tensor: kernels divide and pad them
 _FEW_RESTS, _MANY_RESTS = 4, 256  # divisors that a few points show, and the largest whose rests are all tried
-_STEPS = {"step", "stride", "kernel_size", "downscale_factor"}
-"""Arguments by which kernels divide sizes."""
 _REFUSALS = (RuntimeError, IndexError, ValueError, ArithmeticError)
 _MOST, _CHEAP = 32, 1 << 18  # rows that are tried, and elements that are
 _SMALL, _MANY = 1 << 16, 1 << 22  # elements at the point with many rows: of torch's calls, and of the user's
@@ -159,7 +158,9 @@ class Call:
 
     def _is_cheap(self) -> bool:
         """Whether a kernel of torch's for the CPU takes less time than the meta device's, which is in Python."""
-        if self.func.namespace != "aten" or self.func in _MATRICES or self._cut_atoms() or self._divisor() > _FEW_RESTS:
+        if self.func.namespace != "aten" or self.func in _MATRICES or self._cut_atoms():
+            return False
+        if largest_divisor(self.func, self.leaves, self.structure, self.basis) > _FEW_RESTS:
             return False
         point = dict.fromkeys(_names(self.basis), _MOST)
         tensors = [leaf for leaf in self.leaves if isinstance(leaf, Fake)]
@@ -168,22 +169,13 @@ class Call:
     def _cut_atoms(self) -> set[Atom]:
         return {atom for size in self.basis for atom in size.atoms() if atom.op in ("min", "max")}
 
-    def _divisor(self) -> int:
-        """The largest number by which the call, or what made its operands, divides a size; 1 if none does."""
-        made = [atom.args[1].number or 1 for size in self.basis for atom in size.atoms() if atom.op in ("//", "%")]
-        args, kwargs = tree_unflatten(self.leaves, self.structure)
-        schema = schema_of(self.func)
-        named = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-        steps = [value for name, value in named.items() if name in _STEPS] if "strided" not in schema.name else []
-        return max((1, *made, *(n for n in tree_flatten(steps)[0] if type(n) is int)))
-
     def _small_base(self) -> dict[str, int]:
         hints = {name: self.sizes.hints[name] for name in _names(self.basis)}
         return {n: _LEAST + (hint - _LEAST) % self.step + i * self.step for i, (n, hint) in enumerate(hints.items())}
 
     def _points(self, base: Mapping[str, int], reach: int) -> list[dict[str, int]]:
         """Generic points around one, by steps that differ for each symbol; with every rest that a divisor leaves."""
-        divisor = self._divisor()
+        divisor = largest_divisor(self.func, self.leaves, self.structure, self.basis)
         reach = max(reach, 4 * divisor if divisor > _FEW_RESTS else 0)
         draw = random.Random(len(base))
         found = [dict(base)]
@@ -196,10 +188,7 @@ class Call:
 
     def _fitted(self, device: torch.device, base: dict[str, int], *, reach: int, most: int) -> list[Layout | Any]:
         """Layouts by kernels of a device, around a point. `most`: elements on the CPU, where there are many rows."""
-        try:
-            first = self.at(base, device)
-        except _REFUSALS as error:
-            raise error if isinstance(error, NotImplementedError) else self._refusal(error, base) from error
+        base, first = self._first(base, device)
         points = self._points(base, reach)
         if device is CPU:
             points[-1] = self._large(base, most)
@@ -221,6 +210,18 @@ class Call:
             raise self._pinned("")
         return fitted
 
+    def _first(self, base: dict[str, int], device: torch.device) -> tuple[dict[str, int], list[Layout | Any]]:
+        """A point where the call succeeds and its answer: `base`, or a multiple that shapes divide."""
+        try:
+            return base, self.at(base, device)
+        except NotImplementedError:
+            raise
+        except _REFUSALS as error:
+            divided = {name: at * divisor_of_rows(self.leaves, self.basis) for name, at in base.items()}
+            if divided == base or (answer := self._answer(divided, device)) is None:
+                raise self._refusal(error, base) from error
+            return divided, answer
+
     def _answer(self, point: Point, device: torch.device) -> list[Layout | Any] | None:
         try:
             return self.at(point, device)
@@ -239,7 +240,7 @@ class Call:
         found: list[dict[str, int]] = []
         for number in _FEW:
             point = {name: number + (hint - number) % self.step for name, hint in base.items()}
-            other = any(_branch(atom, point) != _branch(atom, base) for atom in cuts)
+            other = any(branch(atom, point) != branch(atom, base) for atom in cuts)
             if point not in found and (number in _ALWAYS or other):
                 found.append(point)
         return found
@@ -285,11 +286,6 @@ def _product(num_dims: int, operands: Sequence[Any]) -> Layout | None:
         if bias.dtype != left.dtype or len(given) > len(sizes) or not fits:
             return None
     return Layout(sizes, None, arithmetic.constant(0), left.dtype)
-
-
-def _branch(atom: Atom, point: Point) -> int:
-    values = [size.value(point) for size in atom.args]
-    return values.index(min(values) if atom.op == "min" else max(values))
 
 
 def _names(sizes: Sequence[Size]) -> list[str]:
